@@ -1,0 +1,53 @@
+# TierKV: `make demo` and `make test` are complete on a fresh Debian/Ubuntu with Python 3.11+.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test test-slow check bench proto format clean model
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## Make the virtual environment and install everything
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: setup ## Run the main job and print what happened
+	$(BIN)/tierkv demo
+
+test: setup ## Run the tests
+	$(BIN)/python deploy/apt_packages.py --install postgresql-client
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: setup ## Run the slow tests too
+	$(BIN)/pytest
+
+check: setup ## Lint, types, import contracts, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy compute dbfront dmp kvcore kvwire metaserver scheduler sql storage tierkv
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/house
+
+format: setup ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: setup ## Generate code from kvwire/v1/*.proto
+	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. \
+	  --mypy_out=. --mypy_grpc_out=. kvwire/v1/common.proto kvwire/v1/meta.proto kvwire/v1/compute.proto
+
+bench: setup ## Run the benchmarks and print their numbers
+	$(BIN)/python -m bench
+
+model: setup ## Train the demo model again
+	$(BIN)/python -m compute.demo_model.train
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

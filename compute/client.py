@@ -1,0 +1,35 @@
+"""A compute node as the scheduler sees it: one Protocol, reached in process or over gRPC.
+
+Importing this file never imports torch, so that a front without torch can talk to nodes that
+have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from kvcore.ids import RequestId
+from kvcore.node import NodeInfo, NodeReport
+from kvcore.request import GenerateEvent, GenerateRequest
+
+
+class ComputeClient(Protocol):
+    """A compute node's door.
+
+    1. ``generate`` yields at least one event; the last one, and only it, has a finish_reason and a
+       usage. Closing the iterator early cancels the request within a step.
+    2. It raises UserError for a request that can't work, OverloadedError when the queue is full,
+       and TransportError when the node is lost, whatever was already yielded.
+    3. ``cancel`` returns False when no such request is known.
+    """
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...
+
+    async def cancel(self, request_id: RequestId) -> bool: ...
+
+    async def describe(self) -> tuple[NodeInfo, NodeReport]: ...
+
+    async def drop_cache(self) -> int: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The door: PostgreSQL wire, HTTP, the executor, relational engines, tokenizer."""

@@ -1,0 +1,204 @@
+"""The front's inner borders: what the doors (pgwire, http, CLI) ask of the rooms behind them.
+
+SqlSession is what a SQL client talks to (implemented by dbfront/executor.py); TextGenerator is what
+an AI call or a chat request talks to (implemented by dbfront/generation.py). Values are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvcore.ids import RequestId
+from kvcore.node import ModelInfo
+from kvcore.request import FinishReason, GenerateRequest, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message; ``role`` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """One call of a model with text, from SQL or REST.
+
+    Exactly one of ``messages`` (rendered by the model's chat template), ``prompt`` (raw completion)
+    and ``prompt_token_ids`` is set. ``model`` None means the default model; ``max_tokens`` None
+    means what is left of the context. ``use_cache`` False neither reads nor publishes KV.
+    """
+
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    model: str | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int | None = 512
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    tenant: str = "default"
+    session_id: str | None = None
+    priority: int = 0
+    use_cache: bool = True
+    ignore_eos: bool = False
+    request_id: RequestId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A TextCall that was checked and turned into token ids; ``request`` goes to the scheduler."""
+
+    call: TextCall
+    model: ModelInfo
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """A piece of an answer. The last event has finish_reason, usage and times (seconds)."""
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    node_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """A whole answer."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    ttft_s: float
+    total_s: float
+    node_id: str = ""
+
+
+class TextGenerator(Protocol):
+    """From text to text through the scheduler.
+
+    1. ``prepare`` raises UnknownModelError, ContextTooLongError or UdfArgumentError and never runs
+       a model; it costs tokenisation and one namespace lookup (cached).
+    2. ``stream`` yields text as it comes (whole characters, stop strings cut off); the last event
+       has the finish_reason. Closing the iterator cancels the request.
+    3. ``answer`` is ``stream`` gathered.
+    """
+
+    async def prepare(self, call: TextCall) -> PreparedCall: ...
+
+    def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]: ...
+
+    async def answer(self, prepared: PreparedCall) -> TextAnswer: ...
+
+    async def models(self) -> tuple[ModelInfo, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A result column; ``type_name`` is DuckDB's, such as ``INTEGER`` or ``DECIMAL(18,3)``."""
+
+    name: str
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message beside the result; ``severity`` is NOTICE or WARNING."""
+
+    severity: str
+    message: str
+    sqlstate: str = "00000"
+    detail: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementResult:
+    """What a statement gave.
+
+    Attributes:
+        command_tag: PostgreSQL's, such as ``SELECT 3``, ``INSERT 0 3``, ``CREATE TABLE``.
+        columns: None for a statement without a result set.
+        rows: all rows, as Python values; empty without a result set.
+        notices: warnings and notices, in order.
+    """
+
+    command_tag: str
+    columns: tuple[Column, ...] | None = None
+    rows: Sequence[tuple[Any, ...]] = ()
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatementDescription:
+    """Shape of a statement, found without running it or any model.
+
+    Attributes:
+        columns: None for a statement without a result set.
+        parameter_types: DuckDB type per ``$n``; ``VARCHAR`` where unknown.
+    """
+
+    columns: tuple[Column, ...] | None
+    parameter_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """Who is connecting; ``user`` is also the tenant unless the server maps it."""
+
+    user: str = "default"
+    database: str = "main"
+    application_name: str = ""
+    address: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+class SqlSession(Protocol):
+    """One client's SQL session.
+
+    1. ``split`` cuts a simple-query string into statements, comments and empty ones dropped.
+    2. ``describe`` never runs the statement.
+    3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are kvcore.errors (UserError
+       with SQLSTATE); outside a transaction the session stays usable, inside one its status
+       becomes ``E`` until ROLLBACK.
+    4. ``cancel`` may come from another task; the running statement ends in CancelledByUserError.
+    5. ``copy_in`` loads rows of text or CSV data into a table and answers the row count.
+    """
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def transaction_status(self) -> str: ...
+
+    def split(self, sql: str) -> list[str]: ...
+
+    async def describe(self, sql: str) -> StatementDescription: ...
+
+    async def execute(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult: ...
+
+    async def copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int: ...
+
+    async def cancel(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class SqlServer(Protocol):
+    """Makes sessions; one per process, shared by pgwire, http and the CLI."""
+
+    async def open_session(self, client: ClientInfo) -> SqlSession: ...
+
+    async def close(self) -> None: ...

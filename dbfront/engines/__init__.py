@@ -1,0 +1,1 @@
+"""Relational engines behind the executor."""

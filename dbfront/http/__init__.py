@@ -1,0 +1,1 @@
+"""REST: OpenAI-compatible endpoints, health and metrics."""

@@ -1,0 +1,1 @@
+"""PostgreSQL wire protocol: codec, session, server, catalog."""

@@ -1,0 +1,1 @@
+"""Remote DRAM: segments, slots, transports and the node server; bytes only."""

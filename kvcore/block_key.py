@@ -1,0 +1,81 @@
+"""Names of KV blocks: a keyed hash chained from block to block.
+
+Called by the front (to ask where a prompt's KV is) and by compute nodes (to publish it). Equal
+inputs give equal keys on every machine and in every run; ``hash()`` is never used.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey
+
+ROOT_PARENT = BlockKey(bytes(BLOCK_KEY_BYTES))
+"""Parent of a prompt's first block."""
+
+
+def namespace_key(
+    cluster_secret: bytes, *, tenant: str, model_revision: str, layout_fingerprint: bytes
+) -> NamespaceKey:
+    """Derive the 32-byte hash key that isolates one tenant, model revision and layout.
+
+    Different tenants never share a block, because their blocks have different names.
+
+    Args:
+        cluster_secret: 16 to 64 bytes, the same on all meta servers of a cluster.
+        tenant: isolation domain; a namespace declared shared passes its own name here.
+        model_revision: digest of the weights and configuration.
+        layout_fingerprint: ``BlockLayout.fingerprint()``.
+
+    Raises:
+        ValueError: the secret has an unusable length.
+    """
+    if not 16 <= len(cluster_secret) <= 64:
+        raise ValueError("the cluster secret must have 16 to 64 bytes")
+    mac = blake2b(key=cluster_secret, digest_size=NAMESPACE_KEY_BYTES, person=b"tierkv-ns-1")
+    for part in (tenant.encode(), model_revision.encode(), layout_fingerprint):
+        mac.update(len(part).to_bytes(4, "little"))
+        mac.update(part)
+    return NamespaceKey(mac.digest())
+
+
+def next_block_key(key: NamespaceKey, parent: BlockKey, block_token_ids: Sequence[int]) -> BlockKey:
+    """Name one full block that follows ``parent`` (``ROOT_PARENT`` for the first block)."""
+    payload = parent + _token_bytes(block_token_ids)
+    return BlockKey(blake2b(payload, key=key, digest_size=BLOCK_KEY_BYTES).digest())
+
+
+def block_keys(key: NamespaceKey, token_ids: Sequence[int], *, block_tokens: int) -> list[BlockKey]:
+    """Name every full block of a token sequence; a trailing partial block has no name.
+
+    Costs one hash per block; O(len(token_ids)).
+    """
+    raw = _token_bytes(token_ids)
+    width = 4 * block_tokens
+    keys: list[BlockKey] = []
+    parent = ROOT_PARENT
+    for start in range(0, len(raw) - width + 1, width):
+        digest = blake2b(parent + raw[start : start + width], key=key, digest_size=BLOCK_KEY_BYTES)
+        parent = BlockKey(digest.digest())
+        keys.append(parent)
+    return keys
+
+
+def chunk_key(key: NamespaceKey, token_ids: Sequence[int]) -> BlockKey:
+    """Name a position-free chunk (CacheBlend): the same hash, not chained, in its own domain."""
+    mac = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunk")
+    mac.update(_token_bytes(token_ids))
+    return BlockKey(mac.digest())
+
+
+def _token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Encode token ids as little-endian uint32."""
+    numbers = array("I", token_ids)
+    if numbers.itemsize != 4:  # pragma: no cover - no supported platform
+        return b"".join(t.to_bytes(4, "little") for t in token_ids)
+    if sys.byteorder == "big":  # pragma: no cover
+        numbers.byteswap()
+    return numbers.tobytes()

@@ -1,0 +1,36 @@
+"""Names for the identifiers that cross room borders.
+
+Every room uses these NewTypes, so that a block key can't be passed where a node id is meant.
+They are plain str, int and bytes at run time and never carry behaviour.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final, NewType
+
+NodeId = NewType("NodeId", str)
+"""A node's name, unique in the cluster and stable over restarts."""
+
+HostId = NewType("HostId", str)
+"""A machine's name; nodes with equal HostId can map each other's segments (tier L2)."""
+
+Incarnation = NewType("Incarnation", int)
+"""A node's start number; whatever carries an older one is refused."""
+
+RequestId = NewType("RequestId", str)
+"""One generation request; appears in every log line it causes."""
+
+BlockKey = NewType("BlockKey", bytes)
+"""16 bytes naming a block and, through the chain, its whole prefix (kvcore/block_key.py)."""
+
+NamespaceKey = NewType("NamespaceKey", bytes)
+"""32 bytes keying the block hash; equal only for equal tenant, model revision and layout."""
+
+BLOCK_KEY_BYTES: Final = 16
+NAMESPACE_KEY_BYTES: Final = 32
+
+
+def new_request_id(prefix: str = "req") -> RequestId:
+    """Return a fresh random request id such as ``req-1f0c...`` (unique, not guessable)."""
+    return RequestId(f"{prefix}-{uuid.uuid4().hex}")

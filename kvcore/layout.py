@@ -1,0 +1,87 @@
+"""How the KV of one block lies in memory, everywhere: L1 transfer buffers, pool slots and disk.
+
+Payload is layer-major, ``[layer][k|v][block_tokens][kv_heads][head_dim]``, so one layer of one
+block is one contiguous range that can be moved, checksummed and loaded alone. Keys are stored
+after rope (exact-prefix reuse never moves them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+
+from kvcore import limits
+
+
+class KvDtype(StrEnum):
+    """Element type of stored keys and values."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 4 if self is KvDtype.FLOAT32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Shape of one block's KV for one model shard.
+
+    Attributes:
+        layers: decoder layers in this shard.
+        kv_heads: key/value heads per layer (after GQA grouping).
+        head_dim: channels per head.
+        dtype: element type.
+        block_tokens: tokens per block; a page in L1 holds exactly one block.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: KvDtype
+    block_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads", "head_dim", "block_tokens"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"BlockLayout.{name} must be positive, got {getattr(self, name)}")
+        if self.layers > limits.MAX_LAYERS:
+            raise ValueError(f"{self.layers} layers exceed the limit of {limits.MAX_LAYERS}")
+        if self.payload_bytes > limits.MAX_SLOT_BYTES:
+            raise ValueError(
+                f"a block of {self.payload_bytes} bytes exceeds {limits.MAX_SLOT_BYTES}; "
+                "choose fewer block_tokens"
+            )
+
+    @property
+    def token_layer_bytes(self) -> int:
+        """Bytes of keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's range, ``[k|v][block_tokens][kv_heads][head_dim]``."""
+        return self.token_layer_bytes * self.block_tokens
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of a whole block."""
+        return self.layer_bytes * self.layers
+
+    def layer_offset(self, layer: int) -> int:
+        """Return where a layer's range begins; it ends at ``layer_offset(layer + 1)``."""
+        if not 0 <= layer <= self.layers:
+            raise ValueError(f"layer {layer} is outside [0, {self.layers}]")
+        return layer * self.layer_bytes
+
+    def fingerprint(self) -> bytes:
+        """Return 16 bytes that differ whenever the stored bytes would mean something else."""
+        text = (
+            f"tierkv-layout-1|{self.layers}|{self.kv_heads}|{self.head_dim}|{self.dtype}"
+            f"|{self.block_tokens}|k-after-rope"
+        )
+        return blake2b(text.encode(), digest_size=16).digest()

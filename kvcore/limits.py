@@ -1,0 +1,50 @@
+"""Every bound on input, in one place.
+
+Edges (pgwire, http, gRPC, data-plane frames, config) validate against these once; deeper code
+trusts them. Raising a number here is a design decision: say why beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_SQL_BYTES: Final = 16 << 20
+"""Longest SQL text; a statement is parsed in memory more than once."""
+
+MAX_PGWIRE_MESSAGE_BYTES: Final = 64 << 20
+"""Longest frontend message (COPY data chunks included)."""
+
+MAX_STARTUP_BYTES: Final = 10_000
+"""Longest StartupMessage; PostgreSQL's own MAX_STARTUP_PACKET_LENGTH."""
+
+MAX_HTTP_BODY_BYTES: Final = 16 << 20
+MAX_CHAT_MESSAGES: Final = 4_096
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_STRING_CHARS: Final = 256
+MAX_COMPLETION_TOKENS: Final = 1 << 20
+MAX_CONTEXT_TOKENS: Final = 1 << 21
+MAX_PROMPT_CHARS: Final = 8 << 20
+
+MAX_NAME_CHARS: Final = 128
+"""Tenants, namespaces, models, sessions and nodes; grammar in ``NAME_PATTERN``."""
+
+NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:\-/]{0,127}"
+
+MAX_CHAIN_BLOCKS: Final = 8_192
+"""Blocks in one locate or lookup: 512 K tokens at 64 tokens a block."""
+
+MAX_EVENTS_PER_BATCH: Final = 16_384
+MAX_LAYERS: Final = 256
+MAX_SLOT_BYTES: Final = 1 << 30
+MAX_FRAME_BYTES: Final = (1 << 30) + (1 << 16)
+"""Longest data-plane frame body: one slot and its header."""
+
+MAX_FRAME_ITEMS: Final = 8_192
+MAX_NODES: Final = 4_096
+MAX_MODELS_PER_NODE: Final = 64
+MAX_GRPC_MESSAGE_BYTES: Final = 64 << 20
+MAX_REPLAY_ROUNDS: Final = 64
+"""Rounds of collect, evaluate, replay before a statement is refused as not converging."""
+
+MAX_CALLS_PER_STATEMENT: Final = 1_000_000
+MAX_QUEUED_REQUESTS: Final = 100_000

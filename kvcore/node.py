@@ -1,0 +1,157 @@
+"""Nodes as the cluster sees them: who they are, what they serve, how loaded they are.
+
+Nodes register a NodeInfo with the meta server and send NodeLoad and TierStats with each
+heartbeat; the scheduler and the admin views read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvcore.ids import HostId, Incarnation, NodeId
+from kvcore.layout import BlockLayout
+from kvcore.location import Tier
+
+
+class NodeRole(StrEnum):
+    """What a process does."""
+
+    FRONT = "front"
+    META = "meta"
+    DMP = "dmp"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COMPUTE = "compute"
+
+    @property
+    def prefills(self) -> bool:
+        """Whether prompts may be sent to such a node."""
+        return self in (NodeRole.PREFILL, NodeRole.COMPUTE)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether such a node continues an answer after its first token."""
+        return self in (NodeRole.DECODE, NodeRole.COMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model as served by a compute node.
+
+    Attributes:
+        name: what requests call it.
+        folder: where its files are on the serving host; the front reads the tokenizer there.
+        revision: hex digest of weights and configuration.
+        layout: KV layout of its blocks.
+        context_tokens: most tokens of prompt plus completion.
+        eos_token_ids: ids that end an answer.
+        architecture: for example ``LlamaForCausalLM``.
+        parameters: number of weights.
+    """
+
+    name: str
+    folder: str
+    revision: str
+    layout: BlockLayout
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    architecture: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node's registration.
+
+    Attributes:
+        node_id: unique name.
+        incarnation: grows with each start; older ones are fenced off.
+        role: what it does.
+        host: its machine (decides L2 or L3).
+        control_address: ``host:port`` of its gRPC service, empty when in process.
+        data_address: ``host:port`` of a DMP node's data plane, else empty.
+        segment_path: a DMP node's segment file, mappable on the same host; else empty.
+        capacity_bytes: memory it offers to blocks (L1 pages or segment).
+        models: what a compute node serves.
+    """
+
+    node_id: NodeId
+    incarnation: Incarnation
+    role: NodeRole
+    host: HostId
+    control_address: str = ""
+    data_address: str = ""
+    segment_path: str = ""
+    capacity_bytes: int = 0
+    models: tuple[ModelInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad:
+    """How busy a node is; rates are measured online and 0.0 until known.
+
+    Attributes:
+        requests_running: requests in the batch.
+        requests_waiting: requests queued.
+        waiting_prefill_tokens: prompt tokens not yet computed, queued and running.
+        kv_usage: share of L1 pages or segment bytes in use, 0.0 to 1.0.
+        prefill_tokens_per_s: fitted prefill rate.
+        decode_tokens_per_s: fitted decode rate of one request.
+        l2_bytes_per_s: load rate from the host's segment.
+        l3_bytes_per_s: load rate from other hosts' segments.
+    """
+
+    requests_running: int = 0
+    requests_waiting: int = 0
+    waiting_prefill_tokens: int = 0
+    kv_usage: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    l2_bytes_per_s: float = 0.0
+    l3_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Cumulative counters of one tier on one node; counts are in the unit their name ends with."""
+
+    tier: Tier
+    medium: str = ""
+    model: str = ""
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    stored_tokens: int = 0
+    evicted_blocks: int = 0
+    promoted_blocks: int = 0
+    demoted_blocks: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    read_time_s: float = 0.0
+    write_time_s: float = 0.0
+    alloc_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node says with each heartbeat.
+
+    Attributes:
+        load: how busy it is.
+        tiers: counters of the tiers it owns or reads.
+        cache_errors: count of cache errors by kind (``CacheError.code``), each one a recompute.
+        transfer_bytes_in: bytes taken in over the data plane.
+        transfer_bytes_out: bytes given out over the data plane.
+        transfer_errors: failed transfers.
+    """
+
+    load: NodeLoad = NodeLoad()
+    tiers: tuple[TierStats, ...] = ()
+    cache_errors: tuple[tuple[str, int], ...] = ()
+    transfer_bytes_in: int = 0
+    transfer_bytes_out: int = 0
+    transfer_errors: int = 0

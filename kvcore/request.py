@@ -1,0 +1,142 @@
+"""One generation request and what comes back, as every room sees it.
+
+The front makes requests out of SQL calls and HTTP bodies, the scheduler routes them, a compute
+node answers with a stream of events. Text exists only in the front; here there are token ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvcore import limits
+from kvcore.ids import NamespaceKey, RequestId
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; values are OpenAI's where OpenAI has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    HANDOFF = "handoff"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop.
+
+    Attributes:
+        temperature: 0.0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        max_tokens: most completion tokens.
+        stop_token_ids: extra ids that end the answer (the model's eos ids always do).
+        seed: makes sampling repeatable; None draws one.
+        ignore_eos: keep going at eos (benchmarks).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 2.0:
+            raise ValueError(f"temperature must be in [0, 2], got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 1 <= self.max_tokens <= limits.MAX_COMPLETION_TOKENS:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A prompt as token ids, and everything a node needs to answer it.
+
+    Attributes:
+        request_id: unique; cancel names it.
+        model: the served model's name.
+        token_ids: the whole prompt, never empty.
+        namespace_key: keys the block hashes; tenants never share.
+        tenant: whom to account to.
+        sampling: see SamplingParams.
+        session_id: conversation, for affinity; None when there is none.
+        priority: lower runs earlier.
+        use_cache: False neither reads nor publishes KV (the oracle in tests and benchmarks).
+        handoff: prefill only: publish every full block, emit the first token, finish with HANDOFF.
+        resumed_tokens: how many of the last ``token_ids`` were generated before this request was
+            (re)sent; they count as completion, not prompt, and against ``max_tokens``.
+    """
+
+    request_id: RequestId
+    model: str
+    token_ids: tuple[int, ...]
+    namespace_key: NamespaceKey
+    tenant: str = "default"
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    session_id: str | None = None
+    priority: int = 0
+    use_cache: bool = True
+    handoff: bool = False
+    resumed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HitTokens:
+    """Prompt tokens whose KV was not recomputed, by the tier it came from."""
+
+    l1: int = 0
+    l2: int = 0
+    l3: int = 0
+    l4: int = 0
+
+    @property
+    def total(self) -> int:
+        """All hit tokens."""
+        return self.l1 + self.l2 + self.l3 + self.l4
+
+    def __add__(self, other: HitTokens) -> HitTokens:
+        return HitTokens(
+            self.l1 + other.l1, self.l2 + other.l2, self.l3 + other.l3, self.l4 + other.l4
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: tokens generated.
+        hit_tokens: prompt tokens loaded instead of computed.
+        written_tokens: tokens whose KV was newly handed to the pool.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    hit_tokens: HitTokens = HitTokens()
+    written_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateEvent:
+    """One step of an answer.
+
+    Attributes:
+        token_ids: new tokens since the last event (may be empty on the last one). The eos or stop
+            token that ended the answer is not among them.
+        finish_reason: set on the last event only.
+        usage: set on the last event only.
+        node_id: who computed it.
+        queue_s: seconds from arrival at the node to its first prefill step; last event only.
+        ttft_s: seconds from arrival at the node to the first token; last event only.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    node_id: str = ""
+    queue_s: float = 0.0
+    ttft_s: float = 0.0

@@ -1,0 +1,1 @@
+"""What travels between processes: .proto files, generated code, conversion, status, channels."""

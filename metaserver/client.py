@@ -1,0 +1,163 @@
+"""The meta server as other rooms see it: one Protocol, reached in process or over gRPC.
+
+The scheduler asks where a chain is and who is alive; nodes register, send heartbeats and block
+events. Values are frozen dataclasses; every failure of the server is DirectoryUnavailableError,
+which means "no hits", never an error to a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcore.block_event import EventBatch
+from kvcore.ids import BlockKey, Incarnation, NamespaceKey, NodeId
+from kvcore.location import Replica
+from kvcore.node import NodeInfo, NodeReport
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Answer to a node's registration."""
+
+    heartbeat_interval_s: float
+    send_inventory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """``known`` False: register again. ``send_inventory``: report everything you hold."""
+
+    known: bool
+    send_inventory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReply:
+    """``accepted`` False: stale incarnation. ``send_inventory``: a gap was seen."""
+
+    accepted: bool
+    send_inventory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCoverage:
+    """How much of a chain a compute node has near.
+
+    Attributes:
+        node_id: the compute node.
+        l1_blocks: longest prefix in its own L1.
+        l2_blocks: longest prefix in its L1 or in the DMP memory of its host.
+    """
+
+    node_id: NodeId
+    l1_blocks: int
+    l2_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocateReply:
+    """Where a chain is.
+
+    Attributes:
+        replicas: per block of the longest known pool prefix (L2-L4), its replicas; never empty
+            inside the prefix.
+        coverage: compute nodes that have at least one block in L1 or on their host.
+    """
+
+    replicas: tuple[tuple[Replica, ...], ...] = ()
+    coverage: tuple[NodeCoverage, ...] = ()
+
+    @property
+    def prefix_blocks(self) -> int:
+        """Blocks of the longest prefix the pool holds."""
+        return len(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceGrant:
+    """The hash key for a tenant's blocks of one model and layout."""
+
+    namespace_key: NamespaceKey
+    domain: str
+    cache_enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node in the directory; ``state`` is ``alive``, ``suspect`` or ``dead``."""
+
+    info: NodeInfo
+    report: NodeReport
+    heartbeat_age_s: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    """One copy of a block, for the admin view; ages are seconds."""
+
+    key: BlockKey
+    parent: BlockKey
+    node_id: NodeId
+    tier: str
+    tokens: int
+    size_bytes: int
+    model: str
+    tenant: str
+    age_s: float
+    idle_s: float
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockListing:
+    """Some block records and how many there are in all."""
+
+    blocks: tuple[BlockRecord, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A durable isolation domain. ``tenants`` share it; empty means only the tenant so named."""
+
+    name: str
+    tenants: tuple[str, ...] = ()
+    cache_enabled: bool = True
+
+
+class MetaClient(Protocol):
+    """The meta server's door.
+
+    1. Every method raises DirectoryUnavailableError when the server can't be reached in time.
+    2. ``locate`` takes at most limits.MAX_CHAIN_BLOCKS keys, in chain order, in one round trip.
+    3. ``report`` is idempotent by (node_id, incarnation, seq).
+    """
+
+    async def register(self, info: NodeInfo) -> Registration: ...
+
+    async def heartbeat(
+        self, node_id: NodeId, incarnation: Incarnation, report: NodeReport
+    ) -> HeartbeatReply: ...
+
+    async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None: ...
+
+    async def report_events(self, batch: EventBatch) -> ReportReply: ...
+
+    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply: ...
+
+    async def resolve_namespace(
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+    ) -> NamespaceGrant: ...
+
+    async def list_nodes(self) -> tuple[NodeState, ...]: ...
+
+    async def list_blocks(self, limit: int) -> BlockListing: ...
+
+    async def list_namespaces(self) -> tuple[Namespace, ...]: ...
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""SQL text to plan, pure: classify statements, find AI calls, rewrite them."""

@@ -1,0 +1,1 @@
+"""Files at rest: L4 blocks and model weight files."""

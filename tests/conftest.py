@@ -1,0 +1,5 @@
+"""Fixtures live in topic plugins (tests/fix_*.py), listed here once."""
+
+from __future__ import annotations
+
+pytest_plugins: list[str] = []

@@ -1,0 +1,1 @@
+"""TierKV: SQL with AI calls over a KV cache that all machines share."""
