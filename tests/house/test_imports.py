@@ -1,0 +1,44 @@
+"""Every room imports alone, from our tree, without the heavy libraries it has no business with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "grpc", "duckdb", "fastapi", "sqlglot", "psycopg", "pyverbs", "transformers")
+
+MAY_LOAD = {
+    "kvcore.request": (),
+    "kvcore.node": (),
+    "kvwire.convert": (),
+    "sql": (),
+    "dmp.pool": (),
+    "dmp.node": (),
+    "storage.model_folder": (),
+    "metaserver.client": (),
+    "metaserver.directory": (),
+    "scheduler.state": (),
+    "scheduler.dispatcher": (),
+    "compute.client": (),
+    "tierkv.cli": (),
+    "tierkv.config": (),
+}
+
+
+@pytest.mark.parametrize("module", sorted(MAY_LOAD))
+def test_module_imports_alone_and_light(module: str) -> None:
+    code = (
+        f"import sys, {module} as m; print(m.__file__); "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    file, loaded = done.stdout.strip().splitlines()
+    assert Path(file).is_relative_to(ROOT)
+    assert [name for name in eval(loaded) if name not in MAY_LOAD[module]] == []

@@ -1,0 +1,229 @@
+"""The ``tierkv`` command: parses arguments, loads the configuration, calls one verb.
+
+Each verb imports what it needs when it runs, because torch, gRPC and DuckDB take seconds to import
+and ``tierkv --help`` should not. Errors of the tree end as one line and a hint, never a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcore.errors import TierKVError
+from tierkv.config import LoadedConfig, list_entries, load_config
+from tierkv.output import OutputFormat
+
+app = typer.Typer(
+    help="LLM inference inside the database, on a KV cache that all machines share.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file; else $TIERKV_CONFIG, else ./tierkv.toml."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting, such as dmp.capacity=4GiB."),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Model folder (Hugging Face layout, safetensors).")
+]
+
+
+class Role(StrEnum):
+    """What ``tierkv serve`` can start."""
+
+    FRONT = "front"
+    META = "meta"
+    DMP = "dmp"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COMPUTE = "compute"
+
+
+def main() -> None:
+    """Run the command line; the console script's entry."""
+    try:
+        app(standalone_mode=True)
+    except TierKVError as error:
+        typer.secho(f"tierkv: {error.message}", fg="red", err=True)
+        if error.hint and error.hint not in error.message:
+            typer.echo(f"  {error.hint}", err=True)
+        sys.exit(1)
+
+
+def _load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedConfig:
+    """Load the configuration; ``flags`` are ``section__key`` values, None where not given."""
+    given: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set wants KEY=VALUE, got {pair!r}")
+        given[key] = value
+    given |= {key.replace("__", ".", 1): value for key, value in flags.items() if value is not None}
+    return load_config(config, flags=given)
+
+
+@app.command()
+def sql(
+    command: Annotated[
+        str | None, typer.Option("-c", "--command", help="SQL to run; several with ';'.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="File of SQL to run.")] = None,
+    output: Annotated[
+        OutputFormat, typer.Option("--format", help="How rows are printed.")
+    ] = OutputFormat.TABLE,
+    database: Annotated[
+        str | None, typer.Option("--database", "-d", help="DuckDB file; else in memory.")
+    ] = None,
+    model: ModelOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Run SQL with AI calls in this process; nothing needs to be started.
+
+    Without -c and -f it reads statements from a pipe, or shows a prompt.
+
+    Example: tierkv sql -c "SELECT ai_generate('Name a colour.') AS answer"
+    """
+    from tierkv import sql_shell
+
+    loaded = _load(config, settings, front__database=database, compute__model=model)
+    if command is not None and file is not None:
+        raise typer.BadParameter("give -c or -f, not both")
+    text = command if file is None else _read_sql(file)
+    raise typer.Exit(sql_shell.run(loaded.settings, text, output=output, quiet=quiet))
+
+
+def _read_sql(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise typer.BadParameter(f"can't read {file}: {error.strerror}") from None
+
+
+@app.command()
+def up(
+    pg_port: Annotated[int | None, typer.Option(help="PostgreSQL wire port (5433).")] = None,
+    http_port: Annotated[int | None, typer.Option(help="REST port (8000).")] = None,
+    model: ModelOption = None,
+    compute: Annotated[int, typer.Option(min=0, help="Nodes that prefill and decode.")] = 1,
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill-only nodes.")] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Decode-only nodes.")] = 0,
+    dmp: Annotated[
+        int, typer.Option(min=0, help="Memory pool nodes, each acting as a host of its own.")
+    ] = 1,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Start a cluster on this machine and keep it running until Ctrl-C.
+
+    Front, meta server, memory pool and compute nodes run as child processes and are started again
+    when they die. --prefill 1 --decode 1 replaces the default compute node by a split pair.
+    """
+    from tierkv.up import ClusterShape, run_cluster
+
+    loaded = _load(
+        config, settings, front__pg_port=pg_port, front__http_port=http_port, compute__model=model
+    )
+    if prefill or decode:
+        if not (prefill and decode):
+            raise typer.BadParameter("--prefill and --decode need each other")
+        compute = 0 if compute == 1 else compute
+    shape = ClusterShape(dmp=dmp, compute=compute, prefill=prefill, decode=decode)
+    raise typer.Exit(asyncio.run(run_cluster(loaded, shape)))
+
+
+@app.command()
+def serve(
+    role: Annotated[Role, typer.Argument(help="What to start.")],
+    node_id: Annotated[
+        str | None, typer.Option(help="Unique, stable name; else ROLE-HOST.")
+    ] = None,
+    supervised: Annotated[
+        bool, typer.Option("--supervised", hidden=True, help="End when standard input closes.")
+    ] = False,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Start one role of a cluster that spans machines, and run until it is told to stop.
+
+    Nodes find each other through the meta server: --set cluster.meta_address=HOST:PORT.
+    """
+    from tierkv.serve import serve_role
+
+    loaded = _load(config, settings)
+    name = node_id or ""
+    raise typer.Exit(
+        asyncio.run(serve_role(loaded.settings, role.value, node_id=name, supervised=supervised))
+    )
+
+
+@app.command()
+def status(
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show the nodes of the running cluster, their load and their cache."""
+    from tierkv.status import print_status
+
+    raise typer.Exit(asyncio.run(print_status(_load(config, settings).settings, output)))
+
+
+@app.command()
+def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
+    """Say what is missing on this machine and how to get it."""
+    from tierkv.doctor import print_report
+
+    raise typer.Exit(print_report(_load(config, settings)))
+
+
+@app.command()
+def demo(
+    rows: Annotated[int, typer.Option(min=4, help="Records in the table.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of the generated records.")] = 7,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Run the main job: statements over a table, twice, and a chat; with and without cache."""
+    from tierkv.demo import run_demo
+
+    raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))
+
+
+@config_app.command("show")
+def config_show(
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    describe: Annotated[bool, typer.Option(help="Say what each setting means.")] = True,
+) -> None:
+    """Print every setting, its value and where the value came from."""
+    entries = list_entries(_load(config, settings))
+    width = max(len(entry.key) for entry in entries)
+    for entry in entries:
+        typer.echo(f"{entry.key:<{width}}  {entry.value}  ({entry.source})")
+        if describe:
+            typer.secho(f"{'':<{width}}  {entry.description}", dim=True)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("tierkv"))
+        raise typer.Exit

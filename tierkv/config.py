@@ -1,0 +1,203 @@
+"""The only configuration loader: defaults, one TOML file, the environment, flags; later wins.
+
+Every value remembers where it came from (``tierkv config show``). Unknown keys are refused with a
+suggestion; a bad value names its key, its source and what would be right. Only this file reads the
+process environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+
+from kvcore.errors import ConfigError
+from tierkv.settings import Section, Settings
+
+ENV_PREFIX = "TIERKV_"
+CONFIG_ENV = "TIERKV_CONFIG"
+SECRET_KEYS = frozenset({"cluster.token", "cluster.secret", "front.users", "front.api_keys"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """Settings and where each came from.
+
+    Attributes:
+        settings: the values.
+        sources: per ``section.key``: ``default``, the file's path, ``env NAME`` or ``flag``.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One line of ``tierkv config show``; secrets are masked."""
+
+    key: str
+    value: str
+    source: str
+    description: str
+
+
+def load_config(
+    path: Path | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Merge defaults, file, environment and flags.
+
+    Args:
+        path: the TOML file; None means ``$TIERKV_CONFIG``, else ``tierkv.toml`` here if it exists.
+        flags: ``section.key`` to value; None values are skipped.
+        environ: for tests; the process environment by default.
+
+    Raises:
+        ConfigError: unreadable file, unknown key or bad value.
+    """
+    env = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    sources: dict[str, str] = {key: "default" for key, _ in _known_fields()}
+    values: dict[str, dict[str, Any]] = {}
+    file = _find_file(path, env)
+    if file is not None:
+        _merge(values, sources, _read_file(file), source=str(file))
+    _merge(values, sources, _from_environment(env), source="env")
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    _merge(values, sources, given, source="flag")
+    return LoadedConfig(settings=_validate(values, sources), sources=sources)
+
+
+def list_entries(config: LoadedConfig) -> list[ConfigEntry]:
+    """Describe every setting, in the order of the sections; secrets are masked."""
+    entries = []
+    for key, description in _known_fields():
+        section, name = key.split(".", 1)
+        value = getattr(getattr(config.settings, section), name)
+        shown = _render(value)
+        if key in SECRET_KEYS and value:
+            shown = str(SecretStr("x"))
+        entries.append(ConfigEntry(key, shown, config.sources[key], description))
+    return entries
+
+
+def dump_toml(settings: Settings) -> str:
+    """Write settings as a TOML file that ``load_config`` reads back, secrets included."""
+    lines: list[str] = []
+    for section, table in settings.model_dump(mode="json").items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {_toml_value(value)}" for name, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's strings, numbers and booleans are TOML's too; tables differ."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _render(value: object) -> str:
+    return repr(value) if isinstance(value, str) and not value else str(value)
+
+
+def _known_fields() -> Iterator[tuple[str, str]]:
+    for section, field in Settings.model_fields.items():
+        kind = field.annotation
+        assert isinstance(kind, type) and issubclass(kind, Section)
+        for name, inner in kind.model_fields.items():
+            yield f"{section}.{name}", inner.description or ""
+
+
+def _find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
+    if path is not None:
+        return path
+    if env.get(CONFIG_ENV):
+        return Path(env[CONFIG_ENV])
+    here = Path("tierkv.toml")
+    return here if here.is_file() else None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            data = tomllib.load(stream)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"configuration file {path} does not exist", hint="check --config or $TIERKV_CONFIG"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"configuration file {path} is not valid TOML: {error}") from None
+    return _flatten(data, str(path))
+
+
+def _flatten(data: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, table in data.items():
+        if section not in Settings.model_fields:
+            raise _unknown(section, list(Settings.model_fields), origin, kind="section")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{origin}: [{section}] must be a table, not {table!r}")
+        for name, value in table.items():
+            flat[f"{section}.{name}"] = value
+    return flat
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, text in env.items():
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_ENV:
+            continue
+        section, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
+        found[f"{section}.{name}"] = json.loads(text) if text.startswith("{") else text
+    return found
+
+
+def _merge(
+    values: dict[str, dict[str, Any]],
+    sources: dict[str, str],
+    layer: Mapping[str, Any],
+    *,
+    source: str,
+) -> None:
+    for key, value in layer.items():
+        if key not in sources:
+            raise _unknown(key, list(sources), source, kind="setting")
+        section, name = key.split(".", 1)
+        values.setdefault(section, {})[name] = value
+        sources[key] = (
+            f"env {ENV_PREFIX}{section}_{name}".upper().replace("ENV ", "env ")
+            if (source == "env")
+            else source
+        )
+
+
+def _unknown(key: str, known: list[str], origin: str, *, kind: str) -> ConfigError:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "`tierkv config show` lists all settings"
+    return ConfigError(f"unknown {kind} {key!r} ({origin}); {hint}", hint=hint)
+
+
+def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> Settings:
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"][:2])
+        raise ConfigError(
+            f"{key} = {first['input']!r} is not usable ({sources.get(key, 'unknown')}): "
+            f"{first['msg']}",
+            hint="`tierkv config show` describes every setting",
+        ) from None

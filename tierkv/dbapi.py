@@ -1,0 +1,266 @@
+"""A DB-API 2.0 connection (PEP 249) to an embedded TierKV: everything in this process.
+
+``tierkv.connect()`` returns a Connection; ``connection.execute(sql).fetchall()`` works as in
+DuckDB, and ``cursor()`` gives an independent session. Like DuckDB it commits by itself unless a
+transaction was begun; parameters are ``?`` or ``$1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dbfront.contracts import ClientInfo, Column, Notice, SqlServer, SqlSession, StatementResult
+from kvcore import errors
+from tierkv.loop_thread import LoopThread
+
+apilevel = "2.0"
+threadsafety = 1
+paramstyle = "qmark"
+
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+class Warning(Exception):  # PEP 249 names it so
+    """An important warning (PEP 249)."""
+
+
+class Error(Exception):
+    """Root of the errors here; ``sqlstate``, ``detail`` and ``hint`` as from the server."""
+
+    def __init__(self, cause: errors.TierKVError) -> None:
+        parts = [cause.message, cause.detail, f"HINT: {cause.hint}" if cause.hint else ""]
+        super().__init__("\n".join(part for part in parts if part))
+        self.sqlstate = cause.sqlstate
+        self.detail = cause.detail
+        self.hint = cause.hint
+
+
+class InterfaceError(Error):
+    """Wrong use of this module, such as a closed connection."""
+
+
+class DatabaseError(Error):
+    """An error of the database."""
+
+
+class DataError(DatabaseError):
+    """A problem with the processed data (class 22)."""
+
+
+class OperationalError(DatabaseError):
+    """Not the caller's fault: no node, overload, timeout, cancel."""
+
+
+class IntegrityError(DatabaseError):
+    """A constraint was violated (class 23)."""
+
+
+class InternalError(DatabaseError):
+    """A bug in TierKV."""
+
+
+class ProgrammingError(DatabaseError):
+    """SQL, a name or an argument is wrong (class 42)."""
+
+
+class NotSupportedError(DatabaseError):
+    """A feature TierKV does not have (class 0A)."""
+
+
+_BY_CLASS = {
+    "22": DataError,
+    "23": IntegrityError,
+    "42": ProgrammingError,
+    "0A": NotSupportedError,
+    "XX": InternalError,
+}
+
+
+def translate_error(error: errors.TierKVError) -> Error:
+    """Wrap an error of the tree in its PEP 249 class, by SQLSTATE."""
+    if isinstance(error, errors.RetryableError):
+        return OperationalError(error)
+    kind = _BY_CLASS.get(error.sqlstate[:2])
+    if kind is None:
+        kind = ProgrammingError if isinstance(error, errors.UserError) else OperationalError
+    return kind(error)
+
+
+class Cursor:
+    """One SQL session and its last result.
+
+    Attributes:
+        arraysize: rows of a ``fetchmany()`` without a size.
+        notices: warnings of the last statement.
+    """
+
+    def __init__(self, loop: LoopThread, session: SqlSession) -> None:
+        self._loop = loop
+        self._session: SqlSession | None = session
+        self._result: StatementResult | None = None
+        self._position = 0
+        self.arraysize = 1
+        self.notices: tuple[Notice, ...] = ()
+
+    @property
+    def session(self) -> SqlSession:
+        """The session behind this cursor.
+
+        Raises:
+            InterfaceError: the cursor is closed.
+        """
+        if self._session is None:
+            raise InterfaceError(errors.UserError("the cursor is closed"))
+        return self._session
+
+    @property
+    def description(self) -> list[tuple[Any, ...]] | None:
+        """Columns of the last result as PEP 249 seven-tuples; None without a result set."""
+        if self._result is None or self._result.columns is None:
+            return None
+        return [(c.name, c.type_name, None, None, None, None, None) for c in self._result.columns]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of the last result; empty without a result set."""
+        return () if self._result is None else self._result.columns or ()
+
+    @property
+    def rowcount(self) -> int:
+        """Rows returned or changed by the last statement; -1 when unknown."""
+        if self._result is None:
+            return -1
+        if self._result.columns is not None:
+            return len(self._result.rows)
+        last = self._result.command_tag.rpartition(" ")[2]
+        return int(last) if last.isdigit() else -1
+
+    @property
+    def command_tag(self) -> str:
+        """PostgreSQL's tag of the last statement, such as ``UPDATE 3``."""
+        return "" if self._result is None else self._result.command_tag
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> Cursor:
+        """Run the statements of ``sql`` in order and keep the last one's result.
+
+        Ctrl-C cancels the statement, at the model too.
+
+        Raises:
+            Error: a subclass by SQLSTATE.
+        """
+        session = self.session
+        self._result, self._position, self.notices = None, 0, ()
+        try:
+            statements = session.split(sql)
+            for statement in statements:
+                self._result = self._loop.run(
+                    session.execute(statement, parameters), on_interrupt=session.cancel
+                )
+                self.notices += self._result.notices
+        except errors.TierKVError as error:
+            raise translate_error(error) from error
+        return self
+
+    def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
+        """Run a statement once per parameter row."""
+        for row in rows:
+            self.execute(sql, row)
+        return self
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """Return the next row, or None at the end."""
+        rows = self._rows()
+        if self._position >= len(rows):
+            return None
+        self._position += 1
+        return rows[self._position - 1]
+
+    def fetchmany(self, size: int | None = None) -> list[tuple[Any, ...]]:
+        """Return up to ``size`` rows (``arraysize`` by default)."""
+        start = self._position
+        self._position = min(start + (size or self.arraysize), len(self._rows()))
+        return list(self._rows()[start : self._position])
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """Return all rows not fetched yet."""
+        start, self._position = self._position, len(self._rows())
+        return list(self._rows()[start:])
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        while (row := self.fetchone()) is not None:
+            yield row
+
+    def setinputsizes(self, sizes: Sequence[Any]) -> None:
+        """Do nothing (PEP 249 allows it)."""
+
+    def setoutputsize(self, size: int, column: int | None = None) -> None:
+        """Do nothing (PEP 249 allows it)."""
+
+    def close(self) -> None:
+        """End the session; a transaction left open is rolled back. Safe to call twice."""
+        if self._session is not None:
+            self._loop.run(self._session.close())
+            self._session = None
+
+    def _rows(self) -> Sequence[tuple[Any, ...]]:
+        if self._result is None or self._result.columns is None:
+            raise InterfaceError(errors.UserError("the last statement gave no rows to fetch"))
+        return self._result.rows
+
+
+class Connection:
+    """An embedded TierKV with one default cursor; also a context manager."""
+
+    def __init__(self, loop: LoopThread, server: SqlServer, close: Any, client: ClientInfo) -> None:
+        self._loop = loop
+        self._server = server
+        self._close = close
+        self._client = client
+        self._cursors: list[Cursor] = []
+        self._default = self.cursor()
+
+    def cursor(self) -> Cursor:
+        """Open another session."""
+        session = self._loop.run(self._server.open_session(self._client))
+        cursor = Cursor(self._loop, session)
+        self._cursors.append(cursor)
+        return cursor
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> Cursor:
+        """Run SQL on the default cursor and return it."""
+        return self._default.execute(sql, parameters)
+
+    def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
+        """Run SQL once per parameter row on the default cursor."""
+        return self._default.executemany(sql, rows)
+
+    def begin(self) -> None:
+        """Begin a transaction on the default cursor."""
+        self.execute("BEGIN")
+
+    def commit(self) -> None:
+        """Commit the default cursor's transaction, if there is one."""
+        if self._default.session.transaction_status != "I":
+            self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Roll the default cursor's transaction back, if there is one."""
+        if self._default.session.transaction_status != "I":
+            self.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close all cursors and stop the embedded cluster. Safe to call twice."""
+        if self._close is None:
+            return
+        for cursor in self._cursors:
+            cursor.close()
+        self._loop.run(self._close())
+        self._close = None
+        self._loop.stop()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,73 @@
+"""An asyncio loop on a thread of its own, for callers that live in ordinary blocking code.
+
+``tierkv.connect()`` and ``tierkv sql`` run the whole embedded cluster on one. Nothing here knows
+what runs on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for blocking callers.
+
+    Attributes:
+        loop: the running loop; closed by ``stop``.
+    """
+
+    def __init__(self, name: str = "tierkv-loop") -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
+        """Run a coroutine to its end and return its value or raise its error.
+
+        Args:
+            coroutine: what to run.
+            on_interrupt: run once on Ctrl-C, to make ``coroutine`` end by itself; without it the
+                coroutine is cancelled and KeyboardInterrupt goes on.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if on_interrupt is None or future.done():
+                    future.cancel()
+                    raise
+                asyncio.run_coroutine_threadsafe(on_interrupt(), self.loop)
+                on_interrupt = None
+
+    def stop(self) -> None:
+        """Cancel what still runs, stop the loop and join the thread. Safe to call twice."""
+        if self.loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_rest(), self.loop).result(timeout=10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=10)
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+
+async def _cancel_rest() -> None:
+    rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""A progress bar for the AI calls of a running statement, on standard error.
+
+The session reports how many calls are done; the bar shows it on a terminal and stays silent in a
+pipe. It never changes what a statement does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dbfront.contracts import SqlSession
+
+
+def make_bar(console: Console | None = None) -> Progress:
+    """Return the bar every long work here uses."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console or Console(stderr=True),
+        transient=True,
+    )
+
+
+class StatementBar:
+    """Shows calls done and calls known of one session while the block runs."""
+
+    def __init__(
+        self, session: SqlSession, *, label: str = "AI calls", enabled: bool = True
+    ) -> None:
+        self._session: Any = session
+        self._label = label
+        self._progress = make_bar() if enabled else None
+        self._task: Any = None
+
+    def __enter__(self) -> StatementBar:
+        if self._progress is not None and self._progress.console.is_terminal:
+            self._progress.start()
+            self._session.on_progress = self._show
+        return self
+
+    def _show(self, progress: Any) -> None:
+        assert self._progress is not None
+        if self._task is None:
+            self._task = self._progress.add_task(self._label, total=progress.calls_total)
+        self._progress.update(self._task, completed=progress.calls_done, total=progress.calls_total)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._progress is not None:
+            self._session.on_progress = None
+            self._progress.stop()

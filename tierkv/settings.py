@@ -1,0 +1,124 @@
+"""Every setting there is: its section, type, default and meaning.
+
+``tierkv/config.py`` fills these models from the TOML file, the environment and flags; the rooms
+get plain frozen values made from them in ``tierkv/compose.py``. The descriptions are what
+``tierkv config show`` and docs/operations.md print.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+GIB = 1 << 30
+
+
+class Section(BaseModel):
+    """A table of the TOML file; unknown keys are refused by the loader, with a suggestion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterSettings(Section):
+    """What all processes of a cluster share."""
+
+    run_dir: Path = Field(
+        default=Path("~/.local/state/tierkv"),
+        description="where a cluster on this machine keeps logs, addresses and databases",
+    )
+    token: str = Field(
+        default="",
+        description="secret that nodes show each other; required to listen beyond loopback",
+    )
+    secret: str = Field(
+        default="",
+        description="keys the block hashes, 16 to 64 bytes; made at first start when empty",
+    )
+    meta_address: str = Field(default="", description="host:port of the meta server")
+    host: str = Field(
+        default="", description="name of this machine; nodes of one host share memory (L2)"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="lowest level that is logged"
+    )
+
+
+class FrontSettings(Section):
+    """The SQL and REST door."""
+
+    bind: str = Field(default="127.0.0.1", description="address both doors listen on")
+    pg_port: int = Field(default=5433, ge=0, le=65535, description="PostgreSQL wire port; 0: any")
+    http_port: int = Field(default=8000, ge=0, le=65535, description="REST port; 0: any")
+    database: str = Field(
+        default="", description="DuckDB file; empty: in memory (sql) or in run_dir (up)"
+    )
+    default_model: str = Field(default="", description="model of calls that name none")
+    external_access: bool = Field(
+        default=True,
+        description="let SQL read and write files (read_csv, COPY); turn off for shared servers",
+    )
+    users: dict[str, str] = Field(
+        default_factory=dict, description="SQL users and passwords (SCRAM); empty: trust loopback"
+    )
+    api_keys: dict[str, str] = Field(
+        default_factory=dict, description="REST keys and the tenant each belongs to; empty: open"
+    )
+    tls_cert: str = Field(default="", description="PEM certificate for the PostgreSQL port")
+    tls_key: str = Field(default="", description="PEM key for the PostgreSQL port")
+
+
+class MetaSettings(Section):
+    """The meta server."""
+
+    bind: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0: any")
+    database: str = Field(
+        default="", description="sqlite file of namespaces; empty: in run_dir (up) or memory"
+    )
+
+
+class DmpSettings(Section):
+    """A distributed memory pool node."""
+
+    bind: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=0, ge=0, le=65535, description="data plane port; 0: any")
+    capacity: ByteSize = Field(
+        default=ByteSize(GIB), description="memory for KV blocks, such as 4GiB"
+    )
+    segment_dir: str = Field(default="/dev/shm", description="where the segment file lies")
+
+
+class ComputeSettings(Section):
+    """A prefill/decode node."""
+
+    bind: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0: any")
+    model: str = Field(default="", description="model folder; empty: the small one shipped")
+    model_name: str = Field(default="", description="served name; empty: the folder's name")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="compute and KV type; auto: float32 on CPU, bfloat16 on GPU"
+    )
+    device: str = Field(default="auto", description="auto, cpu or cuda")
+    l1_capacity: ByteSize = Field(
+        default=ByteSize(GIB // 2), description="memory for L1 pages, such as 512MiB"
+    )
+    block_tokens: int = Field(default=64, ge=1, le=1024, description="tokens per KV block")
+    max_batch_tokens: int = Field(default=2048, ge=16, description="token budget of one step")
+    max_running: int = Field(default=64, ge=1, description="requests in one batch")
+    threads: int = Field(default=0, ge=0, description="torch threads; 0: all cores")
+    load_policy: Literal["auto", "always", "never"] = Field(
+        default="auto", description="load KV from the pool: when faster, always, or never"
+    )
+    publish: bool = Field(default=True, description="hand computed KV to the pool")
+
+
+class Settings(Section):
+    """All sections."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    front: FrontSettings = FrontSettings()
+    meta: MetaSettings = MetaSettings()
+    dmp: DmpSettings = DmpSettings()
+    compute: ComputeSettings = ComputeSettings()

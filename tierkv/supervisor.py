@@ -1,0 +1,176 @@
+"""Child processes that stay up: start, wait until ready, restart with backoff, stop in order.
+
+``tierkv up`` gives it one ChildSpec per role. A child says it is ready with one JSON line on its
+standard output and ends when its standard input closes, so none outlives a killed supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+
+from kvcore.errors import NoNodeError
+
+log = structlog.get_logger(__name__)
+
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MOST_S = 10.0
+STABLE_S = 30.0
+"""A child that ran this long starts its next backoff from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process to keep alive.
+
+    Attributes:
+        name: shown in messages and the log file's name.
+        argv: command line.
+        log_path: where its standard error goes (appended).
+        stop_timeout_s: from SIGTERM to SIGKILL.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log_path: Path
+    stop_timeout_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Child:
+    """A running ChildSpec.
+
+    Attributes:
+        process: the current process; None between restarts.
+        ready: what its ready line said; empty until ready.
+        restarts: how often it was started again.
+    """
+
+    spec: ChildSpec
+    process: asyncio.subprocess.Process | None = None
+    ready: dict[str, Any] = field(default_factory=dict)
+    restarts: int = 0
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """Keeps children alive until told to stop.
+
+    Args:
+        on_restart: called with (name, exit code, delay in seconds) when a child died.
+    """
+
+    def __init__(self, on_restart: Callable[[str, int, float], None] | None = None) -> None:
+        self.children: dict[str, Child] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._on_restart = on_restart
+        self._stopping = False
+
+    async def start(self, spec: ChildSpec, *, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Start a child and wait for its ready line.
+
+        Returns:
+            ready: what the child said about itself, such as its addresses.
+
+        Raises:
+            NoNodeError: it ended or stayed silent; the message carries the end of its log.
+        """
+        child = Child(spec)
+        self.children[spec.name] = child
+        await self._spawn(child)
+        watcher = asyncio.create_task(self._watch(child, first=True), name=f"watch-{spec.name}")
+        self._watchers[spec.name] = watcher
+        ready = asyncio.create_task(child.is_ready.wait())
+        try:
+            await asyncio.wait(
+                {ready, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ready.cancel()
+        if not child.is_ready.is_set():
+            raise NoNodeError(
+                f"{spec.name} did not start: {_last_lines(spec.log_path)}",
+                hint=f"its log is {spec.log_path}",
+            )
+        return child.ready
+
+    async def stop(self) -> None:
+        """Stop all children, the last started first, and wait for them."""
+        self._stopping = True
+        for name in reversed(list(self.children)):
+            self._watchers[name].cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watchers[name]
+            await self._terminate(self.children[name])
+
+    async def _spawn(self, child: Child) -> None:
+        child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        child.is_ready.clear()
+        with child.spec.log_path.open("ab") as errors:
+            child.process = await _create(child.spec.argv, errors)
+
+    async def _watch(self, child: Child, *, first: bool) -> None:
+        """Read ready lines and restart the child whenever it ends."""
+        loop = asyncio.get_running_loop()
+        delay = BACKOFF_FIRST_S
+        while True:
+            started = loop.time()
+            code = await self._follow(child)
+            if first and not child.is_ready.is_set():
+                return
+            first = False
+            delay = BACKOFF_FIRST_S if loop.time() - started > STABLE_S else delay
+            if self._on_restart is not None and not self._stopping:
+                self._on_restart(child.spec.name, code, delay)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, BACKOFF_MOST_S)
+            child.restarts += 1
+            await self._spawn(child)
+
+    async def _follow(self, child: Child) -> int:
+        process = child.process
+        assert process is not None and process.stdout is not None
+        while line := await process.stdout.readline():
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and message.get("event") == "ready":
+                    child.ready = message
+                    child.is_ready.set()
+        return await process.wait()
+
+    async def _terminate(self, child: Child) -> None:
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), child.spec.stop_timeout_s)
+        except TimeoutError:
+            log.warning("child_killed", child=child.spec.name)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _create(argv: tuple[str, ...], errors: IO[bytes]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+    )
+
+
+def _last_lines(path: Path, count: int = 5) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return " / ".join(lines[-count:]) or "it wrote no log"

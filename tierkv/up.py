@@ -1,0 +1,211 @@
+"""``tierkv up``: a whole cluster on one machine, as supervised child processes.
+
+It picks ports, starts meta, dmp, compute and front in that order, prints where they listen and what
+to type next, and stops them on Ctrl-C. With several dmp nodes each acts as a host of its own, so
+that L3 is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from kvcore.errors import ConfigError
+from tierkv.config import LoadedConfig, dump_toml
+from tierkv.settings import Settings
+from tierkv.supervisor import ChildSpec, Supervisor
+
+STATE_FILE = "cluster.json"
+CONFIG_FILE = "cluster.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """How many nodes of each role ``tierkv up`` starts."""
+
+    dmp: int = 1
+    compute: int = 1
+    prefill: int = 0
+    decode: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """Hosts this machine plays: one per dmp node."""
+        return max(1, self.dmp)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One child: its role, name and the settings that differ from the cluster's."""
+
+    role: str
+    node_id: str
+    overrides: tuple[str, ...] = ()
+
+
+def plan_nodes(shape: ClusterShape, hostname: str) -> list[NodePlan]:
+    """List the dmp and compute children in start order; hosts are dealt out in turn."""
+    names = [hostname if shape.hosts == 1 else f"{hostname}-{i}" for i in range(shape.hosts)]
+    plans = [NodePlan("dmp", f"dmp-{i}", (f"cluster.host={names[i]}",)) for i in range(shape.dmp)]
+    turn = 0
+    for role, count in (
+        ("prefill", shape.prefill),
+        ("decode", shape.decode),
+        ("compute", shape.compute),
+    ):
+        for i in range(count):
+            host = names[turn % shape.hosts]
+            plans.append(NodePlan(role, f"{role}-{i}", (f"cluster.host={host}",)))
+            turn += 1
+    return plans
+
+
+async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
+    """Run a cluster until SIGINT or SIGTERM; the exit status."""
+    settings = loaded.settings
+    for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
+        _require_free(settings.front.bind, port, flag=f"--{name}-port")
+    run_dir = settings.cluster.run_dir.expanduser()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    supervisor = Supervisor(on_restart=_tell_restart)
+    with ExitStack() as stack:
+        stack.enter_context(_own(run_dir))
+        settings = _complete(settings, run_dir)
+        starting = asyncio.create_task(_start_all(supervisor, settings, shape, run_dir))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                _write_state(run_dir, settings, starting.result(), shape)
+                _tell_ready(settings, starting.result(), run_dir)
+            await stopping
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            typer.echo("stopping ...", err=True)
+            await supervisor.stop()
+            (run_dir / STATE_FILE).unlink(missing_ok=True)
+    return 0
+
+
+def _complete(settings: Settings, run_dir: Path) -> Settings:
+    """Fill in what a cluster needs and nobody chose: token, meta port, files."""
+    port = settings.meta.port or _free_port(settings.meta.bind)
+    meta = settings.meta.model_copy(
+        update={"port": port, "database": settings.meta.database or str(run_dir / "meta.sqlite")}
+    )
+    cluster = settings.cluster.model_copy(
+        update={
+            "token": settings.cluster.token or secrets.token_urlsafe(24),
+            "meta_address": f"{settings.meta.bind}:{port}",
+            "run_dir": run_dir,
+        }
+    )
+    database = settings.front.database or str(run_dir / "tables.duckdb")
+    front = settings.front.model_copy(update={"database": database})
+    return settings.model_copy(update={"cluster": cluster, "meta": meta, "front": front})
+
+
+async def _start_all(
+    supervisor: Supervisor, settings: Settings, shape: ClusterShape, run_dir: Path
+) -> dict[str, dict[str, Any]]:
+    config = run_dir / CONFIG_FILE
+    config.touch(mode=0o600)
+    config.write_text(dump_toml(settings))
+    ready: dict[str, dict[str, Any]] = {}
+
+    async def start(plan: NodePlan) -> None:
+        typer.echo(f"starting {plan.node_id} ...", err=True)
+        spec = ChildSpec(
+            plan.node_id, _argv(plan, config), run_dir / "logs" / f"{plan.node_id}.log"
+        )
+        ready[plan.node_id] = await supervisor.start(spec, timeout_s=300.0)
+
+    await start(NodePlan("meta", "meta"))
+    plans = plan_nodes(shape, settings.cluster.host or socket.gethostname())
+    await asyncio.gather(*(start(plan) for plan in plans))
+    await start(NodePlan("front", "front"))
+    return ready
+
+
+def _argv(plan: NodePlan, config: Path) -> tuple[str, ...]:
+    argv = [sys.executable, "-m", "tierkv", "serve", plan.role, "--node-id", plan.node_id]
+    argv += ["--config", str(config), "--supervised"]
+    for override in plan.overrides:
+        argv += ["--set", override]
+    return tuple(argv)
+
+
+@contextmanager
+def _own(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory, so that two clusters never share one."""
+    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (run_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"a cluster already runs from {run_dir}",
+                hint="see `tierkv status`, or start another with --set cluster.run_dir=FOLDER",
+            ) from None
+        yield
+
+
+def _require_free(host: str, port: int, *, flag: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{host}:{port} can't be used: {error.strerror}", hint=f"choose another {flag}"
+            ) from None
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _write_state(
+    run_dir: Path, settings: Settings, ready: dict[str, dict[str, Any]], shape: ClusterShape
+) -> None:
+    """Leave addresses where ``tierkv status`` finds them."""
+    state = {"pid": os.getpid(), "meta": settings.cluster.meta_address, "nodes": ready}
+    (run_dir / STATE_FILE).write_text(json.dumps(state, indent=2))
+
+
+def _tell_restart(name: str, code: int, delay_s: float) -> None:
+    typer.secho(f"{name} ended with {code}; starting it again in {delay_s:.1f} s", err=True)
+
+
+def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: Path) -> None:
+    front = ready["front"]
+    pg_host, _, pg_port = front["pg"].rpartition(":")
+    typer.echo(f"\nTierKV is up: {len(ready)} processes, logs in {run_dir / 'logs'}")
+    typer.echo(f"  SQL   postgresql://tierkv@{front['pg']}/main")
+    typer.echo(f"  REST  http://{front['http']}/v1")
+    typer.echo("\nNow type, in another terminal:")
+    typer.echo(
+        f"  psql -h {pg_host} -p {pg_port} -U tierkv main "
+        "-c \"SELECT ai_generate('Name a colour.')\""
+    )
+    typer.echo("Ctrl-C stops everything.")
+    sys.stdout.flush()
