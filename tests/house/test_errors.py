@@ -1,4 +1,4 @@
-"""Every leaf of the error tree has the codes of its family, a row in docs/errors.md, and pickles."""
+"""Every leaf of the error tree has its family's codes, a row in docs/errors.md, and pickles."""
 
 from __future__ import annotations
 

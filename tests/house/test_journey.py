@@ -13,7 +13,7 @@ NAMED = re.compile(r"`([a-z_/0-9]+\.py)::([A-Za-z_.]+)`")
 FILES = re.compile(
     r"`((?:compute|dbfront|dmp|kvcore|kvwire|metaserver|scheduler|sql|storage|tierkv)/[a-z_/0-9]+\.py)`"
 )
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 def _names(file: Path) -> set[str]:
