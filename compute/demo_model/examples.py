@@ -1,0 +1,226 @@
+"""Turns conversations into training batches.
+
+A conversation is rendered by the chat template and tokenized as one text, exactly as in use. The
+batch also says where attention ought to look (the guidance): from a value to the name it belongs
+to, from an answer to the name in its question, and from an answer to its evidence.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from compute.demo_model.data import sample_conversation
+from compute.demo_model.dialogue import LABEL_FIELDS, Conversation
+from compute.demo_model.instructions import make_head
+from compute.demo_model.tokenizer import ASSISTANT, EOS
+
+Look = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One tokenized conversation.
+
+    Attributes:
+        ids: The tokens.
+        answers: For each token whether it belongs to an answer (its end included).
+        looks: Guidance as layer, position that looks, position to look at.
+        start: Position of the first token of the documents or of the first question.
+    """
+
+    ids: list[int]
+    answers: list[bool]
+    looks: list[Look]
+    start: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples that begin with the same tokens.
+
+    Attributes:
+        prefix: The tokens that all rows begin with.
+        rows: The tokens behind it, padded.
+        answers: Which of `rows` belong to an answer.
+        real: Which of `rows` are no padding.
+        looks: Guidance per layer as indices of rows, of looking tokens (without the prefix) and of
+            keys (with the prefix).
+    """
+
+    prefix: Tensor
+    rows: Tensor
+    answers: Tensor
+    real: Tensor
+    looks: tuple[tuple[Tensor, Tensor, Tensor], ...]
+
+
+class _Places:
+    """Finds tokens by the characters they stand for."""
+
+    def __init__(self, text: str, offsets: Sequence[tuple[int, int]]) -> None:
+        self.text = text
+        self.starts = [start for start, _ in offsets]
+
+    def token(self, character: int) -> int:
+        return bisect_right(self.starts, character) - 1
+
+    def last(self, word: str, low: int, high: int) -> int | None:
+        """Return the last token of the latest occurrence of a word within a range."""
+        found = self.text.rfind(word, low, high)
+        return None if found < 0 else self.token(found + len(word) - 1)
+
+
+def _document_spans(text: str, conversation: Conversation) -> list[tuple[int, int]]:
+    spans, position = [], 0
+    for note in conversation.documents:
+        start = text.index(note.text, position)
+        position = start + len(note.text)
+        spans.append((start, position))
+    return spans
+
+
+def _document_looks(
+    places: _Places, conversation: Conversation, spans: Sequence[tuple[int, int]]
+) -> list[Look]:
+    """Look from each value to the name that stands latest before it."""
+    looks = []
+    for note, (low, high) in zip(conversation.documents, spans, strict=True):
+        for field, words in note.evidence.items():
+            found = places.text.find(words, low, high)
+            if field == "name" or found < 0 or not note.name:
+                continue
+            name = places.last(note.name, 0, found)
+            if name is None:
+                continue
+            end = places.token(found + len(words) - 1)
+            begin = end if field in LABEL_FIELDS else places.token(max(found - 1, 0))
+            looks += [(1, position, name) for position in range(begin, end + 1)]
+    return looks
+
+
+def _turn_looks(
+    places: _Places, conversation: Conversation, spans: Sequence[tuple[int, int]]
+) -> list[Look]:
+    """Look from each answer to the name in its question and to its evidence."""
+    looks, position = [], 0
+    for turn in conversation.turns:
+        question = places.text.index(turn.question, position)
+        position = places.text.index(ASSISTANT, question + len(turn.question))
+        answer = places.token(position)
+        low, high = spans[turn.document]
+        if turn.name:
+            name = places.last(turn.name, question, position)
+            if name is not None:
+                looks.append((2, answer, name))
+        found = places.text.find(turn.evidence, low, high)
+        if found >= 0:
+            copied = turn.answer == turn.evidence
+            last = places.token(found + len(turn.evidence) - 1)
+            begin = places.token(max(found - 1, 0)) if copied else last
+            looks += [(3, answer + k, begin + k) for k in range(last - begin + 1)]
+    return looks
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, conversations: list[Conversation]) -> list[Example]:
+    """Tokenize conversations.
+
+    Args:
+        tokenizer: The tokenizer with its chat template.
+        conversations: What to tokenize.
+
+    Returns:
+        One example per conversation.
+    """
+    texts = [
+        str(tokenizer.apply_chat_template(c.messages(), tokenize=False)) for c in conversations
+    ]
+    encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    begin = tokenizer.convert_tokens_to_ids(ASSISTANT)
+    end = tokenizer.convert_tokens_to_ids(EOS)
+    found = []
+    for text, encoding, conversation in zip(texts, encoded, conversations, strict=True):
+        answers, inside = [], False
+        for token in encoding.ids:
+            answers.append(inside)
+            inside = (inside or token == begin) and token != end
+        places = _Places(text, encoding.offsets)
+        spans = _document_spans(text, conversation)
+        looks = [(0, k, k - 1) for k in range(1, len(answers))]
+        looks += _document_looks(places, conversation, spans)
+        looks += _turn_looks(places, conversation, spans)
+        first = min(spans[0][0], text.index(conversation.turns[0].question))
+        start = max(1, places.token(first) - 3)
+        found.append(Example(encoding.ids, answers, looks, start))
+    return found
+
+
+def collate(examples: Sequence[Example], layers: int = 4) -> Batch:
+    """Put examples with a common beginning into one batch."""
+    limit = min(example.start for example in examples)
+    shared = 1
+    while shared < limit and len({example.ids[shared] for example in examples}) == 1:
+        shared += 1
+    width = max(len(example.ids) for example in examples) - shared
+    rows = torch.zeros(len(examples), width, dtype=torch.long)
+    answers = torch.zeros(len(examples), width, dtype=torch.bool)
+    real = torch.zeros(len(examples), width, dtype=torch.bool)
+    found: list[list[Look]] = [[] for _ in range(layers)]
+    for index, example in enumerate(examples):
+        size = len(example.ids) - shared
+        rows[index, :size] = torch.tensor(example.ids[shared:])
+        answers[index, :size] = torch.tensor(example.answers[shared:])
+        real[index, :size] = True
+        for layer, query, key in example.looks:
+            if shared <= query < shared + width - 1:
+                found[layer].append((index, query - shared, key))
+    looks = tuple(
+        (torch.tensor(part).view(-1, 3).T.unbind(0) if part else tuple(torch.zeros(3, 0).long()))
+        for part in found
+    )
+    return Batch(torch.tensor(examples[0].ids[:shared]), rows, answers, real, looks)  # type: ignore[arg-type]
+
+
+def stream(
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    progress: Callable[[], float],
+    tokens: int,
+    heads: int = 8,
+    group: int = 48,
+) -> Iterator[Batch]:
+    """Yield training batches without end.
+
+    Args:
+        tokenizer: The tokenizer.
+        rng: Source of randomness.
+        progress: Returns the share of the training that is done.
+        tokens: Most tokens of rows in a batch.
+        heads: How many heads (instructions) to draw at a time.
+        group: How many conversations to draw per head.
+
+    Yields:
+        Batches in random order.
+    """
+    while True:
+        done = progress()
+        batches: list[list[Example]] = []
+        for _ in range(heads):
+            head = make_head(rng, 0.15 if done < 0.35 else 0.55)
+            drawn = [sample_conversation(rng, head, done) for _ in range(group)]
+            current: list[Example] = []
+            for example in sorted(encode(tokenizer, drawn), key=lambda e: len(e.ids)):
+                size = len(example.ids) - min(example.start, 400)
+                if current and (len(current) + 1) * size > tokens:
+                    batches.append(current)
+                    current = []
+                current.append(example)
+            batches.append(current)
+        rng.shuffle(batches)
+        yield from (collate(batch) for batch in batches)

@@ -1,0 +1,165 @@
+"""Trains the demo model on a CPU within a given time.
+
+The loss is that of the answers, plus a small one of the text before them, plus for the first part
+of the training a guidance loss that tells one head in each of four layers where to look; it makes
+the lookup circuit form in minutes instead of hours. Checkpoints are written as it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from compute.demo_model.examples import Batch, stream
+from compute.demo_model.network import Decoder
+
+FOLDER = Path(__file__).parent / "weights"
+
+
+def make_config(vocabulary: int, width: int, layers: int, inner: int) -> LlamaConfig:
+    """Return the configuration; heads have 32 dimensions and share keys."""
+    heads = width // 32
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    return config
+
+
+def save(network: Decoder, folder: Path) -> None:
+    """Write the weights as transformers reads them, in bfloat16."""
+    make_model: Any = LlamaForCausalLM
+    make_generation: Any = GenerationConfig
+    model = make_model(network.config)
+    model.load_state_dict(network.export(), strict=False)
+    model.generation_config = make_generation(
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, do_sample=False
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def guidance_loss(network: Decoder, batch: Batch) -> Tensor:
+    """Return how little the first head of each layer looks where it is told to."""
+    total = torch.zeros(())
+    for layer, (row, query, key) in zip(network.layers, batch.looks, strict=False):
+        attention = layer.attention
+        if len(row) and isinstance(attention, Tensor):
+            picked = attention[row, 0, 0, query, key]
+            total = total - picked.float().clamp_min(1e-6).log().mean()
+    return total
+
+
+def step_loss(
+    network: Decoder, batch: Batch, guide: float, context: float
+) -> tuple[Tensor, Tensor, float]:
+    """Return the loss to descend, the answers' loss and their share of right tokens."""
+    answers, real = batch.answers[:, 1:], batch.real[:, 1:]
+    wanted = answers | (real & (torch.rand(real.shape) < 0.15))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = network(batch.prefix, batch.rows[:, :-1], wanted, guide > 0)
+    target, is_answer = batch.rows[:, 1:][wanted], answers[wanted]
+    loss = functional.cross_entropy(logits.float(), target, reduction="none")
+    of_answers = loss[is_answer].mean()
+    of_context = loss[~is_answer].mean() if (~is_answer).any() else of_answers.detach() * 0
+    total = of_answers + context * of_context
+    if guide > 0:
+        total = total + guide * guidance_loss(network, batch)
+    right = (logits.argmax(-1) == target)[is_answer].float().mean().item()
+    return total, of_answers.detach(), right
+
+
+def learning_rate(step: int, done: float) -> float:
+    """Return the factor of the learning rate: a short rise, then a fall in the last half."""
+    return min(1.0, (step + 1) / 60) * min(1.0, max(0.02, (1 - done) / 0.5))
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train for the given time and write checkpoints."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
+    network = Decoder(make_config(len(tokenizer), options.width, options.layers, options.inner))
+    if options.start_from:
+        network.load_exported(load_file(options.start_from / "model.safetensors"))
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    size = sum(p.numel() for p in network.parameters())
+    print(f"{size} parameters", flush=True)
+    start, step, seen, sums = time.time(), 0, 0, [0.0, 0.0]
+
+    def progress() -> float:
+        share = (time.time() - start) / (60 * options.minutes)
+        return float(options.progress + (1 - options.progress) * share)
+
+    rng = random.Random(options.seed)
+    for batch in stream(tokenizer, rng, progress, options.tokens):
+        done = progress()
+        if done >= 1:
+            break
+        optimizer.param_groups[0]["lr"] = options.rate * learning_rate(step, done)
+        guide = options.guide * min(1.0, max(0.0, (0.7 - done) / 0.3))
+        total, loss, right = step_loss(network, batch, guide, options.context)
+        total.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step, seen = step + 1, seen + len(batch.prefix) + batch.rows.numel()
+        sums = [sums[0] + loss.item(), sums[1] + right]
+        if step % 100 == 0:
+            spent = time.time() - start
+            print(
+                f"step {step} time {spent:.0f}s tokens {seen / 1e6:.2f}M ({seen / spent:.0f}/s) "
+                f"done {done:.2f} loss {sums[0] / 100:.3f} right {sums[1] / 100:.3f}",
+                flush=True,
+            )
+            sums = [0.0, 0.0]
+        if step % 500 == 0:
+            save(network, options.out)
+    save(network, options.out)
+
+
+def main() -> None:
+    """Train the demo model."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--tokenizer", type=Path, default=FOLDER)
+    parser.add_argument("--start-from", type=Path, help="folder of weights to go on with")
+    parser.add_argument("--progress", type=float, default=0.0, help="where the schedule begins")
+    parser.add_argument("--minutes", type=float, default=55)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--inner", type=int, default=384)
+    parser.add_argument("--tokens", type=int, default=3072, help="tokens of rows per batch")
+    parser.add_argument("--rate", type=float, default=0.003)
+    parser.add_argument("--guide", type=float, default=0.5)
+    parser.add_argument("--context", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    train(options)
+
+
+if __name__ == "__main__":
+    main()
