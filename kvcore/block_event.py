@@ -60,6 +60,7 @@ class EventBatch:
         inventory: True replaces everything known of the node: ``events`` are all its BlockStored.
         more: True on every part but the last of an inventory sent in parts. Parts have ``seq``
             numbers of their own, one after the other.
+        part: index of an inventory's part; 0 starts a new inventory, whatever came before.
     """
 
     node_id: NodeId
@@ -68,6 +69,7 @@ class EventBatch:
     events: tuple[BlockEvent, ...]
     inventory: bool = False
     more: bool = False
+    part: int = 0
 
 
 class BlockReporter(Protocol):

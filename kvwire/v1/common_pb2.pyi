@@ -379,11 +379,17 @@ class Error(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    SQLSTATE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     message: _builtins.str
     detail: _builtins.str
     hint: _builtins.str
     retry_after_ms: _builtins.int
+    sqlstate: _builtins.str
+    """an engine's own, where it differs from the code's"""
+    position: _builtins.int
+    """character in the SQL text, from 1; 0 is unknown"""
     def __init__(
         self,
         *,
@@ -392,10 +398,12 @@ class Error(_message.Message):
         detail: _builtins.str = ...,
         hint: _builtins.str = ...,
         retry_after_ms: _builtins.int = ...,
+        sqlstate: _builtins.str = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "hint", b"hint", "message", b"message", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "hint", b"hint", "message", b"message", "position", b"position", "retry_after_ms", b"retry_after_ms", "sqlstate", b"sqlstate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

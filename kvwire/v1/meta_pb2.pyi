@@ -244,11 +244,14 @@ class EventBatch(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     INVENTORY_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     incarnation: _builtins.int
     seq: _builtins.int
     inventory: _builtins.bool
     more: _builtins.bool
+    part: _builtins.int
+    """index of an inventory's part; 0 starts a new inventory"""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockEvent]: ...
     def __init__(
@@ -260,10 +263,11 @@ class EventBatch(_message.Message):
         events: _abc.Iterable[Global___BlockEvent] | None = ...,
         inventory: _builtins.bool = ...,
         more: _builtins.bool = ...,
+        part: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "incarnation", b"incarnation", "inventory", b"inventory", "more", b"more", "node_id", b"node_id", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "incarnation", b"incarnation", "inventory", b"inventory", "more", b"more", "node_id", b"node_id", "part", b"part", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,210 @@
+"""gRPC channels and servers with the options every room wants, and the cluster token on both ends.
+
+Called by service and client files. Control messages only: KV bytes never travel here. A process
+that made a channel or a server must not fork afterwards (start children with spawn or exec).
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from kvcore import limits
+from kvcore.errors import AuthenticationError, ConfigError
+from kvwire.status import abort_with
+
+_AUTHORIZATION: Final = "authorization"
+_HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"
+_MESSAGE_OPTIONS: Final = (
+    ("grpc.max_send_message_length", limits.MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", limits.MAX_GRPC_MESSAGE_BYTES),
+    # A peer whose machine vanished is noticed in 15 s, with or without calls.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Room for a typed error with long texts (kvwire/status.py).
+    ("grpc.max_metadata_size", 32 << 10),
+    ("grpc.absolute_max_metadata_size", 64 << 10),
+)
+_CHANNEL_OPTIONS: Final = (
+    *_MESSAGE_OPTIONS,
+    # Cluster traffic never goes through the http_proxy of somebody's shell.
+    ("grpc.enable_http_proxy", 0),
+    # A restarted peer is found again in about a second, not after gRPC's usual two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_SERVER_OPTIONS: Final = (
+    *_MESSAGE_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Without this two processes could share a port and "port in use" would never show.
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundServer:
+    """A server that holds its port but was not started; add servicers, then start.
+
+    Attributes:
+        server: the grpc.aio server.
+        address: ``host:port`` that clients dial, with the real port.
+    """
+
+    server: grpc.aio.Server
+    address: str
+
+
+def open_channel(address: str, *, token: str | None = None) -> grpc.aio.Channel:
+    """Open a channel to ``host:port``; connects lazily. Call it inside the event loop.
+
+    Args:
+        address: ``host:port``.
+        token: the cluster token, sent with every call; None sends none.
+    """
+    interceptors: list[Any] = [] if token is None else [_SendUnary(token), _SendStream(token)]
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS, interceptors=interceptors)
+
+
+def bind_server(address: str, *, token: str | None = None, setting: str = "address") -> BoundServer:
+    """Make a server and bind it. Call it inside the event loop.
+
+    Args:
+        address: ``host:port``; port 0 lets the system choose.
+        token: the cluster token every caller must send (health probes excepted).
+        setting: configuration key of the address, named in errors.
+
+    Raises:
+        ConfigError: a public address without a token; the port is taken; no such address.
+    """
+    host, port = split_address(address, setting=setting)
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"{setting} = {address!r} can be reached from other machines, but no token is set",
+            hint="set a cluster token, the same on all nodes, or listen on 127.0.0.1",
+        )
+    interceptors = () if token is None else (_CheckToken(token),)
+    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise _bind_error(address, host, port, setting) from error
+    return BoundServer(server=server, address=f"{address.rpartition(':')[0]}:{bound}")
+
+
+def split_address(address: str, *, setting: str = "address") -> tuple[str, int]:
+    """Split ``host:port`` (IPv6 in brackets).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"{setting} = {address!r} is not host:port, such as 127.0.0.1:7400")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bind_error(address: str, host: str, port: int, setting: str) -> ConfigError:
+    """Say why a bind failed; gRPC does not, so the bind is tried once more by hand."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((host, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return ConfigError(f"can't listen on {setting} = {address!r}: {error}")
+    return ConfigError(
+        f"port {port} on {host} is in use ({setting} = {address!r})",
+        hint=f"stop the process that holds port {port}, or choose another port",
+    )
+
+
+def _credentials(token: str) -> str:
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError("the cluster token must be printable ASCII and not empty")
+    return f"Bearer {token}"
+
+
+class _CheckToken(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses calls without the cluster token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = _credentials(token).encode()
+        self._refusal = grpc.unary_unary_rpc_method_handler(self._refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        if handler_call_details.method.startswith(_HEALTH_PREFIX):
+            return await continuation(handler_call_details)
+        sent = dict(handler_call_details.invocation_metadata).get(_AUTHORIZATION, "")
+        given = sent if isinstance(sent, bytes) else sent.encode()
+        if hmac.compare_digest(given, self._expected):
+            return await continuation(handler_call_details)
+        return self._refusal
+
+    async def _refuse(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await abort_with(
+            context,
+            AuthenticationError(
+                "the cluster token is missing or wrong", hint="set the same token on all nodes"
+            ),
+        )
+
+
+class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Adds the cluster token to calls with one answer."""
+
+    def __init__(self, token: str) -> None:
+        self._value = _credentials(token)
+
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(_with_token(client_call_details, self._value), request)
+
+
+class _SendStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+    """Adds the cluster token to calls with a stream of answers."""
+
+    def __init__(self, token: str) -> None:
+        self._value = _credentials(token)
+
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(_with_token(client_call_details, self._value), request)
+
+
+def _with_token(details: grpc.aio.ClientCallDetails, value: str) -> grpc.aio.ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()))
+    metadata.add(_AUTHORIZATION, value)
+    return grpc.aio.ClientCallDetails(
+        method=details.method,
+        timeout=details.timeout,
+        metadata=metadata,
+        credentials=details.credentials,
+        wait_for_ready=details.wait_for_ready,
+    )

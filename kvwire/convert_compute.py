@@ -1,0 +1,183 @@
+"""Messages of kvwire/v1/compute.proto to kvcore.request values and back.
+
+Called by compute's service and client. What a user can get wrong (sampling, an over-long prompt)
+is a UserError here; what only a broken peer can send is a RemoteProtocolError.
+"""
+
+from __future__ import annotations
+
+from kvcore import limits
+from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
+from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, RequestId
+from kvcore.node import NodeInfo, NodeReport
+from kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    HitTokens,
+    SamplingParams,
+    Usage,
+)
+from kvwire.check import check_count, checked_amount, checked_choice, checked_name
+from kvwire.convert import (
+    node_info_from_proto,
+    node_info_to_proto,
+    node_report_from_proto,
+    node_report_to_proto,
+)
+from kvwire.v1 import compute_pb2 as pb
+
+_MAX_STOP_TOKEN_IDS = 1_024
+_SEEDS = 1 << 64
+
+
+def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
+    """Convert a SamplingParams; UserError for a seed that does not fit 64 bits."""
+    if sampling.seed is not None and not 0 <= sampling.seed < _SEEDS:
+        raise UserError(f"seed must be in [0, 2^64), got {sampling.seed}")
+    return pb.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Convert a SamplingParams; UserError when a parameter is out of its range."""
+    check_count(message.stop_token_ids, _MAX_STOP_TOKEN_IDS, "sampling.stop_token_ids")
+    try:
+        return SamplingParams(
+            temperature=message.temperature,
+            top_p=message.top_p,
+            max_tokens=message.max_tokens,
+            stop_token_ids=tuple(message.stop_token_ids),
+            seed=message.seed if message.HasField("seed") else None,
+            ignore_eos=message.ignore_eos,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
+    """Convert a GenerateRequest; an empty session_id travels as none."""
+    return pb.GenerateRequest(
+        request_id=request.request_id,
+        model=request.model,
+        token_ids=request.token_ids,
+        namespace_key=request.namespace_key,
+        tenant=request.tenant,
+        sampling=sampling_to_proto(request.sampling),
+        session_id=request.session_id or "",
+        priority=request.priority,
+        use_cache=request.use_cache,
+        handoff=request.handoff,
+        resumed_tokens=request.resumed_tokens,
+    )
+
+
+def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Convert a GenerateRequest.
+
+    Raises:
+        UserError: an empty or over-long prompt, or sampling parameters out of range.
+        RemoteProtocolError: ids or keys a well-behaved peer never sends.
+    """
+    _check_prompt(message)
+    if len(message.namespace_key) != NAMESPACE_KEY_BYTES:
+        raise RemoteProtocolError(
+            f"namespace_key must have {NAMESPACE_KEY_BYTES} bytes, got {len(message.namespace_key)}"
+        )
+    return GenerateRequest(
+        request_id=RequestId(checked_name(message.request_id, "request_id")),
+        model=message.model,
+        token_ids=tuple(message.token_ids),
+        namespace_key=NamespaceKey(message.namespace_key),
+        tenant=checked_name(message.tenant, "tenant"),
+        sampling=sampling_from_proto(message.sampling),
+        session_id=message.session_id or None,
+        priority=message.priority,
+        use_cache=message.use_cache,
+        handoff=message.handoff,
+        resumed_tokens=message.resumed_tokens,
+    )
+
+
+def _check_prompt(message: pb.GenerateRequest) -> None:
+    """Refuse prompts no model takes, and more resumed tokens than there are tokens."""
+    count = len(message.token_ids)
+    if count == 0:
+        raise UserError("the prompt has no tokens; send at least one")
+    if count > limits.MAX_CONTEXT_TOKENS:
+        raise ContextTooLongError(
+            f"the prompt has {count} tokens, more than any model's {limits.MAX_CONTEXT_TOKENS}"
+        )
+    if message.resumed_tokens > count:
+        raise RemoteProtocolError(
+            f"resumed_tokens {message.resumed_tokens} exceed the {count} tokens sent"
+        )
+
+
+def usage_to_proto(usage: Usage) -> pb.Usage:
+    """Convert a Usage."""
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        l1_hit_tokens=usage.hit_tokens.l1,
+        l2_hit_tokens=usage.hit_tokens.l2,
+        l3_hit_tokens=usage.hit_tokens.l3,
+        l4_hit_tokens=usage.hit_tokens.l4,
+        written_tokens=usage.written_tokens,
+    )
+
+
+def usage_from_proto(message: pb.Usage) -> Usage:
+    """Convert a Usage."""
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        hit_tokens=HitTokens(
+            l1=message.l1_hit_tokens,
+            l2=message.l2_hit_tokens,
+            l3=message.l3_hit_tokens,
+            l4=message.l4_hit_tokens,
+        ),
+        written_tokens=message.written_tokens,
+    )
+
+
+def generate_event_to_proto(event: GenerateEvent) -> pb.GenerateEvent:
+    """Convert a GenerateEvent."""
+    return pb.GenerateEvent(
+        token_ids=event.token_ids,
+        finish_reason="" if event.finish_reason is None else event.finish_reason.value,
+        usage=None if event.usage is None else usage_to_proto(event.usage),
+        node_id=event.node_id,
+        queue_s=event.queue_s,
+        ttft_s=event.ttft_s,
+    )
+
+
+def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
+    """Convert a GenerateEvent; RemoteProtocolError for an unknown finish reason or time."""
+    reason = message.finish_reason
+    return GenerateEvent(
+        token_ids=tuple(message.token_ids),
+        finish_reason=checked_choice(FinishReason, reason, "finish_reason") if reason else None,
+        usage=usage_from_proto(message.usage) if message.HasField("usage") else None,
+        node_id=message.node_id,
+        queue_s=checked_amount(message.queue_s, "queue_s"),
+        ttft_s=checked_amount(message.ttft_s, "ttft_s"),
+    )
+
+
+def describe_reply_to_proto(info: NodeInfo, report: NodeReport) -> pb.DescribeReply:
+    """Convert what a node says of itself."""
+    return pb.DescribeReply(info=node_info_to_proto(info), report=node_report_to_proto(report))
+
+
+def describe_reply_from_proto(message: pb.DescribeReply) -> tuple[NodeInfo, NodeReport]:
+    """Convert what a node says of itself; RemoteProtocolError beyond bounds."""
+    return node_info_from_proto(message.info), node_report_from_proto(message.report)

@@ -1,0 +1,183 @@
+"""Real gRPC servers and channels: the token, typed errors, a port in use, public addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from kvcore.errors import (
+    AuthenticationError,
+    ConfigError,
+    ContextTooLongError,
+    OverloadedError,
+    TierKVError,
+    TransportError,
+)
+from kvwire import channels
+from kvwire.status import answering, error_from_rpc
+from kvwire.v1 import compute_pb2, compute_pb2_grpc
+
+pytestmark = pytest.mark.integration
+
+
+class EchoCompute(compute_pb2_grpc.ComputeServicer):
+    """Streams token ids back; raises what ``error`` says; counts streams it saw cancelled."""
+
+    def __init__(self, error: TierKVError | None = None) -> None:
+        self.error = error
+        self.closed = asyncio.Event()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async with answering(context):
+                if self.error is not None:
+                    raise self.error
+                for token in request.token_ids:
+                    yield compute_pb2.GenerateEvent(token_ids=[token])
+                    await asyncio.sleep(0)
+        finally:
+            self.closed.set()
+
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        async with answering(context):
+            if self.error is not None:
+                raise self.error
+            return compute_pb2.CancelReply(found=True)
+
+
+@asynccontextmanager
+async def running(
+    servicer: EchoCompute, *, token: str | None = None, address: str = "127.0.0.1:0"
+) -> AsyncIterator[str]:
+    bound = channels.bind_server(address, token=token)
+    compute_pb2_grpc.add_ComputeServicer_to_server(servicer, bound.server)
+    await bound.server.start()
+    try:
+        yield bound.address
+    finally:
+        await bound.server.stop(grace=0)
+
+
+@pytest.mark.parametrize("token", [None, "a-shared-token"])
+async def test_calls_and_streams_pass_with_the_right_token(token: str | None) -> None:
+    async with (
+        running(EchoCompute(), token=token) as address,
+        channels.open_channel(address, token=token) as channel,
+    ):
+        stub = compute_pb2_grpc.ComputeStub(channel)
+        reply = await stub.Cancel(compute_pb2.CancelRequest(request_id="r"), timeout=10)
+        assert reply.found
+        stream = stub.Generate(compute_pb2.GenerateRequest(token_ids=[1, 2, 3]), timeout=10)
+        assert [event.token_ids[0] async for event in stream] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("token", [None, "the-wrong-token"])
+async def test_a_missing_or_wrong_token_is_refused(token: str | None) -> None:
+    async with (
+        running(EchoCompute(), token="the-right-token") as address,
+        channels.open_channel(address, token=token) as channel,
+    ):
+        stub = compute_pb2_grpc.ComputeStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Cancel(compute_pb2.CancelRequest(), timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            async for _ in stub.Generate(compute_pb2.GenerateRequest(token_ids=[1]), timeout=10):
+                pass
+        for caught in (unary, stream):
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            error = error_from_rpc(caught.value, default=TransportError)
+            assert isinstance(error, AuthenticationError)
+            assert "token" in error.hint
+
+
+async def test_closing_a_stream_early_cancels_it_at_the_server() -> None:
+    servicer = EchoCompute()
+    async with (
+        running(servicer, token="t0") as address,
+        channels.open_channel(address, token="t0") as channel,
+    ):
+        stub = compute_pb2_grpc.ComputeStub(channel)
+        call = stub.Generate(compute_pb2.GenerateRequest(token_ids=[7] * 1_000_000), timeout=60)
+        async for _ in call:
+            break
+        call.cancel()
+        await asyncio.wait_for(servicer.closed.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OverloadedError("full", retry_after_ms=77, detail="9 queued"),
+        ContextTooLongError("Prompt zu lang: ä" * 400, hint="新しい" * 400, detail="😀" * 1_000),
+    ],
+)
+async def test_a_typed_error_arrives_as_the_same_leaf(error: TierKVError) -> None:
+    async with (
+        running(EchoCompute(error)) as address,
+        channels.open_channel(address) as channel,
+    ):
+        stub = compute_pb2_grpc.ComputeStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Cancel(compute_pb2.CancelRequest(), timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            async for _ in stub.Generate(compute_pb2.GenerateRequest(token_ids=[1]), timeout=10):
+                pass
+        for caught in (unary, stream):
+            got = error_from_rpc(caught.value, default=TransportError)
+            assert type(got) is type(error)
+            assert got.message[:900] == error.message[:900]
+            assert got.detail[:900] == error.detail[:900]
+            assert got.hint[:900] == error.hint[:900]
+            assert getattr(got, "retry_after_ms", None) == getattr(error, "retry_after_ms", None)
+
+
+async def test_no_server_becomes_the_default_error() -> None:
+    async with running(EchoCompute()) as address:
+        pass
+    async with channels.open_channel(address) as channel:
+        stub = compute_pb2_grpc.ComputeStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Cancel(compute_pb2.CancelRequest(), timeout=10)
+        error = error_from_rpc(caught.value, default=TransportError)
+        assert type(error) is TransportError
+        assert error.message.startswith("UNAVAILABLE")
+
+
+async def test_a_port_in_use_is_named_with_the_cure() -> None:
+    async with running(EchoCompute()) as address:
+        port = address.rpartition(":")[2]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use") as caught:
+            channels.bind_server(address, setting="meta.address")
+        assert "meta.address" in caught.value.message
+        assert f"process that holds port {port}" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.7:7400", "db.example.com:1"])
+async def test_a_public_address_needs_a_token(address: str) -> None:
+    with pytest.raises(ConfigError, match="no token is set") as caught:
+        channels.bind_server(address, setting="meta.address")
+    assert "127.0.0.1" in caught.value.hint
+
+
+async def test_an_address_of_another_machine_can_not_be_bound() -> None:
+    with pytest.raises(ConfigError, match=r"can't listen on meta\.address"):
+        channels.bind_server("192.0.2.7:0", token="t", setting="meta.address")
+
+
+@pytest.mark.parametrize(
+    "address", ["", "7400", "localhost", "localhost:", "localhost:99999", ":1"]
+)
+async def test_a_malformed_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not host:port"):
+        channels.bind_server(address)
+
+
+async def test_an_unusable_token_is_refused() -> None:
+    for token in ("", "päss", "a\nb"):
+        with pytest.raises(ConfigError, match="printable ASCII"):
+            channels.bind_server("127.0.0.1:0", token=token)
