@@ -1,0 +1,46 @@
+"""Rows as table, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dbfront.contracts import Column
+from tierkv.output import OutputFormat, render_rows
+
+COLUMNS = (Column("id", "INTEGER"), Column("text", "VARCHAR"))
+
+
+def test_table_aligns_and_counts() -> None:
+    text = render_rows(COLUMNS, [(1, "ab"), (10, None)], OutputFormat.TABLE)
+    assert text == "id | text\n---+-----\n 1 | ab\n10 |\n(2 rows)\n"
+
+
+def test_table_of_one_row_with_wide_characters_and_newline() -> None:
+    text = render_rows(COLUMNS, [(1, "日本\nx")], OutputFormat.TABLE)
+    assert "日本\\nx" in text
+    assert text.endswith("(1 row)\n")
+
+
+def test_json_keeps_null_and_dates() -> None:
+    columns = (Column("d", "DATE"), Column("n", "DECIMAL(4,1)"), Column("b", "BLOB"))
+    rows: list[tuple[Any, ...]] = [(date(2026, 1, 2), Decimal("1.5"), b"\x01"), (None, None, None)]
+    assert json.loads(render_rows(columns, rows, OutputFormat.JSON)) == [
+        {"d": "2026-01-02", "n": 1.5, "b": "01"},
+        {"d": None, "n": None, "b": None},
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(), st.text(st.characters(exclude_characters="\r\0")))))
+def test_csv_reads_back(rows: list[tuple[int, str]]) -> None:
+    text = render_rows(COLUMNS, rows, OutputFormat.CSV)
+    read = list(csv.reader(io.StringIO(text)))
+    assert read[0] == ["id", "text"]
+    assert [(int(a), b) for a, b in read[1:]] == rows

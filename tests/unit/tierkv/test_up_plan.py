@@ -1,0 +1,24 @@
+"""Which children a cluster shape means."""
+
+from __future__ import annotations
+
+from tierkv.up import ClusterShape, plan_nodes
+
+
+def test_one_host_keeps_its_name() -> None:
+    plans = plan_nodes(ClusterShape(), "box")
+    assert [(p.role, p.node_id, p.overrides) for p in plans] == [
+        ("dmp", "dmp-0", ("cluster.host=box",)),
+        ("compute", "compute-0", ("cluster.host=box",)),
+    ]
+
+
+def test_several_dmp_nodes_act_as_hosts_and_compute_is_dealt_out() -> None:
+    plans = plan_nodes(ClusterShape(dmp=2, compute=0, prefill=1, decode=2), "box")
+    assert [(p.node_id, p.overrides[0].partition("=")[2]) for p in plans] == [
+        ("dmp-0", "box-0"),
+        ("dmp-1", "box-1"),
+        ("prefill-0", "box-0"),
+        ("decode-0", "box-1"),
+        ("decode-1", "box-0"),
+    ]
