@@ -1,0 +1,101 @@
+"""The shell's side of one request: what is to be done next, and whom it is listening to.
+
+Used by scheduler/dispatcher.py only. Also the translations at its edges: a directory's answer into
+block counts, a decision to give up into the error a caller sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from compute.client import ComputeClient
+from kvcore.errors import NodeLostError, NoNodeError, OverloadedError, RetryableError
+from kvcore.ids import NodeId, RequestId
+from kvcore.location import Tier
+from kvcore.request import GenerateRequest
+from metaserver.client import LocateReply
+from scheduler.answer import Answer
+from scheduler.cost import NOTHING_CACHED, CachedPrefix
+from scheduler.events import (
+    ChainLocated,
+    Event,
+    Fail,
+    Failure,
+    Instruction,
+    RequestCancelled,
+    WantedModel,
+)
+
+_ERRORS: dict[Failure, type[RetryableError]] = {
+    Failure.OVERLOADED: OverloadedError,
+    Failure.NO_NODE: NoNodeError,
+    Failure.NODE_LOST: NodeLostError,
+}
+
+
+class Job:
+    """The shell's side of one live request.
+
+    Attributes:
+        answer: what was generated so far.
+        wanted: which model, weights and layout.
+        todo: the newest instruction about it that was not carried out yet.
+        woken: set when ``todo`` changes while the request waits.
+        client: the node that is being listened to, and under which id it knows the request.
+        timer: interrupts the wait for the node's next event.
+        abandoned: the node's life ended.
+        cancel_asked: the caller asked for an early end by ``Dispatcher.cancel``.
+        ending: what the state will be told when the caller's iterator closes.
+    """
+
+    def __init__(self, request: GenerateRequest, wanted: WantedModel) -> None:
+        self.answer = Answer(request)
+        self.wanted = wanted
+        self.todo: Instruction | None = None
+        self.woken = asyncio.Event()
+        self.client: tuple[ComputeClient, RequestId] | None = None
+        self.timer: asyncio.Timeout | None = None
+        self.abandoned = False
+        self.cancel_asked = False
+        self.ending: Event = RequestCancelled(request.request_id)
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request's own id."""
+        return self.answer.request.request_id
+
+    def abandon(self) -> None:
+        """Stop waiting for the node."""
+        self.abandoned = True
+        if self.timer is not None:
+            self.timer.reschedule(asyncio.get_running_loop().time())
+
+
+def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
+    """Reduce the directory's answer to counts of blocks."""
+    memory_blocks = 0
+    for replicas in reply.replicas:
+        if all(replica.tier is Tier.L4 for replica in replicas):
+            break
+        memory_blocks += 1
+    near: dict[NodeId, CachedPrefix] = {
+        c.node_id: CachedPrefix(c.l1_blocks, c.l2_blocks) for c in reply.coverage
+    }
+    pool = (
+        CachedPrefix(l3_blocks=memory_blocks, l4_blocks=reply.prefix_blocks)
+        if reply.prefix_blocks
+        else NOTHING_CACHED
+    )
+    return ChainLocated(request_id, near, pool)
+
+
+def failure(fail: Fail, wanted: WantedModel) -> RetryableError:
+    """Make the error a caller sees when the scheduler gives up."""
+    match fail.failure:
+        case Failure.OVERLOADED:
+            message = f"too many requests: {fail.reason}"
+        case Failure.NO_NODE:
+            message = f"no live node can serve model {wanted.name}: {fail.reason}"
+        case Failure.NODE_LOST:
+            message = f"the node that answered was lost and could not be replaced: {fail.reason}"
+    return _ERRORS[fail.failure](message, hint="try again later; see tierkv status")

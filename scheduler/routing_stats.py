@@ -1,0 +1,106 @@
+"""What the scheduler did and how well it predicted: counters and a bounded log of decisions.
+
+Written by scheduler/dispatcher.py, read by the admin views and /metrics. Nothing here decides
+anything; forgetting old decisions is on purpose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kvcore.ids import NodeId, RequestId
+from scheduler.events import CandidateCost, Dispatch, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice of a node.
+
+    Attributes:
+        request_id: for which request.
+        attempt: its how many-th send.
+        stage: what was asked for.
+        node_id: who was chosen.
+        candidates: all that were weighed, the chosen one first.
+        decided_s: monotonic time of the decision.
+        predicted_ttft_s: what the cost said.
+        actual_ttft_s: what it was; None until (and unless) a token came.
+    """
+
+    request_id: RequestId
+    attempt: int
+    stage: Stage
+    node_id: NodeId
+    candidates: tuple[CandidateCost, ...]
+    decided_s: float
+    predicted_ttft_s: float
+    actual_ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counters since the front started; ``cache_errors`` by ``CacheError.code``."""
+
+    arrived: int
+    live: int
+    finished: int
+    failed: int
+    cancelled: int
+    dispatched: int
+    resent: int
+    handoffs: int
+    located: int
+    nodes_alive: int
+    nodes_suspended: int
+    cache_errors: tuple[tuple[str, int], ...]
+
+
+class RoutingStats:
+    """Counters and the newest decisions.
+
+    Attributes:
+        dispatched: sends to a node.
+        resent: sends after a loss or a refusal.
+        handoffs: prefill stages that were continued elsewhere.
+        located: chains the directory was asked for.
+        cache_errors: failures that became "no hits" or a resend, by kind.
+    """
+
+    def __init__(self, decisions_logged: int) -> None:
+        self.dispatched = 0
+        self.resent = 0
+        self.handoffs = 0
+        self.located = 0
+        self.cache_errors: Counter[str] = Counter()
+        self._decisions: OrderedDict[tuple[RequestId, int], Decision] = OrderedDict()
+        self._capacity = decisions_logged
+
+    def record_dispatch(self, dispatch: Dispatch, now: float) -> None:
+        """Log a decision and forget the oldest one too many."""
+        self.dispatched += 1
+        if dispatch.attempt > 1 and dispatch.stage is not Stage.DECODE:
+            self.resent += 1
+        self._decisions[dispatch.request_id, dispatch.attempt] = Decision(
+            request_id=dispatch.request_id,
+            attempt=dispatch.attempt,
+            stage=dispatch.stage,
+            node_id=dispatch.node_id,
+            candidates=dispatch.candidates,
+            decided_s=now,
+            predicted_ttft_s=dispatch.candidates[0].cost.ttft_s,
+        )
+        if len(self._decisions) > self._capacity:
+            self._decisions.popitem(last=False)
+
+    def record_first_token(self, dispatch: Dispatch, now: float) -> None:
+        """Note the truth beside the prediction."""
+        key = (dispatch.request_id, dispatch.attempt)
+        decision = self._decisions.get(key)
+        if decision is not None:
+            self._decisions[key] = replace(decision, actual_ttft_s=now - decision.decided_s)
+
+    def decisions(self) -> Iterable[Decision]:
+        """The newest decisions, oldest first."""
+        return tuple(self._decisions.values())

@@ -1,0 +1,102 @@
+"""What every ComputeClient does, numbered as in compute/client.py."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from compute.client import ComputeClient
+from kvcore.errors import TransportError
+from kvcore.ids import RequestId
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
+from tests.fix_scheduler import FakeCompute, make_request
+
+
+@pytest.fixture(params=["fake"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[ComputeClient]:
+    """Every implementation in turn; real nodes add themselves here."""
+    node = FakeCompute()
+    yield node
+    await node.close()
+
+
+def ask(client: ComputeClient, **changes: object) -> GenerateRequest:
+    """A request the node's model can answer."""
+    return make_request(sampling=SamplingParams(max_tokens=6, ignore_eos=True), **changes)
+
+
+async def collect(client: ComputeClient, request: GenerateRequest) -> list[GenerateEvent]:
+    return [event async for event in client.generate(request)]
+
+
+def tokens_of(events: list[GenerateEvent]) -> list[int]:
+    return [token for event in events for token in event.token_ids]
+
+
+async def test_1_only_the_last_event_has_an_end_and_a_usage(client: ComputeClient) -> None:
+    events = await collect(client, ask(client))
+    assert events[-1].finish_reason is FinishReason.LENGTH
+    assert events[-1].usage is not None
+    assert events[-1].usage.prompt_tokens == len(ask(client).token_ids)
+    assert events[-1].usage.completion_tokens == 6 == len(tokens_of(events))
+    assert all(e.finish_reason is None and e.usage is None for e in events[:-1])
+
+
+async def test_1_closing_the_iterator_cancels(client: ComputeClient) -> None:
+    request = ask(client, request_id=RequestId("closed"))
+    async with aclosing(client.generate(request)) as events:  # type: ignore[type-var]
+        await anext(events)
+    assert await client.cancel(request.request_id) is False
+
+
+async def test_1_the_same_request_gives_the_same_tokens(client: ComputeClient) -> None:
+    first = tokens_of(await collect(client, ask(client, request_id=RequestId("a"))))
+    second = tokens_of(await collect(client, ask(client, request_id=RequestId("b"))))
+    assert first == second
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_1_a_resumed_request_goes_on_where_it_was(
+    client: ComputeClient, temperature: float
+) -> None:
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=temperature, seed=7)
+    request = replace(ask(client, request_id=RequestId("whole")), sampling=sampling)
+    whole = tokens_of(await collect(client, request))
+    rest = replace(
+        request,
+        request_id=RequestId("rest"),
+        token_ids=request.token_ids + tuple(whole[:2]),
+        resumed_tokens=2,
+    )
+    events = await collect(client, rest)
+    assert tokens_of(events) == whole[2:]
+    assert events[-1].usage is not None
+    assert events[-1].usage.prompt_tokens == len(request.token_ids)
+    assert events[-1].usage.completion_tokens == 6
+
+
+async def test_1_a_handoff_ends_after_the_first_token(client: ComputeClient) -> None:
+    whole = tokens_of(await collect(client, ask(client, request_id=RequestId("whole"))))
+    events = await collect(client, ask(client, request_id=RequestId("half"), handoff=True))
+    assert events[-1].finish_reason is FinishReason.HANDOFF
+    assert tokens_of(events) == whole[:1]
+
+
+async def test_2_a_closed_client_is_a_lost_node(client: ComputeClient) -> None:
+    await client.close()
+    with pytest.raises(TransportError):
+        await collect(client, ask(client))
+
+
+async def test_3_cancel_of_an_unknown_request_is_false(client: ComputeClient) -> None:
+    assert await client.cancel(RequestId("nobody")) is False
+
+
+async def test_describe_names_the_node_and_its_models(client: ComputeClient) -> None:
+    info, report = await client.describe()
+    assert info.node_id
+    assert info.models
+    assert report.load.requests_running == 0

@@ -1,0 +1,271 @@
+"""A deterministic compute node and a small directory for tests of the scheduler and the front.
+
+FakeCompute passes tests/contract/test_compute_client.py, the suite that real nodes pass too. Its
+next token depends on all tokens before it, so a lost or doubled token changes all that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from kvcore.block_event import EventBatch
+from kvcore.block_key import namespace_key
+from kvcore.errors import DirectoryUnavailableError, OverloadedError, TransportError
+from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
+from kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    HitTokens,
+    SamplingParams,
+    Usage,
+)
+from metaserver.client import (
+    BlockListing,
+    HeartbeatReply,
+    LocateReply,
+    Namespace,
+    NamespaceGrant,
+    NodeState,
+    Registration,
+    ReportReply,
+)
+
+LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=16)
+EOS = 1
+NAMESPACE = NamespaceKey(bytes(32))
+SECRET = b"0123456789abcdef"
+
+
+def make_model(name: str = "tiny", **changes: object) -> ModelInfo:
+    model = ModelInfo(
+        name=name,
+        folder="",
+        revision="r1",
+        layout=LAYOUT,
+        context_tokens=4_096,
+        eos_token_ids=(EOS,),
+        architecture="LlamaForCausalLM",
+        parameters=1_000,
+    )
+    return replace(model, **changes)  # type: ignore[arg-type]
+
+
+def make_info(node_id: str = "c1", **changes: object) -> NodeInfo:
+    info = NodeInfo(
+        node_id=NodeId(node_id),
+        incarnation=Incarnation(1),
+        role=NodeRole.COMPUTE,
+        host=HostId("h1"),
+        models=(make_model(),),
+    )
+    return replace(info, **changes)  # type: ignore[arg-type]
+
+
+def make_request(request_id: str = "q1", **changes: object) -> GenerateRequest:
+    request = GenerateRequest(
+        request_id=RequestId(request_id),
+        model="tiny",
+        token_ids=tuple(range(40, 80)),
+        namespace_key=NAMESPACE,
+        sampling=SamplingParams(max_tokens=12),
+    )
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+def next_token(tokens: Sequence[int], sampling: SamplingParams, vocabulary: Sequence[int]) -> int:
+    """Any function of everything before it, and of the seed when sampling."""
+    salt = f"{sampling.seed}" if sampling.temperature else ""
+    text = ",".join(map(str, tokens)) + salt
+    value = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+    if value % 29 == 0 and not sampling.ignore_eos:
+        return EOS
+    return vocabulary[(value // 29) % len(vocabulary)]
+
+
+class FakeCompute:
+    """One node, in this process, that answers at once.
+
+    Attributes:
+        die_after: the stream of the next requests breaks after so many tokens; None is healthy.
+        stays_dead: once it broke, it is dead for good (``dead``), as a killed process.
+        gate: answering waits for it before each token; set by default.
+        queue_limit: more requests than that are refused.
+        seen: every request that came in.
+        running: ids being answered now.
+        cancelled: ids whose stream was closed or cancelled early.
+    """
+
+    def __init__(self, info: NodeInfo | None = None, *, vocabulary: Sequence[int] = ()) -> None:
+        self.info = info or make_info()
+        self.vocabulary = tuple(vocabulary) or tuple(range(2, 200))
+        self.die_after: int | None = None
+        self.dead = False
+        self.stays_dead = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.queue_limit = 1_000_000
+        self.load = NodeLoad()
+        self.hits = HitTokens()
+        self.seen: list[GenerateRequest] = []
+        self.running: set[RequestId] = set()
+        self.cancelled: list[RequestId] = []
+        self.closed = False
+        self._asked_to_stop: set[RequestId] = set()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        if self.dead or self.closed:
+            raise TransportError(f"{self.info.node_id} is dead")
+        if len(self.running) >= self.queue_limit:
+            raise OverloadedError("queue full")
+        self.seen.append(request)
+        self.running.add(request.request_id)
+        ended = False
+        try:
+            tokens = list(request.token_ids)
+            done = request.resumed_tokens
+            sent = 0
+            while True:
+                await self.gate.wait()
+                if self.dead or (self.die_after is not None and sent >= self.die_after):
+                    ended = True
+                    self.dead = self.dead or self.stays_dead
+                    raise TransportError(f"{self.info.node_id} died")
+                reason = None
+                if request.request_id in self._asked_to_stop:
+                    reason = FinishReason.CANCELLED
+                elif done >= request.sampling.max_tokens:
+                    reason = FinishReason.LENGTH
+                else:
+                    token = next_token(tokens, request.sampling, self.vocabulary)
+                    if token == EOS or token in request.sampling.stop_token_ids:
+                        reason = FinishReason.STOP
+                if reason is None:
+                    tokens.append(token)
+                    done, sent = done + 1, sent + 1
+                    if request.handoff and done < request.sampling.max_tokens:
+                        reason = FinishReason.HANDOFF
+                    yield GenerateEvent((token,), node_id=self.info.node_id)
+                    await asyncio.sleep(0)
+                if reason is not None:
+                    ended = True
+                    yield self._last(request, reason, done)
+                    return
+        finally:
+            self.running.discard(request.request_id)
+            self._asked_to_stop.discard(request.request_id)
+            if not ended:
+                self.cancelled.append(request.request_id)
+
+    def _last(self, request: GenerateRequest, reason: FinishReason, done: int) -> GenerateEvent:
+        prompt = len(request.token_ids) - request.resumed_tokens
+        hits = self.hits if request.use_cache else HitTokens()
+        return GenerateEvent(
+            finish_reason=reason,
+            usage=Usage(prompt, done, hits, written_tokens=prompt - prompt % 16),
+            node_id=self.info.node_id,
+            queue_s=0.001,
+            ttft_s=0.002,
+        )
+
+    async def cancel(self, request_id: RequestId) -> bool:
+        if request_id not in self.running:
+            return False
+        self._asked_to_stop.add(request_id)
+        return True
+
+    async def describe(self) -> tuple[NodeInfo, NodeReport]:
+        if self.dead or self.closed:
+            raise TransportError("dead")
+        return self.info, NodeReport(load=self.load)
+
+    async def drop_cache(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeMeta:
+    """A directory of nodes and answers set by the test.
+
+    Attributes:
+        nodes: what list_nodes says, by node id.
+        reply: what locate says.
+        down: everything raises DirectoryUnavailableError.
+        located: the chains that were asked for.
+    """
+
+    def __init__(self, *nodes: NodeInfo) -> None:
+        self.nodes: dict[NodeId, NodeState] = {}
+        self.reply = LocateReply()
+        self.down = False
+        self.located: list[tuple[BlockKey, ...]] = []
+        self.cache_enabled = True
+        for info in nodes:
+            self.put(info)
+
+    def put(self, info: NodeInfo, *, state: str = "alive", load: NodeLoad | None = None) -> None:
+        report = NodeReport(load=load or NodeLoad())
+        self.nodes[info.node_id] = NodeState(info, report, heartbeat_age_s=0.0, state=state)
+
+    def _check(self) -> None:
+        if self.down:
+            raise DirectoryUnavailableError("meta is down")
+
+    async def register(self, info: NodeInfo) -> Registration:
+        self._check()
+        self.put(info)
+        return Registration(heartbeat_interval_s=1.0, send_inventory=False)
+
+    async def heartbeat(
+        self, node_id: NodeId, incarnation: Incarnation, report: NodeReport
+    ) -> HeartbeatReply:
+        self._check()
+        return HeartbeatReply(known=node_id in self.nodes, send_inventory=False)
+
+    async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
+        self._check()
+        self.nodes.pop(node_id, None)
+
+    async def report_events(self, batch: EventBatch) -> ReportReply:
+        self._check()
+        return ReportReply(accepted=True, send_inventory=False)
+
+    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply:
+        self._check()
+        self.located.append(tuple(keys))
+        return self.reply
+
+    async def resolve_namespace(
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+    ) -> NamespaceGrant:
+        self._check()
+        key = namespace_key(
+            SECRET,
+            tenant=tenant,
+            model_revision=model_revision,
+            layout_fingerprint=layout_fingerprint,
+        )
+        return NamespaceGrant(key, tenant, self.cache_enabled)
+
+    async def list_nodes(self) -> tuple[NodeState, ...]:
+        self._check()
+        return tuple(self.nodes.values())
+
+    async def list_blocks(self, limit: int) -> BlockListing:
+        return BlockListing((), 0)
+
+    async def list_namespaces(self) -> tuple[Namespace, ...]:
+        return ()
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace:
+        return namespace
+
+    async def close(self) -> None:
+        return
