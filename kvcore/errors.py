@@ -55,25 +55,28 @@ def _rebuild(kind: type[TierKVError], state: dict[str, Any]) -> TierKVError:
 
 
 class UserError(TierKVError):
-    """The request can't work as it stands; the caller changes it."""
+    """The request can't work as it stands; the caller changes it.
+
+    ``position`` counts characters of the SQL text from 1; 0 is unknown or not SQL.
+    """
 
     code = "invalid_request"
     sqlstate = "22023"
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
 
-
-class SqlSyntaxError(UserError):
-    """SQL that can't be parsed. ``position`` counts characters from 1; 0 is unknown."""
-
-    code = "syntax_error"
-    sqlstate = "42601"
-
     def __init__(
         self, message: str = "", *, position: int = 0, detail: str = "", hint: str = ""
     ) -> None:
         super().__init__(message, detail=detail, hint=hint)
         self.position = position
+
+
+class SqlSyntaxError(UserError):
+    """SQL that can't be parsed."""
+
+    code = "syntax_error"
+    sqlstate = "42601"
 
 
 class SqlError(UserError):
@@ -91,9 +94,8 @@ class SqlError(UserError):
         detail: str = "",
         hint: str = "",
     ) -> None:
-        super().__init__(message, detail=detail, hint=hint)
+        super().__init__(message, position=position, detail=detail, hint=hint)
         self.sqlstate = sqlstate  # type: ignore[misc]  # the engine's own, per instance
-        self.position = position
 
 
 class UnknownUdfError(UserError):

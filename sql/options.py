@@ -1,0 +1,138 @@
+"""The ``options`` argument of AI functions: which keys there are and what they may hold.
+
+Both constant options (checked when the statement is planned) and options computed per row come
+through ``parse_options``. None means "not given": the session's setting applies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvcore import limits
+from kvcore.errors import UdfArgumentError
+from sql.suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Options of one call; None leaves a value to the session's settings.
+
+    Attributes:
+        temperature: 0.0 to 2.0; 0.0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        max_tokens: most completion tokens.
+        stop: strings that end the answer.
+        seed: makes sampling repeatable.
+        cache: False neither reads nor publishes KV.
+        timeout_ms: time for this call; 0 is no limit.
+        priority: lower runs earlier.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    seed: int | None = None
+    cache: bool | None = None
+    timeout_ms: int | None = None
+    priority: int | None = None
+
+
+def parse_options(value: Any) -> CallOptions:
+    """Check an options object.
+
+    Args:
+        value: a mapping, JSON text of one, or None for no options.
+
+    Raises:
+        UdfArgumentError: not a JSON object, an unknown key, or a value out of range.
+    """
+    if value is None:
+        return CallOptions()
+    if isinstance(value, str):
+        value = _from_json(value)
+    if value is None:
+        return CallOptions()
+    if not isinstance(value, Mapping):
+        raise UdfArgumentError(
+            f"options must be a JSON object, not {type(value).__name__}",
+            hint="Write options => '{\"max_tokens\": 64}'.",
+        )
+    return CallOptions(**{key: _check(key, item) for key, item in value.items()})
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UdfArgumentError(
+            f"options is not JSON: {error}", hint="Write options => '{\"max_tokens\": 64}'."
+        ) from None
+
+
+def _check(key: str, value: Any) -> Any:
+    check = _CHECKS.get(key)
+    if check is None:
+        raise UdfArgumentError(f'unknown option "{key}"', hint=did_you_mean(key, _CHECKS))
+    if value is None:
+        return None
+    try:
+        return check(value)
+    except ValueError as error:
+        raise UdfArgumentError(f'option "{key}" {error}, got {json.dumps(value, default=str)}') from (
+            None
+        )
+
+
+def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("must be a number")
+        if not low <= value <= high or (open_low and value == low):
+            raise ValueError(f"must be in {'(' if open_low else '['}{low:g}, {high:g}]")
+        return float(value)
+
+    return check
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("must be a whole number")
+        if not low <= value <= high:
+            raise ValueError(f"must be between {low} and {high}")
+        return value
+
+    return check
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
+        raise ValueError("must be a string or a list of strings, none empty")
+    if len(strings) > limits.MAX_STOP_STRINGS:
+        raise ValueError(f"must have at most {limits.MAX_STOP_STRINGS} strings")
+    if any(len(item) > limits.MAX_STOP_STRING_CHARS for item in strings):
+        raise ValueError(f"must have strings of at most {limits.MAX_STOP_STRING_CHARS} characters")
+    return tuple(strings)
+
+
+_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1, open_low=True),
+    "max_tokens": _integer(1, limits.MAX_COMPLETION_TOKENS),
+    "stop": _stop_strings,
+    "seed": _integer(-(1 << 63), (1 << 63) - 1),
+    "cache": _flag,
+    "timeout_ms": _integer(0, 86_400_000),
+    "priority": _integer(-100, 100),
+}

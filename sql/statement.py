@@ -1,0 +1,155 @@
+"""What kind of statement a text is, found by its first keywords.
+
+A parser would be wrong here: client dialects hold statements that no one parser reads (EXPLAIN,
+SHOW, BEGIN ISOLATION LEVEL ...), and the first keywords are enough to know who must handle it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from sql.lexer import Token, TokenKind, closing_index, depth_change, tokenize
+
+
+class StatementKind(StrEnum):
+    """Who handles a statement and how its AI calls are treated."""
+
+    QUERY = "query"
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    MERGE = "merge"
+    CREATE_TABLE_AS = "create table as"
+    CREATE = "create"
+    DROP = "drop"
+    ALTER = "alter"
+    COPY = "copy"
+    EXPLAIN = "explain"
+    SET = "set"
+    SHOW = "show"
+    RESET = "reset"
+    BEGIN = "begin"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    SAVEPOINT = "savepoint"
+    OTHER = "other"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes tables."""
+        return self in _WRITES
+
+
+_WRITES: Final = frozenset(
+    {
+        StatementKind.INSERT,
+        StatementKind.UPDATE,
+        StatementKind.DELETE,
+        StatementKind.MERGE,
+        StatementKind.CREATE_TABLE_AS,
+        StatementKind.COPY,
+    }
+)
+
+_FIRST_WORD: Final[dict[str, StatementKind]] = {
+    "SELECT": StatementKind.QUERY,
+    "VALUES": StatementKind.QUERY,
+    "FROM": StatementKind.QUERY,
+    "TABLE": StatementKind.QUERY,
+    "INSERT": StatementKind.INSERT,
+    "UPDATE": StatementKind.UPDATE,
+    "DELETE": StatementKind.DELETE,
+    "MERGE": StatementKind.MERGE,
+    "DROP": StatementKind.DROP,
+    "ALTER": StatementKind.ALTER,
+    "COPY": StatementKind.COPY,
+    "EXPLAIN": StatementKind.EXPLAIN,
+    "SET": StatementKind.SET,
+    "SHOW": StatementKind.SHOW,
+    "RESET": StatementKind.RESET,
+    "BEGIN": StatementKind.BEGIN,
+    "START": StatementKind.BEGIN,
+    "COMMIT": StatementKind.COMMIT,
+    "END": StatementKind.COMMIT,
+    "ROLLBACK": StatementKind.ROLLBACK,
+    "ABORT": StatementKind.ROLLBACK,
+    "SAVEPOINT": StatementKind.SAVEPOINT,
+    "RELEASE": StatementKind.SAVEPOINT,
+}
+_AFTER_WITH: Final = frozenset(
+    {"SELECT", "VALUES", "FROM", "TABLE", "INSERT", "UPDATE", "DELETE", "MERGE"}
+)
+
+
+def split_statements(text: str) -> list[str]:
+    """Cut text at its semicolons; comments alone and empty statements are dropped."""
+    statements: list[str] = []
+    first: Token | None = None
+    last: Token | None = None
+    for token in tokenize(text):
+        if token.kind is TokenKind.OPERATOR and token.text == ";":
+            if first is not None and last is not None:
+                statements.append(text[first.start : last.end])
+            first = last = None
+            continue
+        first = first or token
+        last = token
+    if first is not None and last is not None:
+        statements.append(text[first.start : last.end])
+    return statements
+
+
+def classify(tokens: list[Token]) -> StatementKind:
+    """Say what kind of statement the tokens are; empty input is OTHER."""
+    start = main_verb(tokens)
+    if start >= len(tokens):
+        return StatementKind.OTHER
+    token = tokens[start]
+    if token.text == "(":
+        return StatementKind.QUERY
+    if token.kind is not TokenKind.WORD:
+        return StatementKind.OTHER
+    if token.upper == "CREATE":
+        return _classify_create(tokens, start)
+    if token.upper == "ROLLBACK" and any(t.upper == "TO" for t in tokens[start + 1 : start + 4]):
+        return StatementKind.SAVEPOINT
+    return _FIRST_WORD.get(token.upper, StatementKind.OTHER)
+
+
+def main_verb(tokens: list[Token]) -> int:
+    """Return the index of the first keyword, after a leading WITH clause if there is one."""
+    if not tokens or tokens[0].upper != "WITH":
+        return 0
+    depth = 0
+    for index, token in enumerate(tokens):
+        depth += depth_change(token)
+        if depth == 0 and token.kind is TokenKind.WORD and token.upper in _AFTER_WITH:
+            return index
+    return len(tokens)
+
+
+def explain_prefix(tokens: list[Token]) -> tuple[int, bool]:
+    """Return where the explained statement starts, and whether EXPLAIN says ANALYZE."""
+    index = 1
+    analyze = False
+    if index < len(tokens) and tokens[index].text == "(":
+        close = closing_index(tokens, index)
+        analyze = any(token.upper == "ANALYZE" for token in tokens[index:close])
+        return close + 1, analyze
+    while index < len(tokens) and tokens[index].upper in ("ANALYZE", "VERBOSE"):
+        analyze = analyze or tokens[index].upper == "ANALYZE"
+        index += 1
+    return index, analyze
+
+
+def _classify_create(tokens: list[Token], start: int) -> StatementKind:
+    words = [token.upper for token in tokens[start : start + 6]]
+    if "TABLE" not in words:
+        return StatementKind.CREATE
+    depth = 0
+    for token in tokens[start:]:
+        depth += depth_change(token)
+        if depth == 0 and token.upper == "AS":
+            return StatementKind.CREATE_TABLE_AS
+    return StatementKind.CREATE
