@@ -1,0 +1,74 @@
+"""What the PostgreSQL door may be told.
+
+tierkv/config.py fills this in; PgWireServer checks it once at start. Passwords may be given in
+clear or as PostgreSQL's SCRAM verifier (``SCRAM-SHA-256$4096:salt$StoredKey:ServerKey``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvcore.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PgWireConfig:
+    """Settings of one listener.
+
+    Attributes:
+        bind: address to listen on; a non-loopback one needs ``users``.
+        port: TCP port; 0 lets the system choose.
+        tls_cert_file: PEM chain; with ``tls_key_file`` it turns TLS on.
+        tls_key_file: PEM private key.
+        require_tls: refuse clients that don't ask for TLS.
+        users: user name to password or SCRAM verifier; empty means trust, on loopback only.
+        max_connections: more are refused with 53300.
+        auth_timeout_s: a client that has not logged in by then is closed
+            (PostgreSQL's ``authentication_timeout`` is 60 s).
+        shutdown_grace_s: how long ``stop`` waits for connections to say goodbye.
+    """
+
+    bind: str = "127.0.0.1"
+    port: int = 5433
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    require_tls: bool = False
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_connections: int = 200
+    auth_timeout_s: float = 60.0
+    shutdown_grace_s: float = 5.0
+
+    @property
+    def tls(self) -> bool:
+        """Whether TLS is configured."""
+        return bool(self.tls_cert_file)
+
+    def check(self) -> None:
+        """Refuse what could not work or would not be safe.
+
+        Raises:
+            ConfigError: names the setting and the cure.
+        """
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigError("pgwire TLS needs both tls_cert_file and tls_key_file")
+        if self.require_tls and not self.tls:
+            raise ConfigError("pgwire require_tls is set but there is no tls_cert_file")
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"pgwire port {self.port} is not between 0 and 65535")
+        if not self.users and not is_loopback(self.bind):
+            raise ConfigError(
+                f"pgwire would listen on {self.bind} without authentication",
+                hint="configure pgwire users, or bind to 127.0.0.1",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``; names other than localhost count as public."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

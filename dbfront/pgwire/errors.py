@@ -1,0 +1,55 @@
+"""The one place where our errors become PostgreSQL's ErrorResponse and NoticeResponse fields."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dbfront.contracts import Notice
+from kvcore.errors import TierKVError
+
+_INTERNAL: Final = "XX000"
+
+
+class AdminShutdownError(TierKVError):
+    """The server is going down (57P01); raised into idle connections."""
+
+    code = "admin_shutdown"
+    sqlstate = "57P01"
+
+
+class TooManyConnectionsError(TierKVError):
+    """No room for one more connection (53300)."""
+
+    code = "too_many_connections"
+    sqlstate = "53300"
+
+
+def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]:
+    """Fields of an ErrorResponse, by PostgreSQL's one-letter codes.
+
+    Only our own errors show their text; anything else is an internal error whose details belong
+    into the log.
+    """
+    severity = "FATAL" if fatal else "ERROR"
+    fields = {"S": severity, "V": severity}
+    if not isinstance(error, TierKVError):
+        return {**fields, "C": _INTERNAL, "M": f"internal error: {type(error).__name__}"}
+    fields |= {"C": error.sqlstate, "M": error.message or error.code}
+    fields |= {"D": error.detail, "H": error.hint}
+    position = getattr(error, "position", 0)
+    return {**fields, "P": str(position) if position else ""}
+
+
+def notice_fields(notice: Notice) -> dict[str, str]:
+    """Fields of a NoticeResponse."""
+    sqlstate = notice.sqlstate
+    if notice.severity == "WARNING" and sqlstate == "00000":
+        sqlstate = "01000"
+    return {
+        "S": notice.severity,
+        "V": notice.severity,
+        "C": sqlstate,
+        "M": notice.message,
+        "D": notice.detail,
+        "H": notice.hint,
+    }

@@ -1,0 +1,244 @@
+"""The life of one client connection: startup, TLS, login, then messages until goodbye.
+
+The server makes one ``ClientHandler`` per accepted socket and awaits ``serve``. What goes wrong
+with the protocol ends this connection with a FATAL error and never touches another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import ssl
+from dataclasses import dataclass, field
+from typing import Final
+
+from dbfront.contracts import ClientInfo, SqlServer
+from dbfront.pgwire import messages as m
+from dbfront.pgwire import replies
+from dbfront.pgwire.auth import MECHANISM, Authenticator
+from dbfront.pgwire.catalog.session import CatalogSession
+from dbfront.pgwire.config import PgWireConfig
+from dbfront.pgwire.connection import PgConnection
+from dbfront.pgwire.errors import TooManyConnectionsError, error_fields
+from dbfront.pgwire.exchange import Exchange
+from dbfront.pgwire.extended_query import ExtendedQuery
+from dbfront.pgwire.simple_query import simple_query
+from dbfront.pgwire.stream import PgStream
+from kvcore.errors import (
+    AuthenticationError,
+    FeatureNotSupportedError,
+    RemoteProtocolError,
+    SqlError,
+    TierKVError,
+)
+
+_LOG = logging.getLogger(__name__)
+_SECRET_BYTES: Final = 4  # protocol 3.0 fixes it
+_MAX_NEGOTIATIONS: Final = 4  # SSLRequest, GSSENCRequest, once each, and some slack
+
+
+@dataclass(slots=True)
+class Lobby:
+    """What all connections of a server share.
+
+    Attributes:
+        config: the server's settings.
+        sql_server: makes sessions.
+        authenticator: the users.
+        tls: set when TLS is on.
+        handlers: connections by pid, for CancelRequest.
+    """
+
+    config: PgWireConfig
+    sql_server: SqlServer
+    authenticator: Authenticator
+    tls: ssl.SSLContext | None = None
+    handlers: dict[int, ClientHandler] = field(default_factory=dict)
+
+    def cancel(self, request: m.CancelRequest) -> None:
+        """Cancel what the named connection runs, if the secret is right."""
+        handler = self.handlers.get(request.pid)
+        if handler is not None and hmac.compare_digest(handler.secret, request.secret):
+            handler.cancel()
+
+
+class ClientHandler:
+    """One connection.
+
+    Attributes:
+        secret: proves a CancelRequest.
+    """
+
+    def __init__(self, lobby: Lobby, stream: PgStream) -> None:
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        self._lobby = lobby
+        self._stream = stream
+        self._connection = PgConnection()
+        self._exchange: Exchange | None = None
+        self._encrypted = False
+
+    def cancel(self) -> None:
+        """Cancel the running statement, if any."""
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+    def shut_down(self, error: TierKVError) -> None:
+        """Cancel what runs and say goodbye with ``error`` as soon as the connection is idle."""
+        self._stream.interrupt(error)
+        self.cancel()
+
+    async def serve(self) -> None:
+        """Serve the client until it leaves; never raises but for cancellation."""
+        try:
+            async with asyncio.timeout(self._lobby.config.auth_timeout_s):
+                exchange = await self._log_in()
+            if exchange is not None:
+                await self._converse(exchange)
+        except (ConnectionError, ssl.SSLError, TimeoutError) as error:
+            _LOG.debug("client %s left: %s", self._peer(), error)
+        except TierKVError as error:
+            self._goodbye(error)
+        except Exception as error:  # noqa: BLE001 - outermost loop: one connection, not the server
+            _LOG.exception("connection of %s failed inside the server", self._peer())
+            self._goodbye(error)
+        finally:
+            await self._leave()
+
+    def _peer(self) -> str:
+        return self._stream.peer
+
+    def _goodbye(self, error: BaseException) -> None:
+        self._connection.close()
+        self._stream.write(replies.error_response(error_fields(error, fatal=True)))
+
+    async def _leave(self) -> None:
+        self._connection.close()
+        exchange, self._exchange = self._exchange, None
+        try:
+            if exchange is not None:
+                self._lobby.handlers.pop(exchange.session.pid, None)
+                await exchange.close()
+        except TierKVError:
+            _LOG.warning("closing the session of %s failed", self._peer(), exc_info=True)
+        finally:
+            self._stream.close()
+
+    async def _log_in(self) -> Exchange | None:
+        startup = await self._startup()
+        if startup is None:
+            return None
+        self._connection.accept_startup()
+        self._negotiate_version(startup)
+        client = self._client_info(startup)
+        if len(self._lobby.handlers) >= self._lobby.config.max_connections:
+            raise TooManyConnectionsError("sorry, too many clients already")
+        await self._authenticate(client.user)
+        self._connection.accept_login()
+        return await self._welcome(client)
+
+    async def _message(self) -> m.FrontendMessage | m.StartupMessage | None:
+        while (message := self._connection.next_message()) is None:
+            data = await self._stream.read()
+            if not data:
+                return None
+            self._connection.receive_data(data)
+        return message
+
+    async def _startup(self) -> m.Startup | None:
+        """Answer encryption requests until the StartupMessage; None ends the connection."""
+        for _ in range(_MAX_NEGOTIATIONS):
+            match await self._message():
+                case m.SslRequest():
+                    await self._start_tls()
+                case m.GssEncRequest():
+                    self._stream.write(b"N")
+                case m.CancelRequest() as request:
+                    self._lobby.cancel(request)
+                    return None
+                case m.Startup() as startup:
+                    self._require_tls()
+                    return startup
+                case _:
+                    return None
+        raise RemoteProtocolError("too many encryption requests")
+
+    async def _start_tls(self) -> None:
+        if self._connection.buffered_bytes or self._encrypted:
+            raise RemoteProtocolError("received unencrypted data after SSL request")
+        if self._lobby.tls is None:
+            self._stream.write(b"N")
+            return
+        await self._stream.start_tls(self._lobby.tls)
+        self._encrypted = True
+
+    def _require_tls(self) -> None:
+        if self._lobby.config.require_tls and not self._encrypted:
+            raise AuthenticationError("this server accepts TLS connections only")
+
+    def _negotiate_version(self, startup: m.Startup) -> None:
+        unknown = [name for name in startup.parameters if name.startswith("_pq_.")]
+        if startup.minor or unknown:
+            self._stream.write(replies.negotiate_protocol_version(0, unknown))
+
+    def _client_info(self, startup: m.Startup) -> ClientInfo:
+        parameters = dict(startup.parameters)
+        user = parameters.pop("user", "")
+        if not user:
+            raise SqlError("no PostgreSQL user name specified in startup packet", sqlstate="28000")
+        if parameters.pop("replication", "false").lower() not in ("false", "off", "no", "0"):
+            raise FeatureNotSupportedError("replication connections are not supported")
+        database = parameters.pop("database", "") or user
+        application_name = parameters.get("application_name", "")
+        options = {k: v for k, v in parameters.items() if not k.startswith("_pq_.")}
+        return ClientInfo(user, database, application_name, self._peer(), options)
+
+    async def _authenticate(self, user: str) -> None:
+        if not self._lobby.authenticator.trust:
+            login = self._lobby.authenticator.login(user)
+            self._stream.write(replies.authentication_sasl([MECHANISM]))
+            answer = login.first(*m.sasl_initial(await self._password_data()))
+            self._stream.write(replies.authentication_sasl_continue(answer))
+            answer = login.final(await self._password_data())
+            self._stream.write(replies.authentication_sasl_final(answer))
+        self._stream.write(replies.AUTHENTICATION_OK)
+
+    async def _password_data(self) -> bytes:
+        message = await self._message()
+        if not isinstance(message, m.PasswordData):
+            raise ConnectionResetError("client left during login")
+        return message.data
+
+    async def _welcome(self, client: ClientInfo) -> Exchange:
+        inner = await self._lobby.sql_server.open_session(client)
+        session = CatalogSession(inner, client)
+        self._exchange = exchange = Exchange(self._connection, self._stream, session)
+        await session.start()
+        self._lobby.handlers[session.pid] = self
+        for name, value in session.settings.reported():
+            exchange.send(replies.parameter_status(name, value))
+        exchange.send(replies.backend_key_data(session.pid, self.secret))
+        exchange.send(replies.ready_for_query(session.transaction_status))
+        return exchange
+
+    async def _converse(self, exchange: Exchange) -> None:
+        extended = ExtendedQuery(exchange)
+        session = exchange.session
+        session.set_deallocator(extended.deallocate)
+        while (message := await exchange.next_message()) is not None:
+            match message:
+                case m.Query(sql):
+                    extended.forget_unnamed()
+                    await simple_query(exchange, sql)
+                case m.Sync():
+                    await extended.sync()
+                case m.Terminate():
+                    return
+                case m.FunctionCall():
+                    exchange.send_error(FeatureNotSupportedError("function calls by OID"))
+                    exchange.send(self._connection.send_ready(session.transaction_status))
+                case _:
+                    await extended.handle(message)
+
+

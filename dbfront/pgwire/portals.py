@@ -1,0 +1,168 @@
+"""Prepared statements and portals of one connection, and the typing of their parameters.
+
+extended_query.py keeps them; nothing here does I/O. A parameter whose type the client declared is
+cast in the SQL text, so that describing and running a statement agree on its types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from dbfront.contracts import StatementDescription, StatementResult
+from dbfront.pgwire.copy_statement import CopyStatement
+from dbfront.pgwire.messages import Bind
+from dbfront.pgwire.parameters import decode_parameter, is_text
+from dbfront.pgwire.sql_tokens import parameter_count, replace_parameters
+from dbfront.pgwire.types import TEXT, PgType, by_oid, pg_type
+from kvcore.errors import FeatureNotSupportedError, SqlError
+
+_MAX_DECIMAL_DIGITS: Final = 38
+_UNDECLARED: Final = (0, 705)
+
+
+@dataclass(slots=True)
+class PreparedStatement:
+    """A parsed statement.
+
+    Attributes:
+        sql: one statement, or empty.
+        declared: OIDs as in Parse; missing and 0 mean not declared.
+        parameters: how many ``$n`` there are.
+        copy: set if it is a COPY through the client.
+        description: filled at the first Describe or Bind that needs it.
+    """
+
+    sql: str
+    declared: tuple[int, ...] = ()
+    parameters: int = 0
+    copy: CopyStatement | None = None
+    description: StatementDescription | None = None
+
+    def declared_type(self, at: int) -> PgType | None:
+        """The declared type of parameter ``at`` (from 0), or None."""
+        oid = self.declared[at] if at < len(self.declared) else 0
+        if oid in _UNDECLARED:
+            return None
+        return by_oid(oid) or TEXT
+
+    def described_sql(self) -> str:
+        """The SQL to describe: declared parameters are cast to their types."""
+        casts = {}
+        for at in range(self.parameters):
+            kind = self.declared_type(at)
+            if kind is not None and not is_text(kind):
+                casts[at + 1] = kind.duckdb or "DECIMAL(18,3)"
+        return replace_parameters(self.sql, casts)
+
+    def parameter_type(self, at: int) -> PgType:
+        """Declared, else inferred by the engine, else text."""
+        declared = self.declared_type(at)
+        if declared is not None:
+            return declared
+        inferred = self.description.parameter_types if self.description else ()
+        return pg_type(inferred[at]) if at < len(inferred) else TEXT
+
+    def parameter_oids(self) -> list[int]:
+        """For ParameterDescription; a declared OID is given back as it came."""
+        oids = []
+        for at in range(self.parameters):
+            declared = self.declared[at] if at < len(self.declared) else 0
+            oids.append(
+                self.parameter_type(at).oid if declared in _UNDECLARED else declared
+            )
+        return oids
+
+    def needs_description(self) -> bool:
+        """Whether Bind has to know inferred parameter types."""
+        return self.description is None and any(
+            self.declared_type(at) is None for at in range(self.parameters)
+        )
+
+
+def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
+    """Make a prepared statement of one SQL statement."""
+    count = max(parameter_count(sql), len(declared)) if sql else 0
+    return PreparedStatement(sql, declared, count, copy)
+
+
+@dataclass(slots=True)
+class Portal:
+    """A bound statement, and its result once it ran.
+
+    Attributes:
+        statement: what it was made from.
+        sql: the SQL to run, parameters cast.
+        values: the parameters.
+        result_formats: as in Bind.
+        result: set by the first Execute.
+        sent: rows sent so far.
+    """
+
+    statement: PreparedStatement
+    sql: str
+    values: tuple[Any, ...] = ()
+    result_formats: tuple[int, ...] = ()
+    result: StatementResult | None = None
+    sent: int = 0
+    described: StatementDescription | None = field(default=None)
+
+
+def bind(statement: PreparedStatement, message: Bind) -> Portal:
+    """Decode parameters and make a portal.
+
+    Raises:
+        SqlError: wrong number of parameters (08P01) or a value that does not fit its type.
+        FeatureNotSupportedError: a binary value of a type we don't know.
+    """
+    given = len(message.parameters)
+    if given != statement.parameters:
+        raise SqlError(
+            f"bind message supplies {given} parameters, but prepared statement "
+            f'"{message.statement}" requires {statement.parameters}',
+            sqlstate="08P01",
+        )
+    codes = message.parameter_formats
+    values: list[Any] = []
+    for at, data in enumerate(message.parameters):
+        code = codes[at] if len(codes) > 1 else (codes[0] if codes else 0)
+        values.append(None if data is None else _value(statement, at, data, code))
+    sql = replace_parameters(statement.sql, _casts(statement, values))
+    return Portal(statement, sql, tuple(values), message.result_formats)
+
+
+def _value(statement: PreparedStatement, at: int, data: bytes, code: int) -> Any:
+    declared = statement.declared[at] if at < len(statement.declared) else 0
+    if code and declared not in _UNDECLARED and by_oid(declared) is None:
+        raise FeatureNotSupportedError(
+            f"binary parameter ${at + 1} has unknown type OID {declared}",
+            hint="send it as text",
+        )
+    return decode_parameter(data, statement.parameter_type(at), code)
+
+
+def _casts(statement: PreparedStatement, values: Sequence[Any]) -> dict[int, str]:
+    casts = {}
+    for at, value in enumerate(values):
+        kind = statement.declared_type(at)
+        if kind is None or is_text(kind):
+            continue
+        cast = kind.duckdb or (_decimal_cast(value) if kind.element is None else "")
+        if cast:
+            casts[at + 1] = cast
+    return casts
+
+
+def _decimal_cast(value: Any) -> str:
+    """The narrowest DECIMAL that holds the value exactly; DOUBLE if none does; '' for NULL."""
+    if not isinstance(value, Decimal):
+        return "DECIMAL(18,3)" if value is None else ""
+    if not value.is_finite():
+        return "DOUBLE"
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    scale = max(0, -exponent)
+    precision = max(len(digits) + max(0, exponent), scale, 1)
+    return f"DECIMAL({precision},{scale})" if precision <= _MAX_DECIMAL_DIGITS else "DOUBLE"

@@ -1,0 +1,159 @@
+"""What the server says: functions from values to the bytes of one backend message.
+
+The handlers call these and connection.py keeps track of what may be sent when. Rows are the hot
+path: ``data_rows`` turns many rows into one bytes object, with one encoder per column.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_INT32: Final = struct.Struct("!i").pack
+_HEAD: Final = struct.Struct("!ci").pack
+_ROW_HEAD: Final = struct.Struct("!ciH").pack
+_NULL: Final = _INT32(-1)
+
+PARSE_COMPLETE: Final = b"1\0\0\0\x04"
+BIND_COMPLETE: Final = b"2\0\0\0\x04"
+CLOSE_COMPLETE: Final = b"3\0\0\0\x04"
+NO_DATA: Final = b"n\0\0\0\x04"
+EMPTY_QUERY: Final = b"I\0\0\0\x04"
+PORTAL_SUSPENDED: Final = b"s\0\0\0\x04"
+COPY_DONE: Final = b"c\0\0\0\x04"
+AUTHENTICATION_OK: Final = b"R\0\0\0\x08\0\0\0\0"
+
+Encoder = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of a RowDescription; ``format_code`` is 0 for text and 1 for binary."""
+
+    name: str
+    oid: int
+    size: int
+    typmod: int
+    format_code: int
+
+
+def message(type_byte: bytes, body: bytes) -> bytes:
+    """Frame one message."""
+    return _HEAD(type_byte, len(body) + 4) + body
+
+
+def _text(value: str) -> bytes:
+    """A C string; NUL bytes inside would end it early, so they are dropped."""
+    return value.replace("\0", "").encode("utf-8", "replace") + b"\0"
+
+
+def authentication_sasl(mechanisms: Sequence[str]) -> bytes:
+    """Offer SASL mechanisms."""
+    return message(b"R", _INT32(10) + b"".join(map(_text, mechanisms)) + b"\0")
+
+
+def authentication_sasl_continue(data: bytes) -> bytes:
+    """The server's first SASL message."""
+    return message(b"R", _INT32(11) + data)
+
+
+def authentication_sasl_final(data: bytes) -> bytes:
+    """The server's last SASL message."""
+    return message(b"R", _INT32(12) + data)
+
+
+def negotiate_protocol_version(minor: int, options: Sequence[str]) -> bytes:
+    """Say which minor version and which ``_pq_`` options are not supported."""
+    return message(b"v", struct.pack("!ii", minor, len(options)) + b"".join(map(_text, options)))
+
+
+def parameter_status(name: str, value: str) -> bytes:
+    """Report a setting."""
+    return message(b"S", _text(name) + _text(value))
+
+
+def backend_key_data(pid: int, secret: bytes) -> bytes:
+    """The key with which the client can cancel."""
+    return message(b"K", struct.pack("!I", pid) + secret)
+
+
+def ready_for_query(status: str) -> bytes:
+    """Ready; status is I, T or E."""
+    return message(b"Z", status.encode())
+
+
+def row_description(fields: Sequence[Field]) -> bytes:
+    """Shape of the rows that follow."""
+    parts = [struct.pack("!H", len(fields))]
+    for column in fields:
+        parts.append(_text(column.name))
+        parts.append(
+            struct.pack(
+                "!IhIhih", 0, 0, column.oid, column.size, column.typmod, column.format_code
+            )
+        )
+    return message(b"T", b"".join(parts))
+
+
+def parameter_description(oids: Sequence[int]) -> bytes:
+    """Types of a prepared statement's parameters."""
+    return message(b"t", struct.pack(f"!H{len(oids)}I", len(oids), *oids))
+
+
+def data_rows(rows: Iterable[Sequence[Any]], encoders: Sequence[Encoder]) -> bytes:
+    """Encode rows as DataRow messages, back to back."""
+    pack, row_head, null = _INT32, _ROW_HEAD, _NULL
+    count = len(encoders)
+    out: list[bytes] = []
+    for row in rows:
+        cells = [null]  # replaced by the head below
+        size = 6
+        for value, encode in zip(row, encoders, strict=True):
+            if value is None:
+                cells.append(null)
+                size += 4
+            else:
+                data = encode(value)
+                cells.append(pack(len(data)))
+                cells.append(data)
+                size += 4 + len(data)
+        cells[0] = row_head(b"D", size, count)
+        out.extend(cells)
+    return b"".join(out)
+
+
+def command_complete(tag: str) -> bytes:
+    """A statement is done."""
+    return message(b"C", _text(tag))
+
+
+def copy_out_response(columns: int) -> bytes:
+    """COPY data (text) will follow."""
+    return message(b"H", struct.pack(f"!BH{columns}H", 0, columns, *([0] * columns)))
+
+
+def copy_in_response(columns: int) -> bytes:
+    """Ready for COPY data (text)."""
+    return message(b"G", struct.pack(f"!BH{columns}H", 0, columns, *([0] * columns)))
+
+
+def copy_data(data: bytes) -> bytes:
+    """One COPY row."""
+    return message(b"d", data)
+
+
+def _fields(fields: Mapping[str, str]) -> bytes:
+    body = b"".join(code.encode() + _text(value) for code, value in fields.items() if value)
+    return body + b"\0"
+
+
+def error_response(fields: Mapping[str, str]) -> bytes:
+    """An error; keys are PostgreSQL's one-letter field codes."""
+    return message(b"E", _fields(fields))
+
+
+def notice_response(fields: Mapping[str, str]) -> bytes:
+    """A notice or warning."""
+    return message(b"N", _fields(fields))

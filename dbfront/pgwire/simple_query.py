@@ -1,0 +1,69 @@
+"""The simple query protocol: one Query message, any number of statements, text results."""
+
+from __future__ import annotations
+
+from dbfront.contracts import StatementResult
+from dbfront.pgwire import replies
+from dbfront.pgwire.copy import run_copy
+from dbfront.pgwire.copy_statement import parse_copy
+from dbfront.pgwire.exchange import Exchange, encoders, result_fields
+from dbfront.pgwire.implicit import ImplicitTransaction
+from kvcore.errors import SqlError, TierKVError
+from kvcore.limits import MAX_SQL_BYTES
+
+
+async def simple_query(exchange: Exchange, sql: str) -> None:
+    """Answer a Query message up to and with ReadyForQuery; errors go to the client."""
+    implicit = ImplicitTransaction(exchange.session)
+    failed = True
+    try:
+        check_length(sql)
+        statements = exchange.session.split(sql)
+        if not statements:
+            exchange.send(replies.EMPTY_QUERY)
+        for statement in statements:
+            await _one(exchange, statement, implicit if len(statements) > 1 else None)
+        failed = False
+        await implicit.finish(failed=False)
+    except TierKVError as error:
+        exchange.send_error(error)
+    except (ConnectionError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a bug of ours must cost one statement, not the server
+        exchange.send_error(error)
+    if failed:
+        await implicit.finish(failed=True)
+    exchange.send(exchange.connection.send_ready(exchange.session.transaction_status))
+
+
+async def _one(exchange: Exchange, sql: str, implicit: ImplicitTransaction | None) -> None:
+    result = await implicit.before(sql) if implicit is not None else None
+    copy = parse_copy(sql)
+    if copy is not None:
+        exchange.send(replies.command_complete(await run_copy(exchange, copy)))
+        return
+    if result is None:
+        result = await exchange.run(exchange.session.execute(sql))
+    await _send_result(exchange, result)
+
+
+async def _send_result(exchange: Exchange, result: StatementResult) -> None:
+    exchange.send_notices(result)
+    if result.columns is not None:
+        exchange.send(replies.row_description(result_fields(result.columns)))
+        await exchange.send_rows(
+            result.rows, encoders(result.columns, [0] * len(result.columns))
+        )
+    exchange.send(replies.command_complete(result.command_tag))
+
+
+def check_length(sql: str) -> None:
+    """Refuse SQL longer than kvcore.limits allows.
+
+    Raises:
+        SqlError: 54000.
+    """
+    if len(sql) > MAX_SQL_BYTES:
+        raise SqlError(
+            f"statement of {len(sql)} characters is longer than {MAX_SQL_BYTES}", sqlstate="54000"
+        )

@@ -1,0 +1,158 @@
+"""Which PostgreSQL type stands for which DuckDB type: OIDs, sizes and type modifiers.
+
+The handlers ask ``pg_type`` for the type of a result column and ``by_oid`` for that of a declared
+parameter; text_format.py, binary_format.py and parameters.py turn values into bytes and back.
+What PostgreSQL has no twin for (STRUCT, MAP, UNION, nested lists, ...) travels as text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A PostgreSQL type as clients see it.
+
+    Attributes:
+        name: PostgreSQL's short name; the formats are chosen by it.
+        oid: the fixed OID clients know.
+        size: bytes of the fixed-size binary form, -1 if it varies.
+        duckdb: the DuckDB type a parameter of this type is cast to; empty for no cast.
+        typmod: precision and scale of numeric, else -1.
+        element: the element type of an array.
+    """
+
+    name: str
+    oid: int
+    size: int
+    duckdb: str = ""
+    typmod: int = -1
+    element: PgType | None = None
+
+
+BOOL: Final = PgType("bool", 16, 1, "BOOLEAN")
+BYTEA: Final = PgType("bytea", 17, -1, "BLOB")
+INT8: Final = PgType("int8", 20, 8, "BIGINT")
+# DuckDB gives an integer literal the type of its neighbour, so a SMALLINT parameter would make
+# ``$1 * 1000`` overflow where PostgreSQL's int2 * int4 does not: int2 parameters become INTEGER.
+INT2: Final = PgType("int2", 21, 2, "INTEGER")
+INT4: Final = PgType("int4", 23, 4, "INTEGER")
+TEXT: Final = PgType("text", 25, -1)
+JSON: Final = PgType("json", 114, -1, "JSON")
+FLOAT4: Final = PgType("float4", 700, 4, "FLOAT")
+FLOAT8: Final = PgType("float8", 701, 8, "DOUBLE")
+DATE: Final = PgType("date", 1082, 4, "DATE")
+TIME: Final = PgType("time", 1083, 8, "TIME")
+TIMESTAMP: Final = PgType("timestamp", 1114, 8, "TIMESTAMP")
+TIMESTAMPTZ: Final = PgType("timestamptz", 1184, 8, "TIMESTAMPTZ")
+INTERVAL: Final = PgType("interval", 1186, 16, "INTERVAL")
+TIMETZ: Final = PgType("timetz", 1266, 12, "TIMETZ")
+NUMERIC: Final = PgType("numeric", 1700, -1)
+UUID: Final = PgType("uuid", 2950, 16, "UUID")
+
+_ARRAYS: Final = (
+    (BOOL, 1000),
+    (BYTEA, 1001),
+    (INT8, 1016),
+    (INT2, 1005),
+    (INT4, 1007),
+    (TEXT, 1009),
+    (JSON, 199),
+    (FLOAT4, 1021),
+    (FLOAT8, 1022),
+    (DATE, 1182),
+    (TIME, 1183),
+    (TIMESTAMP, 1115),
+    (TIMESTAMPTZ, 1185),
+    (INTERVAL, 1187),
+    (TIMETZ, 1270),
+    (NUMERIC, 1231),
+    (UUID, 2951),
+)
+
+
+def _array_of(element: PgType, oid: int) -> PgType:
+    cast = "" if element is NUMERIC else f"{element.duckdb or 'VARCHAR'}[]"
+    return PgType(f"_{element.name}", oid, -1, cast, -1, element)
+
+
+_ARRAY_BY_ELEMENT: Final = {element.name: _array_of(element, oid) for element, oid in _ARRAYS}
+
+_BY_OID: Final = {
+    **{element.oid: element for element, _ in _ARRAYS},
+    **{array.oid: array for array in _ARRAY_BY_ELEMENT.values()},
+    # Only ever parameters: types whose values we treat as one of the above.
+    18: TEXT,
+    19: TEXT,
+    26: INT8,
+    705: TEXT,
+    1042: TEXT,
+    1043: TEXT,
+    3802: PgType("jsonb", 3802, -1, "JSON"),
+    3807: PgType("_jsonb", 3807, -1, "JSON[]", -1, PgType("jsonb", 3802, -1, "JSON")),
+    1014: _ARRAY_BY_ELEMENT["text"],
+    1015: _ARRAY_BY_ELEMENT["text"],
+}
+
+_BY_DUCKDB: Final = {
+    "BOOLEAN": BOOL,
+    "TINYINT": INT2,
+    "SMALLINT": INT2,
+    "INTEGER": INT4,
+    "BIGINT": INT8,
+    "UTINYINT": INT2,
+    "USMALLINT": INT4,
+    "UINTEGER": INT8,
+    "UBIGINT": NUMERIC,
+    "HUGEINT": NUMERIC,
+    "UHUGEINT": NUMERIC,
+    "BIGNUM": NUMERIC,
+    "DECIMAL": NUMERIC,
+    "FLOAT": FLOAT4,
+    "DOUBLE": FLOAT8,
+    "BLOB": BYTEA,
+    "DATE": DATE,
+    "TIME": TIME,
+    "TIME_NS": TIME,
+    "TIME WITH TIME ZONE": TIMETZ,
+    "TIMESTAMP": TIMESTAMP,
+    "TIMESTAMP_S": TIMESTAMP,
+    "TIMESTAMP_MS": TIMESTAMP,
+    "TIMESTAMP_NS": TIMESTAMP,
+    "TIMESTAMP WITH TIME ZONE": TIMESTAMPTZ,
+    "TIMESTAMPTZ": TIMESTAMPTZ,
+    "TIMETZ": TIMETZ,
+    "INTERVAL": INTERVAL,
+    "UUID": UUID,
+    "JSON": JSON,
+}
+
+_LIST = re.compile(r"(.*[^\]])\[\d*\]", re.DOTALL)
+_DECIMAL = re.compile(r"(?:DECIMAL|NUMERIC)\((\d+),\s*(\d+)\)")
+
+
+@lru_cache(maxsize=4096)
+def pg_type(duckdb_name: str) -> PgType:
+    """The PostgreSQL type for a DuckDB type name such as ``DECIMAL(18,3)`` or ``INTEGER[]``.
+
+    Unknown and composite types, and lists of lists, become text.
+    """
+    name = duckdb_name.strip()
+    if match := _DECIMAL.fullmatch(name.upper()):
+        precision, scale = int(match[1]), int(match[2])
+        return PgType("numeric", NUMERIC.oid, -1, "", ((precision << 16) | scale) + 4)
+    if match := _LIST.fullmatch(name):
+        element = pg_type(match[1])
+        if element is TEXT and match[1].upper() not in ("VARCHAR", "TEXT", '"NULL"'):
+            return TEXT
+        return _ARRAY_BY_ELEMENT.get(element.name, TEXT)
+    return _BY_DUCKDB.get(name.upper(), TEXT)
+
+
+def by_oid(oid: int) -> PgType | None:
+    """The type a client declared for a parameter, or None if we don't know the OID."""
+    return _BY_OID.get(oid)
