@@ -131,9 +131,13 @@ class Namespace:
 class MetaClient(Protocol):
     """The meta server's door.
 
-    1. Every method raises DirectoryUnavailableError when the server can't be reached in time.
-    2. ``locate`` takes at most limits.MAX_CHAIN_BLOCKS keys, in chain order, in one round trip.
-    3. ``report`` is idempotent by (node_id, incarnation, seq).
+    1. Every method raises DirectoryUnavailableError when the server can't be reached in time, and
+       after ``close``.
+    2. ``locate`` takes at most limits.MAX_CHAIN_BLOCKS keys, in chain order, in one round trip;
+       more is a LocalProtocolError.
+    3. ``report_events`` is idempotent by (node_id, incarnation, seq).
+    4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive.
+    5. ``resolve_namespace`` and ``put_namespace`` raise UserError for names that can't be.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -161,3 +165,17 @@ class MetaClient(Protocol):
     async def put_namespace(self, namespace: Namespace) -> Namespace: ...
 
     async def close(self) -> None: ...
+
+
+def connect(address: str, *, token: str | None = None, timeout_s: float = 2.0) -> MetaClient:
+    """Return a client of the meta server at ``host:port``; it connects at the first call.
+
+    Args:
+        address: the meta server's ``host:port``.
+        token: the cluster token; None where none is set.
+        timeout_s: how long one call may take before it counts as "no directory".
+    """
+    # gRPC is heavy, and a process with everything inside never dials: import it when needed.
+    from metaserver.grpc_client import GrpcMeta
+
+    return GrpcMeta(address, token=token, timeout_s=timeout_s)

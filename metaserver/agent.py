@@ -1,0 +1,233 @@
+"""A node's side of the meta server: register, heartbeat, send block events, and keep at it.
+
+Every DMP and compute process runs one NodeAgent; the composition root wires it. A node serves with
+or without a directory, so DirectoryUnavailableError ends here: the agent logs the change and tries
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from kvcore.block_event import EventBatch
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import DirectoryUnavailableError, StaleEpochError
+from kvcore.node import NodeInfo, NodeReport
+from metaserver.client import MetaClient
+from metaserver.reporter import MetaReporter
+
+_log = logging.getLogger(__name__)
+_FIRST_RETRY_S: Final = 0.05
+_LAST_RETRY_S: Final = 2.0
+
+
+class NodeAgent:
+    """Keeps one node known to the meta server. Start, flush and stop it in one event loop.
+
+    Attributes:
+        _registered: set while the meta server knows this incarnation, as far as we know.
+        _unknown: set when a reply said it does not; the heartbeat loop registers again.
+        _work: set, from any thread, when the reporter has something to send.
+        _progress: notified after each acknowledged batch.
+    """
+
+    def __init__(
+        self,
+        meta: MetaClient,
+        info: NodeInfo,
+        reporter: MetaReporter,
+        report_source: Callable[[], NodeReport],
+        *,
+        clock: Clock | None = None,
+        batch_delay_s: float = 0.02,
+    ) -> None:
+        """Make an agent; ``start`` begins.
+
+        Args:
+            meta: how to reach the meta server; not closed by the agent.
+            info: the node's registration.
+            reporter: its outbox, made with the same node id and incarnation.
+            report_source: called in the event loop for each heartbeat; must be quick.
+            clock: for ``contact_age_s``.
+            batch_delay_s: how long events are gathered before a batch is sent.
+        """
+        self._meta = meta
+        self._info = info
+        self._reporter = reporter
+        self._report_source = report_source
+        self._clock = clock or SystemClock()
+        self._batch_delay_s = batch_delay_s
+        self._registered = asyncio.Event()
+        self._unknown = asyncio.Event()
+        self._work = asyncio.Event()
+        self._progress = asyncio.Condition()
+        self._flushing = 0
+        self._contact_at: float | None = None
+        self._reachable = True
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def registered(self) -> bool:
+        """Whether the meta server knows this node, as far as the last reply told."""
+        return self._registered.is_set()
+
+    @property
+    def contact_age_s(self) -> float | None:
+        """Seconds since the meta server last answered; None before it ever did."""
+        return None if self._contact_at is None else self._clock.now() - self._contact_at
+
+    async def start(self) -> None:
+        """Begin in the background; returns at once, whether or not the meta server is there."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            # The loop may be closing while a worker thread still reports; then nobody listens.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._work.set)
+
+        self._reporter.set_wake(wake)
+        loops = (self._stay_registered, self._send_events)
+        self._tasks = [asyncio.create_task(self._forever(run)) for run in loops]
+
+    async def flush(self, *, timeout_s: float = 10.0) -> None:
+        """Wait until everything reported so far is in the directory.
+
+        Raises:
+            DirectoryUnavailableError: it was not within ``timeout_s``.
+        """
+        ticket = self._reporter.ticket()
+        self._flushing += 1
+        self._work.set()
+        try:
+            async with asyncio.timeout(timeout_s), self._progress:
+                await self._progress.wait_for(lambda: self._reporter.is_delivered(ticket))
+        except TimeoutError:
+            raise DirectoryUnavailableError(
+                f"block events of {self._info.node_id} were not taken within {timeout_s} s"
+            ) from None
+        finally:
+            self._flushing -= 1
+
+    async def stop(self) -> None:
+        """Stop reporting and leave the cluster, if the meta server is there to hear it."""
+        self._reporter.set_wake(None)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._registered.is_set():
+            self._registered.clear()
+            with suppress(DirectoryUnavailableError):
+                await self._meta.deregister(self._info.node_id, self._info.incarnation)
+
+    async def _forever(self, run: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await run()
+            except Exception:  # noqa: BLE001 - outermost loop: a node outlives a bug in its agent
+                _log.exception("the agent of node %s failed; it goes on", self._info.node_id)
+                await asyncio.sleep(_LAST_RETRY_S)
+
+    async def _stay_registered(self) -> None:
+        interval_s = await self._register()
+        while not self._unknown.is_set():
+            await self._heartbeat()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._unknown.wait(), interval_s)
+
+    async def _register(self) -> float:
+        """Register, however long it takes; returns the heartbeat interval."""
+        for retry_s in _backoff():
+            self._unknown.clear()
+            try:
+                registration = await self._meta.register(self._info)
+            except (DirectoryUnavailableError, StaleEpochError) as error:
+                self._note_failure(error)
+                await asyncio.sleep(retry_s)
+                continue
+            self._note_contact()
+            if registration.send_inventory:
+                self._reporter.request_inventory()
+            self._registered.set()
+            return registration.heartbeat_interval_s
+        raise AssertionError("the backoff never ends")
+
+    async def _heartbeat(self) -> None:
+        info = self._info
+        try:
+            reply = await self._meta.heartbeat(
+                info.node_id, info.incarnation, self._report_source()
+            )
+        except DirectoryUnavailableError as error:
+            self._note_failure(error)
+            return
+        self._note_contact()
+        if not reply.known:
+            self._lose_registration()
+        elif reply.send_inventory:
+            self._reporter.request_inventory()
+
+    async def _send_events(self) -> None:
+        await self._registered.wait()
+        self._work.clear()
+        batch = await self._next_batch()
+        if batch is not None:
+            await self._send(batch)
+            return
+        await self._work.wait()
+        if not self._flushing:
+            await asyncio.sleep(self._batch_delay_s)
+
+    async def _next_batch(self) -> EventBatch | None:
+        if self._reporter.inventory_due:
+            # A snapshot of a full node takes a while; the loop must not.
+            return await asyncio.to_thread(self._reporter.next_batch)
+        return self._reporter.next_batch()
+
+    async def _send(self, batch: EventBatch) -> None:
+        """Send one batch until it is answered."""
+        for retry_s in _backoff():
+            try:
+                reply = await self._meta.report_events(batch)
+            except DirectoryUnavailableError as error:
+                self._note_failure(error)
+                await asyncio.sleep(retry_s)
+                continue
+            break
+        self._note_contact()
+        self._reporter.acknowledge(batch, reply)
+        if not reply.accepted:
+            self._lose_registration()
+        async with self._progress:
+            self._progress.notify_all()
+
+    def _lose_registration(self) -> None:
+        self._registered.clear()
+        self._unknown.set()
+
+    def _note_contact(self) -> None:
+        self._contact_at = self._clock.now()
+        if not self._reachable:
+            self._reachable = True
+            _log.info("node %s reaches the meta server again", self._info.node_id)
+
+    def _note_failure(self, error: DirectoryUnavailableError | StaleEpochError) -> None:
+        """Log the first failure of a row; the node goes on without a directory."""
+        if self._reachable:
+            self._reachable = False
+            _log.warning(
+                "node %s has no directory, it goes on and keeps trying: %s",
+                self._info.node_id,
+                error.message,
+            )
+
+
+def _backoff() -> Iterator[float]:
+    delay_s = _FIRST_RETRY_S
+    while True:
+        yield delay_s
+        delay_s = min(2 * delay_s, _LAST_RETRY_S)

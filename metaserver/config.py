@@ -1,0 +1,54 @@
+"""What a meta server may be told.
+
+Made by the composition root from configuration; frozen and checked once. Times follow one rule:
+a node is suspect after three missed heartbeats and dead after five.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvcore.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class MetaConfig:
+    """Settings of a meta server.
+
+    Attributes:
+        address: ``host:port`` to listen on; port 0 lets the system choose.
+        token: cluster token every caller must send; required on a public address.
+        database: file of the durable state (namespaces, cluster secret); ``:memory:`` keeps none.
+        cluster_secret: 16 to 64 bytes keying all block names; None makes one at the first start
+            and keeps it in ``database``. Changing it forgets every stored block.
+        heartbeat_interval_s: how often nodes report.
+        suspect_after_s: silence after which a node is shown as suspect.
+        dead_after_s: silence after which its blocks are forgotten.
+        forget_after_s: silence after which the node itself is forgotten.
+    """
+
+    address: str = "127.0.0.1:7400"
+    token: str | None = field(default=None, repr=False)
+    database: str = ":memory:"
+    cluster_secret: bytes | None = field(default=None, repr=False)
+    heartbeat_interval_s: float = 1.0
+    suspect_after_s: float = 3.0
+    dead_after_s: float = 5.0
+    forget_after_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        times = (
+            self.heartbeat_interval_s,
+            self.suspect_after_s,
+            self.dead_after_s,
+            self.forget_after_s,
+        )
+        if not 0 < times[0] < times[1] < times[2] < times[3]:
+            raise ConfigError(
+                "meta: heartbeat_interval_s < suspect_after_s < dead_after_s < forget_after_s "
+                f"must hold and be positive, got {', '.join(map(str, times))}"
+            )
+        if self.cluster_secret is not None and not 16 <= len(self.cluster_secret) <= 64:
+            raise ConfigError(
+                f"meta.cluster_secret must have 16 to 64 bytes, got {len(self.cluster_secret)}"
+            )

@@ -1,0 +1,120 @@
+"""The meta server inside this process: a MetaClient right over the pure core.
+
+Used by the composition root when everything runs in one process, and by the gRPC service, which
+only translates. Calls may come from several threads' event loops; a lock keeps the core whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvcore import limits
+from kvcore.block_event import EventBatch
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import DirectoryUnavailableError, LocalProtocolError, UserError
+from kvcore.ids import BlockKey, Incarnation, NodeId
+from kvcore.node import NodeInfo, NodeReport
+from metaserver.client import (
+    BlockListing,
+    HeartbeatReply,
+    LocateReply,
+    Namespace,
+    NamespaceGrant,
+    NodeState,
+    Registration,
+    ReportReply,
+)
+from metaserver.config import MetaConfig
+from metaserver.namespaces import NamespaceStore
+from metaserver.state import MetaState
+
+MAX_LISTED_BLOCKS = 100_000
+"""Most records of one ``list_blocks``: a view, not a dump; its ``total`` always tells the truth."""
+
+
+class LocalMeta:
+    """A whole meta server without a network; implements MetaClient.
+
+    Attributes:
+        state: the pure core, touched only under ``_lock``.
+    """
+
+    def __init__(self, config: MetaConfig | None = None, *, clock: Clock | None = None) -> None:
+        """Open the durable state; ConfigError when the database can't be used."""
+        config = config or MetaConfig()
+        self.state = MetaState(config)
+        self._namespaces = NamespaceStore(config.database, cluster_secret=config.cluster_secret)
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def register(self, info: NodeInfo) -> Registration:
+        with self._open():
+            return self.state.register(info, self._clock.now())
+
+    async def heartbeat(
+        self, node_id: NodeId, incarnation: Incarnation, report: NodeReport
+    ) -> HeartbeatReply:
+        with self._open():
+            return self.state.heartbeat(node_id, incarnation, report, self._clock.now())
+
+    async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
+        with self._open():
+            self.state.deregister(node_id, incarnation)
+
+    async def report_events(self, batch: EventBatch) -> ReportReply:
+        with self._open():
+            return self.state.report(batch, self._clock.now())
+
+    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply:
+        if len(keys) > limits.MAX_CHAIN_BLOCKS:
+            raise LocalProtocolError(
+                f"a locate of {len(keys)} blocks; at most {limits.MAX_CHAIN_BLOCKS} go in one call"
+            )
+        with self._open():
+            return self.state.locate(keys, self._clock.now())
+
+    async def resolve_namespace(
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+    ) -> NamespaceGrant:
+        with self._open():
+            return self._namespaces.resolve(
+                tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
+            )
+
+    async def list_nodes(self) -> tuple[NodeState, ...]:
+        with self._open():
+            return self.state.list_nodes(self._clock.now())
+
+    async def list_blocks(self, limit: int) -> BlockListing:
+        if limit < 0:
+            raise UserError(f"the limit of a block listing can't be negative, got {limit}")
+        with self._open():
+            return self.state.list_blocks(min(limit, MAX_LISTED_BLOCKS), self._clock.now())
+
+    async def list_namespaces(self) -> tuple[Namespace, ...]:
+        with self._open():
+            return self._namespaces.namespaces()
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace:
+        with self._open():
+            pass
+        # It waits for the disk, so it runs beside the event loop; the store has its own lock.
+        return await asyncio.to_thread(self._namespaces.put, namespace)
+
+    async def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._namespaces.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Hold the lock; refuse after ``close``."""
+        with self._lock:
+            if self._closed:
+                raise DirectoryUnavailableError("the meta server in this process is closed")
+            yield

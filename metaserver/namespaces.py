@@ -1,0 +1,194 @@
+"""Durable namespaces and the cluster secret, in one SQLite file.
+
+Called by metaserver/local.py, from any thread. Reads come from memory; only ``put`` waits for the
+disk, so callers run it off the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sqlite3
+import threading
+from pathlib import Path
+
+from kvcore import block_key, limits
+from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from metaserver.client import Namespace, NamespaceGrant
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS cluster (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS namespaces (
+    name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL
+);
+"""
+_SECRET_BYTES = 32
+_MAX_TENANTS = 10_000
+_NAME = re.compile(limits.NAME_PATTERN)
+_SHARED_DOMAIN = "shared {}"
+"""A space never occurs in a name, so a tenant can't name itself into a shared namespace."""
+
+
+class NamespaceStore:
+    """Who shares blocks with whom.
+
+    A tenant is alone unless one namespace lists it; a tenant is listed by at most one. A namespace
+    without tenants is the policy of the one tenant that has its name.
+
+    Attributes:
+        _namespaces: mirror of the table; the table is written first.
+        _namespace_of: the namespace that rules each tenant.
+    """
+
+    def __init__(self, database: str, *, cluster_secret: bytes | None = None) -> None:
+        """Open or make the database.
+
+        Args:
+            database: a path, or ``:memory:``.
+            cluster_secret: 16 to 64 bytes; None takes the database's, made at the first start.
+
+        Raises:
+            ConfigError: the file can't be opened or is no such database.
+        """
+        self._lock = threading.Lock()
+        try:
+            self._connection = _open(database)
+            try:
+                self._secret = cluster_secret or self._stored_secret()
+                self._namespaces = self._stored_namespaces()
+            except sqlite3.Error:
+                self._connection.close()
+                raise
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(
+                f"meta.database = {database!r} can't be used: {error}",
+                hint="name a file in a directory this process may write, or :memory:",
+            ) from error
+        self._namespace_of = _index(self._namespaces)
+
+    def resolve(
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+    ) -> NamespaceGrant:
+        """Return the key of a tenant's blocks.
+
+        Raises:
+            UserError: the tenant's name has characters names can't have.
+        """
+        _check_name(tenant, "tenant")
+        namespace = self._namespace_of.get(tenant)
+        shared = namespace is not None and bool(namespace.tenants)
+        domain = namespace.name if namespace is not None else tenant
+        return NamespaceGrant(
+            namespace_key=block_key.namespace_key(
+                self._secret,
+                tenant=_SHARED_DOMAIN.format(domain) if shared else tenant,
+                model_revision=model_revision,
+                layout_fingerprint=layout_fingerprint,
+            ),
+            domain=domain,
+            cache_enabled=namespace is None or namespace.cache_enabled,
+        )
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Return all namespaces, sorted by name."""
+        with self._lock:
+            return tuple(ns for _, ns in sorted(self._namespaces.items()))
+
+    def put(self, namespace: Namespace) -> Namespace:
+        """Make or replace a namespace; durable when it returns.
+
+        Raises:
+            UserError: a malformed name, too many tenants, or a tenant another namespace lists.
+            DirectoryUnavailableError: the database refused (disk full, closed).
+        """
+        with self._lock:
+            changed = _normalised(namespace)
+            self._check(changed)
+            try:
+                self._write(changed)
+            except sqlite3.Error as error:
+                raise DirectoryUnavailableError(
+                    f"namespace {changed.name} could not be stored: {error}"
+                ) from error
+            self._namespaces[changed.name] = changed
+            self._namespace_of = _index(self._namespaces)
+            return changed
+
+    def close(self) -> None:
+        """Close the database; the object can't be used afterwards."""
+        with self._lock:
+            self._connection.close()
+
+    def _write(self, namespace: Namespace) -> None:
+        with self._connection:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO namespaces VALUES (?, ?, ?)",
+                (namespace.name, json.dumps(namespace.tenants), namespace.cache_enabled),
+            )
+
+    def _check(self, namespace: Namespace) -> None:
+        _check_name(namespace.name, "namespace")
+        if len(namespace.tenants) > _MAX_TENANTS:
+            raise UserError(f"a namespace has at most {_MAX_TENANTS} tenants")
+        for tenant in namespace.tenants:
+            _check_name(tenant, "tenant")
+            other = self._namespace_of.get(tenant)
+            if other is not None and other.tenants and other.name != namespace.name:
+                raise UserError(
+                    f"tenant {tenant} already belongs to namespace {other.name}",
+                    hint=f"remove {tenant} from {other.name} first",
+                )
+
+    def _stored_namespaces(self) -> dict[str, Namespace]:
+        rows = self._connection.execute("SELECT name, tenants, cache_enabled FROM namespaces")
+        return {
+            name: Namespace(name, tuple(json.loads(tenants)), bool(enabled))
+            for name, tenants, enabled in rows
+        }
+
+    def _stored_secret(self) -> bytes:
+        with self._connection:
+            self._connection.execute(
+                "INSERT OR IGNORE INTO cluster VALUES ('secret', ?)",
+                (secrets.token_bytes(_SECRET_BYTES),),
+            )
+        row = self._connection.execute("SELECT value FROM cluster WHERE name = 'secret'").fetchone()
+        return bytes(row[0])
+
+
+def _open(database: str) -> sqlite3.Connection:
+    if database != ":memory:":
+        # It holds the cluster secret: nobody but the owner may ever read it.
+        Path(database).parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
+    connection = sqlite3.connect(database, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.executescript(_SCHEMA)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:
+    """Map each tenant to its namespace; a namespace that lists it goes before its own policy."""
+    own = {ns.name: ns for ns in namespaces.values() if not ns.tenants}
+    shared = {tenant: ns for ns in namespaces.values() for tenant in ns.tenants}
+    return own | shared
+
+
+def _normalised(namespace: Namespace) -> Namespace:
+    tenants = tuple(sorted(set(namespace.tenants)))
+    return Namespace(namespace.name, tenants, namespace.cache_enabled)
+
+
+def _check_name(name: str, what: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name[:40]!r} is not a {what} name: use 1 to {limits.MAX_NAME_CHARS} letters, digits "
+            "and _ . : - /, beginning with a letter, digit or _"
+        )

@@ -1,0 +1,89 @@
+"""The gRPC service of the meta server: translate, ask a MetaClient, translate back.
+
+Registered by metaserver/server.py over a LocalMeta. It holds no state and decides nothing; errors
+become status codes in kvwire.status.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.ids import Incarnation, NodeId
+from kvwire import convert
+from kvwire.convert_event import event_batch_from_proto
+from kvwire.status import answering
+from kvwire.v1 import meta_pb2 as pb
+from kvwire.v1 import meta_pb2_grpc as rpc
+from metaserver import wire
+from metaserver.client import MetaClient
+
+
+class MetaService(rpc.MetaServicer):
+    """Serves ``meta``; one method per RPC of kvwire/v1/meta.proto."""
+
+    def __init__(self, meta: MetaClient) -> None:
+        self._meta = meta
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
+        async with answering(context):
+            reply = await self._meta.register(convert.node_info_from_proto(request.info))
+            return pb.RegisterReply(
+                heartbeat_interval_s=reply.heartbeat_interval_s,
+                send_inventory=reply.send_inventory,
+            )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        async with answering(context):
+            reply = await self._meta.heartbeat(
+                NodeId(request.node_id),
+                Incarnation(request.incarnation),
+                convert.node_report_from_proto(request.report),
+            )
+            return pb.HeartbeatReply(known=reply.known, send_inventory=reply.send_inventory)
+
+    async def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterReply:
+        async with answering(context):
+            await self._meta.deregister(NodeId(request.node_id), Incarnation(request.incarnation))
+            return pb.DeregisterReply()
+
+    async def ReportEvents(self, request: pb.EventBatch, context: Any) -> pb.ReportReply:
+        async with answering(context):
+            reply = await self._meta.report_events(event_batch_from_proto(request))
+            return pb.ReportReply(accepted=reply.accepted, send_inventory=reply.send_inventory)
+
+    async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
+        async with answering(context):
+            reply = await self._meta.locate(wire.keys_from_bytes(request.keys))
+            return wire.locate_reply_to_proto(reply)
+
+    async def ResolveNamespace(
+        self, request: pb.ResolveNamespaceRequest, context: Any
+    ) -> pb.NamespaceGrant:
+        async with answering(context):
+            grant = await self._meta.resolve_namespace(
+                request.tenant,
+                model_revision=request.model_revision,
+                layout_fingerprint=request.layout_fingerprint,
+            )
+            return wire.grant_to_proto(grant)
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesReply:
+        async with answering(context):
+            nodes = await self._meta.list_nodes()
+            return pb.ListNodesReply(nodes=map(wire.node_state_to_proto, nodes))
+
+    async def ListBlocks(self, request: pb.ListBlocksRequest, context: Any) -> pb.ListBlocksReply:
+        async with answering(context):
+            return wire.listing_to_proto(await self._meta.list_blocks(request.limit))
+
+    async def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: Any
+    ) -> pb.ListNamespacesReply:
+        async with answering(context):
+            namespaces = await self._meta.list_namespaces()
+            return pb.ListNamespacesReply(namespaces=map(wire.namespace_to_proto, namespaces))
+
+    async def PutNamespace(self, request: pb.Namespace, context: Any) -> pb.Namespace:
+        async with answering(context):
+            stored = await self._meta.put_namespace(wire.namespace_from_proto(request))
+            return wire.namespace_to_proto(stored)
