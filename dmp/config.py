@@ -1,0 +1,102 @@
+"""What a DMP node may be told: its name, its memory file, its door.
+
+Made by the composition root from the configuration file; validated here, once, so that the rest of
+the room trusts it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kvcore import limits
+from kvcore.errors import ConfigError
+from kvcore.ids import HostId, NodeId
+
+DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"
+MIN_SLOT_BYTES: Final = 32 << 10
+"""Smallest slot; it bounds the header table to about 1 % of the segment."""
+
+SLOT_ALIGN: Final = 4096
+"""Payloads start on page borders, as O_DIRECT, RDMA registration and cudaHostRegister like."""
+
+
+@dataclass(frozen=True, slots=True)
+class DmpConfig:
+    """Settings of one DMP node.
+
+    Attributes:
+        node_id: unique and stable; names the default segment file.
+        host: the machine; compute nodes with the same host map the segment (tier L2).
+        segment_path: the memory file; empty means ``/dev/shm/tierkv-<node_id>.seg``.
+        capacity_bytes: payload memory, rounded down to whole extents; reserved at start.
+        extent_bytes: unit that is given to one slot size; no block can be larger.
+        bind: address to listen on; anything but loopback needs a ``token``.
+        port: 0 lets the system choose.
+        advertise_host: what other machines connect to; empty means ``bind``.
+        token: cluster token every client must show; empty means none is asked for.
+        tick_interval_s: how often expired reservations and holds are swept.
+        frame_timeout_s: longest silence inside a frame before a peer is dropped.
+        max_connections: further connections are closed at once.
+        remove_on_stop: unlink the segment at a clean stop (clusters that live in one process).
+    """
+
+    node_id: NodeId
+    host: HostId
+    segment_path: str = ""
+    capacity_bytes: int = 1 << 30
+    extent_bytes: int = 32 << 20
+    bind: str = "127.0.0.1"
+    port: int = 0
+    advertise_host: str = ""
+    token: str = field(default="", repr=False)
+    tick_interval_s: float = 1.0
+    frame_timeout_s: float = 30.0
+    max_connections: int = 512
+    remove_on_stop: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(limits.NAME_PATTERN, self.node_id):
+            raise ConfigError(f"dmp.node_id {self.node_id!r} is not a name")
+        if self.extent_bytes < MIN_SLOT_BYTES or self.extent_bytes % SLOT_ALIGN:
+            raise ConfigError(
+                f"dmp.extent_bytes must be a multiple of {SLOT_ALIGN} and at least "
+                f"{MIN_SLOT_BYTES}, got {self.extent_bytes}"
+            )
+        if self.capacity_bytes < self.extent_bytes:
+            raise ConfigError(
+                f"dmp.capacity_bytes {self.capacity_bytes} is smaller than one extent "
+                f"({self.extent_bytes}); raise it or lower dmp.extent_bytes"
+            )
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"dmp.port must be in [0, 65535], got {self.port}")
+        if not self.token and not _is_loopback(self.bind):
+            raise ConfigError(
+                f"dmp.bind {self.bind} is reachable from other machines but no cluster token is "
+                "set; set security.cluster_token or bind 127.0.0.1"
+            )
+
+    @property
+    def segment_file(self) -> Path:
+        """Where the memory file is."""
+        if self.segment_path:
+            return Path(self.segment_path)
+        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", self.node_id)
+        return Path(DEFAULT_SEGMENT_FOLDER) / f"tierkv-{safe}.seg"
+
+    @property
+    def extent_count(self) -> int:
+        """Whole extents in the capacity."""
+        return self.capacity_bytes // self.extent_bytes
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,136 @@
+"""Where things lie in a segment file, and how its headers are packed.
+
+    [header page][extent table: u64 slot size each][slot headers][pad][extent 0][extent 1]...
+
+Called by dmp/segment.py only. A slot header is 384 bytes, little-endian, all headers in one
+contiguous array, so that numpy scans a hundred thousand in milliseconds. A slot's payload starts
+on a page border; its checksums (one xxh3_64 per range) stand at the end of its slot.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
+from dmp.pool import PutRequest
+from kvcore import limits
+
+FILE_MAGIC: Final = b"TIERKVSG"
+LAYOUT_VERSION: Final = 1
+SLOT_MAGIC: Final = 0x534B5654
+PAGE: Final = 4096
+FILE_HEADER: Final = struct.Struct("<8sIIQQQQ")
+"""Magic, layout version, slots per extent, extent count, extent bytes, file bytes, incarnation."""
+
+INCARNATION_AT: Final = FILE_HEADER.size - 8
+
+_NAME: Final = f"S{limits.MAX_NAME_CHARS}"
+SLOT_DTYPE: Final = np.dtype(
+    [
+        ("state", "<u4"),
+        ("magic", "<u4"),
+        ("generation", "<u8"),
+        ("key", "V16"),
+        ("parent", "V16"),
+        ("length", "<u8"),
+        ("range_bytes", "<u8"),
+        ("range_count", "<u4"),
+        ("tokens", "<u4"),
+        ("layout_version", "<u4"),
+        ("reserved", "<u4"),
+        ("sealed_order", "<u8"),
+        ("check", "<u8"),
+        ("pad", "V32"),
+        ("model", _NAME),
+        ("tenant", _NAME),
+    ]
+)
+SLOT_HEADER: Final = struct.Struct("<IIQ16s16sQQIIIIQQ32x128s128s")
+SLOT_HEADER_BYTES: Final = SLOT_HEADER.size
+CHECK_AT: Final = 88
+assert SLOT_DTYPE.itemsize == SLOT_HEADER_BYTES == 384
+
+LANES: Final = SLOT_HEADER_BYTES // 8
+_WEIGHTS: Final = np.array(
+    [(0x9E3779B97F4A7C15 * (2 * i + 1)) & 0xFFFFFFFFFFFFFFFF | 1 for i in range(LANES)],
+    dtype=np.uint64,
+)
+_WEIGHTS[0] = 0  # State and magic: the state is written last, after the check.
+_WEIGHTS[CHECK_AT // 8] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes and offsets of one segment file."""
+
+    extent_count: int
+    extent_bytes: int
+    slots_per_extent: int
+
+    @classmethod
+    def of(cls, *, extent_count: int, extent_bytes: int) -> Geometry:
+        """Return the geometry this version makes."""
+        return cls(extent_count, extent_bytes, extent_bytes // MIN_SLOT_BYTES)
+
+    @property
+    def slot_count(self) -> int:
+        """Slot numbers in the segment."""
+        return self.extent_count * self.slots_per_extent
+
+    @property
+    def extents_at(self) -> int:
+        """Offset of the extent table."""
+        return PAGE
+
+    @property
+    def headers_at(self) -> int:
+        """Offset of the slot headers."""
+        return _page_up(self.extents_at + 8 * self.extent_count)
+
+    @property
+    def payload_at(self) -> int:
+        """Offset of the first extent."""
+        return _page_up(self.headers_at + SLOT_HEADER_BYTES * self.slot_count)
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.payload_at + self.extent_count * self.extent_bytes
+
+    def header_offset(self, slot: int) -> int:
+        """Return where a slot's header begins."""
+        return self.headers_at + SLOT_HEADER_BYTES * slot
+
+    def payload_offset(self, slot: int, slot_bytes: int) -> int:
+        """Return where a slot's payload begins."""
+        extent, place = divmod(slot, self.slots_per_extent)
+        return self.payload_at + extent * self.extent_bytes + place * slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHeader:
+    """One slot header as read from a segment."""
+
+    state: int
+    generation: int
+    put: PutRequest
+    length: int
+    sealed_order: int
+    intact: bool
+
+
+def header_checks(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a check number per header row ([n, 48] uint64): a weighted sum modulo 2**64.
+
+    It finds torn and stray writes, not forgeries; payloads have xxh3 checksums of their own.
+    """
+    sums: np.ndarray[Any, Any] = (rows * _WEIGHTS).sum(axis=1, dtype=np.uint64)
+    return sums
+
+
+def _page_up(offset: int) -> int:
+    return -(-offset // SLOT_ALIGN) * SLOT_ALIGN

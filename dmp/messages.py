@@ -1,0 +1,314 @@
+"""Heads of the data-plane frames: one dataclass per message, ``pack`` and ``unpack``.
+
+Called by dmp/server.py and dmp/transport/tcp.py. Requests and replies are plain values; bounds come
+from kvcore/limits.py and are checked here, so that dmp/node.py sees only sane numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Final
+
+from dmp.packing import Packer, Unpacker
+from dmp.pool import PoolNodeStats, PutRequest
+from kvcore import limits
+from kvcore.errors import RemoteProtocolError
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.location import Location
+
+Head = bytes | bytearray | memoryview
+_NAME = re.compile(limits.NAME_PATTERN)
+_STATS_FIELDS: Final = len(PoolNodeStats.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of a client."""
+
+    token: str
+    client: str = ""
+
+    def pack(self) -> bytes:
+        return Packer().text(self.token).text(self.client).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Hello:
+        u = Unpacker(head)
+        message = cls(token=u.text(), client=u.text())
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Who answered the HELLO."""
+
+    node_id: NodeId
+    host: HostId
+    incarnation: Incarnation
+    segment_path: str
+
+    def pack(self) -> bytes:
+        p = Packer().text(self.node_id).text(self.host).pack("Q", self.incarnation)
+        return p.text(self.segment_path).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Welcome:
+        u = Unpacker(head)
+        node_id, host = NodeId(u.text()), HostId(u.text())
+        message = cls(node_id, host, Incarnation(u.integer("Q")), u.text())
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where are these blocks?"""
+
+    keys: Sequence[BlockKey]
+
+    def pack(self) -> bytes:
+        return Packer().pack("I", len(self.keys)).raw(b"".join(self.keys)).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Lookup:
+        u = Unpacker(head)
+        message = cls([u.key() for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Give me slots for these blocks."""
+
+    deadline_s: float
+    puts: Sequence[PutRequest]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("dI", self.deadline_s, len(self.puts))
+        for put in self.puts:
+            p.raw(put.key).raw(put.parent)
+            p.pack("QII", put.range_bytes, put.range_count, put.tokens)
+            p.text(put.model).text(put.tenant)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Reserve:
+        u = Unpacker(head)
+        deadline_s = u.number()
+        message = cls(deadline_s, [_unpack_put(u) for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRef:
+    """One range of one slot."""
+
+    location: Location
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Some ranges: what to read, or (one of them) where the payload goes, or what looks bad."""
+
+    refs: Sequence[RangeRef]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.refs))
+        for ref in self.refs:
+            p.ref(ref.location).pack("I", ref.index)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> Ranges:
+        u = Unpacker(head, node)
+        message = cls([RangeRef(u.ref(), u.integer("I")) for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSum:
+    """Size and xxh3_64 of a range that follows in the payload."""
+
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReply:
+    """The ranges that follow, in the order asked for."""
+
+    sums: Sequence[RangeSum]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.sums))
+        for item in self.sums:
+            p.pack("QQ", item.size, item.checksum)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> ReadReply:
+        u = Unpacker(head)
+        message = cls([RangeSum(*u.integers("Q", 2)) for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """A grant to seal and the checksums of the bytes its writer wrote."""
+
+    location: Location
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Make these blocks readable."""
+
+    items: Sequence[Sealing]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.items))
+        for item in self.items:
+            count = len(item.checksums)
+            p.ref(item.location).pack(f"I{count}Q", count, *item.checksums)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> Seal:
+        u = Unpacker(head, node)
+        items = []
+        for _ in range(u.count()):
+            location, count = u.ref(), u.integer("I")
+            if count > limits.MAX_LAYERS:
+                raise RemoteProtocolError(f"{count} ranges exceed {limits.MAX_LAYERS}")
+            items.append(Sealing(location, u.integers("Q", count)))
+        u.end()
+        return cls(items)
+
+
+@dataclass(frozen=True, slots=True)
+class Refs:
+    """Slots to abort, release, touch or (with a ttl) hold; ``number`` is the ttl or byte count."""
+
+    locations: Sequence[Location]
+    number: float = 0.0
+
+    def pack(self) -> bytes:
+        return Packer().pack("d", self.number).refs(self.locations).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> Refs:
+        u = Unpacker(head, node)
+        number = u.number()
+        message = cls(u.refs(), number)
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class MaybeRefs:
+    """One location or none per thing asked for."""
+
+    locations: Sequence[Location | None]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.locations))
+        for location in self.locations:
+            p.pack("B", location is not None)
+            if location is not None:
+                p.ref(location)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> MaybeRefs:
+        u = Unpacker(head, node)
+        message = cls([u.ref() if u.integer("B") else None for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Yes or no per thing asked for."""
+
+    values: Sequence[bool]
+
+    def pack(self) -> bytes:
+        return Packer().pack("I", len(self.values)).raw(bytes(self.values)).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Flags:
+        u = Unpacker(head)
+        message = cls([bool(b) for b in u.raw(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An ERROR frame: the code of a kvcore error and its message."""
+
+    code: str
+    message: str
+
+    def pack(self) -> bytes:
+        return Packer().text(self.code).text(self.message).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Failure:
+        u = Unpacker(head)
+        message = cls(u.text(), u.text())
+        u.end()
+        return message
+
+
+def pack_stats(stats: PoolNodeStats) -> bytes:
+    """Return the head of a STATS reply."""
+    return Packer().pack(f"{_STATS_FIELDS}Q", *astuple(stats)).bytes()
+
+
+def unpack_stats(head: Head) -> PoolNodeStats:
+    """Read the head of a STATS reply."""
+    u = Unpacker(head)
+    stats = PoolNodeStats(*u.integers("Q", _STATS_FIELDS))
+    u.end()
+    return stats
+
+
+def _unpack_put(u: Unpacker) -> PutRequest:
+    put = PutRequest(
+        key=u.key(),
+        parent=u.key(),
+        range_bytes=u.integer("Q"),
+        range_count=u.integer("I"),
+        tokens=u.integer("I"),
+        model=u.text(),
+        tenant=u.text(),
+    )
+    check_put(put)
+    return put
+
+
+def check_put(put: PutRequest) -> None:
+    """Check the numbers and names of a reservation, whatever way it came.
+
+    Raises:
+        RemoteProtocolError: a size or name is out of bounds.
+    """
+    if not 1 <= put.range_count <= limits.MAX_LAYERS:
+        raise RemoteProtocolError(f"a block of {put.range_count} ranges; 1 to {limits.MAX_LAYERS}")
+    if not 1 <= put.range_bytes * put.range_count <= limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"a block of {put.range_bytes} x {put.range_count} bytes")
+    if not 0 <= put.tokens <= limits.MAX_CONTEXT_TOKENS:
+        raise RemoteProtocolError(f"a block of {put.tokens} tokens")
+    for name in (put.model, put.tenant):
+        if name and not _NAME.fullmatch(name):
+            raise RemoteProtocolError(f"{name[:40]!r} is not a name")

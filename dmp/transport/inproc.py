@@ -1,0 +1,112 @@
+"""A DMP node in the same process: PoolNode without sockets.
+
+Used by ``tierkv sql`` and ``tierkv.connect()``, where all roles share one process, and by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from dmp.messages import RangeRef
+from dmp.node import DmpNode
+from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from dmp.transport.pending import PendingPuts
+from dmp.transport.tcp import as_grant
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import BlockNotFoundError, ChecksumError, RemoteProtocolError, TransportError
+from kvcore.ids import BlockKey, HostId, NodeId
+from kvcore.location import Location
+
+
+class InprocPoolNode:
+    """PoolNode around a DmpNode; closing it leaves the node running."""
+
+    def __init__(self, node: DmpNode, *, clock: Clock | None = None) -> None:
+        self._dmp = node
+        self._clock = clock or SystemClock()
+        self._pending = PendingPuts(self._clock)
+        self._closed = False
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._dmp.node_id
+
+    @property
+    def host(self) -> HostId:
+        return self._dmp.host
+
+    @property
+    def _node(self) -> DmpNode:
+        if self._closed:
+            raise TransportError(f"the connection to {self.node_id} is closed")
+        return self._dmp
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self._node.lookup(keys)
+
+    def reserve(
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+    ) -> list[PutGrant | None]:
+        deadline = self._clock.now() + deadline_s
+        try:
+            places = self._node.reserve(puts, deadline_s=deadline_s)
+        except RemoteProtocolError as error:
+            raise TransportError(f"{self.node_id} refused: {error}") from error
+        grants = [as_grant(put, place) for put, place in zip(puts, places, strict=True)]
+        self._pending.opened(grants, deadline=deadline)
+        return grants
+
+    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
+        data = data.cast("B")
+        self._pending.check(grant, index, data)
+        with self._node.open_write(grant.location, index) as view:
+            copy_bytes(view, data)
+        self._pending.written(grant, index, data)
+
+    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
+        items = self._pending.closed(grants)
+        unwritten = [g.location for g, item in zip(grants, items, strict=True) if item is None]
+        sealed = iter(self._node.seal([item for item in items if item is not None]))
+        self._node.abort(unwritten)
+        return [next(sealed) if item is not None else None for item in items]
+
+    def abort(self, grants: Sequence[PutGrant]) -> None:
+        self._pending.closed(grants)
+        self._node.abort([grant.location for grant in grants])
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        refs = [RangeRef(read.location, read.index) for read in reads]
+        if any(read.location.node != self.node_id for read in reads):
+            raise BlockNotFoundError(f"a reference to another node was given to {self.node_id}")
+        bad: list[RangeRef] = []
+        with self._node.open_read(refs) as items:
+            for read, ref, item in zip(reads, refs, items, strict=True):
+                destination = read.destination.cast("B")
+                if len(destination) != len(item.view):
+                    raise TransportError("a range is not as long as its destination")
+                copy_bytes(destination, item.view)
+                if xxhash.xxh3_64_intdigest(destination) != item.checksum:
+                    bad.append(ref)
+        if bad:
+            self._node.suspect(bad)
+            raise ChecksumError(f"{len(bad)} ranges in {self.node_id} have wrong checksums")
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
+        return self._node.hold(locations, ttl_s=ttl_s)
+
+    def release(self, locations: Sequence[Location]) -> None:
+        self._node.release(locations)
+
+    def stats(self) -> PoolNodeStats:
+        return self._node.stats()
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def copy_bytes(destination: memoryview, source: memoryview) -> None:
+    """Copy equal-sized buffers with the GIL released (a memoryview assignment keeps it)."""
+    np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,0 +1,288 @@
+"""The numbered sentences of dmp.pool.PoolNode, for every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dmp.pool import PoolNode, RangeRead
+from dmp.transport.inproc import InprocPoolNode
+from dmp.transport.select import connect_pool_node
+from dmp.transport.shm import ShmPoolNode
+from dmp.transport.tcp import TcpPoolNode
+from kvcore.clock import ManualClock
+from kvcore.errors import (
+    BlockNotFoundError,
+    CacheError,
+    ChecksumError,
+    LeaseExpiredError,
+    StaleEpochError,
+    TransportError,
+)
+from kvcore.ids import HostId
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+
+TRANSPORTS = ("inproc", "shm", "tcp")
+
+
+def connect(rig: Rig, transport: str) -> PoolNode:
+    if transport == "inproc":
+        return InprocPoolNode(rig.node)
+    info = rig.node.info(data_address=rig.server.address)
+    host = rig.node.host if transport == "shm" else HostId("elsewhere")
+    pool = connect_pool_node(info, host=host)
+    assert isinstance(pool, ShmPoolNode if transport == "shm" else TcpPoolNode)
+    return pool
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig()
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pool(request: pytest.FixtureRequest, rig: Rig) -> Iterator[PoolNode]:
+    node = connect(rig, request.param)
+    yield node
+    node.close()
+
+
+def clock_of(rig: Rig) -> ManualClock:
+    assert isinstance(rig.clock, ManualClock)
+    return rig.clock
+
+
+def test_0_says_who_and_where_it_is(pool: PoolNode, rig: Rig) -> None:
+    assert (pool.node_id, pool.host) == (rig.node.node_id, rig.node.host)
+
+
+def test_1_lookup_answers_one_entry_per_key(pool: PoolNode) -> None:
+    location = store(pool, "a")
+    assert pool.lookup([block_key("a"), block_key("b"), block_key("a")]) == [
+        location,
+        None,
+        location,
+    ]
+    assert pool.lookup([]) == []
+
+
+def test_2_reserve_refuses_what_is_sealed_or_being_written(pool: PoolNode) -> None:
+    store(pool, "a")
+    first = pool.reserve([make_put("a"), make_put("b"), make_put("b")])
+    assert [grant is not None for grant in first] == [False, True, False]
+    assert pool.reserve([make_put("b")]) == [None]
+
+
+def test_2_reserve_refuses_what_does_not_fit_and_counts_it(pool: PoolNode) -> None:
+    huge = make_put("huge", range_bytes=1 << 20)
+    assert pool.reserve([huge, make_put("a")])[0] is None
+    assert pool.stats().alloc_failures == 1
+
+
+def test_2_nothing_is_readable_before_seal(pool: PoolNode) -> None:
+    (grant,) = pool.reserve([make_put("a")])
+    assert grant is not None
+    for index in (0, 1):
+        pool.write_range(grant, index, memoryview(make_range("a", index)))
+    assert pool.lookup([block_key("a")]) == [None]
+    with pytest.raises(CacheError):
+        fetch(pool, grant.location)
+    (location,) = pool.seal([grant])
+    assert location == grant.location
+    assert fetch(pool, location) == [make_range("a", 0), make_range("a", 1)]
+
+
+def test_3_write_range_refuses_a_wrong_size_index_or_grant(pool: PoolNode) -> None:
+    (grant,) = pool.reserve([make_put("a")])
+    assert grant is not None
+    good = memoryview(make_range("a", 0))
+    with pytest.raises(CacheError):
+        pool.write_range(grant, 0, good[:-1])
+    with pytest.raises(CacheError):
+        pool.write_range(grant, 2, good)
+    pool.abort([grant])
+    with pytest.raises(LeaseExpiredError):
+        pool.write_range(grant, 0, good)
+
+
+def test_4_seal_answers_none_for_what_is_not_wholly_written(pool: PoolNode) -> None:
+    (grant,) = pool.reserve([make_put("a")])
+    assert grant is not None
+    pool.write_range(grant, 0, memoryview(make_range("a", 0)))
+    assert pool.seal([grant]) == [None]
+    assert pool.lookup([block_key("a")]) == [None]
+    store(pool, "a")
+
+
+def test_4_seal_answers_none_for_a_grant_that_expired(pool: PoolNode, rig: Rig) -> None:
+    early, late = pool.reserve([make_put("a"), make_put("b")], deadline_s=30.0)
+    assert early is not None and late is not None
+    for grant, name in ((early, "a"), (late, "b")):
+        for index in (0, 1):
+            pool.write_range(grant, index, memoryview(make_range(name, index)))
+    assert pool.seal([early]) == [early.location]
+    clock_of(rig).advance(31.0)
+    assert pool.seal([late]) == [None]
+    rig.node.tick()
+    assert pool.stats().slots_writing == 0
+    assert pool.lookup([block_key("a"), block_key("b")]) == [early.location, None]
+
+
+def test_4_abort_and_expiry_free_grants(pool: PoolNode, rig: Rig) -> None:
+    aborted, left = pool.reserve([make_put("a"), make_put("b")], deadline_s=30.0)
+    assert aborted is not None and left is not None
+    pool.abort([aborted])
+    assert pool.stats().slots_writing == 1
+    clock_of(rig).advance(31.0)
+    rig.node.tick()
+    assert pool.stats().slots_writing == 0
+    assert pool.stats().used_bytes == 0
+    store(pool, "a")
+
+
+def test_5_read_ranges_fills_every_destination(pool: PoolNode) -> None:
+    places = [store(pool, "a"), store(pool, "b", "a")]
+    buffers = [[bytearray(RANGE_BYTES) for _ in range(2)] for _ in places]
+    pool.read_ranges(
+        [
+            RangeRead(place, index, memoryview(buffers[i][index]))
+            for index in (1, 0)
+            for i, place in enumerate(places)
+        ]
+    )
+    assert buffers == [[bytearray(make_range(n, i)) for i in range(2)] for n in "ab"]
+    stats = pool.stats()
+    assert stats.read_bytes == stats.write_bytes == 4 * RANGE_BYTES
+
+
+def test_5_a_reused_slot_is_stale(pool: PoolNode) -> None:
+    first = store(pool, "first")
+    for i in range(20):
+        store(pool, f"next-{i}")
+    assert pool.lookup([block_key("first")]) == [None]
+    with pytest.raises((StaleEpochError, BlockNotFoundError)):
+        fetch(pool, first)
+    assert pool.stats().evicted_blocks == 1
+
+
+def test_5_a_reference_of_an_older_life_is_stale(pool: PoolNode, rig: Rig) -> None:
+    location = store(pool, "a")
+    older = type(location)(
+        location.node, location.incarnation - 1, 0, location.slot, location.generation,
+        location.length,
+    )  # fmt: skip
+    with pytest.raises(StaleEpochError):
+        fetch(pool, older)
+    assert pool.hold([older, location], ttl_s=1.0) == [False, True]
+
+
+def test_5_a_range_or_slot_that_does_not_exist_is_not_found(pool: PoolNode) -> None:
+    location = store(pool, "a")
+    with pytest.raises(BlockNotFoundError):
+        fetch(pool, location, [2])
+    nowhere = type(location)(location.node, location.incarnation, 0, 1 << 40, 1, location.length)
+    with pytest.raises(BlockNotFoundError):
+        fetch(pool, nowhere)
+    elsewhere = type(location)(
+        location.node, location.incarnation, 7, location.slot, location.generation, 1
+    )
+    with pytest.raises(BlockNotFoundError):
+        fetch(pool, elsewhere)
+
+
+def test_5_a_flipped_bit_is_found_and_the_slot_quarantined(pool: PoolNode, rig: Rig) -> None:
+    location = store(pool, "a")
+    healthy = store(pool, "b")
+    flip_bit(rig, location.slot, at=RANGE_BYTES + 17)
+    assert fetch(pool, location, [0]) == [make_range("a", 0)]
+    with pytest.raises(ChecksumError):
+        fetch(pool, location, [1])
+    assert pool.stats().quarantined_slots == 1
+    assert pool.lookup([block_key("a"), block_key("b")]) == [None, healthy]
+    again = store(pool, "a")
+    assert again.slot != location.slot
+    assert fetch(pool, again) == [make_range("a", 0), make_range("a", 1)]
+
+
+def flip_bit(rig: Rig, slot: int, *, at: int) -> None:
+    segment = rig.node._segment
+    assert segment is not None
+    view = segment.payload(slot, 48 << 10, at, at + 1)
+    view[0] ^= 4
+
+
+def test_6_hold_keeps_blocks_until_release(pool: PoolNode) -> None:
+    kept = store(pool, "kept")
+    assert pool.hold([kept], ttl_s=60.0) == [True]
+    for i in range(25):
+        store(pool, f"next-{i}")
+    assert fetch(pool, kept)[0] == make_range("kept", 0)
+    pool.release([kept])
+    for i in range(25):
+        store(pool, f"more-{i}")
+    assert pool.hold([kept], ttl_s=60.0) == [False]
+
+
+def test_6_a_hold_ends_with_its_ttl(pool: PoolNode, rig: Rig) -> None:
+    kept = store(pool, "kept")
+    assert pool.hold([kept], ttl_s=60.0) == [True]
+    clock_of(rig).advance(61.0)
+    for i in range(25):
+        store(pool, f"next-{i}")
+    assert pool.lookup([block_key("kept")]) == [None]
+
+
+def test_7_after_close_every_call_raises(pool: PoolNode) -> None:
+    location = store(pool, "a")
+    (grant,) = pool.reserve([make_put("b")])
+    assert grant is not None
+    pool.close()
+    calls: list[Callable[[], object]] = [
+        lambda: pool.lookup([block_key("a")]),
+        lambda: pool.reserve([make_put("c")]),
+        lambda: pool.write_range(grant, 0, memoryview(make_range("b", 0))),
+        lambda: pool.abort([grant]),
+        lambda: fetch(pool, location),
+        lambda: pool.hold([location], ttl_s=1.0),
+        lambda: pool.release([location]),
+        lambda: pool.stats(),
+    ]
+    for call in calls:
+        with pytest.raises(TransportError):
+            call()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_reads_make_a_block_young(transport: str, make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    pool = connect(rig, transport)
+    try:
+        places = [store(pool, f"b{i}") for i in range(20)]
+        fetch(pool, places[0])
+        store(pool, "new")
+        assert pool.lookup([block_key("b0"), block_key("b1")]) == [places[0], None]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_restarted_node_is_found_again(transport: str, make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(port=0)
+    port = int(rig.server.address.rpartition(":")[2])
+    rig.stop()
+    rig = make_rig(port=port)
+    pool = connect(rig, transport)
+    try:
+        location = store(pool, "a")
+        rig.restart()
+        with pytest.raises(StaleEpochError):
+            fetch(pool, location)
+        (found,) = pool.lookup([block_key("a")])
+        assert found is not None and found.incarnation > location.incarnation
+        assert fetch(pool, found) == [make_range("a", 0), make_range("a", 1)]
+        rig.stop()
+        with pytest.raises(TransportError):
+            pool.lookup([block_key("a")])
+    finally:
+        pool.close()
