@@ -1,0 +1,129 @@
+-- The admin views. Each unpacks a session variable of JSON rows that the front fills before a
+-- statement that names the view (sql/views.py). Counters are cumulative since a node started; times
+-- are milliseconds, sizes bytes, ratios 0.0 to 1.0.
+
+CREATE SCHEMA IF NOT EXISTS tierkv;
+
+CREATE OR REPLACE VIEW tierkv.kvcache_blocks AS
+SELECT unnest(from_json(getvariable('tierkv_kvcache_blocks'), '[{
+    "block_hash":"VARCHAR",
+    "parent_hash":"VARCHAR",
+    "model_name":"VARCHAR",
+    "cache_scope":"VARCHAR",
+    "tier":"VARCHAR",
+    "node_id":"VARCHAR",
+    "tokens":"BIGINT",
+    "bytes":"BIGINT",
+    "created_at":"TIMESTAMP",
+    "last_access_at":"TIMESTAMP",
+    "hits":"BIGINT"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.models AS
+SELECT unnest(from_json(getvariable('tierkv_models'), '[{
+    "model_name":"VARCHAR",
+    "revision":"VARCHAR",
+    "architecture":"VARCHAR",
+    "parameters":"BIGINT",
+    "context_tokens":"BIGINT",
+    "block_tokens":"BIGINT",
+    "block_bytes":"BIGINT",
+    "folder":"VARCHAR"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.nodes AS
+SELECT unnest(from_json(getvariable('tierkv_nodes'), '[{
+    "node_id":"VARCHAR",
+    "incarnation":"BIGINT",
+    "role":"VARCHAR",
+    "host":"VARCHAR",
+    "address":"VARCHAR",
+    "data_address":"VARCHAR",
+    "state":"VARCHAR",
+    "heartbeat_age_s":"DOUBLE",
+    "capacity_bytes":"BIGINT",
+    "models":"VARCHAR"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.settings AS
+SELECT unnest(from_json(getvariable('tierkv_settings'), '[{
+    "name":"VARCHAR",
+    "setting":"VARCHAR",
+    "source":"VARCHAR",
+    "description":"VARCHAR"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.stat_activity AS
+SELECT unnest(from_json(getvariable('tierkv_stat_activity'), '[{
+    "pid":"BIGINT",
+    "usename":"VARCHAR",
+    "application_name":"VARCHAR",
+    "state":"VARCHAR",
+    "phase":"VARCHAR",
+    "round":"BIGINT",
+    "calls_done":"BIGINT",
+    "calls_total":"BIGINT",
+    "errors":"BIGINT",
+    "prompt_tokens":"BIGINT",
+    "cached_tokens":"BIGINT",
+    "completion_tokens":"BIGINT",
+    "query_start":"TIMESTAMP",
+    "query":"VARCHAR"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.stat_kvcache AS
+SELECT unnest(from_json(getvariable('tierkv_stat_kvcache'), '[{
+    "tier":"VARCHAR",
+    "medium":"VARCHAR",
+    "model_name":"VARCHAR",
+    "capacity_bytes":"BIGINT",
+    "used_bytes":"BIGINT",
+    "blocks_total":"BIGINT",
+    "blocks_used":"BIGINT",
+    "query_tokens":"BIGINT",
+    "hit_tokens":"BIGINT",
+    "hit_ratio":"DOUBLE",
+    "stored_tokens":"BIGINT",
+    "evicted_blocks":"BIGINT",
+    "promoted_blocks":"BIGINT",
+    "demoted_blocks":"BIGINT",
+    "read_bytes":"BIGINT",
+    "write_bytes":"BIGINT",
+    "read_time":"DOUBLE",
+    "write_time":"DOUBLE",
+    "alloc_failures":"BIGINT"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.stat_kvcache_node AS
+SELECT unnest(from_json(getvariable('tierkv_stat_kvcache_node'), '[{
+    "node_id":"VARCHAR",
+    "role":"VARCHAR",
+    "address":"VARCHAR",
+    "heartbeat_age_s":"DOUBLE",
+    "kv_cache_usage":"DOUBLE",
+    "requests_running":"BIGINT",
+    "requests_waiting":"BIGINT",
+    "transfer_bytes_in":"BIGINT",
+    "transfer_bytes_out":"BIGINT",
+    "transfer_errors":"BIGINT",
+    "cache_errors":"BIGINT",
+    "tier":"VARCHAR",
+    "medium":"VARCHAR",
+    "model_name":"VARCHAR",
+    "capacity_bytes":"BIGINT",
+    "used_bytes":"BIGINT",
+    "blocks_total":"BIGINT",
+    "blocks_used":"BIGINT",
+    "query_tokens":"BIGINT",
+    "hit_tokens":"BIGINT",
+    "hit_ratio":"DOUBLE",
+    "stored_tokens":"BIGINT",
+    "evicted_blocks":"BIGINT",
+    "promoted_blocks":"BIGINT",
+    "demoted_blocks":"BIGINT",
+    "read_bytes":"BIGINT",
+    "write_bytes":"BIGINT",
+    "read_time":"DOUBLE",
+    "write_time":"DOUBLE",
+    "alloc_failures":"BIGINT"
+  }]'), recursive := true);

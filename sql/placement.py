@@ -1,0 +1,284 @@
+"""Where each AI call stands in its statement: clause, stage, and what follows from that.
+
+sqlglot's tree is only read here, to place the calls; it is never turned back into text. When the
+parser can't read a statement, every call is placed as unknown, which costs calls, never answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from sql.calls import FoundCall
+from sql.lexer import Token
+
+_SITE: Final = re.compile(r"tierkv_site_(\d+)", re.IGNORECASE)
+_MAX_PARSED_CHARS: Final = 200_000
+"""Longer statements are placed as unknown: sqlglot would take seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one call stands.
+
+    Attributes:
+        clause: ``SELECT``, ``WHERE``, ``JOIN`` ...; ``?`` when unknown.
+        stage: calls of a lower stage guard it: it may turn out not to be needed once they are
+            answered.
+        kept_in_place: better not pushed below joins and semi-joins by the engine.
+        filters: a top-level WHERE conjunct that an unanswered call makes not true.
+    """
+
+    clause: str = "?"
+    stage: int = 0
+    kept_in_place: bool = False
+    filters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Places by call number, and after how many rows an unordered LIMIT may stop."""
+
+    places: dict[int, Place]
+    stop_after_rows: int | None = None
+
+    def place(self, number: int) -> Place:
+        """Return where a call stands."""
+        return self.places.get(number, Place())
+
+
+def place_calls(text: str, tokens: list[Token], calls: list[FoundCall]) -> Placement:
+    """Place the calls of one statement; call numbers are their indexes in ``calls``."""
+    if len(text) > _MAX_PARSED_CHARS:
+        return Placement({})
+    try:
+        tree = sqlglot.parse_one(_marked(text, tokens, calls), read="duckdb")
+        walk = _Walk()
+        walk.visit(tree, 0, "?")
+    except (SqlglotError, RecursionError):
+        return Placement({})
+    stop_after = _stop_after_rows(tree)
+    if stop_after is not None:
+        for number, place in walk.places.items():
+            if place.clause == "WHERE":
+                walk.places[number] = Place(place.clause, place.stage, place.kept_in_place, True)
+    return Placement(walk.places, stop_after)
+
+
+def _marked(text: str, tokens: list[Token], calls: list[FoundCall]) -> str:
+    """Give every call a function name of its own."""
+    out: list[str] = []
+    copied = 0
+    for number, call in enumerate(calls):
+        name = tokens[call.first]
+        out += [text[copied : name.start], f"tierkv_site_{number}"]
+        copied = name.end
+    return "".join([*out, text[copied:]])
+
+
+_PHASES: Final = {
+    "with": (0, "WITH"),
+    "from": (1, "FROM"),
+    "joins": (2, "JOIN"),
+    "laterals": (2, "JOIN"),
+    "using": (2, "USING"),
+    "where": (3, "WHERE"),
+    "group": (4, "GROUP BY"),
+    "having": (5, "HAVING"),
+    "qualify": (6, "QUALIFY"),
+    "order": (8, "ORDER BY"),
+    "expressions": (8, "SELECT"),
+    "returning": (9, "RETURNING"),
+}
+
+
+class _Walk:
+    """One pass over the tree; ``places`` fills as calls are met."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, Place] = {}
+
+    def visit(self, node: exp.Expression, stage: int, clause: str, kept: bool = False) -> int:
+        """Place the calls below ``node``; return the stage of whatever depends on all of them."""
+        if isinstance(node, exp.Select | exp.Update | exp.Delete):
+            return self._statement(node, stage)
+        number = _site_number(node)
+        if number is not None:
+            stage = self._all(_children(node), stage, clause, kept)
+            self.places[number] = Place(clause, stage, kept)
+            return stage + 1
+        if isinstance(node, exp.Case):
+            return self._case(node, stage, clause, kept)
+        if isinstance(node, exp.If):
+            stage = self.visit(node.this, stage, clause, kept)
+            return self._all(list(_children(node))[1:], stage, clause, kept)
+        if isinstance(node, exp.Coalesce | exp.And | exp.Or):
+            for child in _children(node):
+                stage = self.visit(child, stage, clause, kept)
+            return stage
+        return self._all(_children(node), stage, clause, kept)
+
+    def _all(self, nodes: Iterable[exp.Expression], stage: int, clause: str, kept: bool) -> int:
+        return max((self.visit(node, stage, clause, kept) for node in nodes), default=stage)
+
+    def _case(self, node: exp.Case, stage: int, clause: str, kept: bool) -> int:
+        if node.this is not None:
+            stage = self.visit(node.this, stage, clause, kept)
+        ends = [stage]
+        for branch in node.args.get("ifs") or ():
+            stage = self.visit(branch.this, stage, clause, kept)
+            ends.append(self.visit(branch.args["true"], stage, clause, kept))
+        if node.args.get("default") is not None:
+            ends.append(self.visit(node.args["default"], stage, clause, kept))
+        return max([stage, *ends])
+
+    def _statement(self, node: exp.Expression, stage: int) -> int:
+        """Visit the clauses in the order the engine evaluates them."""
+        phases: dict[int, list[tuple[str, list[exp.Expression]]]] = {}
+        for key, value in node.args.items():
+            phase, clause = _PHASES.get(key.strip("_"), (7, key.strip("_").upper()))
+            if key == "order" and node.args.get("limit") is not None:
+                phase = 7
+            if key == "expressions" and isinstance(node, exp.Update):
+                clause = "SET"
+            children = _expressions(value)
+            if children:
+                phases.setdefault(phase, []).append((clause, children))
+        in_expression = _is_expression_subquery(node)
+        for phase in sorted(phases):
+            stage = max(
+                self._all(children, stage, clause, clause in ("WHERE", "JOIN") or in_expression)
+                for clause, children in phases[phase]
+            )
+        return stage
+
+
+def _is_expression_subquery(node: exp.Expression) -> bool:
+    """Say whether a SELECT is a scalar, EXISTS or IN subquery of the plain kind.
+
+    There the engine would turn a correlation into a join and push a pure function below it. An
+    ORDER BY, LIMIT, GROUP BY or window above a volatile function would cost calls or be refused.
+    """
+    if not isinstance(node, exp.Select) or node.parent is None:
+        return False
+    if any(node.args.get(key) for key in ("order", "limit", "group", "windows", "distinct")):
+        return False
+    if any(node.find_all(exp.Window)):
+        return False
+    holder = node.parent.parent if isinstance(node.parent, exp.Subquery) else node.parent
+    if isinstance(node.parent, exp.Subquery) and node.parent.arg_key in ("this", "joins"):
+        return not isinstance(holder, exp.From | exp.Join | exp.Lateral)
+    return isinstance(node.parent, exp.Subquery | exp.Exists | exp.In)
+
+
+def _site_number(node: exp.Expression) -> int | None:
+    if not isinstance(node, exp.Anonymous) or not isinstance(node.this, str):
+        return None
+    match = _SITE.fullmatch(node.this)
+    return int(match[1]) if match else None
+
+
+def _children(node: exp.Expression) -> list[exp.Expression]:
+    return [child for value in node.args.values() for child in _expressions(value)]
+
+
+def _expressions(value: object) -> list[exp.Expression]:
+    if isinstance(value, exp.Expression):
+        return [value]
+    if isinstance(value, list):
+        return [item for item in value if isinstance(item, exp.Expression)]
+    return []
+
+
+_PLAIN_CLAUSES: Final = frozenset(
+    {"with", "from", "joins", "where", "expressions", "limit", "offset", "kind", "hint", "laterals"}
+)
+_PLAIN_OUTPUTS: Final = (
+    exp.Column,
+    exp.Identifier,
+    exp.Star,
+    exp.Literal,
+    exp.Alias,
+    exp.Paren,
+    exp.Cast,
+    exp.DataType,
+    exp.DPipe,
+    exp.Lower,
+    exp.Upper,
+    exp.Trim,
+    exp.Anonymous,
+    exp.PropertyEQ,
+    exp.Kwarg,
+)
+_STRICT: Final = (exp.Lower, exp.Upper, exp.Trim, exp.Cast, exp.Length, exp.Paren)
+_COMPARISONS: Final = (
+    exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.ILike, exp.Between, exp.In,
+)  # fmt: skip
+
+
+def _stop_after_rows(tree: exp.Expression) -> int | None:
+    """Return LIMIT's number when its first rows are final although calls are unanswered.
+
+    That is so when nothing but conjuncts that need an answer to be true stands between the calls
+    and the rows: no order, no groups, no aggregates, and no call elsewhere but the select list.
+    """
+    if not isinstance(tree, exp.Select) or not isinstance(tree.args.get("limit"), exp.Limit):
+        return None
+    count = tree.args["limit"].expression
+    if not isinstance(count, exp.Literal) or count.is_string or not count.name.isdigit():
+        return None
+    for key, value in tree.args.items():
+        name = key.strip("_")
+        if value and name not in _PLAIN_CLAUSES:
+            return None
+        if name in ("with", "from", "joins", "laterals") and any(
+            map(_has_site, _expressions(value))
+        ):
+            return None
+    if not all(map(_plain_output, tree.expressions)):
+        return None
+    where = tree.args.get("where")
+    conjuncts = (
+        list(where.this.flatten())
+        if where and isinstance(where.this, exp.And)
+        else ([where.this] if where else [])
+    )
+    filters = [conjunct for conjunct in conjuncts if _has_site(conjunct)]
+    if not filters or not all(map(_needs_answer, filters)):
+        return None
+    return int(count.name)
+
+
+def _has_site(node: exp.Expression) -> bool:
+    return any(_site_number(found) is not None for found in node.find_all(exp.Anonymous))
+
+
+def _plain_output(node: exp.Expression) -> bool:
+    """Say whether an output has no aggregate, window, subquery or unnest anywhere."""
+    return all(
+        isinstance(part, _PLAIN_OUTPUTS)
+        and (not isinstance(part, exp.Anonymous) or _site_number(part) is not None)
+        for part in node.walk()
+    )
+
+
+def _needs_answer(node: exp.Expression) -> bool:
+    """Say whether a conjunct can only be true once its calls are answered."""
+    node = node.unnest()
+    if not isinstance(node, _COMPARISONS) or node.args.get("query") is not None:
+        return False
+    return all(not _has_site(child) or _strict(child) for child in _children(node))
+
+
+def _strict(node: exp.Expression) -> bool:
+    if _site_number(node) is not None:
+        return not any(map(_has_site, _children(node)))
+    return isinstance(node, _STRICT) and all(
+        not _has_site(child) or _strict(child) for child in _children(node)
+    )

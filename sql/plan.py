@@ -1,0 +1,308 @@
+"""The plan of one statement: its kind, its AI calls, and the texts the engine will run.
+
+``plan_statement`` is the room's door: text in, frozen plan out. It refuses what can't work before
+anything runs; it knows no tables and never executes anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kvcore.errors import FeatureNotSupportedError
+from sql.calls import FoundCall, find_calls
+from sql.collect import CollectForm, collect_form
+from sql.lexer import Token, TokenKind, tokenize
+from sql.options import CallOptions
+from sql.placement import Place, Placement, place_calls
+from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
+from sql.select_list import missing_aliases
+from sql.statement import StatementKind, classify, explain_prefix
+from sql.views import admin_views_in
+
+MAX_FORMS: Final = 4096
+"""Different AI calls in one statement; a key's low bits."""
+
+
+class Explain(StrEnum):
+    """What EXPLAIN asks for."""
+
+    NO = "no"
+    PLAN = "plan"
+    ANALYZE = "analyze"
+
+
+@dataclass(frozen=True, slots=True)
+class CallParams:
+    """What all calls of one form share; None leaves a value to the session."""
+
+    function: str
+    model: str | None = None
+    system_prompt: str | None = None
+    options: CallOptions = CallOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """Calls that the engine can't tell apart, because their text is the same.
+
+    Attributes:
+        key: what the engine function is given to name the form.
+        params: constant arguments.
+        per_row: model, system prompt or options come with each row.
+        stage: lowest stage of its calls.
+        filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
+    """
+
+    key: int
+    params: CallParams
+    per_row: bool
+    stage: int
+    filters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """One AI call as written; ``position`` counts characters from 1."""
+
+    number: int
+    function: str
+    clause: str
+    stage: int
+    position: int
+    form: CallForm
+
+
+@dataclass(frozen=True, slots=True)
+class StatementPlan:
+    """What to do with a statement.
+
+    Attributes:
+        text: the statement.
+        kind: of the explained statement, where it is an EXPLAIN.
+        explain: whether and how it is explained.
+        sites: AI calls in the order of the text; empty: the engine runs it alone.
+        forms: the sites' forms, by key.
+        engine_sql: what the engine runs.
+        collect_sql: the SELECT that meets the same calls, for statements that write.
+        collects_all: that SELECT meets all of them.
+        stop_after_rows: a LIMIT whose first rows are final, see sql/placement.py.
+        admin_views: names of tierkv views it reads.
+    """
+
+    text: str
+    kind: StatementKind
+    engine_sql: RewrittenSql
+    explain: Explain = Explain.NO
+    sites: tuple[CallSite, ...] = ()
+    forms: tuple[CallForm, ...] = ()
+    collect_sql: RewrittenSql | None = None
+    collects_all: bool = False
+    stop_after_rows: int | None = None
+    admin_views: frozenset[str] = frozenset()
+
+    @property
+    def writes(self) -> bool:
+        """Whether running it changes tables or files."""
+        return self.kind.writes and self.explain is not Explain.PLAN
+
+
+_MAY_HOLD_CALLS: Final = frozenset(
+    {
+        StatementKind.QUERY,
+        StatementKind.INSERT,
+        StatementKind.UPDATE,
+        StatementKind.DELETE,
+        StatementKind.CREATE_TABLE_AS,
+        StatementKind.COPY,
+    }
+)
+_VOLATILE: Final = frozenset(
+    [
+        "random",
+        "gen_random_uuid",
+        "uuid",
+        "uuidv4",
+        "uuidv7",
+        "nextval",
+        "setseed",
+        "clock_timestamp",
+        "get_current_timestamp_wall",
+    ]
+)
+_SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
+
+
+def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
+    """Plan one statement.
+
+    Args:
+        text: exactly one statement.
+        key_base: first form key to give out, a multiple of MAX_FORMS; sessions differ in it.
+
+    Raises:
+        SqlSyntaxError: a string, bracket or comment has no end.
+        UdfArgumentError: an AI call with a wrong argument.
+        FeatureNotSupportedError: AI calls where they can't stand.
+    """
+    tokens = tokenize(text)
+    kind, explain, start = _kind(tokens)
+    calls = find_calls(tokens)
+    views = admin_views_in(tokens)
+    parameters = parameter_names(tokens)
+    if not calls:
+        whole = SqlRewriter(text, tokens, {}, {}, parameters).rewrite([(0, len(tokens))])
+        return StatementPlan(text, kind, whole, explain, admin_views=views)
+    _refuse(tokens, kind, explain)
+    body = text[tokens[start].start :]
+    placement = place_calls(body, *_shifted(tokens, calls, start))
+    sites = _sites(tokens, calls, placement, key_base)
+    rewriter = SqlRewriter(
+        text,
+        tokens,
+        {
+            call.first: (call, CallRendering(site.form.key, site.form.per_row, kept))
+            for call, (site, kept) in zip(calls, sites, strict=True)
+        },
+        missing_aliases(text, tokens, calls),
+        parameters,
+    )
+    collect = collect_form(tokens, kind) if explain is Explain.NO and kind.writes else None
+    return StatementPlan(
+        text=text,
+        kind=kind,
+        engine_sql=rewriter.rewrite([(0, len(tokens))]),
+        explain=explain,
+        sites=tuple(site for site, _ in sites),
+        forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
+        collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
+        collects_all=_covers_all(collect, calls),
+        stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
+        admin_views=views,
+    )
+
+
+def _kind(tokens: list[Token]) -> tuple[StatementKind, Explain, int]:
+    kind = classify(tokens)
+    if kind is not StatementKind.EXPLAIN:
+        return kind, Explain.NO, 0
+    start, analyze = explain_prefix(tokens)
+    inner = classify(tokens[start:])
+    return inner, Explain.ANALYZE if analyze else Explain.PLAN, min(start, len(tokens) - 1)
+
+
+def _shifted(
+    tokens: list[Token], calls: list[FoundCall], start: int
+) -> tuple[list[Token], list[FoundCall]]:
+    """Renumber tokens and calls for the text that starts at token ``start``."""
+    if start == 0 and tokens[0].start == 0:
+        return tokens, calls
+    offset = tokens[start].start
+    moved = [token._replace(start=token.start - offset, end=token.end - offset) for token in tokens]
+    return moved, calls
+
+
+def _refuse(tokens: list[Token], kind: StatementKind, explain: Explain) -> None:
+    if kind not in _MAY_HOLD_CALLS:
+        what = tokens[0].upper if kind is StatementKind.OTHER else kind.value.upper()
+        raise FeatureNotSupportedError(
+            f"{what} can't hold AI calls",
+            hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS; "
+            "for MERGE, compute the answers into a table first.",
+        )
+    if explain is Explain.ANALYZE and kind.writes:
+        raise FeatureNotSupportedError(
+            "EXPLAIN ANALYZE of a statement that writes can't hold AI calls",
+            hint="Explain its SELECT instead.",
+        )
+    for index, token in enumerate(tokens):
+        _refuse_volatile(tokens, index, token)
+
+
+def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
+    following = tokens[index + 1].text if index + 1 < len(tokens) else ""
+    name = token.text.lower()
+    volatile = token.kind is TokenKind.WORD and name in _VOLATILE and following == "("
+    sampled = token.upper == "TABLESAMPLE" or (
+        token.upper == "SAMPLE" and index and tokens[index - 1].upper == "USING"
+    )
+    if not volatile and not sampled:
+        return
+    what = f"{name}()" if volatile else "sampling"
+    raise FeatureNotSupportedError(
+        f"{what} can't stand in a statement with AI calls, which is run more than once",
+        position=token.start + 1,
+        hint="Store it first: CREATE TEMP TABLE t AS SELECT ..., then call the AI over t.",
+    )
+
+
+def _sites(
+    tokens: list[Token], calls: list[FoundCall], placement: Placement, key_base: int
+) -> list[tuple[CallSite, bool]]:
+    """Group calls into forms; answer each call's site and whether it is kept in place."""
+    shares_text = any(token.upper in _SHARED_TEXT for token in tokens)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    kept_of: list[bool] = []
+    for number, call in enumerate(calls):
+        constant = not any(_is_column(tokens, index) for index in range(call.first + 2, call.last))
+        kept = placement.place(number).kept_in_place or (constant and not shares_text)
+        kept_of.append(kept)
+        groups.setdefault((kept, *_normal_text(tokens, call)), []).append(number)
+    if len(groups) > MAX_FORMS:
+        raise FeatureNotSupportedError(f"more than {MAX_FORMS} different AI calls in a statement")
+    forms: dict[int, CallForm] = {}
+    for order, numbers in enumerate(groups.values()):
+        form = _form(key_base + order, calls[numbers[0]], [placement.place(n) for n in numbers])
+        forms.update(dict.fromkeys(numbers, form))
+    return [
+        (
+            CallSite(
+                number=number + 1,
+                function=call.function.name,
+                clause=placement.place(number).clause,
+                stage=placement.place(number).stage,
+                position=tokens[call.first].start + 1,
+                form=forms[number],
+            ),
+            kept_of[number],
+        )
+        for number, call in enumerate(calls)
+    ]
+
+
+def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
+    constants = {
+        name: None if call.per_row else call.constant(name) for name in ("model", "system_prompt")
+    }
+    options = CallOptions() if call.per_row else call.options
+    return CallForm(
+        key=key,
+        params=CallParams(call.function.name, options=options, **constants),
+        per_row=call.per_row,
+        stage=min(place.stage for place in places),
+        filters=all(place.filters for place in places),
+    )
+
+
+def _normal_text(tokens: list[Token], call: FoundCall) -> tuple[str, ...]:
+    """Return what is equal for calls that mean the same; a ``?`` is never equal to another."""
+    return tuple(
+        f"?{index}" if tokens[index].text == "?" else tokens[index].upper
+        for index in range(call.first, call.last)
+    )
+
+
+def _is_column(tokens: list[Token], index: int) -> bool:
+    """Say whether a token may name a column; types and keywords count too, which is harmless."""
+    token = tokens[index]
+    if token.kind is TokenKind.QUOTED:
+        return True
+    if token.kind is not TokenKind.WORD or token.upper in ("NULL", "TRUE", "FALSE", "AS"):
+        return False
+    following = tokens[index + 1].text if index + 1 < len(tokens) else ""
+    return following not in ("(", "=>", ":=", ":") and tokens[index - 1].text != "::"
+
+
+def _covers_all(collect: CollectForm | None, calls: list[FoundCall]) -> bool:
+    return collect is not None and all(collect.covers(call.first) for call in calls)

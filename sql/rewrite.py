@@ -1,0 +1,168 @@
+"""Writing engine SQL by copying the user's text and splicing AI calls into lookups.
+
+A RewrittenSql remembers where each copied piece came from, so that an engine error's position can
+be told in the user's own text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sql.calls import FoundCall
+from sql.functions import engine_function
+from sql.lexer import Token, TokenKind
+
+Piece = str | tuple[int, int]
+"""Literal text, or the tokens ``[first, last)`` of the statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenSql:
+    """Text for the engine.
+
+    Attributes:
+        text: what the engine runs; parameters are ``$name`` throughout.
+        marks: (offset in ``text``, offset in the user's text), ascending.
+        parameters: names of the parameters that occur, in order of first use.
+    """
+
+    text: str
+    marks: tuple[tuple[int, int], ...]
+    parameters: tuple[str, ...]
+
+    def source_position(self, position: int) -> int:
+        """Translate a 1-based position in ``text`` to the user's text; 0 stays unknown."""
+        if position <= 0 or not self.marks:
+            return max(position, 0)
+        at = max(bisect_right(self.marks, (position - 1, 1 << 62)) - 1, 0)
+        offset, source = self.marks[at]
+        return source + (position - 1 - offset) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallRendering:
+    """How one call is written: its form's key and which engine function answers it."""
+
+    key: int
+    per_row: bool
+    kept_in_place: bool
+
+
+def parameter_names(tokens: Sequence[Token]) -> dict[int, str]:
+    """Name every parameter by token index: ``$1`` is "1", each ``?`` gets the next number."""
+    names: dict[int, str] = {}
+    marks = 0
+    for index, token in enumerate(tokens):
+        if token.kind is TokenKind.PARAMETER:
+            if token.text == "?":
+                marks += 1
+                names[index] = str(marks)
+            else:
+                names[index] = token.text[1:]
+    return names
+
+
+class SqlRewriter:
+    """Writes engine SQL for pieces of one statement.
+
+    Attributes:
+        text, tokens: the statement; never changed.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tokens: Sequence[Token],
+        calls: Mapping[int, tuple[FoundCall, CallRendering]],
+        aliases: Mapping[int, str],
+        parameters: Mapping[int, str],
+    ) -> None:
+        self.text = text
+        self.tokens = tokens
+        self._calls = calls
+        self._aliases = aliases
+        self._parameters = parameters
+        self._out: list[str] = []
+        self._length = 0
+        self._marks: list[tuple[int, int]] = []
+        self._used: dict[str, None] = {}
+
+    def rewrite(self, pieces: Sequence[Piece]) -> RewrittenSql:
+        """Write the pieces one after the other."""
+        self._out, self._length, self._marks, self._used = [], 0, [], {}
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._insert(piece)
+            else:
+                self._range(*piece)
+        return RewrittenSql("".join(self._out), tuple(self._marks), tuple(self._used))
+
+    def _range(self, first: int, last: int) -> None:
+        if first >= last:
+            return
+        index, copied = first, self.tokens[first].start
+        while index < last:
+            token = self.tokens[index]
+            if index in self._calls:
+                call, rendering = self._calls[index]
+                self._copy(copied, token.start)
+                self._call(call, rendering)
+                index, copied = call.last, self.tokens[call.last - 1].end
+            elif index in self._parameters:
+                self._copy(copied, token.start)
+                self._parameter(index)
+                index, copied = index + 1, token.end
+            else:
+                index += 1
+            if index in self._aliases:
+                end = self.tokens[index - 1].end
+                self._copy(copied, end)
+                self._insert(f" AS {self._aliases[index]}")
+                copied = end
+        self._copy(copied, self.tokens[last - 1].end)
+
+    def _call(self, call: FoundCall, rendering: CallRendering) -> None:
+        name = engine_function(per_row=rendering.per_row, kept_in_place=rendering.kept_in_place)
+        self._mark(self.tokens[call.first].start)
+        self._insert(f"{name}({rendering.key}, ")
+        parameters = call.function.parameters if rendering.per_row else call.function.parameters[:1]
+        for position, parameter in enumerate(parameters):
+            self._insert(", " if position else "")
+            self._argument(call, parameter)
+        self._insert(")")
+
+    def _argument(self, call: FoundCall, parameter: str) -> None:
+        argument = call.arguments.get(parameter)
+        if argument is None:
+            self._insert("NULL")
+            return
+        # to_json keeps JSON as it is and makes JSON of a STRUCT; text becomes a JSON string that
+        # the front decodes twice.
+        opening, closing = (
+            ("CAST(to_json(", ") AS VARCHAR)")
+            if parameter == "options"
+            else ("CAST(", " AS VARCHAR)")
+        )
+        self._insert(opening)
+        self._range(argument.first, argument.last)
+        self._insert(closing)
+
+    def _parameter(self, index: int) -> None:
+        name = self._parameters[index]
+        self._used[name] = None
+        self._mark(self.tokens[index].start)
+        self._insert(f"${name}")
+
+    def _copy(self, start: int, end: int) -> None:
+        if start < end:
+            self._mark(start)
+            self._insert(self.text[start:end])
+
+    def _mark(self, source: int) -> None:
+        self._marks.append((self._length, source))
+
+    def _insert(self, text: str) -> None:
+        self._out.append(text)
+        self._length += len(text)

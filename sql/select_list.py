@@ -1,0 +1,134 @@
+"""Names for unnamed result columns that hold AI calls.
+
+The engine would name such a column after our rewritten text. A lone call is named after its
+function, as PostgreSQL does; a longer expression after its own text, as DuckDB does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sql.calls import FoundCall
+from sql.lexer import Token, TokenKind, closing_index, depth_change
+
+_LIST_ENDS: Final = frozenset(
+    [
+        "FROM",
+        "WHERE",
+        "GROUP",
+        "HAVING",
+        "WINDOW",
+        "QUALIFY",
+        "ORDER",
+        "LIMIT",
+        "OFFSET",
+        "UNION",
+        "INTERSECT",
+        "EXCEPT",
+        "FETCH",
+        "FOR",
+        "SELECT",
+        "RETURNING",
+    ]
+)
+_OPERATOR_WORDS: Final = frozenset(
+    [
+        "IS",
+        "NOT",
+        "AND",
+        "OR",
+        "IN",
+        "LIKE",
+        "ILIKE",
+        "BETWEEN",
+        "THEN",
+        "ELSE",
+        "WHEN",
+        "CASE",
+        "COLLATE",
+        "ESCAPE",
+        "SIMILAR",
+        "TO",
+        "GLOB",
+    ]
+)
+
+
+def missing_aliases(text: str, tokens: list[Token], calls: Sequence[FoundCall]) -> dict[int, str]:
+    """Find where a column name is missing: token index before which `` AS name`` belongs."""
+    aliases: dict[int, str] = {}
+    if not calls:
+        return aliases
+    starts = {call.first: call for call in calls}
+    for index, token in enumerate(tokens):
+        if token.kind is TokenKind.WORD and token.upper in ("SELECT", "RETURNING"):
+            for first, last in _items(tokens, _list_start(tokens, index + 1)):
+                if any(at in starts for at in range(first, last)) and not _named(
+                    tokens, first, last
+                ):
+                    aliases[last] = _quoted(_name(text, tokens, first, last, starts.get(first)))
+    return aliases
+
+
+def _list_start(tokens: list[Token], index: int) -> int:
+    if index < len(tokens) and tokens[index].upper in ("ALL", "DISTINCT"):
+        index += 1
+        if index + 1 < len(tokens) and tokens[index].upper == "ON":
+            return closing_index(tokens, index + 1) + 1
+    return index
+
+
+def _items(tokens: list[Token], first: int) -> list[tuple[int, int]]:
+    items: list[tuple[int, int]] = []
+    index = first
+    while index < len(tokens):
+        token = tokens[index]
+        change = depth_change(token)
+        if change > 0:
+            index = closing_index(tokens, index) + 1
+            continue
+        ends = change < 0 or token.text == ";" or _ends_list(tokens, index)
+        if ends or token.text == ",":
+            items.append((first, index))
+            first = index + 1
+        if ends:
+            return items
+        index += 1
+    items.append((first, len(tokens)))
+    return items
+
+
+def _ends_list(tokens: list[Token], index: int) -> bool:
+    token = tokens[index]
+    if token.kind is not TokenKind.WORD or token.upper not in _LIST_ENDS:
+        return False
+    return not (token.upper == "FROM" and index and tokens[index - 1].upper == "DISTINCT")
+
+
+def _named(tokens: list[Token], first: int, last: int) -> bool:
+    """Say whether an item has an alias; when in doubt yes, which only costs a pretty name."""
+    if last - first > 1 and tokens[first + 1].text == ":":
+        return True
+    depth = 0
+    for index in range(first, last):
+        depth += depth_change(tokens[index])
+        if depth == 0 and tokens[index].upper == "AS":
+            return True
+    end, before = tokens[last - 1], tokens[last - 2] if last - first > 1 else None
+    if before is None or end.kind not in (TokenKind.WORD, TokenKind.QUOTED) or end.upper == "END":
+        return False
+    if before.kind is TokenKind.OPERATOR:
+        return before.text in (")", "]", "}")
+    return before.upper not in _OPERATOR_WORDS
+
+
+def _name(text: str, tokens: list[Token], first: int, last: int, call: FoundCall | None) -> str:
+    if call is not None and call.last == last:
+        return call.function.name
+    return " ".join(text[tokens[first].start : tokens[last - 1].end].split())
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
