@@ -82,9 +82,8 @@ def _check(key: str, value: Any) -> Any:
     try:
         return check(value)
     except ValueError as error:
-        raise UdfArgumentError(
-            f'option "{key}" {error}, got {json.dumps(value, default=str)}'
-        ) from (None)
+        shown = json.dumps(value, default=str)
+        raise UdfArgumentError(f'option "{key}" {error}, got {shown}') from None
 
 
 def _number(low: float, high: float, *, open_low: bool = False) -> Callable[[Any], float]:

@@ -104,7 +104,7 @@ class _Walk:
     def __init__(self) -> None:
         self.places: dict[int, Place] = {}
 
-    def visit(self, node: exp.Expression, stage: int, clause: str, kept: bool = False) -> int:
+    def visit(self, node: exp.Expr, stage: int, clause: str, kept: bool = False) -> int:
         """Place the calls below ``node``; return the stage of whatever depends on all of them."""
         if isinstance(node, exp.Select | exp.Update | exp.Delete):
             return self._statement(node, stage)
@@ -124,7 +124,7 @@ class _Walk:
             return stage
         return self._all(_children(node), stage, clause, kept)
 
-    def _all(self, nodes: Iterable[exp.Expression], stage: int, clause: str, kept: bool) -> int:
+    def _all(self, nodes: Iterable[exp.Expr], stage: int, clause: str, kept: bool) -> int:
         return max((self.visit(node, stage, clause, kept) for node in nodes), default=stage)
 
     def _case(self, node: exp.Case, stage: int, clause: str, kept: bool) -> int:
@@ -138,9 +138,9 @@ class _Walk:
             ends.append(self.visit(node.args["default"], stage, clause, kept))
         return max([stage, *ends])
 
-    def _statement(self, node: exp.Expression, stage: int) -> int:
+    def _statement(self, node: exp.Expr, stage: int) -> int:
         """Visit the clauses in the order the engine evaluates them."""
-        phases: dict[int, list[tuple[str, list[exp.Expression]]]] = {}
+        phases: dict[int, list[tuple[str, list[exp.Expr]]]] = {}
         for key, value in node.args.items():
             phase, clause = _PHASES.get(key.strip("_"), (7, key.strip("_").upper()))
             if key == "order" and node.args.get("limit") is not None:
@@ -159,7 +159,7 @@ class _Walk:
         return stage
 
 
-def _is_expression_subquery(node: exp.Expression) -> bool:
+def _is_expression_subquery(node: exp.Expr) -> bool:
     """Say whether a SELECT is a scalar, EXISTS or IN subquery of the plain kind.
 
     There the engine would turn a correlation into a join and push a pure function below it. An
@@ -177,28 +177,29 @@ def _is_expression_subquery(node: exp.Expression) -> bool:
     return isinstance(node.parent, exp.Subquery | exp.Exists | exp.In)
 
 
-def _site_number(node: exp.Expression) -> int | None:
+def _site_number(node: exp.Expr) -> int | None:
     if not isinstance(node, exp.Anonymous) or not isinstance(node.this, str):
         return None
     match = _SITE.fullmatch(node.this)
     return int(match[1]) if match else None
 
 
-def _children(node: exp.Expression) -> list[exp.Expression]:
+def _children(node: exp.Expr) -> list[exp.Expr]:
     return [child for value in node.args.values() for child in _expressions(value)]
 
 
-def _expressions(value: object) -> list[exp.Expression]:
-    if isinstance(value, exp.Expression):
+def _expressions(value: object) -> list[exp.Expr]:
+    if isinstance(value, exp.Expr):
         return [value]
     if isinstance(value, list):
-        return [item for item in value if isinstance(item, exp.Expression)]
+        return [item for item in value if isinstance(item, exp.Expr)]
     return []
 
 
 _PLAIN_CLAUSES: Final = frozenset(
     {"with", "from", "joins", "where", "expressions", "limit", "offset", "kind", "hint", "laterals"}
 )
+_SOURCES: Final = ("with", "from", "joins", "laterals")
 _PLAIN_OUTPUTS: Final = (
     exp.Column,
     exp.Identifier,
@@ -214,6 +215,15 @@ _PLAIN_OUTPUTS: Final = (
     exp.Trim,
     exp.Anonymous,
     exp.PropertyEQ,
+    exp.Var,
+    exp.Null,
+    exp.Boolean,
+    exp.Placeholder,
+    exp.Parameter,
+    exp.Coalesce,
+    exp.Concat,
+    exp.Binary,
+    exp.Substring,
     exp.Kwarg,
 )
 _STRICT: Final = (exp.Lower, exp.Upper, exp.Trim, exp.Cast, exp.Length, exp.Paren)
@@ -222,7 +232,7 @@ _COMPARISONS: Final = (
 )  # fmt: skip
 
 
-def _stop_after_rows(tree: exp.Expression) -> int | None:
+def _stop_after_rows(tree: exp.Expr) -> int | None:
     """Return LIMIT's number when its first rows are final although calls are unanswered.
 
     That is so when nothing but conjuncts that need an answer to be true stands between the calls
@@ -237,9 +247,7 @@ def _stop_after_rows(tree: exp.Expression) -> int | None:
         name = key.strip("_")
         if value and name not in _PLAIN_CLAUSES:
             return None
-        if name in ("with", "from", "joins", "laterals") and any(
-            map(_has_site, _expressions(value))
-        ):
+        if name in _SOURCES and any(map(_has_site, _expressions(value))):
             return None
     if not all(map(_plain_output, tree.expressions)):
         return None
@@ -255,11 +263,11 @@ def _stop_after_rows(tree: exp.Expression) -> int | None:
     return int(count.name)
 
 
-def _has_site(node: exp.Expression) -> bool:
+def _has_site(node: exp.Expr) -> bool:
     return any(_site_number(found) is not None for found in node.find_all(exp.Anonymous))
 
 
-def _plain_output(node: exp.Expression) -> bool:
+def _plain_output(node: exp.Expr) -> bool:
     """Say whether an output has no aggregate, window, subquery or unnest anywhere."""
     return all(
         isinstance(part, _PLAIN_OUTPUTS)
@@ -268,17 +276,17 @@ def _plain_output(node: exp.Expression) -> bool:
     )
 
 
-def _needs_answer(node: exp.Expression) -> bool:
+def _needs_answer(conjunct: exp.Expr) -> bool:
     """Say whether a conjunct can only be true once its calls are answered."""
-    node = node.unnest()
+    node = conjunct.unnest()
     if not isinstance(node, _COMPARISONS) or node.args.get("query") is not None:
         return False
     return all(not _has_site(child) or _strict(child) for child in _children(node))
 
 
-def _strict(node: exp.Expression) -> bool:
+def _strict(node: exp.Expr) -> bool:
     if _site_number(node) is not None:
-        return not any(map(_has_site, _children(node)))
+        return not any(_has_site(child) for child in _children(node))
     return isinstance(node, _STRICT) and all(
         not _has_site(child) or _strict(child) for child in _children(node)
     )

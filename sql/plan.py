@@ -6,7 +6,7 @@ anything runs; it knows no tables and never executes anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -40,7 +40,7 @@ class CallParams:
     function: str
     model: str | None = None
     system_prompt: str | None = None
-    options: CallOptions = CallOptions()
+    options: CallOptions = field(default_factory=CallOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ _MAY_HOLD_CALLS: Final = frozenset(
     }
 )
 _VOLATILE: Final = frozenset(
-    [
+    {
         "random",
         "gen_random_uuid",
         "uuid",
@@ -128,8 +128,7 @@ _VOLATILE: Final = frozenset(
         "nextval",
         "setseed",
         "clock_timestamp",
-        "get_current_timestamp_wall",
-    ]
+    }
 )
 _SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
 

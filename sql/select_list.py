@@ -13,7 +13,7 @@ from sql.calls import FoundCall
 from sql.lexer import Token, TokenKind, closing_index, depth_change
 
 _LIST_ENDS: Final = frozenset(
-    [
+    {
         "FROM",
         "WHERE",
         "GROUP",
@@ -30,10 +30,10 @@ _LIST_ENDS: Final = frozenset(
         "FOR",
         "SELECT",
         "RETURNING",
-    ]
+    }
 )
 _OPERATOR_WORDS: Final = frozenset(
-    [
+    {
         "IS",
         "NOT",
         "AND",
@@ -51,7 +51,7 @@ _OPERATOR_WORDS: Final = frozenset(
         "SIMILAR",
         "TO",
         "GLOB",
-    ]
+    }
 )
 
 
