@@ -93,9 +93,13 @@ class Answer:
             ttft_s=first.ttft_s,
         )
 
-    def finish_exhausted(self, node_id: str) -> GenerateEvent:
-        """End an answer that has all its tokens, though its last node never said so."""
-        return self.finish(GenerateEvent(finish_reason=FinishReason.LENGTH, node_id=node_id))
+    def finish_early(self, node_id: str) -> GenerateEvent:
+        """End an answer that needs nothing more, though its last node never said so.
+
+        Either it has all its tokens, or the caller asked to cancel it.
+        """
+        reason = FinishReason.LENGTH if self.exhausted else FinishReason.CANCELLED
+        return self.finish(GenerateEvent(finish_reason=reason, node_id=node_id))
 
 
 def _with_seed(request: GenerateRequest) -> GenerateRequest:

@@ -260,9 +260,9 @@ class Dispatcher:
         except CacheError as error:
             self.stats.cache_errors[error.code] += 1
             log.warning("%s lost node %s: %s", job.request_id, dispatch.node_id, error)
-            if job.answer.exhausted:
+            if job.answer.exhausted or job.cancel_asked:
                 job.ending = RequestFinished(job.request_id)
-                yield job.answer.finish_exhausted(dispatch.node_id)
+                yield job.answer.finish_early(dispatch.node_id)
             else:
                 self._handle(NodeLost(job.request_id, job.answer.total_tokens))
         finally:
@@ -291,7 +291,7 @@ class Dispatcher:
                 case FinishReason.HANDOFF:
                     job.ending = RequestFinished(job.request_id)
                     answer.handed_off(event)
-                    yield answer.finish_exhausted(event.node_id)
+                    yield answer.finish_early(event.node_id)
                     return
                 case FinishReason.CANCELLED if not job.cancel_asked:
                     raise TransportError(f"node {dispatch.node_id} dropped the request")

@@ -182,9 +182,9 @@ class Fleet:
         record.suspended_until_s = now + min(backoff_s, self._config.backoff_max_s)
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """Models of all nodes not called dead, by name; live nodes' word counts first."""
+        """Models of all nodes, by name; live nodes' word counts first, then that of the doubted."""
         found: dict[str, ModelInfo] = {}
-        for state in (ALIVE, SUSPECT):
+        for state in (ALIVE, SUSPECT, DEAD):
             for record in self.records.values():
                 if record.state == state:
                     for model in record.info.models:

@@ -1,0 +1,95 @@
+"""Checks of an AI call before any model runs, each with its own message.
+
+Used by dbfront/generation.py for SQL and REST alike, so that both refuse the same things.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dbfront.contracts import TextCall
+from dbfront.tokenizer import TextTokenizer
+from kvcore import limits
+from kvcore.errors import ContextTooLongError, UdfArgumentError
+from kvcore.node import ModelInfo
+from kvcore.request import SamplingParams
+
+_NAME = re.compile(limits.NAME_PATTERN)
+
+
+async def encode(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Turn a call's prompt, whichever way it was given, into token ids.
+
+    Raises:
+        UdfArgumentError: no prompt, several, an empty one, or ids outside the vocabulary.
+    """
+    given = [v for v in (call.messages, call.prompt, call.prompt_token_ids) if v is not None]
+    if len(given) != 1:
+        raise UdfArgumentError("give exactly one of messages, prompt and prompt_token_ids")
+    if call.prompt_token_ids is not None:
+        token_ids = call.prompt_token_ids
+        size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
+            raise UdfArgumentError(f"token ids must be in [0, {size})")
+    elif call.prompt is not None:
+        token_ids = await tokenizer.encode_prompt(call.prompt)
+    else:
+        token_ids = await tokenizer.encode_chat(call.messages or ())
+    if not token_ids:
+        raise UdfArgumentError("the prompt is empty", hint="send at least one character")
+    return token_ids
+
+
+def sampling_params(call: TextCall, model: ModelInfo, prompt_tokens: int) -> SamplingParams:
+    """Settle how tokens are chosen and how many there may be.
+
+    Raises:
+        ContextTooLongError: prompt and completion do not fit the model's context.
+        UdfArgumentError: a parameter out of its range.
+    """
+    room = model.context_tokens - prompt_tokens
+    max_tokens = max(room, 1) if call.max_tokens is None else call.max_tokens
+    if max_tokens > room:
+        completion = "at least 1" if call.max_tokens is None else str(max_tokens)
+        raise ContextTooLongError(
+            f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
+            f"context of model {model.name} is {model.context_tokens} tokens",
+            hint=f"shorten the prompt, or set max_tokens to at most {room}"
+            if room > 0
+            else "shorten the prompt; nothing is truncated for you",
+        )
+    seed = None if call.seed is None else call.seed % (1 << 63)
+    try:
+        return SamplingParams(
+            temperature=call.temperature,
+            top_p=call.top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            ignore_eos=call.ignore_eos,
+        )
+    except ValueError as error:
+        raise UdfArgumentError(str(error)) from error
+
+
+def check_names(call: TextCall) -> None:
+    """Refuse names outside ``limits.NAME_PATTERN``, and a priority outside its type."""
+    for what, name in (("tenant", call.tenant), ("session_id", call.session_id)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise UdfArgumentError(
+                f"{what} {name[:140]!r} is not a valid name",
+                hint=f"use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
+            )
+    if not -(1 << 31) <= call.priority < 1 << 31:
+        raise UdfArgumentError(f"priority {call.priority} does not fit 32 bits")
+
+
+def check_stops(stops: tuple[str, ...]) -> None:
+    """Refuse too many stop strings, and empty or endless ones."""
+    if len(stops) > limits.MAX_STOP_STRINGS:
+        raise UdfArgumentError(
+            f"{len(stops)} stop strings were given, at most {limits.MAX_STOP_STRINGS} are allowed"
+        )
+    if any(not 1 <= len(stop) <= limits.MAX_STOP_STRING_CHARS for stop in stops):
+        raise UdfArgumentError(
+            f"a stop string must have 1 to {limits.MAX_STOP_STRING_CHARS} characters"
+        )

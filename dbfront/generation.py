@@ -1,0 +1,242 @@
+"""From text to text: the one way every AI call of SQL and REST takes to the scheduler.
+
+``Generation`` implements ``TextGenerator`` (dbfront/contracts.py): it checks a call, turns it into
+token ids, sends it through scheduler/dispatcher.py and turns tokens back into text. It never
+truncates a prompt and never touches the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from dbfront.call_checks import check_names, check_stops, encode, sampling_params
+from dbfront.call_record import CallRecord, LiveCall, Outcome
+from dbfront.contracts import PreparedCall, TextAnswer, TextCall, TextEvent
+from dbfront.detokenizer import Detokenizer, StopStrings
+from dbfront.tokenizer import TextTokenizer, TokenizerCache
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import (
+    NodeLostError,
+    NoNodeError,
+    TierKVError,
+    UnknownModelError,
+)
+from kvcore.ids import RequestId, new_request_id
+from kvcore.node import ModelInfo
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+from scheduler.dispatcher import Dispatcher
+
+USAGE_WAIT_S = 2.0
+"""How long an answer cut by a stop string waits for its node's account of it."""
+
+
+class Generation:
+    """The front's TextGenerator.
+
+    Attributes:
+        live: calls being answered, by request id.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        tokenizers: TokenizerCache | None = None,
+        default_model: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make a generator over a started dispatcher.
+
+        Args:
+            dispatcher: where requests go.
+            tokenizers: shared cache; a new one by default.
+            default_model: what ``model=None`` means; without it the only served model is meant.
+            clock: where times come from.
+        """
+        self.live: dict[RequestId, LiveCall] = {}
+        self._dispatcher = dispatcher
+        self._clock = clock or SystemClock()
+        self._tokenizers = tokenizers or TokenizerCache(clock=self._clock)
+        self._default_model = default_model
+        self._models_seen: dict[str, ModelInfo] = {}
+        self._observers: list[Callable[[CallRecord], None]] = []
+
+    def observe(self, observer: Callable[[CallRecord], None]) -> None:
+        """Call ``observer`` with the record of each call that ends; it must not block or raise."""
+        self._observers.append(observer)
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Models that nodes serve, by name."""
+        models = self._dispatcher.models()
+        if not models:
+            await self._dispatcher.refresh()
+            models = self._dispatcher.models()
+        self._models_seen.update((model.name, model) for model in models)
+        return models
+
+    # -- checking
+
+    async def prepare(self, call: TextCall) -> PreparedCall:
+        """Check a call and turn it into token ids; see TextGenerator."""
+        model = await self._model(call.model)
+        check_names(call)
+        check_stops(call.stop)
+        tokenizer = await self._tokenizers.get(model)
+        token_ids = await encode(call, tokenizer)
+        sampling = sampling_params(call, model, len(token_ids))
+        grant = await self._dispatcher.namespace(call.tenant, model)
+        request = GenerateRequest(
+            request_id=call.request_id or new_request_id(),
+            model=model.name,
+            token_ids=token_ids,
+            namespace_key=grant.namespace_key,
+            tenant=call.tenant,
+            sampling=sampling,
+            session_id=call.session_id,
+            priority=call.priority,
+            use_cache=call.use_cache and grant.cache_enabled,
+        )
+        return PreparedCall(call, model, request)
+
+    async def _model(self, name: str | None) -> ModelInfo:
+        """Find a model by name; one seen before is still good while its node restarts."""
+        served = {model.name: model for model in await self.models()}
+        name = name or self._default_model
+        known = served or self._models_seen
+        if not known:
+            raise NoNodeError("no compute node is up", hint="see tierkv status; try again later")
+        if name is None and len(known) == 1:
+            return next(iter(known.values()))
+        names = ", ".join(sorted(known))
+        if name is None:
+            raise UnknownModelError(
+                "several models are served and none was named", hint=f"say which one: {names}"
+            )
+        model = served.get(name) or self._models_seen.get(name)
+        if model is None:
+            raise UnknownModelError(
+                f"no model {name!r} is served here", hint=f"served models: {names}"
+            )
+        return model
+
+    # -- answering
+
+    async def stream(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
+        """Answer with text as it comes; see TextGenerator."""
+        live = LiveCall(prepared, self._clock.now(), self._clock.wall())
+        request_id = prepared.request.request_id
+        self.live[request_id] = live
+        try:
+            tokenizer = await self._tokenizers.get(prepared.model)
+            async with aclosing(self._text_events(live, tokenizer)) as events:
+                async for event in events:
+                    yield event
+        except TierKVError as error:
+            live.outcome, live.error_code = Outcome.FAILED, error.code
+            raise
+        except Exception:
+            live.outcome, live.error_code = Outcome.FAILED, TierKVError.code
+            raise
+        finally:
+            if self.live.get(request_id) is live:
+                del self.live[request_id]
+            self._record(live)
+
+    async def _text_events(
+        self, live: LiveCall, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        text = Detokenizer(tokenizer.decode)
+        stops = StopStrings(live.prepared.call.stop)
+        submitted = self._dispatcher.submit(live.prepared.request, model=live.prepared.model)
+        async with aclosing(submitted) as events:
+            async for event in events:
+                if event.token_ids:
+                    self._count(live, event)
+                    cut = stops.push(text.push(event.token_ids))
+                    if cut.text:
+                        yield TextEvent(cut.text, node_id=event.node_id)
+                    if cut.stopped:
+                        last = await self._stop(live, events)
+                        yield self._last(live, FinishReason.STOP, last)
+                        return
+                if event.finish_reason is not None:
+                    cut = stops.push(text.flush())
+                    rest = cut.text if cut.stopped else cut.text + stops.flush()
+                    if rest:
+                        yield TextEvent(rest, node_id=event.node_id)
+                    reason = FinishReason.STOP if cut.stopped else event.finish_reason
+                    yield self._last(live, reason, event)
+                    return
+        raise NodeLostError("the answer ended without an end")  # the dispatcher never lets this be
+
+    def _count(self, live: LiveCall, event: GenerateEvent) -> None:
+        if not live.completion_tokens:
+            live.ttft_s = self._clock.now() - live.started_s
+        live.completion_tokens += len(event.token_ids)
+        live.node_id = event.node_id
+
+    async def _stop(
+        self, live: LiveCall, events: AsyncGenerator[GenerateEvent, None]
+    ) -> GenerateEvent | None:
+        """End the request at its node and wait a little for its usage: hit tokens stay true."""
+        last: GenerateEvent | None = None
+        await self._dispatcher.cancel(live.prepared.request.request_id)
+        try:
+            async with asyncio.timeout(USAGE_WAIT_S):
+                async for event in events:
+                    last = event
+        except TimeoutError:
+            return None
+        return last
+
+    def _last(self, live: LiveCall, reason: FinishReason, event: GenerateEvent | None) -> TextEvent:
+        request = live.prepared.request
+        usage = event.usage if event is not None else None
+        usage = usage or Usage(len(request.token_ids), live.completion_tokens)
+        if reason is FinishReason.STOP and live.completion_tokens < usage.completion_tokens:
+            usage = replace(usage, completion_tokens=live.completion_tokens)
+        live.usage = usage
+        live.outcome = Outcome(reason.value)
+        return TextEvent(
+            finish_reason=reason,
+            usage=usage,
+            ttft_s=live.ttft_s,
+            total_s=self._clock.now() - live.started_s,
+            node_id=live.node_id,
+        )
+
+    def _record(self, live: LiveCall) -> None:
+        request = live.prepared.request
+        record = CallRecord(
+            request_id=request.request_id,
+            model=request.model,
+            tenant=request.tenant,
+            outcome=live.outcome,
+            usage=live.usage,
+            ttft_s=live.ttft_s,
+            total_s=self._clock.now() - live.started_s,
+            node_id=live.node_id,
+            error_code=live.error_code,
+        )
+        for observer in self._observers:
+            observer(record)
+
+    async def answer(self, prepared: PreparedCall) -> TextAnswer:
+        """Answer with the whole text; see TextGenerator."""
+        parts: list[str] = []
+        async with aclosing(self.stream(prepared)) as events:
+            async for event in events:
+                parts.append(event.text)
+                if event.finish_reason is not None and event.usage is not None:
+                    return TextAnswer(
+                        text="".join(parts),
+                        finish_reason=event.finish_reason,
+                        usage=event.usage,
+                        ttft_s=event.ttft_s,
+                        total_s=event.total_s,
+                        node_id=event.node_id,
+                    )
+        raise NodeLostError("the answer ended without an end")

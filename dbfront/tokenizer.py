@@ -1,0 +1,180 @@
+"""From text to token ids and back, with the files of the model's folder.
+
+Reads tokenizer.json (the ``tokenizers`` library), tokenizer_config.json and the chat template.
+Called by dbfront/generation.py; long texts are encoded in a thread, so the loop never stalls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from dbfront.chat_template import ChatTemplate
+from dbfront.contracts import Message
+from kvcore import limits
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import ContextTooLongError, ModelFolderError
+from kvcore.node import ModelInfo
+
+THREAD_FROM_CHARS = 20_000
+"""Encoding about 20,000 characters takes some milliseconds; longer texts go to a thread."""
+
+TOKENIZERS_KEPT = 16
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokenizer:
+    """One model's tokenizer and chat template.
+
+    Attributes:
+        tokenizer: of the ``tokenizers`` library; safe to share between threads.
+        template: how conversations are written.
+        bos_token_id: put before a raw prompt when the model's configuration says so, else None.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    bos_token_id: int | None = None
+
+    async def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Encode raw completion text, with the special tokens the model expects around it."""
+        ids = await self._encode(text, add_special_tokens=True)
+        if self.bos_token_id is not None and ids[:1] != (self.bos_token_id,):
+            return (self.bos_token_id, *ids)
+        return ids
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Write the conversation by the chat template, which adds the special tokens itself."""
+        _check_length(sum(len(m.content) for m in messages))
+        return await self._encode(self.template.render(messages), add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens left out."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        _check_length(len(text))
+        if len(text) < THREAD_FROM_CHARS:
+            return self._encode_now(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
+
+    def _encode_now(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # A lone surrogate (JSON can carry one) is no text; it becomes U+FFFD as in browsers.
+        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        encoding = self.tokenizer.encode(clean, add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+
+def _check_length(chars: int) -> None:
+    if chars > limits.MAX_PROMPT_CHARS:
+        raise ContextTooLongError(
+            f"the prompt has {chars} characters, the limit is {limits.MAX_PROMPT_CHARS}",
+            hint="send less text; nothing is truncated for you",
+        )
+
+
+def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer:
+    """Read a model folder's tokenizer and template; blocks on disk.
+
+    Raises:
+        ModelFolderError: a file is missing or can't be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFolderError(
+            f"{path} is not there",
+            hint="the front needs tokenizer.json of the served model at the same path as the "
+            "compute node; copy the folder or mount it",
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for bad files
+        raise ModelFolderError(f"{path} can't be read: {error}") from error
+    # Files may carry the truncation and padding of a training run; prompts are never cut.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _read_json(folder / "tokenizer_config.json")
+    specials = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+    template = ChatTemplate(_template_source(folder, config), special_tokens=specials, clock=clock)
+    bos = specials.get("bos_token") if config.get("add_bos_token") is True else None
+    return TextTokenizer(tokenizer, template, tokenizer.token_to_id(bos) if bos else None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} can't be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} is not a JSON object")
+    return value
+
+
+def _special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, str]:
+    """Find bos_token and its kin; each is a string, or an object with ``content``."""
+    found: dict[str, str] = {}
+    for name in SPECIAL_NAMES:
+        value = config.get(name, special_map.get(name))
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """Find the chat template: its own file first, then tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(f"{path} can't be read: {error}") from error
+    source = config.get(
+        "chat_template", _read_json(folder / "chat_template.json").get("chat_template")
+    )
+    if isinstance(source, list):
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+class TokenizerCache:
+    """Loaded tokenizers by model revision; loads each once, in a thread."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._loaded: OrderedDict[tuple[str, str], TextTokenizer] = OrderedDict()
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def get(self, model: ModelInfo) -> TextTokenizer:
+        """Return the tokenizer of a served model.
+
+        Raises:
+            ModelFolderError: its folder is not readable here.
+        """
+        key = (model.folder, model.revision)
+        loaded = self._loaded.get(key)
+        if loaded is not None:
+            return loaded
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._loaded:
+                self._loaded[key] = await asyncio.to_thread(
+                    load_tokenizer, Path(model.folder), clock=self._clock
+                )
+        self._locks.pop(key, None)
+        if len(self._loaded) > TOKENIZERS_KEPT:
+            self._loaded.popitem(last=False)
+        return self._loaded[key]
