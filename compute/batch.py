@@ -1,0 +1,185 @@
+"""One step's work as tensors: which tokens, where their KV goes, what each sequence attends to.
+
+Built once per step by the engine from plain chunk descriptions; the same tensors serve every
+layer. Single-token chunks form padded decode groups, longer ones are prefill segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from compute.pages import NULL_PAGE
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInput:
+    """New tokens of one sequence in one step.
+
+    Attributes:
+        token_ids: the new tokens, ``[count]``.
+        start: position of the first of them; KV of ``[0, start)`` is in ``page_table`` already.
+        page_table: pages covering at least ``start + count`` tokens.
+        wants_logits: whether the last token's logits are needed.
+    """
+
+    token_ids: Int64Array
+    start: int
+    page_table: Int64Array
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences with one new token each, padded to a common number of pages.
+
+    Attributes:
+        rows: rows of the step's token axis, half-open ``[rows.start, rows.stop)``.
+        gather: half-page indices, keys of all sequences then values, ``[2 * n * pages]``.
+        mask: True where a key may be seen, ``[n, 1, 1, pages * block_tokens]``.
+    """
+
+    rows: slice
+    gather: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSegment:
+    """One sequence with several new tokens.
+
+    Attributes:
+        rows: its rows of the step's token axis.
+        gather: half-page indices, keys then values, ``[2 * pages]``.
+        context: keys to attend to, ``start + count``.
+        mask: causal mask ``[count, context]``; None when ``start`` is 0 (plain causal).
+    """
+
+    rows: slice
+    gather: Tensor
+    context: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Everything the decoder needs for one step.
+
+    Attributes:
+        token_ids: ``[tokens]`` int64.
+        positions: ``[tokens]`` int64.
+        write_rows: where keys and then values go, ``[2 * tokens]``, into ``L1Pages.token_rows``.
+        groups: decode groups.
+        segments: prefill segments.
+        logit_rows: rows whose logits are wanted, in chunk order given by ``logit_chunks``.
+        logit_chunks: indices of the chunks those rows belong to.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    write_rows: Tensor
+    groups: tuple[DecodeGroup, ...]
+    segments: tuple[PrefillSegment, ...]
+    logit_rows: Tensor
+    logit_chunks: tuple[int, ...]
+
+
+def build_batch(
+    chunks: Sequence[ChunkInput], *, block_tokens: int, device: torch.device
+) -> ForwardBatch:
+    """Lay chunks out on one token axis: decode groups first, then prefill segments."""
+    order = sorted(range(len(chunks)), key=lambda i: _group_of(chunks[i], block_tokens))
+    positions, writes, ends = [], [], {}
+    row = 0
+    for i in order:
+        chunk = chunks[i]
+        at = np.arange(chunk.start, chunk.start + len(chunk.token_ids))
+        positions.append(at)
+        writes.append(chunk.page_table[at // block_tokens] * (2 * block_tokens) + at % block_tokens)
+        row += len(at)
+        ends[i] = row
+    key_rows = np.concatenate(writes)
+    wanted = tuple(i for i in order if chunks[i].wants_logits)
+    groups, segments = _attention_parts(chunks, order, ends, block_tokens, device)
+    return ForwardBatch(
+        token_ids=_tensor(np.concatenate([chunks[i].token_ids for i in order]), device),
+        positions=_tensor(np.concatenate(positions), device),
+        write_rows=_tensor(np.concatenate([key_rows, key_rows + block_tokens]), device),
+        groups=groups,
+        segments=segments,
+        logit_rows=_tensor(np.array([ends[i] - 1 for i in wanted], dtype=np.int64), device),
+        logit_chunks=wanted,
+    )
+
+
+def _group_of(chunk: ChunkInput, block_tokens: int) -> int:
+    """Return 0..63 for decodes (by size, so that padding at most doubles), 64 for prefills."""
+    if len(chunk.token_ids) > 1:
+        return 64
+    return (chunk.start // block_tokens).bit_length()
+
+
+def _attention_parts(
+    chunks: Sequence[ChunkInput],
+    order: Sequence[int],
+    ends: dict[int, int],
+    block_tokens: int,
+    device: torch.device,
+) -> tuple[tuple[DecodeGroup, ...], tuple[PrefillSegment, ...]]:
+    groups: list[DecodeGroup] = []
+    segments: list[PrefillSegment] = []
+    start = 0
+    while start < len(order):
+        kind = _group_of(chunks[order[start]], block_tokens)
+        if kind == 64:
+            i = order[start]
+            segments.append(_segment(chunks[i], ends[i], block_tokens, device))
+            start += 1
+            continue
+        stop = start
+        while stop < len(order) and _group_of(chunks[order[stop]], block_tokens) == kind:
+            stop += 1
+        members = [chunks[i] for i in order[start:stop]]
+        groups.append(_group(members, slice(start, stop), block_tokens, device))
+        start = stop
+    return tuple(groups), tuple(segments)
+
+
+def _group(
+    members: Sequence[ChunkInput], rows: slice, block_tokens: int, device: torch.device
+) -> DecodeGroup:
+    lengths = np.array([m.start + 1 for m in members])
+    width = -(-int(lengths.max()) // block_tokens)
+    table = np.full((len(members), width), NULL_PAGE, dtype=np.int64)
+    for row, member in enumerate(members):
+        used = -(-int(lengths[row]) // block_tokens)
+        table[row, :used] = member.page_table[:used]
+    mask = np.arange(width * block_tokens)[None, :] < lengths[:, None]
+    halves = table.reshape(-1) * 2
+    gather = _tensor(np.concatenate([halves, halves + 1]), device)
+    return DecodeGroup(rows, gather, torch.from_numpy(mask).to(device)[:, None, None, :])
+
+
+def _segment(
+    chunk: ChunkInput, end_row: int, block_tokens: int, device: torch.device
+) -> PrefillSegment:
+    count = len(chunk.token_ids)
+    context = chunk.start + count
+    halves = chunk.page_table[: -(-context // block_tokens)] * 2
+    mask = None
+    if chunk.start:
+        queries = torch.arange(chunk.start, context, device=device)[:, None]
+        mask = queries >= torch.arange(context, device=device)[None, :]
+    gather = _tensor(np.concatenate([halves, halves + 1]), device)
+    return PrefillSegment(slice(end_row - count, end_row), gather, context, mask)
+
+
+def _tensor(array: Int64Array, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)

@@ -1,0 +1,99 @@
+"""What a compute node may be told.
+
+Made by the composition root (tierkv/config.py) or by a test; every value is checked once, here.
+Nothing in this file imports torch, so that a front without it can read the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kvcore.errors import ConfigError
+from kvcore.ids import HostId, NodeId
+from kvcore.node import NodeRole
+
+
+class LoadPolicy(StrEnum):
+    """When KV is loaded from the pool instead of computed."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class RandomModelSpec:
+    """A model without weights on disk: a Hugging Face configuration and a seed.
+
+    Attributes:
+        config: what a ``config.json`` would hold; needs ``architectures`` or ``model_type``.
+        seed: equal seeds give equal weights on every machine.
+    """
+
+    config: Mapping[str, Any]
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """Settings of one compute node.
+
+    Attributes:
+        node_id: unique name in the cluster.
+        host: this machine; a pool node of the same host is tier L2.
+        role: ``compute``, ``prefill`` or ``decode``.
+        model_folder: a Hugging Face folder, or None when ``random_model`` is set.
+        random_model: random weights, for benchmarks and tests.
+        model_name: what requests call the model.
+        tokenizer_folder: where the front finds the tokenizer; defaults to ``model_folder``.
+        dtype: ``auto`` (float32 on CPU, bfloat16 on CUDA), ``float32``, ``bfloat16``, ``float16``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        l1_bytes: memory for L1 pages when ``l1_pages`` is 0.
+        l1_pages: number of L1 pages; 0 derives it from ``l1_bytes``.
+        block_tokens: tokens per block and page.
+        max_batch_tokens: tokens computed in one step, at most.
+        max_running: requests in the batch, at most.
+        max_waiting: queued requests before new ones are refused.
+        load_policy: when to load from the pool.
+        publish: whether new blocks are written to the pool.
+        publish_queue_blocks: blocks waiting for publication before more are skipped.
+        load_threads: threads that look blocks up and load them.
+        load_timeout_s: a load that takes longer counts as failed.
+        locate_timeout_s: longest wait for the directory.
+        threads: torch's intra-op threads; 0 leaves torch's choice.
+    """
+
+    node_id: NodeId
+    host: HostId
+    role: NodeRole = NodeRole.COMPUTE
+    model_folder: str | None = None
+    random_model: RandomModelSpec | None = None
+    model_name: str = "model"
+    tokenizer_folder: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    l1_bytes: int = 512 << 20
+    l1_pages: int = 0
+    block_tokens: int = 64
+    max_batch_tokens: int = 1_024
+    max_running: int = 256
+    max_waiting: int = 10_000
+    load_policy: LoadPolicy = LoadPolicy.AUTO
+    publish: bool = True
+    publish_queue_blocks: int = 1_024
+    load_threads: int = 4
+    load_timeout_s: float = 10.0
+    locate_timeout_s: float = 1.0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.model_folder is None) == (self.random_model is None):
+            raise ConfigError("a compute node needs either a model folder or a random model")
+        if self.max_running > self.max_batch_tokens:
+            raise ConfigError("max_running may not exceed max_batch_tokens (one token each)")
+        for name in ("block_tokens", "max_batch_tokens", "max_running", "load_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -1,0 +1,466 @@
+"""The engine loop: plan, forward, sample, deliver; one thread owns batcher, pages and model.
+
+Other threads talk to it through an inbox and hear from it through ``deliver``, called once per
+step with everything that happened. What to compute is the batcher's decision, where KV comes from
+the tiers'.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from compute.batch import ChunkInput, build_batch
+from compute.batcher import Batcher, Chunk, FullBlock, LoadOrder
+from compute.config import ComputeConfig
+from compute.finder import Source
+from compute.loader import LoadJob
+from compute.meter import Rate
+from compute.model import Decoder
+from compute.page_pool import PageEvent, PagePool
+from compute.publisher import PublishJob
+from compute.sampler import Draw, Sampler, request_seed
+from compute.sequence import Phase, make_sequence
+from compute.sequence import Sequence as EngineSequence
+from compute.tiers import Tiers
+from kvcore.clock import Clock
+from kvcore.errors import RowLevelError, TierKVError
+from kvcore.location import Tier
+from kvcore.node import NodeLoad
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+
+_log = logging.getLogger(__name__)
+_IDLE_CHECK_S = 0.05
+"""How often a loop that waits for a load looks at its deadlines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Something for the caller of one request: an event, or the error that ended it."""
+
+    seq_id: int
+    event: GenerateEvent | TierKVError
+
+
+@dataclass(slots=True)
+class _Loading:
+    """A load under way and when to give up waiting for it."""
+
+    order: LoadOrder
+    job: LoadJob
+    deadline_s: float
+    first_layer: bool = False
+
+
+@dataclass(slots=True)
+class _Flushing:
+    """A handoff whose last event waits until its blocks are in the pool."""
+
+    seq: EngineSequence
+    event: GenerateEvent | None = None
+    pending_jobs: int = 0
+
+
+class Engine:
+    """Runs requests to their end. All private state belongs to the engine thread.
+
+    Attributes:
+        load: how busy it is; replaced as a whole after steps.
+        prefill_rate: prompt tokens per second.
+        decode_rate: tokens per second of one request.
+        steps: forward passes so far.
+        broken: a bug ended the loop; its story is in the log.
+    """
+
+    def __init__(
+        self,
+        config: ComputeConfig,
+        model: Decoder,
+        tiers: Callable[[Callable[[PublishJob], None]], Tiers],
+        *,
+        eos_token_ids: Sequence[int],
+        clock: Clock,
+        deliver: Callable[[list[Delivery]], None],
+        on_pages: Callable[[list[PageEvent]], None],
+    ) -> None:
+        self.load = NodeLoad()
+        self.prefill_rate = Rate()
+        self.decode_rate = Rate()
+        self.steps = 0
+        self.broken = False
+        self.tiers = tiers(lambda job: self._post(lambda: self._published(job)))
+        self.pool = PagePool(model.pages.num_pages)
+        self.batcher = Batcher(
+            self.pool,
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            wants_locate=lambda missing: self.tiers.wants_locate(missing, self.prefill_rate.value),
+        )
+        self._config = config
+        self._model = model
+        self._sampler = Sampler()
+        self._eos = frozenset(eos_token_ids)
+        self._clock = clock
+        self._deliver = deliver
+        self._on_pages = on_pages
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._sequences: dict[int, EngineSequence] = {}
+        self._locating: dict[int, float] = {}
+        self._loading: dict[int, _Loading] = {}
+        self._flushing: dict[int, _Flushing] = {}
+        self._out: list[Delivery] = []
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine thread and the tiers' threads."""
+        self.tiers.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every request as cancelled, publish what is queued, join all threads."""
+        self._post(self._shut_down)
+        self._thread.join()
+        self.tiers.stop()
+
+    def submit(self, seq_id: int, request: GenerateRequest) -> None:
+        """Queue a checked request; its events come through ``deliver``."""
+        arrival_s = self._clock.now()
+        self._post(lambda: self._submit(seq_id, request, arrival_s))
+
+    def cancel(self, seq_id: int) -> None:
+        """End a request within a step; it answers with CANCELLED unless it ended before."""
+        self._post(lambda: self._cancel(seq_id))
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run a function in the engine thread, between two steps."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the future.
+                future.set_exception(error)
+
+        self._post(run)
+        return future
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+
+    def _run(self) -> None:
+        busy = False
+        with torch.inference_mode():
+            while self._running:
+                try:
+                    self._drain(wait=not busy)
+                    self._check_deadlines()
+                    busy = self._step()
+                except Exception as error:  # noqa: BLE001 - our bug: nobody may wait forever.
+                    _log.critical("the engine stopped", exc_info=True)
+                    self._break_down(error)
+                self._flush_out()
+
+    def _break_down(self, error: Exception) -> None:
+        """End everything after a broken invariant; the node refuses requests from now on."""
+        self._running = False
+        self.broken = True
+        for seq_id in {*self._sequences, *self._flushing}:
+            self._out.append(Delivery(seq_id, TierKVError(f"the engine stopped: {error}")))
+
+    def _drain(self, *, wait: bool) -> None:
+        """Handle everything in the inbox; waits for the first item when there is no work."""
+        try:
+            if wait:
+                timeout = _IDLE_CHECK_S if self._sequences else None
+                self._inbox.get(timeout=timeout)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _submit(self, seq_id: int, request: GenerateRequest, arrival_s: float) -> None:
+        seq = make_sequence(
+            seq_id, request, arrival_s=arrival_s, block_tokens=self._config.block_tokens
+        )
+        self._sequences[seq_id] = seq
+        if seq.length >= seq.max_length:
+            seq.phase = Phase.ENDED
+            self._finish(seq, (), FinishReason.LENGTH)
+            return
+        if request.handoff:
+            self._flushing[seq_id] = _Flushing(seq)
+        self.batcher.add(seq)
+
+    def _cancel(self, seq_id: int) -> None:
+        flushing = self._flushing.pop(seq_id, None)
+        seq = self._sequences.get(seq_id) or (flushing.seq if flushing else None)
+        if seq is not None:
+            self._finish(seq, (), FinishReason.CANCELLED)
+
+    def _shut_down(self) -> None:
+        self._running = False
+        for seq_id in [*self._sequences, *self._flushing]:
+            self._cancel(seq_id)
+
+    def _located(self, seq: EngineSequence, first: int, found: list[tuple[Source, ...]]) -> None:
+        """Turn an answer of the pool into a load, or into computing."""
+        self._locating.pop(seq.seq_id, None)
+        if seq.phase is not Phase.LOCATING or seq.num_pages != first:
+            return
+        worth = self.tiers.worth_loading(found, self.prefill_rate.value)
+        order = self.batcher.located(seq, len(found) if worth else 0)
+        if order is None:
+            return
+        seq_id = seq.seq_id
+        job = self.tiers.load(
+            order,
+            found,
+            first_layer=lambda: self._post(lambda: self._first_layer(seq_id, order)),
+            ended=lambda job: self._post(lambda: self._load_ended(order, job)),
+        )
+        deadline_s = self._clock.now() + self._config.load_timeout_s
+        self._loading[seq_id] = _Loading(order, job, deadline_s)
+
+    def _first_layer(self, seq_id: int, order: LoadOrder) -> None:
+        loading = self._loading.get(seq_id)
+        if loading is not None and loading.order is order:
+            loading.first_layer = True
+
+    def _load_ended(self, order: LoadOrder, job: LoadJob) -> None:
+        loading = self._loading.get(order.seq.seq_id)
+        if loading is not None and loading.order is order:
+            del self._loading[order.seq.seq_id]
+            self.batcher.loaded(order, tuple(job.tiers[: job.good]))
+        self.batcher.load_ended(order)
+
+    def _give_up_load(self, loading: _Loading) -> None:
+        """Compute instead; the pages stay reserved until the late loader is done with them."""
+        self._loading.pop(loading.order.seq.seq_id, None)
+        self.tiers.cache_errors["load_timeout"] += 1
+        self.batcher.loaded(loading.order, ())
+
+    def _check_deadlines(self) -> None:
+        now = self._clock.now()
+        for loading in [x for x in self._loading.values() if x.deadline_s < now]:
+            self._give_up_load(loading)
+        for seq_id in [s for s, deadline_s in self._locating.items() if deadline_s < now]:
+            del self._locating[seq_id]
+            self.tiers.cache_errors["locate_timeout"] += 1
+            if seq_id in self._sequences:
+                self.batcher.located(self._sequences[seq_id], 0)
+
+    def _step(self) -> bool:
+        """Do one step; False when there was nothing to compute."""
+        ready = [seq_id for seq_id, loading in self._loading.items() if loading.first_layer]
+        plan = self.batcher.plan(self._clock.now(), ready)
+        for seq in plan.locates:
+            self._locate(seq)
+        if plan.chunks:
+            try:
+                if plan.fresh_pages:
+                    self._model.pages.clear(plan.fresh_pages)
+                self._compute(plan.chunks)
+            except Exception as error:  # noqa: BLE001 - the node lives on; these requests end.
+                _log.exception("a step failed")
+                self._fail_step(plan.chunks, error)
+        self._report()
+        return bool(plan.chunks)
+
+    def _locate(self, seq: EngineSequence) -> None:
+        first = seq.num_pages
+        self._locating[seq.seq_id] = self._clock.now() + self._config.load_timeout_s
+        self.tiers.locate(seq, lambda found: self._post(lambda: self._located(seq, first, found)))
+
+    def _compute(self, chunks: Sequence[Chunk]) -> None:
+        began = self._clock.now()
+        inputs = [
+            ChunkInput(
+                chunk.seq.tokens[chunk.start : chunk.start + chunk.count],
+                chunk.start,
+                chunk.seq.page_table,
+                chunk.samples,
+            )
+            for chunk in chunks
+        ]
+        batch = build_batch(
+            inputs,
+            block_tokens=self._config.block_tokens,
+            device=self._model.pages.kv.device,
+        )
+        loading = self._loading.get(chunks[0].seq.seq_id) if chunks[0].loading else None
+        gate = None if loading is None else lambda layer: self._wait_for_layer(loading, layer)
+        logits = self._model.forward(batch, before_layer=gate)
+        sampled = [chunks[i] for i in batch.logit_chunks]
+        tokens = self._sampler.sample(logits, [_draw(chunk.seq) for chunk in sampled])
+        self.steps += 1
+        if loading is not None:
+            self._finish_load(loading)
+        else:
+            self._measure(chunks, self._clock.now() - began)
+        by_seq = {c.seq.seq_id: t for c, t in zip(sampled, tokens, strict=True)}
+        for chunk in chunks:
+            self._advance(chunk, by_seq)
+
+    def _wait_for_layer(self, loading: _Loading, layer: int) -> None:
+        left = max(0.0, loading.deadline_s - self._clock.now())
+        loading.job.layer_ready[layer].wait(left)
+
+    def _finish_load(self, loading: _Loading) -> None:
+        """Settle a load the step was computed behind; a short one makes the step's work void."""
+        if loading.job.layer_ready[-1].is_set():
+            self._loading.pop(loading.order.seq.seq_id, None)
+            self.batcher.loaded(loading.order, tuple(loading.job.tiers[: loading.job.good]))
+        else:
+            self._give_up_load(loading)
+
+    def _advance(self, chunk: Chunk, tokens: dict[int, int | None]) -> None:
+        """Apply a computed chunk: publish full blocks, emit the token, end the sequence."""
+        seq = chunk.seq
+        if chunk.loading and seq.computed != chunk.start:
+            return  # Earlier KV did not arrive; the same tokens are planned again.
+        token = tokens.get(seq.seq_id)
+        if chunk.samples and token is None:
+            self._fail(
+                seq,
+                RowLevelError(
+                    "the model produced logits that are not finite",
+                    hint="check the model's weights and dtype",
+                ),
+            )
+            return
+        sampling = seq.request.sampling
+        stops = frozenset(sampling.stop_token_ids)
+        stops = stops if sampling.ignore_eos else stops | self._eos
+        outcome = self.batcher.computed(chunk, token, stops)
+        self._publish(seq, outcome.full_blocks)
+        if token is not None and seq.first_token_s < 0:
+            seq.first_token_s = self._clock.now()
+        if outcome.finish is not None:
+            self._finish(seq, outcome.new_tokens, outcome.finish)
+        elif outcome.new_tokens:
+            event = GenerateEvent(outcome.new_tokens, node_id=self._config.node_id)
+            self._out.append(Delivery(seq.seq_id, event))
+
+    def _publish(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
+        if not blocks or not self._config.publish or not self.tiers.finder.nodes:
+            return
+        pages = [block.page for block in blocks]
+        self.pool.acquire(pages)
+        must = seq.request.handoff
+        job = PublishJob(seq.seq_id, tuple(blocks), seq.request.tenant, must)
+        if not self.tiers.publisher.offer(job):
+            self.pool.release(pages)
+            return
+        seq.published_tokens += len(blocks) * seq.block_tokens
+        if seq.seq_id in self._flushing:
+            self._flushing[seq.seq_id].pending_jobs += 1
+
+    def _published(self, job: PublishJob) -> None:
+        self.pool.release([block.page for block in job.blocks])
+        flushing = self._flushing.get(job.seq_id)
+        if flushing is None:
+            return
+        flushing.pending_jobs -= 1
+        if flushing.event is not None and flushing.pending_jobs == 0:
+            del self._flushing[job.seq_id]
+            self._out.append(Delivery(job.seq_id, flushing.event))
+
+    def _finish(
+        self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason
+    ) -> None:
+        """End a sequence with its last event; a handoff's waits for its blocks."""
+        event = self._last_event(seq, new_tokens, reason)
+        self._drop(seq)
+        flushing = self._flushing.get(seq.seq_id)
+        if reason is FinishReason.HANDOFF and flushing is not None and flushing.pending_jobs:
+            flushing.event = event
+            return
+        self._flushing.pop(seq.seq_id, None)
+        self._out.append(Delivery(seq.seq_id, event))
+
+    def _fail(self, seq: EngineSequence, error: TierKVError) -> None:
+        self._drop(seq)
+        self._flushing.pop(seq.seq_id, None)
+        self._out.append(Delivery(seq.seq_id, error))
+
+    def _fail_step(self, chunks: Sequence[Chunk], error: Exception) -> None:
+        for chunk in chunks:
+            if chunk.seq.seq_id in self._sequences:
+                self._fail(chunk.seq, TierKVError(f"internal error while computing: {error}"))
+
+    def _drop(self, seq: EngineSequence) -> None:
+        self._sequences.pop(seq.seq_id, None)
+        self._locating.pop(seq.seq_id, None)
+        self._loading.pop(seq.seq_id, None)
+        if seq.request.use_cache and seq.started_s >= 0 and seq.phase is not Phase.ENDED:
+            prompt = seq.prompt_length - seq.request.resumed_tokens
+            self.tiers.count_prompt(prompt, seq.hit_tokens())
+        self.batcher.end(seq)
+
+    def _last_event(
+        self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason
+    ) -> GenerateEvent:
+        resumed = seq.request.resumed_tokens
+        now = self._clock.now()
+        started = seq.started_s if seq.started_s >= 0 else now
+        first = seq.first_token_s if seq.first_token_s >= 0 else now
+        return GenerateEvent(
+            token_ids=new_tokens,
+            finish_reason=reason,
+            usage=Usage(
+                prompt_tokens=seq.prompt_length - resumed,
+                completion_tokens=seq.generated + resumed,
+                hit_tokens=seq.hit_tokens(),
+                written_tokens=seq.published_tokens,
+            ),
+            node_id=self._config.node_id,
+            queue_s=started - seq.arrival_s,
+            ttft_s=first - seq.arrival_s,
+        )
+
+    def _measure(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """Learn rates from steps that were clearly prefill or purely decode."""
+        tokens = sum(chunk.count for chunk in chunks)
+        if tokens == len(chunks):
+            self.decode_rate.add(1.0, seconds)
+        elif tokens >= 4 * len(chunks):
+            self.prefill_rate.add(tokens, seconds)
+
+    def _report(self) -> None:
+        """Hand out page events and replace the published load figures."""
+        if events := self.pool.drain_events():
+            self._on_pages(events)
+        meters = self.tiers.meters
+        self.load = NodeLoad(
+            requests_running=self.batcher.active,
+            requests_waiting=self.batcher.waiting,
+            waiting_prefill_tokens=self.batcher.uncomputed_tokens(),
+            kv_usage=self.pool.used / max(1, self.pool.num_pages - 1),
+            prefill_tokens_per_s=self.prefill_rate.value,
+            decode_tokens_per_s=self.decode_rate.value,
+            l2_bytes_per_s=meters[Tier.L2].rate.value,
+            l3_bytes_per_s=meters[Tier.L3].rate.value,
+        )
+
+    def _flush_out(self) -> None:
+        if self._out:
+            out, self._out = self._out, []
+            self._deliver(out)
+
+
+def _draw(seq: EngineSequence) -> Draw:
+    sampling = seq.request.sampling
+    return Draw(
+        sampling.temperature,
+        sampling.top_p,
+        request_seed(seq.request),
+        seq.request.resumed_tokens + seq.generated,
+    )

@@ -1,0 +1,153 @@
+"""From a ComputeConfig to a model in memory with its pages.
+
+Called once when a node starts, and by nothing else. Sizes are checked here, so that what can't
+fit is refused with the number that would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compute.architecture import Architecture, parse_architecture
+from compute.config import ComputeConfig, RandomModelSpec
+from compute.model import Decoder
+from compute.pages import TORCH_DTYPES, L1Pages
+from compute.weights import Weights, load_weights, random_weights
+from kvcore.errors import ConfigError, ModelFolderError
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.node import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder ready to run, and how the cluster sees it."""
+
+    decoder: Decoder
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model before its pages are reserved."""
+
+    arch: Architecture
+    weights: Weights
+    revision: str
+    eos_token_ids: tuple[int, ...]
+    context_tokens: int
+
+
+def load_model(config: ComputeConfig) -> LoadedModel:
+    """Read or draw the weights and reserve the L1 pages.
+
+    Raises:
+        ModelFolderError: the folder can't be served.
+        ConfigError: an unknown device or dtype, or too little memory for L1.
+    """
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    if config.random_model is not None:
+        found = _draw(config.random_model, dtype, device)
+    else:
+        assert config.model_folder is not None
+        found = _read(Path(config.model_folder), dtype, device)
+    pages = _reserve(config, found.arch, dtype, device)
+    # A request longer than all pages together could never run.
+    fits = (pages.num_pages - 1) * config.block_tokens
+    info = ModelInfo(
+        name=config.model_name,
+        folder=config.tokenizer_folder or config.model_folder or "",
+        revision=found.revision,
+        layout=pages.layout,
+        context_tokens=min(found.context_tokens, fits),
+        eos_token_ids=found.eos_token_ids,
+        architecture=found.arch.name,
+        parameters=found.weights.parameters(),
+    )
+    return LoadedModel(Decoder(found.arch, found.weights, pages), info)
+
+
+def _draw(spec: RandomModelSpec, dtype: KvDtype, device: torch.device) -> _Found:
+    arch = parse_architecture(spec.config)
+    weights = random_weights(arch, seed=spec.seed, dtype=TORCH_DTYPES[dtype], device=device)
+    text = json.dumps([dict(spec.config), spec.seed], sort_keys=True)
+    revision = blake2b(text.encode(), digest_size=16).hexdigest()
+    return _Found(arch, weights, revision, _eos_ids(spec.config), arch.context_tokens)
+
+
+def _read(folder: Path, dtype: KvDtype, device: torch.device) -> _Found:
+    config, files, revision = _inspect(folder)
+    arch = parse_architecture(config)
+    weights = load_weights(arch, files, dtype=TORCH_DTYPES[dtype], device=device)
+    return _Found(arch, weights, revision, _eos_ids(config), arch.context_tokens)
+
+
+def _inspect(folder: Path) -> tuple[dict[str, Any], list[Path], str]:
+    """Return configuration, weight files and revision of a Hugging Face folder."""
+    path = folder / "config.json"
+    files = sorted(folder.glob("*.safetensors"))
+    if not path.is_file():
+        raise ModelFolderError(f"{folder} has no config.json")
+    if not files:
+        raise ModelFolderError(f"{folder} has no *.safetensors files")
+    digest = blake2b(path.read_bytes(), digest_size=16)
+    for file in files:
+        digest.update(file.read_bytes())
+    return json.loads(path.read_text()), files, digest.hexdigest()
+
+
+def _eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    eos = config.get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(int(i) for i in eos) if isinstance(eos, list | tuple) else (int(eos),)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device", hint="use device=cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> KvDtype:
+    if name == "auto":
+        return KvDtype.BFLOAT16 if device.type == "cuda" else KvDtype.FLOAT32
+    try:
+        return KvDtype(name)
+    except ValueError:
+        choices = ", ".join(["auto", *KvDtype])
+        raise ConfigError(f"dtype must be one of {choices}, got {name!r}") from None
+
+
+def _reserve(
+    config: ComputeConfig, arch: Architecture, dtype: KvDtype, device: torch.device
+) -> L1Pages:
+    try:
+        layout = BlockLayout(arch.layers, arch.kv_heads, arch.head_dim, dtype, config.block_tokens)
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
+    count = config.l1_pages or config.l1_bytes // layout.payload_bytes
+    if count < 2:
+        raise ConfigError(
+            f"l1_bytes={config.l1_bytes} holds {count} pages of {layout.payload_bytes} bytes",
+            hint=f"give at least {2 * layout.payload_bytes} bytes, better 64 times as much",
+        )
+    try:
+        return L1Pages(layout, count, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"could not reserve {count * layout.payload_bytes} bytes of {device} memory for L1",
+            detail=str(error),
+            hint="lower l1_bytes",
+        ) from error

@@ -1,0 +1,40 @@
+"""A compute node in the same process, behind the ComputeClient Protocol.
+
+Used by ``tierkv sql`` and tests; calls go straight to the node. The node is started and stopped by
+whoever made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from compute.node import ComputeNode
+from kvcore.ids import RequestId
+from kvcore.node import NodeInfo, NodeReport
+from kvcore.request import GenerateEvent, GenerateRequest
+
+
+class LocalComputeClient:
+    """ComputeClient over a node in this process."""
+
+    def __init__(self, node: ComputeNode) -> None:
+        self._node = node
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """Answer a request with a stream of events."""
+        return self._node.generate(request)
+
+    async def cancel(self, request_id: RequestId) -> bool:
+        """End a request; False when it is not known."""
+        return await self._node.cancel(request_id)
+
+    async def describe(self) -> tuple[NodeInfo, NodeReport]:
+        """Return registration and current report."""
+        return self._node.info(), self._node.report()
+
+    async def drop_cache(self) -> int:
+        """Forget unused L1 pages."""
+        return await self._node.drop_cache()
+
+    async def close(self) -> None:
+        """Do nothing: the node belongs to its maker."""

@@ -1,0 +1,91 @@
+"""The decoder: one forward pass of a Llama, Qwen2 or Qwen3 model over a mixed batch.
+
+Called by the engine once per step with prefill chunks and decodes on one token axis, so every
+projection is one matrix product. KV goes to and comes from pages; nothing else is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, silu
+
+from compute.architecture import Architecture
+from compute.attention import PagedAttention
+from compute.batch import ForwardBatch
+from compute.pages import L1Pages
+from compute.rope import inverse_frequencies, rotate, rotation
+from compute.weights import LayerWeights, Weights
+
+LayerGate = Callable[[int], None]
+"""Called with a layer's number just before its attention reads the pages."""
+
+
+class Decoder:
+    """A decoder bound to its weights and pages.
+
+    Attributes:
+        arch: sizes and switches.
+        weights: what it computes with.
+        pages: where KV lives.
+    """
+
+    def __init__(self, arch: Architecture, weights: Weights, pages: L1Pages) -> None:
+        self.arch = arch
+        self.weights = weights
+        self.pages = pages
+        self._attention = PagedAttention(pages)
+        self._frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(pages.kv.device)
+        groups = (arch.heads, arch.kv_heads, arch.kv_heads)
+        self._widths = [heads * arch.head_dim for heads in groups]
+
+    def forward(self, batch: ForwardBatch, *, before_layer: LayerGate | None = None) -> Tensor:
+        """Compute KV of all tokens and the logits that are wanted.
+
+        Args:
+            batch: the step; its pages must be allocated.
+            before_layer: waits until loaded KV of that layer is there; None when nothing loads.
+
+        Returns:
+            logits: ``[len(batch.logit_rows), vocab]`` float32.
+        """
+        hidden = embedding(batch.token_ids, self.weights.embedding)
+        cos, sin = rotation(self._frequencies, batch.positions, hidden.dtype)
+        for index, layer in enumerate(self.weights.layers):
+            if before_layer is not None:
+                before_layer(index)
+            hidden = hidden + self._attend(index, layer, batch, hidden, cos, sin)
+            hidden = hidden + self._feed_forward(layer, hidden)
+        last = self._norm(hidden[batch.logit_rows], self.weights.final_norm)
+        return linear(last, self.weights.head).float()
+
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        batch: ForwardBatch,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:
+        normed = self._norm(hidden, layer.input_norm)
+        q, k, v = torch.split(linear(normed, layer.qkv, layer.qkv_bias), self._widths, dim=-1)
+        q, k, v = (x.view(len(x), -1, self.arch.head_dim) for x in (q, k, v))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        self._attention.write(index, batch, rotate(k, cos, sin), v)
+        attended = self._attention.attend(index, batch, rotate(q, cos, sin))
+        return linear(attended.flatten(-2), layer.out, layer.out_bias)
+
+    def _feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        normed = self._norm(hidden, layer.post_norm)
+        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return linear(silu(gate) * up, layer.down, layer.down_bias)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Root mean square norm, in float32 as the reference models do it."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.arch.norm_eps)
+        return weight * scaled.to(x.dtype)

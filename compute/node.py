@@ -1,0 +1,306 @@
+"""A compute node: third hop of the main job (executor -> dispatcher -> node).
+
+Owns the model, its pages, the engine thread and the tiers below. Requests come in as values and
+go out as async streams of events; the composition root wires the meta server and the pool nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import torch
+
+from compute.config import ComputeConfig
+from compute.engine import Delivery, Engine
+from compute.finder import Directory
+from compute.loading import load_model
+from compute.page_pool import PageEvent
+from compute.publisher import PublishJob
+from compute.tiers import Tiers
+from dmp.pool import PoolNode
+from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored, NullReporter
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import (
+    ContextTooLongError,
+    DirectoryUnavailableError,
+    OverloadedError,
+    TierKVError,
+    TransportError,
+    UnknownModelError,
+    UserError,
+)
+from kvcore.ids import BlockKey, Incarnation, RequestId
+from kvcore.location import Tier
+from kvcore.node import NodeInfo, NodeReport, TierStats
+from kvcore.request import GenerateEvent, GenerateRequest
+from metaserver.client import LocateReply, MetaClient
+
+Answer = GenerateEvent | TierKVError
+
+
+class ComputeNode:
+    """One prefill/decode node in this process.
+
+    ``generate``, ``cancel``, ``drop_cache`` and ``flush`` belong to the event loop in which
+    ``start`` ran; the other methods may be called from any thread.
+
+    Attributes:
+        config: what it was told.
+        model: the served model as the cluster sees it.
+    """
+
+    def __init__(
+        self,
+        config: ComputeConfig,
+        *,
+        incarnation: Incarnation,
+        meta: MetaClient | None = None,
+        reporter: BlockReporter | None = None,
+        clock: Clock | None = None,
+        archive: PoolNode | None = None,
+        control_address: str = "",
+    ) -> None:
+        self.config = config
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        loaded = load_model(config)
+        self.model = loaded.info
+        self._pages = loaded.decoder.pages
+        self._vocab_tokens = loaded.decoder.arch.vocab_tokens
+        self._incarnation = incarnation
+        self._meta = meta
+        self._reporter = reporter or NullReporter()
+        self._clock = clock or SystemClock()
+        self._control_address = control_address
+        self._archive = archive
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[int, asyncio.Queue[Answer]] = {}
+        self._by_request: dict[RequestId, set[int]] = {}
+        self._numbers = itertools.count(1)
+        self._stored: dict[BlockKey, BlockStored] = {}
+        self._stored_tokens = 0
+        self._engine = Engine(
+            config,
+            loaded.decoder,
+            self._make_tiers,
+            eos_token_ids=self.model.eos_token_ids,
+            clock=self._clock,
+            deliver=self._deliver,
+            on_pages=self._on_pages,
+        )
+
+    def _make_tiers(self, published: Callable[[PublishJob], None]) -> Tiers:
+        directory: Directory | None = self._locate if self._meta is not None else None
+        return Tiers(
+            self.config,
+            self._pages,
+            clock=self._clock,
+            directory=directory,
+            published=published,
+            archive=self._archive,
+        )
+
+    async def start(self) -> None:
+        """Start the engine; the running event loop becomes the node's."""
+        self._loop = asyncio.get_running_loop()
+        self._engine.start()
+
+    async def stop(self) -> None:
+        """End all requests as cancelled, publish what is queued, stop all threads."""
+        if self._loop is not None:
+            # In a thread: the loop must stay free to answer the directory's last questions.
+            await asyncio.to_thread(self._engine.stop)
+
+    def set_control_address(self, address: str) -> None:
+        """Set where the node's gRPC service listens, once that is known."""
+        self._control_address = address
+
+    def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:
+        """Replace the connected DMP nodes; the caller closes those it takes out."""
+        self._engine.tiers.finder.set_nodes(nodes)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """Answer a request; closing the iterator early cancels it within a step.
+
+        Raises:
+            UserError: the request can't work (unknown model, too long, bad token ids).
+            OverloadedError: the queue is full.
+            TransportError: the node is not running.
+        """
+        self._check(request)
+        seq_id = next(self._numbers)
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self._streams[seq_id] = answers
+        self._by_request.setdefault(request.request_id, set()).add(seq_id)
+        finished = False
+        try:
+            self._engine.submit(seq_id, request)
+            while not finished:
+                answer = await answers.get()
+                finished = isinstance(answer, TierKVError) or answer.finish_reason is not None
+                if isinstance(answer, TierKVError):
+                    raise answer
+                yield answer
+        finally:
+            self._forget(request.request_id, seq_id)
+            if not finished:
+                self._engine.cancel(seq_id)
+
+    def _forget(self, request_id: RequestId, seq_id: int) -> None:
+        self._streams.pop(seq_id, None)
+        numbers = self._by_request[request_id]
+        numbers.discard(seq_id)
+        if not numbers:
+            del self._by_request[request_id]
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Refuse what can't work, before it costs anything."""
+        if self._loop is None or self._engine.broken:
+            raise TransportError(f"compute node {self.config.node_id} is not running")
+        if request.model != self.model.name:
+            raise UnknownModelError(
+                f"node {self.config.node_id} serves {self.model.name!r}, not {request.model!r}"
+            )
+        if not request.token_ids:
+            raise UserError("the prompt has no tokens")
+        if not 0 <= request.resumed_tokens < len(request.token_ids):
+            raise UserError("resumed_tokens must leave at least one prompt token")
+        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocab_tokens:
+            raise UserError(f"token ids must be in [0, {self._vocab_tokens})")
+        new_tokens = max(0, request.sampling.max_tokens - request.resumed_tokens)
+        wanted = len(request.token_ids) + new_tokens
+        if wanted > self.model.context_tokens:
+            raise ContextTooLongError(
+                f"{len(request.token_ids)} prompt tokens and {new_tokens} new ones exceed the "
+                f"context of {self.model.context_tokens} tokens",
+                hint="shorten the prompt or lower max_tokens",
+            )
+        if len(self._streams) >= self.config.max_waiting + self.config.max_running:
+            raise OverloadedError(f"node {self.config.node_id} has {len(self._streams)} requests")
+
+    async def cancel(self, request_id: RequestId) -> bool:
+        """End a request as CANCELLED; False when no such request is known."""
+        numbers = self._by_request.get(request_id, set())
+        for seq_id in numbers:
+            self._engine.cancel(seq_id)
+        return bool(numbers)
+
+    async def drop_cache(self) -> int:
+        """Forget L1 pages nobody uses; pool copies stay. Returns how many blocks were dropped."""
+        return int(await asyncio.wrap_future(self._engine.call(self._engine.pool.drop_unused)))
+
+    async def flush(self, timeout_s: float = 60.0) -> bool:
+        """Wait until every block computed so far is published or given up; False on timeout."""
+        await asyncio.wrap_future(self._engine.call(lambda: None))
+        return await asyncio.to_thread(self._engine.tiers.publisher.flush, timeout_s)
+
+    async def check_invariants(self) -> None:
+        """Assert that no page, claim or phase is out of place."""
+        await asyncio.wrap_future(self._engine.call(self._engine.batcher.check_invariants))
+
+    def _locate(self, keys: Sequence[BlockKey]) -> LocateReply:
+        """Ask the meta server from a worker thread."""
+        assert self._meta is not None and self._loop is not None
+        if self._loop.is_closed():
+            raise DirectoryUnavailableError("the node's event loop is closed")
+        future = asyncio.run_coroutine_threadsafe(self._meta.locate(keys), self._loop)
+        try:
+            return future.result(self.config.locate_timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise DirectoryUnavailableError("the meta server did not answer in time") from None
+        except concurrent.futures.CancelledError:
+            raise DirectoryUnavailableError("the node is stopping") from None
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        """Carry a step's events into the event loop, all at once."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, deliveries)
+
+    def _dispatch(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            answers = self._streams.get(delivery.seq_id)
+            if answers is not None:
+                answers.put_nowait(delivery.event)
+
+    def _on_pages(self, events: list[PageEvent]) -> None:
+        """Report what L1 gained and lost; runs in the engine thread."""
+        block_events: list[BlockEvent] = []
+        for event in events:
+            if not event.stored:
+                self._stored.pop(event.key, None)
+                block_events.append(BlockRemoved(event.key, Tier.L1))
+                continue
+            stored = BlockStored(
+                key=event.key,
+                parent=event.parent,
+                tier=Tier.L1,
+                tokens=self.config.block_tokens,
+                model=self.model.name,
+                tenant=event.tenant,
+            )
+            self._stored[event.key] = stored
+            self._stored_tokens += self.config.block_tokens
+            block_events.append(stored)
+        self._reporter.report(block_events)
+
+    def inventory(self) -> tuple[BlockStored, ...]:
+        """Return everything L1 holds now, for a directory that lost track."""
+        return tuple(self._stored.values())  # One C call: atomic under the interpreter lock.
+
+    def info(self) -> NodeInfo:
+        """Describe the node for its registration."""
+        return NodeInfo(
+            node_id=self.config.node_id,
+            incarnation=self._incarnation,
+            role=self.config.role,
+            host=self.config.host,
+            control_address=self._control_address,
+            capacity_bytes=self._pages.capacity_bytes,
+            models=(self.model,),
+        )
+
+    def report(self) -> NodeReport:
+        """Say how busy the node is and what its tiers did."""
+        meters = self._engine.tiers.meters
+        return NodeReport(
+            load=self._engine.load,
+            tiers=(self._l1_stats(), *(self._read_stats(t) for t in (Tier.L2, Tier.L3, Tier.L4))),
+            cache_errors=tuple(sorted(self._engine.tiers.cache_errors.copy().items())),
+            transfer_bytes_in=sum(meter.read_bytes for meter in meters.values()),
+            transfer_bytes_out=self._engine.tiers.publisher.written_bytes,
+        )
+
+    def _l1_stats(self) -> TierStats:
+        pool, meter = self._engine.pool, self._engine.tiers.meters[Tier.L1]
+        page_bytes = self._pages.layout.payload_bytes
+        return TierStats(
+            tier=Tier.L1,
+            medium="gpu memory" if self._pages.kv.is_cuda else "cpu memory",
+            model=self.model.name,
+            capacity_bytes=(pool.num_pages - 1) * page_bytes,
+            used_bytes=max(pool.used, pool.keyed) * page_bytes,
+            blocks_total=pool.num_pages - 1,
+            blocks_used=max(pool.used, pool.keyed),
+            query_tokens=meter.query_tokens,
+            hit_tokens=meter.hit_tokens,
+            stored_tokens=self._stored_tokens,
+            evicted_blocks=pool.evicted_blocks,
+        )
+
+    def _read_stats(self, tier: Tier) -> TierStats:
+        meter = self._engine.tiers.meters[tier]
+        publisher = self._engine.tiers.publisher
+        writes = tier is Tier.L2
+        return TierStats(
+            tier=tier,
+            model=self.model.name,
+            query_tokens=meter.query_tokens,
+            hit_tokens=meter.hit_tokens,
+            read_bytes=meter.read_bytes,
+            read_time_s=meter.read_time_s,
+            write_time_s=publisher.write_time_s if writes else 0.0,
+        )

@@ -1,0 +1,153 @@
+"""One request inside the engine: its tokens, its pages and how far it is.
+
+A Sequence is mutated only by the batcher. Token ids and page table are preallocated arrays, so a
+step slices them instead of walking the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcore.block_key import ROOT_PARENT, block_keys, next_block_key
+from kvcore.ids import BlockKey
+from kvcore.location import Tier
+from kvcore.request import GenerateRequest, HitTokens
+
+Int64Array = NDArray[np.int64]
+
+
+class Phase(StrEnum):
+    """Where a sequence is in its life; ``ENDED`` is final."""
+
+    WAITING = "waiting"
+    LOCATING = "locating"
+    LOADING = "loading"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's state; ``[0, computed)`` of its tokens have KV in its pages.
+
+    Attributes:
+        seq_id: number in order of arrival; breaks ties of priority.
+        request: what was asked.
+        arrival_s: when it came.
+        block_tokens: tokens per block.
+        tokens: known token ids, ``[0, length)`` valid, room for the whole answer.
+        length: known tokens.
+        max_length: ``length`` at which the answer is as long as allowed.
+        keys: names of the full blocks known so far, prompt first.
+        page_table: pages of blocks ``[0, num_pages)``.
+        computed: tokens with KV.
+        committed: leading blocks whose pages are findable (stays 0 without cache).
+        phase: see Phase.
+        hit_tiers: tier of each leading prompt block that was not recomputed, at first admission.
+        claims: block keys this sequence has announced to compute.
+        blocked_on: key another sequence is computing, for which this one waits.
+        started_s: when its first step was planned; negative until then.
+        first_token_s: when its first token was sampled; negative until then.
+        published_tokens: tokens handed to the pool.
+        hits_final: set by the first preemption; what is found again later is no saving.
+    """
+
+    seq_id: int
+    request: GenerateRequest
+    arrival_s: float
+    block_tokens: int
+    tokens: Int64Array
+    length: int
+    max_length: int
+    keys: list[BlockKey]
+    page_table: Int64Array
+    num_pages: int = 0
+    computed: int = 0
+    committed: int = 0
+    phase: Phase = Phase.WAITING
+    hit_tiers: list[Tier] = field(default_factory=list)
+    claims: list[BlockKey] = field(default_factory=list)
+    blocked_on: BlockKey | None = None
+    started_s: float = -1.0
+    first_token_s: float = -1.0
+    published_tokens: int = 0
+    hits_final: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key: smaller runs earlier and is preempted later."""
+        return (self.request.priority, self.seq_id)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens that came with the request (resumed ones included)."""
+        return len(self.request.token_ids)
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled here."""
+        return self.length - self.prompt_length
+
+    @property
+    def usable_blocks(self) -> int:
+        """Full blocks that may be reused: at least the last token must be computed for logits."""
+        return min(len(self.keys), (self.length - 1) // self.block_tokens)
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages it holds, in order."""
+        held: list[int] = self.page_table[: self.num_pages].tolist()
+        return held
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages needed for KV of that many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def add_pages(self, pages: list[int]) -> None:
+        """Append pages to the table."""
+        self.page_table[self.num_pages : self.num_pages + len(pages)] = pages
+        self.num_pages += len(pages)
+
+    def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:
+        """Name a full block, extending the chain by one when it was just generated."""
+        if block == len(self.keys):
+            ids = self.tokens[block * self.block_tokens : (block + 1) * self.block_tokens]
+            parent = self.keys[-1] if self.keys else ROOT_PARENT
+            self.keys.append(next_block_key(self.request.namespace_key, parent, ids.tolist()))
+        return self.keys[block], self.keys[block - 1] if block else ROOT_PARENT
+
+    def hit_tokens(self) -> HitTokens:
+        """Count prompt tokens not recomputed, per tier; resumed tokens are not prompt."""
+        prompt = self.prompt_length - self.request.resumed_tokens
+        counts = dict.fromkeys(Tier, 0)
+        for block, tier in enumerate(self.hit_tiers):
+            counts[tier] += max(0, min(self.block_tokens, prompt - block * self.block_tokens))
+        return HitTokens(*(counts[tier] for tier in (Tier.L1, Tier.L2, Tier.L3, Tier.L4)))
+
+
+def make_sequence(
+    seq_id: int, request: GenerateRequest, *, arrival_s: float, block_tokens: int
+) -> Sequence:
+    """Prepare a request for the batcher; hashes its blocks once, O(prompt)."""
+    length = len(request.token_ids)
+    new_tokens = max(0, request.sampling.max_tokens - request.resumed_tokens)
+    tokens = np.zeros(length + new_tokens, dtype=np.int64)
+    tokens[:length] = request.token_ids
+    keys: list[BlockKey] = []
+    if request.use_cache:
+        keys = block_keys(request.namespace_key, request.token_ids, block_tokens=block_tokens)
+    return Sequence(
+        seq_id=seq_id,
+        request=request,
+        arrival_s=arrival_s,
+        block_tokens=block_tokens,
+        tokens=tokens,
+        length=length,
+        max_length=length + new_tokens,
+        keys=keys,
+        page_table=np.zeros(-(-len(tokens) // block_tokens), dtype=np.int64),
+    )

@@ -1,0 +1,152 @@
+"""Decoder weights: their shapes, and where they come from (safetensors files or a seed).
+
+Projections that read the same input are stored as one matrix (q|k|v and gate|up), so a layer is
+four matrix products. Foreign pickles are never opened: only safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from compute.architecture import Architecture
+from kvcore.errors import ModelFolderError
+
+Source = Callable[[str, tuple[int, ...]], Tensor]
+"""Gives the tensor of a Hugging Face name in the expected shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer; optional tensors are None where the architecture has none."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights of a decoder; ``head`` is ``embedding`` itself when they are tied."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Tensor
+
+    def parameters(self) -> int:
+        """Count the weights; tied ones once."""
+        tensors = [self.embedding, self.final_norm]
+        tensors += [] if self.head is self.embedding else [self.head]
+        for layer in self.layers:
+            tensors += [t for name in layer.__slots__ if (t := getattr(layer, name)) is not None]
+        return sum(t.numel() for t in tensors)
+
+
+def assemble(arch: Architecture, source: Source) -> Weights:
+    """Ask ``source`` for every tensor the architecture needs and join the fused ones."""
+    embedding = source("model.embed_tokens.weight", (arch.vocab_tokens, arch.hidden))
+    layers = tuple(_layer(arch, source, f"model.layers.{i}.") for i in range(arch.layers))
+    head = embedding if arch.tied else source("lm_head.weight", (arch.vocab_tokens, arch.hidden))
+    return Weights(embedding, layers, source("model.norm.weight", (arch.hidden,)), head)
+
+
+def _layer(arch: Architecture, source: Source, prefix: str) -> LayerWeights:
+    hidden, q_rows, kv_rows = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+
+    def norm(name: str, width: int) -> Tensor:
+        return source(f"{prefix}{name}.weight", (width,))
+
+    def joined(parts: Sequence[tuple[str, int]], columns: int) -> Tensor:
+        return torch.cat(
+            [source(f"{prefix}{name}.weight", (rows, columns)) for name, rows in parts]
+        )
+
+    def biases(parts: Sequence[tuple[str, int]], present: bool) -> Tensor | None:
+        if not present:
+            return None
+        return torch.cat([source(f"{prefix}{name}.bias", (rows,)) for name, rows in parts])
+
+    qkv = [(f"self_attn.{n}_proj", r) for n, r in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
+    out = [("self_attn.o_proj", hidden)]
+    gate_up = [("mlp.gate_proj", arch.inner), ("mlp.up_proj", arch.inner)]
+    down = [("mlp.down_proj", hidden)]
+    return LayerWeights(
+        input_norm=norm("input_layernorm", hidden),
+        qkv=joined(qkv, hidden),
+        qkv_bias=biases(qkv, arch.qkv_bias),
+        q_norm=norm("self_attn.q_norm", arch.head_dim) if arch.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", arch.head_dim) if arch.qk_norm else None,
+        out=joined(out, q_rows),
+        out_bias=biases(out, arch.out_bias),
+        post_norm=norm("post_attention_layernorm", hidden),
+        gate_up=joined(gate_up, hidden),
+        gate_up_bias=biases(gate_up, arch.mlp_bias),
+        down=joined(down, arch.inner),
+        down_bias=biases(down, arch.mlp_bias),
+    )
+
+
+def load_weights(
+    arch: Architecture, files: Sequence[Path], *, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Read all tensors from one or several safetensors files.
+
+    Raises:
+        ModelFolderError: a file can't be read, or a tensor is missing or has the wrong shape.
+    """
+    where: dict[str, Path] = {}
+    for file in files:
+        for name in _names(file):
+            where[name] = file
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in where:
+            raise ModelFolderError(f"the safetensors files have no tensor {name!r}")
+        with safe_open(where[name], framework="pt", device="cpu") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelFolderError(
+                f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json says {shape}"
+            )
+        return tensor.to(device=device, dtype=dtype)
+
+    return assemble(arch, source)
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            return list(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(f"{file.name} can't be read as safetensors: {error}") from error
+
+
+def random_weights(
+    arch: Architecture, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Draw weights from a seed: norms are one, the rest normal with a stable scale."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        if "norm" in name:
+            tensor = torch.ones(shape)
+        else:
+            tensor = torch.randn(shape, generator=generator).mul_(shape[-1] ** -0.5)
+        return tensor.to(device=device, dtype=dtype)
+
+    return assemble(arch, source)

@@ -1,0 +1,92 @@
+"""Tiny random models of the supported families, and how to run them page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from compute.node import ComputeNode
+from dmp.pool import PoolNode
+from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
+from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
+from metaserver.client import MetaClient
+
+FAMILY_EXTRAS: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 24},
+}
+
+
+def tiny_config(family: str = "llama", **changes: Any) -> dict[str, Any]:
+    """Return the ``config.json`` of a model with three layers and grouped query heads."""
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    return sizes | FAMILY_EXTRAS[family] | changes
+
+
+def node_config(**changes: Any) -> ComputeConfig:
+    """Return settings of a tiny node with 8-token blocks and a random Llama."""
+    settings: dict[str, Any] = {
+        "node_id": NodeId("c1"),
+        "host": HostId("here"),
+        "random_model": RandomModelSpec(tiny_config(), seed=3),
+        "model_name": "tiny",
+        "block_tokens": 8,
+        "l1_pages": 65,
+        "max_batch_tokens": 64,
+        "max_running": 16,
+        "load_policy": LoadPolicy.ALWAYS,
+        "load_threads": 2,
+        "threads": 1,
+    }
+    return ComputeConfig(**(settings | changes))
+
+
+@asynccontextmanager
+async def running_node(
+    *pool_nodes: PoolNode, meta: MetaClient | None = None, **changes: Any
+) -> AsyncIterator[ComputeNode]:
+    """Start a node; at the end check its books and stop it."""
+    node = ComputeNode(node_config(**changes), incarnation=Incarnation(1), meta=meta)
+    node.set_pool_nodes(pool_nodes)
+    await node.start()
+    try:
+        yield node
+        await node.check_invariants()
+    finally:
+        await node.stop()
+
+
+def make_request(token_ids: Sequence[int], **changes: Any) -> GenerateRequest:
+    """Return a greedy request for 12 tokens that ignores eos."""
+    sampling = {"max_tokens": 12, "ignore_eos": True} | changes.pop("sampling", {})
+    fields: dict[str, Any] = {
+        "request_id": new_request_id(),
+        "model": "tiny",
+        "token_ids": tuple(token_ids),
+        "namespace_key": NamespaceKey(b"n" * 32),
+        "sampling": SamplingParams(**sampling),
+    }
+    return GenerateRequest(**(fields | changes))
+
+
+async def answer(node: ComputeNode, request: GenerateRequest) -> tuple[list[int], GenerateEvent]:
+    """Run a request to its end; returns all tokens and the last event."""
+    tokens: list[int] = []
+    event = GenerateEvent()
+    async for event in node.generate(request):
+        tokens.extend(event.token_ids)
+    return tokens, event
