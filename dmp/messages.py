@@ -303,6 +303,8 @@ def check_put(put: PutRequest) -> None:
     Raises:
         RemoteProtocolError: a size or name is out of bounds.
     """
+    if put.key == put.parent:
+        raise RemoteProtocolError("a block can't be its own parent")
     if not 1 <= put.range_count <= limits.MAX_LAYERS:
         raise RemoteProtocolError(f"a block of {put.range_count} ranges; 1 to {limits.MAX_LAYERS}")
     if not 1 <= put.range_bytes * put.range_count <= limits.MAX_SLOT_BYTES:

@@ -363,7 +363,8 @@ class SlotTable:
 
     def _family(self, extent: Extent) -> Sequence[Slot]:
         """Return an extent's slots and all descendants, those first; () if one is coming."""
-        order: dict[int, Slot] = {}
+        order: list[Slot] = []
+        seen: set[int] = set()
         todo = [(index, False) for index in extent.live]
         while todo:
             index, children_done = todo.pop()
@@ -371,12 +372,13 @@ class SlotTable:
                 return ()
             slot = self._slots[index]
             if children_done:
-                order[index] = slot
-            elif index not in order:
+                order.append(slot)
+            elif index not in seen:
+                seen.add(index)
                 todo.append((index, True))
                 if self._by_key.get(slot.put.key) is slot:
                     todo.extend((c, False) for c in self._children.get(slot.put.key, ()))
-        return list(order.values())
+        return order
 
     def check_invariants(self) -> None:
         """Assert everything that must always hold; O(slots)."""

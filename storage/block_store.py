@@ -1,0 +1,102 @@
+"""Blocks at rest (tier L4): the contract of a block store, and its values.
+
+Implemented by storage/memory.py and storage/file_store.py; the disk pool and object storage come
+behind the same Protocol. Blocks are put whole and read by range, verified on every read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcore import limits
+from kvcore.errors import BlockNotFoundError
+from kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """What is known of a block at rest.
+
+    Attributes:
+        key: the block.
+        parent: the block before it.
+        range_bytes: bytes of one range (one layer).
+        range_count: number of ranges.
+        tokens: tokens in the block.
+        model: model name, for the views.
+        tenant: whom it belongs to.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    range_bytes: int
+    range_count: int
+    tokens: int
+    model: str = ""
+    tenant: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all ranges."""
+        return self.range_bytes * self.range_count
+
+
+class BlockStore(Protocol):
+    """A place where blocks rest.
+
+    1. ``put`` stores a whole block; when it returns, the block is readable and, for a store on
+       disk, survives the process. A block that is there already is left as it is.
+    2. ``get_range`` fills the destination with one range and verifies its xxh3_64, or raises
+       BlockNotFoundError or ChecksumError; a block with bad bytes is gone from then on.
+    3. ``exists`` says whether ``get_range`` would find the block.
+    4. ``delete`` forgets a block; an unknown one is ignored.
+    5. ``blocks`` lists what is stored, oldest put first.
+    6. A full or broken medium is PoolFullError or TransportError on ``put``; nothing of the block
+       is left then.
+    7. All calls are thread-safe. After ``close`` every call raises TransportError.
+    """
+
+    def put(self, block: StoredBlock, payload: memoryview) -> None: ...
+
+    def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None: ...
+
+    def exists(self, key: BlockKey) -> bool: ...
+
+    def delete(self, key: BlockKey) -> None: ...
+
+    def blocks(self) -> Sequence[StoredBlock]: ...
+
+    def close(self) -> None: ...
+
+
+def check_block(block: StoredBlock, payload: memoryview) -> None:
+    """Check a put.
+
+    Raises:
+        ValueError: the payload is not as long as the block says, or a number is out of bounds;
+            a bug of the caller.
+    """
+    if len(block.key) != BLOCK_KEY_BYTES or len(block.parent) != BLOCK_KEY_BYTES:
+        raise ValueError(f"a block key has {BLOCK_KEY_BYTES} bytes")
+    if not 1 <= block.range_count <= limits.MAX_LAYERS:
+        raise ValueError(f"a block has 1 to {limits.MAX_LAYERS} ranges, got {block.range_count}")
+    if not 1 <= block.payload_bytes <= limits.MAX_SLOT_BYTES:
+        raise ValueError(f"a block of {block.payload_bytes} bytes")
+    if payload.nbytes != block.payload_bytes:
+        raise ValueError(f"{payload.nbytes} bytes given for a block of {block.payload_bytes}")
+
+
+def range_span(block: StoredBlock, index: int, destination: memoryview) -> slice:
+    """Return where a range lies in the payload.
+
+    Raises:
+        BlockNotFoundError: no such range, or the destination has another size.
+    """
+    if not 0 <= index < block.range_count or destination.nbytes != block.range_bytes:
+        raise BlockNotFoundError(
+            f"range {index} of {destination.nbytes} bytes is not in a block of "
+            f"{block.range_count} x {block.range_bytes}"
+        )
+    return slice(index * block.range_bytes, (index + 1) * block.range_bytes)
