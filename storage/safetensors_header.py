@@ -93,7 +93,7 @@ def read_tensor_index(path: Path) -> TensorIndex:
 
 def _entry(path: Path, name: str, value: Any, data_at: int) -> TensorEntry:
     try:
-        dtype, shape = value["dtype"], tuple(value["shape"])
+        dtype, shape = str(value["dtype"]), tuple(value["shape"])
         start, stop = value["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
         raise _broken(path, f"tensor {name!r} is not described") from error

@@ -1,0 +1,150 @@
+"""The numbered sentences of storage.block_store.BlockStore, for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvcore.block_key import ROOT_PARENT
+from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
+from storage.block_store import BlockStore, StoredBlock
+from storage.file_store import FileBlockStore
+from storage.memory import MemoryBlockStore
+from tests.fix_dmp import block_key, make_range
+
+SIZE = 5_000
+CAPACITY = 10 * 3 * SIZE
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockStore]:
+    made: BlockStore = (
+        MemoryBlockStore(capacity_bytes=CAPACITY)
+        if request.param == "memory"
+        else FileBlockStore(tmp_path / "l4", capacity_bytes=CAPACITY)
+    )
+    yield made
+    made.close()
+
+
+def make_block(name: str) -> StoredBlock:
+    return StoredBlock(block_key(name), ROOT_PARENT, SIZE, 3, 64, "demo", "default")
+
+
+def payload(name: str) -> memoryview:
+    return memoryview(b"".join(make_range(name, i, SIZE) for i in range(3)))
+
+
+def read(store: BlockStore, name: str, index: int) -> bytes:
+    buffer = bytearray(SIZE)
+    store.get_range(block_key(name), index, memoryview(buffer))
+    return bytes(buffer)
+
+
+def damage(store: BlockStore, name: str) -> None:
+    """Flip one bit of the second range."""
+    if isinstance(store, FileBlockStore):
+        path = store._path(block_key(name))
+        data = bytearray(path.read_bytes())
+        data[-(2 * SIZE) + 3] ^= 1
+        path.write_bytes(data)
+    else:
+        assert isinstance(store, MemoryBlockStore)
+        store._held[block_key(name)][1][SIZE + 3] ^= 1
+
+
+def test_1_a_put_block_is_readable_by_range(store: BlockStore) -> None:
+    store.put(make_block("a"), payload("a"))
+    assert [read(store, "a", i) for i in (2, 0, 1)] == [make_range("a", i, SIZE) for i in (2, 0, 1)]
+
+
+def test_1_a_second_put_of_a_block_changes_nothing(store: BlockStore) -> None:
+    store.put(make_block("a"), payload("a"))
+    store.put(make_block("a"), payload("b"))
+    assert read(store, "a", 0) == make_range("a", 0, SIZE)
+    assert store.blocks() == [make_block("a")]
+
+
+def test_1_a_payload_of_another_length_is_a_bug(store: BlockStore) -> None:
+    with pytest.raises(ValueError, match="bytes given"):
+        store.put(make_block("a"), payload("a")[:-1])
+    assert not store.exists(block_key("a"))
+
+
+def test_2_unknown_blocks_and_ranges_are_not_found(store: BlockStore) -> None:
+    with pytest.raises(BlockNotFoundError):
+        read(store, "a", 0)
+    store.put(make_block("a"), payload("a"))
+    with pytest.raises(BlockNotFoundError):
+        read(store, "a", 3)
+    with pytest.raises(BlockNotFoundError):
+        store.get_range(block_key("a"), 0, memoryview(bytearray(SIZE - 1)))
+
+
+def test_2_bad_bytes_are_found_and_the_block_is_gone(store: BlockStore) -> None:
+    store.put(make_block("a"), payload("a"))
+    damage(store, "a")
+    assert read(store, "a", 0) == make_range("a", 0, SIZE)
+    with pytest.raises(ChecksumError):
+        read(store, "a", 1)
+    assert not store.exists(block_key("a"))
+    store.put(make_block("a"), payload("a"))
+    assert read(store, "a", 1) == make_range("a", 1, SIZE)
+
+
+def test_3_and_4_exists_until_deleted(store: BlockStore) -> None:
+    assert not store.exists(block_key("a"))
+    store.put(make_block("a"), payload("a"))
+    assert store.exists(block_key("a"))
+    store.delete(block_key("a"))
+    store.delete(block_key("a"))
+    assert not store.exists(block_key("a"))
+    with pytest.raises(BlockNotFoundError):
+        read(store, "a", 0)
+
+
+def test_5_blocks_are_listed_oldest_first(store: BlockStore) -> None:
+    for name in ("c", "a", "b"):
+        store.put(make_block(name), payload(name))
+    assert store.blocks() == [make_block(name) for name in ("c", "a", "b")]
+
+
+def test_6_a_full_store_refuses_and_keeps_what_it_has(store: BlockStore) -> None:
+    for i in range(10):
+        store.put(make_block(f"n{i}"), payload(f"n{i}"))
+    with pytest.raises(PoolFullError):
+        store.put(make_block("more"), payload("more"))
+    assert not store.exists(block_key("more"))
+    store.delete(block_key("n0"))
+    store.put(make_block("more"), payload("more"))
+    assert read(store, "more", 0) == make_range("more", 0, SIZE)
+
+
+def test_7_threads_may_put_and_read_the_same_blocks(store: BlockStore) -> None:
+    def work(i: int) -> bytes:
+        name = f"n{i % 5}"
+        store.put(make_block(name), payload(name))
+        return read(store, name, i % 3)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(40)))
+    assert found == [make_range(f"n{i % 5}", i % 3, SIZE) for i in range(40)]
+    assert len(store.blocks()) == 5
+
+
+def test_7_after_close_every_call_raises(store: BlockStore) -> None:
+    store.put(make_block("a"), payload("a"))
+    store.close()
+    calls: list[Callable[[], object]] = [
+        lambda: store.put(make_block("b"), payload("b")),
+        lambda: read(store, "a", 0),
+        lambda: store.exists(block_key("a")),
+        lambda: store.delete(block_key("a")),
+        lambda: store.blocks(),
+    ]
+    for call in calls:
+        with pytest.raises(TransportError):
+            call()

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dmp.geometry import Geometry
+from dmp.segment import Segment, map_segment, open_segment
+from dmp.slots import Slot, SlotState
+from kvcore.errors import ConfigError
+from tests.fix_dmp import make_put
+
+SHAPE = Geometry.of(extent_count=2, extent_bytes=256 << 10)
+SLOT_BYTES = 48 << 10
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node.seg"
+
+
+def write(segment: Segment, index: int, state: SlotState, *, order: int = 0) -> Slot:
+    slot = Slot(index, 5 + index, make_put(f"block-{index}"), state)
+    segment.set_extent_size(index // SHAPE.slots_per_extent, SLOT_BYTES)
+    segment.write_checksums(index, SLOT_BYTES, [11 + index, 12 + index])
+    segment.write_header(slot, order=order)
+    return slot
+
+
+def test_a_new_segment_is_empty_and_has_all_its_memory(path: Path) -> None:
+    segment = open_segment(path, SHAPE)
+    scan = segment.scan()
+    assert (scan.slots, scan.dropped, scan.last_order) == ([], [], 0)
+    assert os.stat(path).st_size == SHAPE.file_bytes
+    assert os.stat(path).st_blocks * 512 >= SHAPE.file_bytes
+    segment.close()
+
+
+def test_sealed_and_quarantined_slots_come_back_in_order_of_sealing(path: Path) -> None:
+    segment = open_segment(path, SHAPE)
+    second = write(segment, 1, SlotState.SEALED, order=2)
+    first = write(segment, 9, SlotState.SEALED, order=1)
+    bad = write(segment, 3, SlotState.QUARANTINED)
+    write(segment, 2, SlotState.WRITING)
+    segment.set_incarnation(41)
+    segment.close()
+    again = open_segment(path, SHAPE)
+    scan = again.scan()
+    assert [(s.index, s.generation, s.put, s.state) for s in scan.slots] == [
+        (s.index, s.generation, s.put, s.state) for s in (bad, first, second)
+    ]
+    assert scan.dropped == [2]
+    assert scan.last_order == 2
+    assert scan.generations[:4] == [0, 6, 7, 8]
+    assert again.incarnation == 41
+    assert again.checksum(9, SLOT_BYTES, 1, 2) == 21
+    again.close()
+
+
+@pytest.mark.parametrize("at", [8, 20, 40, 60, 64, 70, 84, 130, 300])
+def test_a_damaged_header_is_dropped(path: Path, at: int) -> None:
+    segment = open_segment(path, SHAPE)
+    write(segment, 0, SlotState.SEALED, order=1)
+    write(segment, 1, SlotState.SEALED, order=2)
+    segment._view[SHAPE.header_offset(0) + at] ^= 0x40
+    scan = segment.scan()
+    assert [slot.index for slot in scan.slots] == [1]
+    assert scan.dropped == [0]
+    segment.close()
+
+
+def test_one_owner_only(path: Path) -> None:
+    segment = open_segment(path, SHAPE)
+    with pytest.raises(ConfigError, match=r"owned by a running process.*dmp\.node_id"):
+        open_segment(path, SHAPE)
+    segment.close()
+    open_segment(path, SHAPE).close()
+
+
+def test_a_mapping_needs_no_lock_and_sees_the_same_bytes(path: Path) -> None:
+    segment = open_segment(path, SHAPE)
+    write(segment, 0, SlotState.SEALED)
+    mapped = map_segment(path)
+    segment.payload(0, SLOT_BYTES, 10, 14)[:] = b"data"
+    assert bytes(mapped.payload(0, SLOT_BYTES, 10, 14)) == b"data"
+    assert mapped.read_stamp(0) == segment.read_stamp(0)
+    assert mapped.read_stamp(0).range_count == 2
+    mapped.close()
+    segment.close()
+
+
+def test_another_size_makes_a_new_file_and_leaves_old_mappings_alone(path: Path) -> None:
+    segment = open_segment(path, SHAPE)
+    write(segment, 0, SlotState.SEALED)
+    segment.close()
+    mapped = map_segment(path)
+    smaller = Geometry.of(extent_count=1, extent_bytes=256 << 10)
+    fresh = open_segment(path, smaller)
+    assert fresh.scan().slots == []
+    assert mapped.read_stamp(0).state == SlotState.SEALED
+    assert mapped.inode != fresh.inode
+    fresh.close()
+    mapped.close()
+
+
+def spoil(path: Path, at: int, data: bytes) -> None:
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, data, at)
+    os.close(fd)
+
+
+def test_foreign_other_version_damaged_and_truncated_files_are_refused(path: Path) -> None:
+    cases = [
+        (lambda: spoil(path, 0, b"NOTOURS!"), "not a TierKV segment"),
+        (lambda: spoil(path, 8, (99).to_bytes(4, "little")), "layout version 99"),
+        (lambda: spoil(path, 12, (0).to_bytes(4, "little")), "damaged first page"),
+        (lambda: os.truncate(path, SHAPE.file_bytes - 4096), "bytes instead of"),
+        (lambda: os.truncate(path, 10), "not a TierKV segment"),
+    ]
+    for damage, message in cases:
+        path.unlink(missing_ok=True)
+        open_segment(path, SHAPE).close()
+        damage()
+        for opener in (lambda: open_segment(path, SHAPE), lambda: map_segment(path)):
+            with pytest.raises(ConfigError, match=message) as caught:
+                opener()
+            assert f"rm {path}" in str(caught.value)
+        assert path.exists(), "a file that may not be ours is never removed"
+
+
+def test_too_little_space_is_said_in_bytes_before_any_is_taken(path: Path) -> None:
+    monster = Geometry.of(extent_count=1 << 20, extent_bytes=1 << 30)
+    with pytest.raises(
+        ConfigError, match=rf"needs {monster.file_bytes} bytes but \d+ are free"
+    ) as c:
+        open_segment(path, monster)
+    assert "dmp.capacity_bytes" in str(c.value)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_folder_that_can_not_be_made_is_a_config_error(path: Path) -> None:
+    path.write_text("in the way")
+    with pytest.raises(ConfigError, match="can't be made"):
+        open_segment(path / "x" / "node.seg", SHAPE)
+    with pytest.raises(ConfigError, match="can't be opened"):
+        map_segment(path.with_name("nothing"))
