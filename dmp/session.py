@@ -12,6 +12,7 @@ import hmac
 import logging
 import socket
 from collections.abc import Callable
+from typing import Final
 
 from dmp import messages as m
 from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, pack_header, parse_header
@@ -27,7 +28,9 @@ from kvcore.errors import (
 )
 
 log = logging.getLogger(__name__)
-HELLO_TIMEOUT_S = 5.0
+HELLO_TIMEOUT_S: Final = 5.0
+LEAVE_TIMEOUT_S: Final = 0.2
+MAX_LEAVE_BYTES: Final = 1 << 20
 
 
 class Session:
@@ -60,6 +63,14 @@ class Session:
             log.debug("dmp %s: connection ended: %s", self._node.node_id, error)
         except (RemoteProtocolError, AuthenticationError) as error:
             log.warning("dmp %s: peer dropped: %s", self._node.node_id, error)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let the peer read why: closing over unread bytes would reset the connection first."""
+        with contextlib.suppress(OSError, EOFError):
+            self._sock.shutdown(socket.SHUT_WR)
+            self._sock.settimeout(LEAVE_TIMEOUT_S)
+            discard(self._sock, MAX_LEAVE_BYTES)
 
     def _serve_one(self) -> bool:
         raw = self._next_header()

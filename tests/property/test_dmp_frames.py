@@ -1,0 +1,159 @@
+"""The data-plane codec: what is packed comes back; any other bytes are RemoteProtocolError."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmp import messages as m
+from dmp.frame import HEADER_BYTES, parse_header
+from dmp.packing import Packer
+from dmp.pool import PoolNodeStats, PutRequest
+from kvcore import limits
+from kvcore.errors import RemoteProtocolError
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.location import Location
+
+NODE = NodeId("dmp-a")
+u64 = st.integers(0, 2**64 - 1)
+u32 = st.integers(0, 2**32 - 1)
+keys = st.binary(min_size=16, max_size=16).map(BlockKey)
+names = st.sampled_from(["", "demo", "org/model-1.5B:q8", "x" * 128])
+texts = st.text(max_size=40)
+locations = st.builds(Location, st.just(NODE), u64.map(Incarnation), u32, u64, u64, u64)
+puts = st.builds(
+    PutRequest,
+    key=keys,
+    parent=keys,
+    range_bytes=st.integers(1, 1 << 20),
+    range_count=st.integers(1, limits.MAX_LAYERS),
+    tokens=st.integers(0, 4096),
+    model=names,
+    tenant=names,
+).filter(lambda put: put.key != put.parent)
+seconds = st.floats(0, 1e6)
+
+
+def lists(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(items, max_size=5)
+
+
+MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
+    m.Hello: (st.builds(m.Hello, texts, texts), m.Hello.unpack),
+    m.Welcome: (
+        st.builds(m.Welcome, texts.map(NodeId), texts.map(HostId), u64.map(Incarnation), texts),
+        m.Welcome.unpack,
+    ),
+    m.Lookup: (st.builds(m.Lookup, lists(keys)), m.Lookup.unpack),
+    m.Reserve: (st.builds(m.Reserve, seconds, lists(puts)), m.Reserve.unpack),
+    m.Ranges: (
+        st.builds(m.Ranges, lists(st.builds(m.RangeRef, locations, u32))),
+        lambda head: m.Ranges.unpack(head, NODE),
+    ),
+    m.ReadReply: (
+        st.builds(m.ReadReply, lists(st.builds(m.RangeSum, u64, u64))),
+        m.ReadReply.unpack,
+    ),
+    m.Seal: (
+        st.builds(m.Seal, lists(st.builds(m.Sealing, locations, lists(u64).map(tuple)))),
+        lambda head: m.Seal.unpack(head, NODE),
+    ),
+    m.Refs: (
+        st.builds(m.Refs, lists(locations), seconds),
+        lambda head: m.Refs.unpack(head, NODE),
+    ),
+    m.MaybeRefs: (
+        st.builds(m.MaybeRefs, lists(st.none() | locations)),
+        lambda head: m.MaybeRefs.unpack(head, NODE),
+    ),
+    m.Flags: (st.builds(m.Flags, lists(st.booleans())), m.Flags.unpack),
+    m.Failure: (st.builds(m.Failure, texts, texts), m.Failure.unpack),
+}
+fixed = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("kind", list(MESSAGES), ids=lambda kind: kind.__name__)
+@fixed
+@given(data=st.data())
+def test_messages_come_back_and_never_short_or_long(kind: type, data: st.DataObject) -> None:
+    values, unpack = MESSAGES[kind]
+    message = data.draw(values)
+    head = message.pack()
+    assert unpack(head) == message
+    cut = data.draw(st.integers(0, len(head) - 1))
+    with pytest.raises(RemoteProtocolError):
+        unpack(head[:cut])
+    with pytest.raises(RemoteProtocolError):
+        unpack(head + b"\0")
+
+
+@pytest.mark.parametrize("kind", list(MESSAGES), ids=lambda kind: kind.__name__)
+@fixed
+@given(data=st.data())
+def test_damaged_and_random_messages_are_refused_or_sane(kind: type, data: st.DataObject) -> None:
+    values, unpack = MESSAGES[kind]
+    head = bytearray(data.draw(values).pack())
+    for _ in range(data.draw(st.integers(1, 4))):
+        head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))
+    for raw in (bytes(head), data.draw(st.binary(max_size=300))):
+        with contextlib.suppress(RemoteProtocolError):
+            unpack(raw)
+
+
+@fixed
+@given(raw=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), lead=st.booleans())
+def test_any_header_is_refused_or_within_bounds(raw: bytes, lead: bool) -> None:
+    raw = b"TKVD\1" + raw[5:6] + b"\0\0" + raw[8:] if lead else raw
+    with contextlib.suppress(RemoteProtocolError):
+        header = parse_header(raw)
+        assert header.head_bytes <= 4 << 20
+        assert header.payload_bytes <= limits.MAX_FRAME_BYTES
+
+
+@fixed
+@given(stats=st.builds(PoolNodeStats, *[u64] * 10))
+def test_stats_come_back(stats: PoolNodeStats) -> None:
+    assert m.unpack_stats(m.pack_stats(stats)) == stats
+
+
+def test_counts_are_bounded_before_memory_is_taken() -> None:
+    head = Packer().pack("I", limits.MAX_FRAME_ITEMS + 1).bytes()
+    with pytest.raises(RemoteProtocolError, match="allowed"):
+        m.Lookup.unpack(head)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"range_count": 0},
+        {"range_count": limits.MAX_LAYERS + 1},
+        {"range_bytes": 0},
+        {"range_bytes": limits.MAX_SLOT_BYTES, "range_count": 2},
+        {"tokens": 1 << 31},
+        {"model": "two words"},
+        {"tenant": "x" * 129},
+        {"key": bytes(16)},
+    ],
+)
+def test_reservations_out_of_bounds_are_refused(changes: dict[str, Any]) -> None:
+    values = {
+        "key": BlockKey(b"k" * 16),
+        "parent": BlockKey(bytes(16)),
+        "range_bytes": 10,
+        "range_count": 2,
+        "tokens": 64,
+    }
+    head = m.Reserve(1.0, [PutRequest(**(values | changes))]).pack()
+    with pytest.raises(RemoteProtocolError):
+        m.Reserve.unpack(head)
+
+
+def test_a_deadline_must_be_a_duration() -> None:
+    for value in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(RemoteProtocolError, match="no sense"):
+            m.Reserve.unpack(m.Reserve(value, []).pack())

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dmp.messages import RangeRef
+from dmp.transport.inproc import InprocPoolNode
+from kvcore.block_event import BlockRemoved, BlockStored
+from kvcore.clock import ManualClock
+from kvcore.errors import ConfigError, TransportError
+from kvcore.location import Tier
+from kvcore.node import NodeRole
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+
+MakeRig = Callable[..., Rig]
+
+
+def test_sealed_blocks_are_reported_and_evicted_ones_too(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    place = store(pool, "a")
+    assert rig.journal.events == [
+        BlockStored(block_key("a"), bytes(16), Tier.L2, 64, place, model="demo", tenant="default")
+    ]
+    for i in range(20):
+        store(pool, f"n{i}")
+    assert BlockRemoved(block_key("a"), Tier.L2) in rig.journal.events
+
+
+def test_the_events_add_up_to_the_inventory(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    for i in range(50):
+        store(pool, f"n{i}", f"n{i - 1}" if i % 7 else None)
+    known: dict[bytes, BlockStored] = {}
+    for event in rig.journal.events:
+        if isinstance(event, BlockStored):
+            known[event.key] = event
+        else:
+            del known[event.key]
+    assert known == {stored.key: stored for stored in rig.node.inventory()}
+    assert len(known) == 20
+
+
+def test_expired_reservations_are_no_events(make_rig: MakeRig) -> None:
+    clock = ManualClock()
+    rig = make_rig(clock=clock)
+    assert rig.node.reserve([make_put("a")], deadline_s=1.0) != [None]
+    clock.advance(2.0)
+    rig.node.tick()
+    assert rig.journal.events == []
+    assert rig.node.stats().used_bytes == 0
+
+
+def test_its_own_thread_ends_reservations(make_rig: MakeRig) -> None:
+    rig = make_rig(tick_interval_s=0.01)
+    assert isinstance(rig.clock, ManualClock)
+    rig.node.reserve([make_put("a")], deadline_s=1.0)
+    rig.clock.advance(2.0)
+    assert rig.node._ticker is not None
+    while rig.node.stats().slots_writing:  # pytest-timeout is the deadline
+        rig.node._ticker.join(0.01)
+
+
+def test_a_restart_keeps_blocks_in_a_new_incarnation(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    for i in range(3):
+        store(pool, f"n{i}")
+    (writing,) = rig.node.reserve([make_put("half")])
+    before = rig.node.inventory()
+    old = rig.node.incarnation
+    rig.restart()
+    again = InprocPoolNode(rig.node)
+    assert rig.node.incarnation > old
+    assert [(s.key, s.parent, s.tokens, s.model) for s in rig.node.inventory()] == [
+        (s.key, s.parent, s.tokens, s.model) for s in before
+    ]
+    assert rig.node.stats().slots_writing == 0
+    (place,) = again.lookup([block_key("n1")])
+    assert place is not None
+    assert fetch(again, place) == [make_range("n1", 0), make_range("n1", 1)]
+    assert writing is not None
+    store(again, "half")
+
+
+def test_the_order_of_sealing_survives_two_restarts(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    store(InprocPoolNode(rig.node), "first")
+    rig.restart()
+    for i in range(19):
+        store(InprocPoolNode(rig.node), f"n{i}")
+    rig.restart()
+    store(InprocPoolNode(rig.node), "new")
+    assert InprocPoolNode(rig.node).lookup([block_key("first")]) == [None]
+
+
+def test_the_incarnation_grows_when_the_segment_is_lost(make_rig: MakeRig) -> None:
+    clock = ManualClock()
+    rig = make_rig(clock=clock)
+    old = rig.node.incarnation
+    rig.stop()
+    rig.node.config.segment_file.unlink()
+    clock.advance(5.0)
+    rig = make_rig(clock=clock)
+    assert rig.node.incarnation > old
+    assert rig.node.inventory() == []
+
+
+def test_a_false_alarm_does_not_cost_the_block(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    place = store(InprocPoolNode(rig.node), "a")
+    assert rig.node.suspect([RangeRef(place, 0), RangeRef(place, 9)]) == [False, False]
+    assert rig.node.stats().quarantined_slots == 0
+
+
+def test_a_quarantined_slot_stays_out_of_use_over_a_restart(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    place = store(InprocPoolNode(rig.node), "a")
+    segment = rig.node._segment
+    assert segment is not None
+    segment.payload(place.slot, 48 << 10, 5, 6)[0] ^= 1
+    assert rig.node.suspect([RangeRef(place, 0)]) == [True]
+    assert BlockRemoved(block_key("a"), Tier.L2) in rig.journal.events
+    assert rig.node.report().cache_errors == (("checksum_mismatch", 1),)
+    segment = None
+    rig.restart()
+    assert rig.node.stats().quarantined_slots == 1
+    assert rig.node.inventory() == []
+
+
+def test_two_nodes_never_own_one_segment(make_rig: MakeRig, tmp_path: object) -> None:
+    make_rig("dmp-a")
+    with pytest.raises(ConfigError, match="owned by a running process"):
+        make_rig("dmp-b", segment_path=f"{tmp_path}/dmp-a.seg")
+
+
+def test_a_stopped_node_says_so_and_may_leave_nothing(make_rig: MakeRig) -> None:
+    rig = make_rig(remove_on_stop=True)
+    path = rig.node.config.segment_file
+    assert path.exists()
+    rig.stop()
+    assert not path.exists()
+    with pytest.raises(TransportError, match="not running"):
+        rig.node.lookup([block_key("a")])
+
+
+def test_it_describes_itself(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    store(InprocPoolNode(rig.node), "a")
+    info = rig.node.info(data_address=rig.server.address)
+    assert (info.role, info.capacity_bytes) == (NodeRole.DMP, 1 << 20)
+    assert info.data_address.startswith("127.0.0.1:")
+    report = rig.node.report()
+    (tier,) = report.tiers
+    assert (tier.tier, tier.blocks_used, tier.stored_tokens) == (Tier.L2, 1, 64)
+    assert tier.used_bytes == 48 << 10
+    assert tier.write_bytes == 2 * RANGE_BYTES
+    assert report.load.kv_usage == pytest.approx((48 << 10) / (1 << 20))
