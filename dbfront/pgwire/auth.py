@@ -90,7 +90,9 @@ class ScramLogin:
         """
         if mechanism != MECHANISM:
             raise RemoteProtocolError(f"client selected an invalid SASL mechanism {mechanism!r}")
-        return self._step(self._server.set_client_first, self._server.get_server_first, client_first)
+        return self._step(
+            self._server.set_client_first, self._server.get_server_first, client_first
+        )
 
     def final(self, client_final: bytes) -> bytes:
         """Check the client's proof and answer with ours.

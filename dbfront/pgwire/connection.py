@@ -166,9 +166,7 @@ class PgConnection:
             type_byte = self._buffer[self._at]
             if not m.known_type(type_byte):
                 raise RemoteProtocolError(f"invalid frontend message type {type_byte}")
-            limit = (
-                MAX_AUTH_MESSAGE_BYTES if self.phase is Phase.AUTH else MAX_PGWIRE_MESSAGE_BYTES
-            )
+            limit = MAX_AUTH_MESSAGE_BYTES if self.phase is Phase.AUTH else MAX_PGWIRE_MESSAGE_BYTES
             body = self._take_frame(head=1, limit=limit)
             if body is None:
                 return None

@@ -200,11 +200,11 @@ class CopyReader:
         quoted = inside = False
         while at < len(text) and (inside or text[at] != options.delimiter):
             follows = text[at + 1 : at + 2]
-            if inside and text[at] == options.escape and follows in (options.quote, options.escape):
-                if follows:
-                    out.append(follows)
-                    at += 2
-                    continue
+            escapes = follows != "" and follows in (options.quote, options.escape)
+            if inside and text[at] == options.escape and escapes:
+                out.append(follows)
+                at += 2
+                continue
             if text[at] == options.quote:
                 inside, quoted = not inside, True
             else:

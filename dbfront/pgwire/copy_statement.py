@@ -147,9 +147,7 @@ def _target(cursor: _Cursor) -> CopyStatement:
     while cursor.skip("."):
         parts.append(_name(cursor.next()))
     columns = cursor.names() if cursor.skip("(") else ()
-    return CopyStatement(
-        to_client=True, table=".".join(map(quote_name, parts)), columns=columns
-    )
+    return CopyStatement(to_client=True, table=".".join(map(quote_name, parts)), columns=columns)
 
 
 _FLAGS: Final = ("TRUE", "ON", "1")

@@ -39,9 +39,7 @@ class Exchange:
         running: whether a statement runs now; only then a cancel is passed on.
     """
 
-    def __init__(
-        self, connection: PgConnection, stream: PgStream, session: CatalogSession
-    ) -> None:
+    def __init__(self, connection: PgConnection, stream: PgStream, session: CatalogSession) -> None:
         self.connection = connection
         self.stream = stream
         self.session = session
@@ -90,9 +88,7 @@ class Exchange:
     async def send_rows(self, rows: Sequence[tuple[Any, ...]], encoders: Sequence[Encoder]) -> None:
         """Send DataRows; a slow client slows us down instead of filling memory."""
         for at in range(0, len(rows), _ROWS_AT_ONCE):
-            await self.send_much(
-                replies.data_rows(rows[at : at + _ROWS_AT_ONCE], encoders)
-            )
+            await self.send_much(replies.data_rows(rows[at : at + _ROWS_AT_ONCE], encoders))
 
     def send_notices(self, result: StatementResult) -> None:
         """Send what the statement had to say, and settings that changed."""
@@ -149,9 +145,7 @@ class Exchange:
         await self.session.close()
 
 
-def result_fields(
-    result_columns: Sequence[Any], formats: Sequence[int] = ()
-) -> tuple[Field, ...]:
+def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) -> tuple[Field, ...]:
     """RowDescription fields of columns; ``formats`` as in Bind: none, one for all, or one each."""
     codes = expand_formats(formats, len(result_columns))
     fields = []

@@ -49,6 +49,7 @@ class Lobby:
         authenticator: the users.
         tls: set when TLS is on.
         handlers: connections by pid, for CancelRequest.
+        install_lock: held while a session makes the PostgreSQL catalog.
     """
 
     config: PgWireConfig
@@ -56,6 +57,7 @@ class Lobby:
     authenticator: Authenticator
     tls: ssl.SSLContext | None = None
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
+    install_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def cancel(self, request: m.CancelRequest) -> None:
         """Cancel what the named connection runs, if the secret is right."""
@@ -214,7 +216,7 @@ class ClientHandler:
         inner = await self._lobby.sql_server.open_session(client)
         session = CatalogSession(inner, client)
         self._exchange = exchange = Exchange(self._connection, self._stream, session)
-        await session.start()
+        await session.start(self._lobby.install_lock)
         self._lobby.handlers[session.pid] = self
         for name, value in session.settings.reported():
             exchange.send(replies.parameter_status(name, value))
@@ -240,5 +242,3 @@ class ClientHandler:
                     exchange.send(self._connection.send_ready(session.transaction_status))
                 case _:
                     await extended.handle(message)
-
-

@@ -70,9 +70,7 @@ class PreparedStatement:
         oids = []
         for at in range(self.parameters):
             declared = self.declared[at] if at < len(self.declared) else 0
-            oids.append(
-                self.parameter_type(at).oid if declared in _UNDECLARED else declared
-            )
+            oids.append(self.parameter_type(at).oid if declared in _UNDECLARED else declared)
         return oids
 
     def needs_description(self) -> bool:

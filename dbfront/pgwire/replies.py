@@ -90,9 +90,7 @@ def row_description(fields: Sequence[Field]) -> bytes:
     for column in fields:
         parts.append(_text(column.name))
         parts.append(
-            struct.pack(
-                "!IhIhih", 0, 0, column.oid, column.size, column.typmod, column.format_code
-            )
+            struct.pack("!IhIhih", 0, 0, column.oid, column.size, column.typmod, column.format_code)
         )
     return message(b"T", b"".join(parts))
 

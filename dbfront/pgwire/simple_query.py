@@ -51,9 +51,7 @@ async def _send_result(exchange: Exchange, result: StatementResult) -> None:
     exchange.send_notices(result)
     if result.columns is not None:
         exchange.send(replies.row_description(result_fields(result.columns)))
-        await exchange.send_rows(
-            result.rows, encoders(result.columns, [0] * len(result.columns))
-        )
+        await exchange.send_rows(result.rows, encoders(result.columns, [0] * len(result.columns)))
     exchange.send(replies.command_complete(result.command_tag))
 
 

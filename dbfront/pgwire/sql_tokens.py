@@ -1,4 +1,4 @@
-"""Just enough SQL lexing for a wire server: where words, strings, parameters and comments are.
+"""Tokens of a statement as the wire server looks at them, on top of the sql room's lexer.
 
 COPY statements, ``$n`` parameters, settings and catalog queries are recognised by tokens, never by
 searching text, so a string or comment that looks like one is left alone. Parsing SQL is the sql
@@ -7,26 +7,20 @@ room's job.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_TOKEN: Final = re.compile(
-    r"""
-      (?P<space>\s+ | --[^\n]*)
-    | (?P<comment>/\*)
-    | (?P<dollar>\$(?P<tag>[A-Za-z_][A-Za-z_0-9]*)?\$)
-    | (?P<param>\$\d+)
-    | (?P<string>[eE]'(?:[^'\\]|\\.|'')*' | (?:[xXbBnN])?'(?:[^']|'')*')
-    | (?P<ident>"(?:[^"]|"")*")
-    | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)? | \.\d+(?:[eE][+-]?\d+)?)
-    | (?P<word>[^\W\d][\w$]*)
-    | (?P<symbol>:: | => | := | [-+*/<>=~!@\#%^&|`?]+ | .)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
+from sql.lexer import Token as LexerToken
+from sql.lexer import TokenKind, string_value, tokenize
+
+_KINDS: Final = {
+    TokenKind.WORD: "word",
+    TokenKind.QUOTED: "ident",
+    TokenKind.STRING: "string",
+    TokenKind.NUMBER: "number",
+    TokenKind.PARAMETER: "param",
+    TokenKind.OPERATOR: "symbol",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +31,7 @@ class Token:
     text: str
     start: int
     end: int
+    source: LexerToken
 
     @property
     def upper(self) -> str:
@@ -52,62 +47,33 @@ class Token:
 
     @property
     def value(self) -> str:
-        """The value of a string literal (standard_conforming_strings on)."""
-        if self.kind != "string":
-            return self.text
-        if self.text.startswith("$"):
-            mark = self.text.index("$", 1) + 1
-            return self.text[mark:-mark]
-        body = self.text[self.text.index("'") + 1 : -1].replace("''", "'")
-        return _unescape(body) if self.text[0] in "eE" else body
+        """The value of a string literal; the text of anything else."""
+        return string_value(self.source) if self.kind == "string" else self.text
+
+    @property
+    def parameter(self) -> int:
+        """``n`` of a ``$n`` parameter, or 0."""
+        return int(self.text[1:]) if self.kind == "param" and self.text[1:].isdecimal() else 0
 
 
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v"}
+def tokens(sql: str) -> list[Token]:
+    """The tokens of a text, without spaces and comments.
 
-
-def _unescape(body: str) -> str:
-    return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), body, flags=re.DOTALL)
-
-
-def _comment_end(sql: str, at: int) -> int:
-    """Index after a comment; comments nest. An unfinished one runs to the end."""
-    depth = 0
-    for mark in _COMMENT_MARK.finditer(sql, at):
-        depth += 1 if mark[0] == "/*" else -1
-        if depth == 0:
-            return mark.end()
-    return len(sql)
-
-
-def tokens(sql: str) -> Iterator[Token]:
-    """Yield the tokens of a text, without spaces and comments; never fails."""
-    at = 0
-    while at < len(sql):
-        match = _TOKEN.match(sql, at)
-        assert match is not None, "the last alternative matches any character"
-        kind, start, at = str(match.lastgroup), at, match.end()
-        if kind == "tag":
-            kind = "dollar"
-        if kind == "comment":
-            at = _comment_end(sql, start)
-        elif kind == "dollar":
-            end = sql.find(match["dollar"], at)
-            at = len(sql) if end < 0 else end + len(match["dollar"])
-            yield Token("string", sql[start:at], start, at)
-        elif kind != "space":
-            yield Token(kind, sql[start:at], start, at)
+    Raises:
+        SqlSyntaxError: a string, quoted name or comment does not end.
+    """
+    return [Token(_KINDS[t.kind], t.text, t.start, t.end, t) for t in tokenize(sql)]
 
 
 def first_word(sql: str) -> str:
     """The first keyword in upper case, or an empty string."""
-    for token in tokens(sql):
-        return token.upper if token.kind == "word" else ""
-    return ""
+    found = tokens(sql)
+    return found[0].upper if found and found[0].kind == "word" else ""
 
 
 def parameter_count(sql: str) -> int:
     """The highest ``n`` of the ``$n`` parameters."""
-    return max((int(t.text[1:]) for t in tokens(sql) if t.kind == "param"), default=0)
+    return max((token.parameter for token in tokens(sql)), default=0)
 
 
 def replace_parameters(sql: str, casts: dict[int, str]) -> str:
@@ -117,8 +83,7 @@ def replace_parameters(sql: str, casts: dict[int, str]) -> str:
     parts: list[str] = []
     at = 0
     for token in tokens(sql):
-        number = int(token.text[1:]) if token.kind == "param" else 0
-        if number in casts:
-            parts += [sql[at : token.start], f"CAST({token.text} AS {casts[number]})"]
+        if token.parameter in casts:
+            parts += [sql[at : token.start], f"CAST({token.text} AS {casts[token.parameter]})"]
             at = token.end
     return "".join(parts) + sql[at:]

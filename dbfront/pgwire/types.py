@@ -98,7 +98,10 @@ _BY_OID: Final = {
     1015: _ARRAY_BY_ELEMENT["text"],
 }
 
-_BY_DUCKDB: Final = {
+WIRE_TYPES: Final = (*(kind for kind, _ in _ARRAYS), *_ARRAY_BY_ELEMENT.values())
+"""Every type a result column can have."""
+
+DUCKDB_TYPES: Final = {
     "BOOLEAN": BOOL,
     "TINYINT": INT2,
     "SMALLINT": INT2,
@@ -150,7 +153,7 @@ def pg_type(duckdb_name: str) -> PgType:
         if element is TEXT and match[1].upper() not in ("VARCHAR", "TEXT", '"NULL"'):
             return TEXT
         return _ARRAY_BY_ELEMENT.get(element.name, TEXT)
-    return _BY_DUCKDB.get(name.upper(), TEXT)
+    return DUCKDB_TYPES.get(name.upper(), TEXT)
 
 
 def by_oid(oid: int) -> PgType | None:

@@ -1,0 +1,347 @@
+"""``CatalogSession``: a SqlSession that speaks PostgreSQL where DuckDB's dialect stops.
+
+Wraps the real session and answers settings, cursors, transaction modes and a few no-op commands
+itself; catalog queries are rewritten and passed on. Everything else goes through untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from dbfront.contracts import (
+    ClientInfo,
+    Column,
+    Notice,
+    SqlSession,
+    StatementDescription,
+    StatementResult,
+)
+from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
+from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
+from dbfront.pgwire.catalog.install import catalog_names, install
+from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.settings import SERVER_VERSION, Settings
+from dbfront.pgwire.sql_tokens import first_word, tokens
+from kvcore.errors import FeatureNotSupportedError, SqlError
+
+Params = Sequence[Any] | Mapping[str, Any] | None
+Deallocator = Callable[[str], StatementResult | None]
+
+_NO_ROWS: Final = frozenset(
+    {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SET", "RESET", "DISCARD"}
+    | {"DEALLOCATE", "CLOSE", "LISTEN", "UNLISTEN", "NOTIFY", "LOCK", "MOVE", "SAVEPOINT"}
+    | {"RELEASE", "CHECKPOINT", "VACUUM", "USE", "ATTACH", "DETACH", "LOAD", "INSTALL"}
+)
+
+_PASSED_ON: Final = {"timezone": "TimeZone", "search_path": "search_path"}
+_SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
+
+
+class CatalogSession:
+    """One client's session; implements SqlSession.
+
+    Attributes:
+        settings: the PostgreSQL settings.
+        cursors: the SQL cursors.
+    """
+
+    def __init__(self, inner: SqlSession, client: ClientInfo) -> None:
+        self.settings = Settings(client.user, client.application_name)
+        self.cursors = Cursors()
+        self._inner = inner
+        self._client = client
+        self._deallocate: Deallocator = lambda _sql: None
+        self._facts = {
+            "current_user": _literal(client.user),
+            "session_user": _literal(client.user),
+            "current_role": _literal(client.user),
+            "current_catalog": "current_database()",
+            "pg_backend_pid()": str(inner.pid),
+            "version()": _literal(f"PostgreSQL {SERVER_VERSION} on DuckDB"),
+            "current_user()": _literal(client.user),
+        }
+
+    @property
+    def pid(self) -> int:
+        return self._inner.pid
+
+    @property
+    def transaction_status(self) -> str:
+        return self._inner.transaction_status
+
+    def set_deallocator(self, deallocate: Deallocator) -> None:
+        """Let DEALLOCATE reach the prepared statements of the wire protocol."""
+        self._deallocate = deallocate
+
+    async def start(self, install_lock: asyncio.Lock) -> None:
+        """Make the catalog if it is missing, and apply the settings of the startup message."""
+        async with install_lock:
+            await install(self._inner)
+        for name, value in self._startup_settings():
+            if name.lower() != "application_name":
+                await self._assign(SettingCommand("SET", name, value))
+        self.settings.take_changes()
+
+    def _startup_settings(self) -> list[tuple[str, str]]:
+        found = [(k, v) for k, v in self._client.options.items() if k != "options"]
+        words = iter(shlex.split(self._client.options.get("options", "")))
+        for word in words:
+            text = next(words, "") if word == "-c" else word.removeprefix("-c").removeprefix("--")
+            name, _, value = text.partition("=")
+            found.append((name.replace("-", "_"), value))
+        return found
+
+    def split(self, sql: str) -> list[str]:
+        return self._inner.split(sql)
+
+    async def cancel(self) -> None:
+        await self._inner.cancel()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int:
+        return await self._inner.copy_in(table, columns, rows)
+
+    def _rewrite(self, sql: str) -> str:
+        facts: Mapping[str, str] = self._facts
+        if "current_setting" in sql.lower():
+            known = {
+                f"current_setting {name.lower()}": _literal(value)
+                for name, value, _ in self.settings.all()
+            }
+            facts = {**self._facts, **known}
+        return rewrite(sql, catalog_names(), facts)
+
+    async def describe(self, sql: str) -> StatementDescription:
+        word = first_word(sql)
+        if word == "DECLARE":
+            inner = await self._inner.describe(self._rewrite(parse_declare(sql).query))
+            return StatementDescription(None, inner.parameter_types)
+        if word == "FETCH":
+            return StatementDescription(self.cursors.fetch_columns(sql))
+        command = parse_setting_command(sql) if word in ("SHOW", "SELECT") else None
+        if command is not None and command.verb == "SET_CONFIG":
+            return StatementDescription(_SET_CONFIG_COLUMN)
+        if command is not None and self._shows(command):
+            return StatementDescription(self._show_columns(command))
+        if word in _NO_ROWS:
+            return StatementDescription(None)
+        return await self._inner.describe(self._rewrite(sql))
+
+    async def execute(self, sql: str, params: Params = None) -> StatementResult:
+        word = first_word(sql)
+        handler = _HANDLERS.get(word)
+        try:
+            result = await handler(self, sql, params) if handler is not None else None
+            if result is None:
+                result = await self._inner.execute(self._rewrite(sql), params)
+        finally:
+            if self.transaction_status == "I":
+                self.settings.end_transaction()
+                self.cursors.end_transaction()
+        return result
+
+    def _refuse_if_aborted(self) -> None:
+        if self.transaction_status == "E":
+            raise SqlError(
+                "current transaction is aborted, commands ignored until end of transaction block",
+                sqlstate="25P02",
+            )
+
+    # Settings
+
+    def _shows(self, command: SettingCommand) -> bool:
+        return command.verb == "SHOW" and (
+            self.settings.known(command.name) or command.name.lower() in ("all", *_PASSED_ON)
+        )
+
+    def _show_columns(self, command: SettingCommand) -> tuple[Column, ...]:
+        if command.name.lower() == "all":
+            return tuple(Column(name, "VARCHAR") for name in ("name", "setting", "description"))
+        return (Column(command.name, "VARCHAR"),)
+
+    async def _on_setting(self, sql: str, params: Params) -> StatementResult | None:
+        command = parse_setting_command(sql)
+        if command is None or command.name.lower().startswith("tierkv."):
+            return None
+        if command.verb == "SHOW":
+            return await self._show(command)
+        self._refuse_if_aborted()
+        if command.verb == "RESET":
+            return await self._reset(command)
+        handled = await self._assign(command)
+        if command.verb == "SET_CONFIG":
+            return StatementResult("SELECT 1", _SET_CONFIG_COLUMN, [(command.value,)])
+        return handled
+
+    async def _show(self, command: SettingCommand) -> StatementResult | None:
+        if not self._shows(command):
+            return None
+        self._refuse_if_aborted()
+        columns = self._show_columns(command)
+        if command.name.lower() == "all":
+            return StatementResult("SHOW", columns, self.settings.all())
+        if command.name.lower() in _PASSED_ON:
+            asked = f"SELECT current_setting('{_PASSED_ON[command.name.lower()]}')"
+            rows = (await self._inner.execute(asked)).rows
+            return StatementResult("SHOW", columns, [(str(rows[0][0]),)])
+        return StatementResult("SHOW", columns, [(self.settings.get(command.name),)])
+
+    async def _reset(self, command: SettingCommand) -> StatementResult:
+        name = command.name.lower()
+        if not self.settings.known(name) and name != "all":
+            await self._inner.execute(f"RESET {command.name}")
+        self.settings.reset(name)
+        return StatementResult("RESET")
+
+    async def _assign(self, command: SettingCommand) -> StatementResult:
+        """Change a setting here, or pass it on to the engine in its own spelling."""
+        name = command.name.lower()
+        notices: tuple[Notice, ...] = ()
+        if command.local and self.transaction_status == "I":
+            notices = (
+                Notice("WARNING", "SET LOCAL can only be used in transaction blocks", "25P01"),
+            )
+        if self.settings.known(name):
+            if command.value is None:
+                self.settings.reset(name)
+            else:
+                self.settings.set(name, command.value, local=command.local)
+        elif name == "role":
+            if command.value not in (None, "none", self._client.user):
+                raise FeatureNotSupportedError("SET ROLE and SET SESSION AUTHORIZATION")
+        else:
+            await self._pass_on(command)
+        return StatementResult("SET", notices=notices)
+
+    async def _pass_on(self, command: SettingCommand) -> None:
+        name = _PASSED_ON.get(command.name.lower(), command.name)
+        if command.value is None:
+            await self._inner.execute(f"RESET {name}")
+            return
+        value = command.value
+        if name == "search_path":
+            parts = [part.strip() for part in value.split(",")]
+            value = ",".join("main" if p == "public" else p for p in parts if p and p != "$user")
+        await self._inner.execute(f"SET {name} = {_setting_literal(value)}")
+        if name == "TimeZone":
+            self.settings.time_zone = value
+
+    # Cursors, transactions and what needs no work
+
+    async def _on_select(self, sql: str, params: Params) -> StatementResult | None:
+        if "set_config" not in sql.lower():
+            return None
+        return await self._on_setting(sql, params)
+
+    async def _on_declare(self, sql: str, params: Params) -> StatementResult | None:
+        declaration = parse_declare(sql)
+        if self.transaction_status == "I" and not declaration.hold:
+            raise SqlError(
+                "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
+            )
+        result = await self._inner.execute(self._rewrite(declaration.query), params)
+        return self.cursors.declare(declaration, result)
+
+    async def _on_fetch(self, sql: str, params: Params) -> StatementResult | None:
+        self._refuse_if_aborted()
+        return self.cursors.fetch(sql)
+
+    async def _on_close(self, sql: str, params: Params) -> StatementResult | None:
+        words = tokens(sql)
+        name = words[1].name if len(words) > 1 else ""
+        self.cursors.close(None if name == "all" else name)
+        return StatementResult("CLOSE CURSOR ALL" if name == "all" else "CLOSE CURSOR")
+
+    async def _on_begin(self, sql: str, params: Params) -> StatementResult | None:
+        """Drop transaction modes DuckDB does not parse; its isolation is always a snapshot."""
+        self._refuse_if_aborted()
+        if self.transaction_status == "T":
+            warning = Notice("WARNING", "there is already a transaction in progress", "25001")
+            return StatementResult("BEGIN", notices=(warning,))
+        read_only = re.search(r"\bread\s+only\b", sql, re.IGNORECASE) is not None
+        result = await self._inner.execute(
+            "BEGIN TRANSACTION READ ONLY" if read_only else "BEGIN TRANSACTION"
+        )
+        tag = "START TRANSACTION" if first_word(sql) == "START" else "BEGIN"
+        return StatementResult(tag, notices=result.notices)
+
+    async def _on_end(self, sql: str, params: Params) -> StatementResult | None:
+        """COMMIT and ROLLBACK outside a transaction are warnings, as in PostgreSQL."""
+        words = [token.upper for token in tokens(sql) if token.text != ";"]
+        if "TO" in words or "PREPARED" in words:
+            return None
+        tag = "COMMIT" if words[0] in ("COMMIT", "END") else "ROLLBACK"
+        if self.transaction_status == "I":
+            warning = Notice("WARNING", "there is no transaction in progress", "25P01")
+            return StatementResult(tag, notices=(warning,))
+        if self.transaction_status == "E":
+            tag = "ROLLBACK"
+        result = await self._inner.execute(tag)
+        return StatementResult(tag, notices=result.notices)
+
+    async def _on_discard(self, sql: str, params: Params) -> StatementResult | None:
+        words = [token.upper for token in tokens(sql) if token.text != ";"]
+        if words[1:] == ["ALL"]:
+            self._deallocate(sql)
+            self.cursors.close(None)
+            self.settings.reset("all")
+        return StatementResult(" ".join(words))
+
+    async def _on_deallocate(self, sql: str, params: Params) -> StatementResult | None:
+        return self._deallocate(sql)
+
+    async def _on_listen(self, sql: str, params: Params) -> StatementResult | None:
+        raise FeatureNotSupportedError("LISTEN and NOTIFY are not supported")
+
+    async def _on_unlisten(self, sql: str, params: Params) -> StatementResult | None:
+        return StatementResult("UNLISTEN")
+
+    async def _on_savepoint(self, sql: str, params: Params) -> StatementResult | None:
+        raise FeatureNotSupportedError(
+            "savepoints are not supported by the DuckDB engine",
+            hint="use one transaction per unit of work",
+        )
+
+
+Handler = Callable[..., Any]
+_HANDLERS: Final[dict[str, Handler]] = {
+    "SET": CatalogSession._on_setting,
+    "RESET": CatalogSession._on_setting,
+    "SHOW": CatalogSession._on_setting,
+    "SELECT": CatalogSession._on_select,
+    "DECLARE": CatalogSession._on_declare,
+    "FETCH": CatalogSession._on_fetch,
+    "MOVE": CatalogSession._on_fetch,
+    "CLOSE": CatalogSession._on_close,
+    "BEGIN": CatalogSession._on_begin,
+    "START": CatalogSession._on_begin,
+    "COMMIT": CatalogSession._on_end,
+    "END": CatalogSession._on_end,
+    "ROLLBACK": CatalogSession._on_end,
+    "ABORT": CatalogSession._on_end,
+    "DISCARD": CatalogSession._on_discard,
+    "DEALLOCATE": CatalogSession._on_deallocate,
+    "LISTEN": CatalogSession._on_listen,
+    "NOTIFY": CatalogSession._on_listen,
+    "UNLISTEN": CatalogSession._on_unlisten,
+    "SAVEPOINT": CatalogSession._on_savepoint,
+    "RELEASE": CatalogSession._on_savepoint,
+}
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _setting_literal(value: str) -> str:
+    """A SET value: numbers and booleans bare, everything else quoted."""
+    bare = re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE)
+    return value if bare else _literal(value)
