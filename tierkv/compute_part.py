@@ -1,0 +1,110 @@
+"""A compute node as a part of a process. Importing this file imports torch.
+
+``tierkv serve compute|prefill|decode`` gives it a gRPC service and watches the pool; the embedded
+cluster hands it the pool node of its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from compute.service import ComputeServer
+
+from compute.config import ComputeConfig, LoadPolicy
+from compute.node import ComputeNode
+from kvcore.clock import Clock, SystemClock
+from kvcore.ids import HostId, Incarnation, NodeId
+from kvcore.node import NodeRole
+from metaserver.agent import NodeAgent
+from metaserver.client import MetaClient
+from metaserver.reporter import MetaReporter
+from tierkv.parts import PoolWatcher
+from tierkv.settings import ComputeSettings
+from tierkv.shipped_model import model_folder, model_name
+
+
+def compute_config(
+    settings: ComputeSettings, *, node_id: NodeId, host: HostId, role: NodeRole
+) -> ComputeConfig:
+    """Translate settings into what the room may be told."""
+    return ComputeConfig(
+        node_id=node_id,
+        host=host,
+        role=role,
+        model_folder=str(model_folder(settings)),
+        model_name=model_name(settings),
+        dtype=settings.dtype,
+        device=settings.device,
+        l1_bytes=int(settings.l1_capacity),
+        block_tokens=settings.block_tokens,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running=settings.max_running,
+        load_policy=LoadPolicy(settings.load_policy),
+        publish=settings.publish,
+        threads=settings.threads,
+    )
+
+
+class ComputePart:
+    """A compute node, its agent and, when it listens, its gRPC service and pool watcher.
+
+    Attributes:
+        node: the compute node.
+        address: ``host:port`` of its service; empty without one.
+    """
+
+    def __init__(
+        self, config: ComputeConfig, meta: MetaClient, *, clock: Clock | None = None
+    ) -> None:
+        clock = clock or SystemClock()
+        incarnation = Incarnation(int(clock.wall() * 1000))
+        self._reporter = MetaReporter(config.node_id, incarnation)
+        self.node = ComputeNode(
+            config, incarnation=incarnation, meta=meta, reporter=self._reporter, clock=clock
+        )
+        self._reporter.set_inventory(self.node.inventory)
+        self._config = config
+        self._meta = meta
+        self.address = ""
+        self._server: ComputeServer | None = None
+        self._watcher: PoolWatcher | None = None
+        self._agent: NodeAgent | None = None
+
+    async def start(self, *, listen: str = "", token: str = "") -> None:
+        """Start the engine; with ``listen`` (``host:port``) serve gRPC and watch the pool.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        await self.node.start()
+        if listen:
+            self._server = ComputeServer(self.node, address=listen, token=token or None)
+            self.address = await self._server.start()
+            self.node.set_control_address(self.address)
+            host = self._config.host
+            self._watcher = PoolWatcher(self.node, self._meta, host=host, token=token)
+            await self._watcher.start()
+        info, source = self.node.info(), self.node.report
+        self._agent = NodeAgent(self._meta, info, self._reporter, source)
+        await self._agent.start()
+
+    async def flush(self) -> None:
+        """Wait until computed blocks are published and the directory knows L1."""
+        await self.node.flush()
+        if self._agent is not None:
+            await self._agent.flush()
+
+    async def stop(self) -> None:
+        """Refuse new requests, end the running ones, leave the cluster."""
+        if self._server is not None:
+            await self._server.stop()
+        if self._agent is not None:
+            await self._agent.stop()
+        await self.node.stop()
+        if self._watcher is not None:
+            await self._watcher.stop()
+
+
+async def make_compute_part(config: ComputeConfig, meta: MetaClient) -> ComputePart:
+    """Load the model off the event loop, which may take minutes, and return the part."""
+    return await asyncio.to_thread(ComputePart, config, meta)

@@ -1,0 +1,165 @@
+"""The parts a process is made of, ready to start and stop: memory pool node, compute node.
+
+``tierkv serve`` starts one part per process and reaches the meta server over gRPC; the embedded
+cluster starts all of them in one process. Each part owns its connection to the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from dmp.config import DmpConfig
+from dmp.node import DmpNode
+from dmp.pool import PoolNode
+from dmp.server import DmpServer
+from dmp.transport.select import connect_pool_node
+from kvcore.block_event import BlockEvent, BlockReporter, NullReporter
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import DirectoryUnavailableError, TransportError
+from kvcore.ids import HostId, Incarnation, NodeId
+from kvcore.node import NodeInfo, NodeRole
+from metaserver.agent import NodeAgent
+from metaserver.client import MetaClient
+from metaserver.reporter import MetaReporter
+
+_log = logging.getLogger(__name__)
+WATCH_INTERVAL_S = 1.0
+
+
+class LateReporter:
+    """Passes block events on to a reporter that is made later.
+
+    A DMP node learns its incarnation only when it starts, and its reporter needs that. Events
+    before ``target`` is set are dropped: a reporter begins with a whole inventory anyway.
+    """
+
+    def __init__(self) -> None:
+        self.target: BlockReporter = NullReporter()
+
+    def report(self, events: Sequence[BlockEvent]) -> None:
+        """Hand events to the target."""
+        self.target.report(events)
+
+
+class HasPoolNodes(Protocol):
+    """What PoolWatcher needs of a compute node."""
+
+    def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None: ...
+
+
+class DmpPart:
+    """A memory pool node, its data plane and its agent.
+
+    Attributes:
+        node: the pool node.
+        address: ``host:port`` of the data plane; empty without one.
+    """
+
+    def __init__(
+        self,
+        config: DmpConfig,
+        meta: MetaClient,
+        *,
+        listen: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._reporter = LateReporter()
+        self._meta = meta
+        self._listen = listen
+        self.node = DmpNode(config, self._reporter, clock or SystemClock())
+        self.address = ""
+        self._server: DmpServer | None = None
+        self._agent: NodeAgent | None = None
+
+    async def start(self) -> None:
+        """Attach the segment, listen, register.
+
+        Raises:
+            ConfigError: no room for the segment, or the port is taken.
+        """
+        await asyncio.to_thread(self.node.start)
+        if self._listen:
+            self._server = DmpServer(self.node)
+            self._server.start()
+            self.address = self._server.address
+        info = self.node.info(data_address=self.address)
+        reporter = MetaReporter(info.node_id, info.incarnation, self.node.inventory)
+        self._reporter.target = reporter
+        self._agent = NodeAgent(self._meta, info, reporter, self.node.report)
+        await self._agent.start()
+
+    async def flush(self) -> None:
+        """Wait until the directory knows everything this node holds."""
+        if self._agent is not None:
+            await self._agent.flush()
+
+    async def stop(self) -> None:
+        """Leave the cluster and close the segment; sealed blocks stay in its file."""
+        if self._agent is not None:
+            await self._agent.stop()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self.node.stop)
+
+
+class PoolWatcher:
+    """Keeps a compute node connected to every live DMP node the meta server lists."""
+
+    def __init__(self, node: HasPoolNodes, meta: MetaClient, *, host: HostId, token: str) -> None:
+        self._node = node
+        self._meta = meta
+        self._host = host
+        self._token = token
+        self._known: dict[tuple[NodeId, Incarnation], PoolNode] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look once, then keep looking in the background."""
+        await self._look()
+        self._task = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Stop looking and close the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._node.set_pool_nodes(())
+        for pool_node in self._known.values():
+            await asyncio.to_thread(pool_node.close)
+        self._known.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Connect new nodes, close gone ones; without a directory keep what there is."""
+        try:
+            states = await self._meta.list_nodes()
+        except DirectoryUnavailableError:
+            return
+        live = {
+            (state.info.node_id, state.info.incarnation): state.info
+            for state in states
+            if state.info.role is NodeRole.DMP and state.state != "dead"
+        }
+        if live.keys() == self._known.keys():
+            return
+        gone = [self._known.pop(key) for key in list(self._known) if key not in live]
+        for key, info in live.items():
+            if key not in self._known:
+                with suppress(TransportError):
+                    self._known[key] = self._connect(info)
+        self._node.set_pool_nodes(tuple(self._known.values()))
+        for pool_node in gone:
+            await asyncio.to_thread(pool_node.close)
+
+    def _connect(self, info: NodeInfo) -> PoolNode:
+        _log.info("pool node %s at %s", info.node_id, info.data_address)
+        return connect_pool_node(info, host=self._host, token=self._token or None)
