@@ -164,9 +164,10 @@ class Batcher:
             return
         del self._loads[seq.seq_id]
         good = order.first_block + len(tiers)
-        surplus = seq.pages[good:]
-        seq.num_pages = good
-        self.pool.release(surplus)
+        if len(tiers) < len(order.pages):  # Else pages after them hold a chunk computed meanwhile.
+            surplus = seq.pages[good:]
+            seq.num_pages = good
+            self.pool.release(surplus)
         if not seq.hits_final:
             seq.hit_tiers.extend(tiers)
         seq.computed = good * seq.block_tokens

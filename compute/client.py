@@ -33,3 +33,14 @@ class ComputeClient(Protocol):
     async def drop_cache(self) -> int: ...
 
     async def close(self) -> None: ...
+
+
+def connect(address: str, *, token: str | None = None) -> ComputeClient:
+    """Return a client of the compute node at ``host:port``; it connects at the first call.
+
+    Call it inside the event loop that will use it.
+    """
+    # Lazy: whoever only needs the Protocol does not load grpc.
+    from compute.grpc_client import GrpcComputeClient
+
+    return GrpcComputeClient(address, token=token)

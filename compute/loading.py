@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from compute.weights import Weights, load_weights, random_weights
 from kvcore.errors import ConfigError, ModelFolderError
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import ModelInfo
+from storage.model_folder import inspect_model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,6 @@ class _Found:
     weights: Weights
     revision: str
     eos_token_ids: tuple[int, ...]
-    context_tokens: int
 
 
 def load_model(config: ComputeConfig) -> LoadedModel:
@@ -57,7 +56,7 @@ def load_model(config: ComputeConfig) -> LoadedModel:
         found = _draw(config.random_model, dtype, device)
     else:
         assert config.model_folder is not None
-        found = _read(Path(config.model_folder), dtype, device)
+        found = _read(config.model_folder, dtype, device)
     pages = _reserve(config, found.arch, dtype, device)
     # A request longer than all pages together could never run.
     fits = (pages.num_pages - 1) * config.block_tokens
@@ -66,7 +65,7 @@ def load_model(config: ComputeConfig) -> LoadedModel:
         folder=config.tokenizer_folder or config.model_folder or "",
         revision=found.revision,
         layout=pages.layout,
-        context_tokens=min(found.context_tokens, fits),
+        context_tokens=min(found.arch.context_tokens, fits),
         eos_token_ids=found.eos_token_ids,
         architecture=found.arch.name,
         parameters=found.weights.parameters(),
@@ -79,28 +78,20 @@ def _draw(spec: RandomModelSpec, dtype: KvDtype, device: torch.device) -> _Found
     weights = random_weights(arch, seed=spec.seed, dtype=TORCH_DTYPES[dtype], device=device)
     text = json.dumps([dict(spec.config), spec.seed], sort_keys=True)
     revision = blake2b(text.encode(), digest_size=16).hexdigest()
-    return _Found(arch, weights, revision, _eos_ids(spec.config), arch.context_tokens)
+    return _Found(arch, weights, revision, _eos_ids(spec.config))
 
 
-def _read(folder: Path, dtype: KvDtype, device: torch.device) -> _Found:
-    config, files, revision = _inspect(folder)
-    arch = parse_architecture(config)
-    weights = load_weights(arch, files, dtype=TORCH_DTYPES[dtype], device=device)
-    return _Found(arch, weights, revision, _eos_ids(config), arch.context_tokens)
-
-
-def _inspect(folder: Path) -> tuple[dict[str, Any], list[Path], str]:
-    """Return configuration, weight files and revision of a Hugging Face folder."""
-    path = folder / "config.json"
-    files = sorted(folder.glob("*.safetensors"))
-    if not path.is_file():
-        raise ModelFolderError(f"{folder} has no config.json")
-    if not files:
-        raise ModelFolderError(f"{folder} has no *.safetensors files")
-    digest = blake2b(path.read_bytes(), digest_size=16)
-    for file in files:
-        digest.update(file.read_bytes())
-    return json.loads(path.read_text()), files, digest.hexdigest()
+def _read(folder: str, dtype: KvDtype, device: torch.device) -> _Found:
+    model = inspect_model_folder(folder)
+    arch = parse_architecture(model.config)
+    try:
+        weights = load_weights(arch, model.tensors, dtype=TORCH_DTYPES[dtype], device=device)
+    except torch.OutOfMemoryError as error:
+        raise ModelFolderError(
+            f"{folder} does not fit into {device} memory: {model.weights_bytes} bytes of weights",
+            detail=str(error),
+        ) from error
+    return _Found(arch, weights, model.revision, model.eos_token_ids)
 
 
 def _eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

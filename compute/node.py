@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import torch
 
@@ -122,7 +122,7 @@ class ComputeNode:
         """Replace the connected DMP nodes; the caller closes those it takes out."""
         self._engine.tiers.finder.set_nodes(nodes)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Answer a request; closing the iterator early cancels it within a step.
 
         Raises:

@@ -6,9 +6,11 @@ four matrix products. Foreign pickles are never opened: only safetensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,36 +104,44 @@ def _layer(arch: Architecture, source: Source, prefix: str) -> LayerWeights:
 
 
 def load_weights(
-    arch: Architecture, files: Sequence[Path], *, dtype: torch.dtype, device: torch.device
+    arch: Architecture,
+    files: Mapping[str, Path],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Weights:
-    """Read all tensors from one or several safetensors files.
+    """Read all tensors from safetensors files.
+
+    Args:
+        arch: what to expect.
+        files: the file of each tensor name.
+        dtype: type to convert to.
+        device: where to put them.
 
     Raises:
         ModelFolderError: a file can't be read, or a tensor is missing or has the wrong shape.
     """
-    where: dict[str, Path] = {}
-    for file in files:
-        for name in _names(file):
-            where[name] = file
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
 
-    def source(name: str, shape: tuple[int, ...]) -> Tensor:
-        if name not in where:
-            raise ModelFolderError(f"the safetensors files have no tensor {name!r}")
-        with safe_open(where[name], framework="pt", device="cpu") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelFolderError(
-                f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json says {shape}"
-            )
-        return tensor.to(device=device, dtype=dtype)
+        def source(name: str, shape: tuple[int, ...]) -> Tensor:
+            if name not in files:
+                raise ModelFolderError(f"the safetensors files have no tensor {name!r}")
+            if files[name] not in opened:
+                opened[files[name]] = stack.enter_context(_open(files[name]))
+            tensor: Tensor = opened[files[name]].get_tensor(name)
+            if tuple(tensor.shape) != shape:
+                raise ModelFolderError(
+                    f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json says {shape}"
+                )
+            return tensor.to(device=device, dtype=dtype)
 
-    return assemble(arch, source)
+        return assemble(arch, source)
 
 
-def _names(file: Path) -> list[str]:
+def _open(file: Path) -> Any:
     try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            return list(opened.keys())
+        return safe_open(file, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
         raise ModelFolderError(f"{file.name} can't be read as safetensors: {error}") from error
 

@@ -16,6 +16,7 @@ from compute.model import Decoder
 from compute.pages import L1Pages
 from compute.weights import load_weights
 from kvcore.layout import BlockLayout, KvDtype
+from storage.model_folder import inspect_model_folder
 from tests.fix_model import tiny_config
 
 torch.set_num_threads(1)
@@ -56,8 +57,8 @@ class Pair:
         self.theirs = model
         saved = json.loads((folder / "config.json").read_text())
         self.arch = parse_architecture(saved)
-        files = sorted(folder.glob("*.safetensors"))
-        weights = load_weights(self.arch, files, dtype=torch.float32, device=CPU)
+        tensors = inspect_model_folder(folder).tensors
+        weights = load_weights(self.arch, tensors, dtype=torch.float32, device=CPU)
         layout = BlockLayout(
             self.arch.layers, self.arch.kv_heads, self.arch.head_dim, KvDtype.FLOAT32, BLOCK
         )

@@ -1,0 +1,88 @@
+"""A compute node on the other end of a gRPC channel, behind the ComputeClient Protocol.
+
+Used by the scheduler. A lost node is a TransportError whatever was already streamed; typed errors
+of the node come out as they went in. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from kvcore.errors import TransportError
+from kvcore.ids import RequestId
+from kvcore.node import NodeInfo, NodeReport
+from kvcore.request import GenerateEvent, GenerateRequest
+from kvwire.channels import open_channel
+from kvwire.convert_compute import (
+    describe_reply_from_proto,
+    generate_event_from_proto,
+    generate_request_to_proto,
+)
+from kvwire.status import error_from_rpc
+from kvwire.v1 import compute_pb2 as pb
+from kvwire.v1 import compute_pb2_grpc
+
+_CONTROL_TIMEOUT_S = 5.0
+
+
+class GrpcComputeClient:
+    """ComputeClient over one channel; make it inside the event loop that uses it."""
+
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        self._channel = open_channel(address, token=token)
+        self._stub = compute_pb2_grpc.ComputeStub(self._channel)
+        self._closed = False
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """Answer a request with a stream of events; closing it early cancels the request."""
+        call = self._stub.Generate(generate_request_to_proto(request))
+        finished = False
+        try:
+            async for message in call:
+                event = generate_event_from_proto(message)
+                finished = event.finish_reason is not None
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, default=TransportError) from error
+        except asyncio.CancelledError:
+            if self._closed:  # Else it is our own caller who is being cancelled.
+                raise TransportError("the channel to the compute node was closed") from None
+            raise
+        finally:
+            call.cancel()
+        if not finished:
+            raise TransportError("the compute node ended the stream without a last event")
+
+    async def cancel(self, request_id: RequestId) -> bool:
+        """End a request; False when it is not known."""
+        try:
+            reply = await self._stub.Cancel(
+                pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, default=TransportError) from error
+        return reply.found
+
+    async def describe(self) -> tuple[NodeInfo, NodeReport]:
+        """Return registration and current report."""
+        try:
+            reply = await self._stub.Describe(pb.DescribeRequest(), timeout=_CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, default=TransportError) from error
+        return describe_reply_from_proto(reply)
+
+    async def drop_cache(self) -> int:
+        """Forget unused L1 pages; returns how many blocks were dropped."""
+        try:
+            reply = await self._stub.DropCache(pb.DropCacheRequest(), timeout=_CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, default=TransportError) from error
+        return reply.dropped_blocks
+
+    async def close(self) -> None:
+        """Close the channel; streams still open end with TransportError."""
+        self._closed = True
+        await self._channel.close(None)

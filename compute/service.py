@@ -1,0 +1,74 @@
+"""The gRPC door of a compute node: messages in, node calls, messages out.
+
+One servicer for all four RPCs; an RPC cancelled by its client cancels the request. Every typed
+error travels as one (kvwire/status.py); nothing else is translated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from compute.node import ComputeNode
+from kvcore.ids import RequestId
+from kvwire.channels import BoundServer, bind_server
+from kvwire.convert_compute import (
+    describe_reply_to_proto,
+    generate_event_to_proto,
+    generate_request_from_proto,
+)
+from kvwire.status import answering
+from kvwire.v1 import compute_pb2 as pb
+from kvwire.v1 import compute_pb2_grpc
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ComputeServicer(compute_pb2_grpc.ComputeServicer):
+    """Serves one node."""
+
+    def __init__(self, node: ComputeNode) -> None:
+        self._node = node
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        """Stream the answer to one request."""
+        async with answering(context):
+            asked = generate_request_from_proto(request)
+            async with aclosing(self._node.generate(asked)) as events:
+                async for event in events:
+                    yield generate_event_to_proto(event)
+
+    async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelReply:
+        """End a request by its id."""
+        async with answering(context):
+            return pb.CancelReply(found=await self._node.cancel(RequestId(request.request_id)))
+
+    async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeReply:
+        """Say who the node is and how it does."""
+        async with answering(context):
+            return describe_reply_to_proto(self._node.info(), self._node.report())
+
+    async def DropCache(self, request: pb.DropCacheRequest, context: _Context) -> pb.DropCacheReply:
+        """Forget unused L1 pages."""
+        async with answering(context):
+            return pb.DropCacheReply(dropped_blocks=await self._node.drop_cache())
+
+
+async def serve_node(
+    node: ComputeNode, address: str, *, token: str | None = None, setting: str = "compute.address"
+) -> BoundServer:
+    """Bind, start serving a node, and tell it its address. The caller stops the server.
+
+    Raises:
+        ConfigError: the address can't be bound, or is public without a token.
+    """
+    bound = bind_server(address, token=token, setting=setting)
+    compute_pb2_grpc.add_ComputeServicer_to_server(ComputeServicer(node), bound.server)
+    await bound.server.start()
+    node.set_control_address(bound.address)
+    return bound

@@ -1,0 +1,185 @@
+"""The batcher under random traffic: every request ends once, tokens are right, no page leaks.
+
+The model is a function of all tokens before: a wrong or missing KV page would change the answer.
+"""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compute.batcher import Batcher, Chunk, LoadOrder
+from compute.page_pool import PagePool
+from compute.sequence import Phase, Sequence, make_sequence
+from kvcore.ids import NamespaceKey, RequestId
+from kvcore.location import Tier
+from kvcore.request import FinishReason, GenerateRequest, SamplingParams
+
+BLOCK = 4
+
+
+def next_token(tokens: list[int]) -> int:
+    return sum((i + 1) * t for i, t in enumerate(tokens)) % 50
+
+
+class Memory:
+    """What each page holds: (position, token) per cell, as attention would read it."""
+
+    def __init__(self, pages: int) -> None:
+        self.cells: list[list[tuple[int, int] | None]] = [[None] * BLOCK for _ in range(pages)]
+
+    def write(self, seq: Sequence, start: int, count: int) -> None:
+        for at in range(start, start + count):
+            page = int(seq.page_table[at // BLOCK])
+            assert page != 0 and at // BLOCK < seq.num_pages
+            self.cells[page][at % BLOCK] = (at, int(seq.tokens[at]))
+
+    def read(self, seq: Sequence, count: int) -> list[int]:
+        cells = [self.cells[int(seq.page_table[at // BLOCK])][at % BLOCK] for at in range(count)]
+        assert [c and c[0] for c in cells] == list(range(count)), "KV of other positions"
+        return [cell[1] for cell in cells if cell is not None]
+
+
+class Driver:
+    """Plays the engine; what the pool answers to a locate is drawn from a seed."""
+
+    def __init__(self, pages: int, budget: int, rng: random.Random) -> None:
+        self.rng = rng
+        self.memory = Memory(pages)
+        self.batcher = Batcher(
+            PagePool(pages),
+            max_batch_tokens=budget,
+            max_running=4,
+            wants_locate=lambda missing: rng.random() < 0.5,
+        )
+        self.loads: list[LoadOrder] = []
+        self.zombies: list[LoadOrder] = []
+        self.locating: list[Sequence] = []
+        self.ended: dict[int, FinishReason] = {}
+
+    def end(self, seq: Sequence, reason: FinishReason) -> None:
+        assert seq.seq_id not in self.ended
+        self.ended[seq.seq_id] = reason
+        self.batcher.end(seq)
+
+    def step(self) -> bool:
+        ready = [o.seq.seq_id for o in self.loads if self.rng.random() < 0.5]
+        plan = self.batcher.plan(0.0, ready)
+        assert sum(c.count for c in plan.chunks) <= self.batcher._max_batch_tokens
+        self.locating.extend(plan.locates)
+        for page in plan.fresh_pages:
+            self.memory.cells[page] = [None] * BLOCK
+        for chunk in plan.chunks:
+            self.memory.write(chunk.seq, chunk.start, chunk.count)
+        for chunk in plan.chunks:
+            if chunk.loading:
+                self.settle(next(o for o in self.loads if o.seq is chunk.seq))
+            self.apply(chunk)
+        self.batcher.check_invariants()
+        return bool(plan.chunks)
+
+    def apply(self, chunk: Chunk) -> None:
+        seq = chunk.seq
+        if chunk.loading and seq.computed != chunk.start:
+            return
+        token = None
+        if chunk.samples:
+            context = self.memory.read(seq, chunk.start + chunk.count)
+            assert context == seq.tokens[: seq.length].tolist()
+            token = next_token(context)
+        outcome = self.batcher.computed(chunk, token, ())
+        if outcome.finish is not None:
+            self.end(seq, outcome.finish)
+
+    def settle(self, order: LoadOrder) -> None:
+        """End a load: all, some or none of its blocks arrived."""
+        self.loads.remove(order)
+        good = self.rng.randint(0, len(order.pages))
+        if order.seq.phase is Phase.LOADING:
+            for i, page in enumerate(order.pages):
+                start = (order.first_block + i) * BLOCK
+                for at in range(start, start + BLOCK):
+                    token = int(order.seq.tokens[at])
+                    self.memory.cells[page][at % BLOCK] = (at, token) if i < good else (-1, -1)
+        self.batcher.loaded(order, (Tier.L2,) * good)
+        self.zombies.append(order)
+
+    def poke(self) -> None:
+        """Let something happen outside: an answer of the pool, a load's end, a thread's end."""
+        for seq in self.locating:
+            wanted = seq.usable_blocks - seq.num_pages
+            blocks = self.rng.randint(0, max(0, wanted))
+            order = self.batcher.located(seq, blocks)
+            if order is not None:
+                self.loads.append(order)
+        self.locating.clear()
+        for order in [o for o in self.loads if self.rng.random() < 0.5]:
+            self.settle(order)
+        for order in self.zombies:
+            self.batcher.load_ended(order)
+        self.zombies.clear()
+
+
+def request(number: int, tokens: list[int], new: int, priority: int, cache: bool) -> Sequence:
+    asked = GenerateRequest(
+        request_id=RequestId(str(number)),
+        model="m",
+        token_ids=tuple(tokens),
+        namespace_key=NamespaceKey(b"n" * 32),
+        sampling=SamplingParams(max_tokens=new),
+        priority=priority,
+        use_cache=cache,
+    )
+    return make_sequence(number, asked, arrival_s=0.0, block_tokens=BLOCK)
+
+
+ASKED = st.tuples(
+    st.sampled_from([[1] * 9, [1] * 8, [2, 3] * 5, [4]]),
+    st.lists(st.integers(0, 2), max_size=8),
+    st.integers(1, 9),
+    st.integers(0, 1),
+    st.booleans(),
+)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=8),
+    pages=st.integers(8, 20),
+    budget=st.integers(4, 16),
+    seed=st.integers(0, 2**32),
+)
+def test_every_request_ends_once_with_the_right_tokens(asked, pages, budget, seed) -> None:
+    rng = random.Random(seed)
+    driver = Driver(pages, budget, rng)
+    queue = [
+        request(i, head + tail, new, priority, cache)
+        for i, (head, tail, new, priority, cache) in enumerate(asked)
+    ]
+    everyone = list(queue)
+    for _ in range(3_000):
+        if queue and rng.random() < 0.5:
+            driver.batcher.add(queue.pop())
+        alive = [s for s in everyone if s not in queue and s.phase is not Phase.ENDED]
+        if alive and rng.random() < 0.03:
+            driver.end(rng.choice(alive), FinishReason.CANCELLED)
+        if not driver.step() or rng.random() < 0.5:
+            driver.poke()
+        if not queue and len(driver.ended) == len(everyone):
+            break
+    assert sorted(driver.ended) == list(range(len(everyone)))
+    for seq in everyone:
+        if driver.ended[seq.seq_id] is FinishReason.LENGTH:
+            tokens = list(seq.request.token_ids)
+            while len(tokens) < seq.max_length:
+                tokens.append(next_token(tokens))
+            assert seq.tokens.tolist() == tokens
+    for order in driver.loads:
+        driver.batcher.load_ended(order)
+    driver.loads.clear()
+    driver.poke()
+    driver.batcher.pool.drop_unused()
+    driver.batcher.check_invariants()
+    assert driver.batcher.pool.available == pages - 1
