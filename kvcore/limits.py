@@ -18,6 +18,9 @@ MAX_STARTUP_BYTES: Final = 10_000
 """Longest StartupMessage; PostgreSQL's own MAX_STARTUP_PACKET_LENGTH."""
 
 MAX_HTTP_BODY_BYTES: Final = 16 << 20
+MAX_HTTP_PROMPTS: Final = 1_024
+"""Prompts in one /v1/completions request; each becomes a call of its own."""
+
 MAX_CHAT_MESSAGES: Final = 4_096
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARS: Final = 256

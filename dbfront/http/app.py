@@ -1,0 +1,152 @@
+"""The HTTP application: endpoints, one authentication for all of them, one error translator.
+
+Built by dbfront/http/server.py. Every error leaves in OpenAI's shape; nothing else in this room
+maps errors to statuses.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dbfront.contracts import SqlServer, TextGenerator
+from dbfront.http.chat import chat_router
+from dbfront.http.completions import completions_router
+from dbfront.http.config import DEFAULT_TENANT, HttpConfig
+from dbfront.http.health import health_router
+from dbfront.http.metrics import Metrics
+from dbfront.http.models import models_router
+from dbfront.http.schema import FieldError
+from dbfront.http.services import ReadinessCheck, Services
+from dbfront.http.sql import sql_router
+from kvcore.clock import Clock
+from kvcore.errors import AuthenticationError, RetryableError, TierKVError, UserError
+
+log = logging.getLogger("tierkv.http")
+
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
+"""The only endpoints without authentication."""
+
+MAX_RETRY_AFTER_MS = 119_000
+"""openai-python ignores hints of two minutes and more."""
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+def make_app(
+    config: HttpConfig,
+    generator: TextGenerator,
+    *,
+    metrics: Metrics,
+    checks: Mapping[str, ReadinessCheck],
+    sql: SqlServer | None,
+    clock: Clock,
+) -> tuple[FastAPI, Services]:
+    """Put the endpoints together."""
+    services = Services(config, generator, metrics, checks, sql, clock, error_body)
+
+    async def authenticate(request: Request) -> None:
+        if request.url.path not in PUBLIC_PATHS:
+            request.state.tenant = tenant_for(config, request.headers.get("authorization"))
+
+    app = FastAPI(
+        title="TierKV",
+        dependencies=[Depends(authenticate)],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    for router in (chat_router, completions_router, models_router, health_router):
+        app.include_router(router(services))
+    if sql is not None:
+        app.include_router(sql_router(services, sql))
+    for kind in (TierKVError, FieldError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    return app, services
+
+
+def tenant_for(config: HttpConfig, authorization: str | None) -> str:
+    """Map a Bearer key to its tenant; without configured keys everybody is one tenant.
+
+    Raises:
+        AuthenticationError: the key is missing or unknown.
+    """
+    if not config.api_keys:
+        return DEFAULT_TENANT
+    scheme, _, given = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not given:
+        raise AuthenticationError(
+            "no API key was sent", hint="send the header Authorization: Bearer KEY"
+        )
+    found = None
+    for key, tenant in config.api_keys.items():
+        if hmac.compare_digest(key.encode(), given.strip().encode()):
+            found = tenant
+    if found is None:
+        raise AuthenticationError("the API key is not known here")
+    return found
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """The one error translator."""
+    status, headers = _status(error)
+    if status >= 500 and not isinstance(error, TierKVError):
+        log.error("%s %s broke", request.method, request.url.path, exc_info=error)
+    return JSONResponse(error_body(error), status_code=status, headers=headers)
+
+
+def _status(error: BaseException) -> tuple[int, dict[str, str]]:
+    cause = error.error if isinstance(error, FieldError) else error
+    if isinstance(cause, HTTPException):
+        return cause.status_code, dict(cause.headers or {})
+    if isinstance(cause, RequestValidationError):
+        return 400, {}
+    if not isinstance(cause, TierKVError):
+        return 500, {"x-should-retry": "false"}
+    headers = {}
+    if isinstance(cause, RetryableError):
+        wait_ms = min(max(cause.retry_after_ms, 1), MAX_RETRY_AFTER_MS)
+        headers["retry-after-ms"] = str(wait_ms)
+        headers["retry-after"] = str(math.ceil(wait_ms / 1_000))
+    if isinstance(cause, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return cause.http_status, headers
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """Write an error in OpenAI's shape."""
+    status, _ = _status(error)
+    param = error.param or None if isinstance(error, FieldError) else None
+    cause = error.error if isinstance(error, FieldError) else error
+    if isinstance(cause, HTTPException):
+        cause = _routing_error(cause)
+    if isinstance(cause, RequestValidationError):
+        cause = UserError(str(cause.errors()[:1]))
+    if isinstance(cause, TierKVError):
+        message = f"{cause.message} ({cause.hint})" if cause.hint else cause.message
+        code = cause.code
+    else:
+        message, code = "internal error; the log of the front has it under x-request-id", "internal"
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _routing_error(error: HTTPException) -> UserError:
+    if error.status_code == 404:
+        return UserError("there is no such endpoint", hint="see docs/http.md")
+    if error.status_code == 405:
+        return UserError("this endpoint does not take that method", hint="see docs/http.md")
+    return UserError(str(error.detail))

@@ -1,0 +1,64 @@
+"""Probes and /metrics: /livez says the process answers, /readyz that it can do its work.
+
+Probes need no key and never call a model; a front that is not ready is still alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from dbfront.http.services import ReadinessCheck, Services
+
+CHECK_TIMEOUT_S = 2.0
+
+
+def health_router(services: Services) -> APIRouter:
+    """Make the endpoints."""
+    router = APIRouter()
+
+    @router.get("/livez")
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/readyz")
+    @router.get("/health")
+    async def readyz(request: Request) -> Response:
+        results = await _run_checks(services)
+        failing = {name: reason for name, reason in results.items() if reason}
+        body: dict[str, Any] = {"status": "not ready" if failing else "ready", "failing": failing}
+        if "verbose" in request.query_params:
+            body["checks"] = {name: reason or "ok" for name, reason in results.items()}
+        return JSONResponse(body, status_code=503 if failing else 200)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        services.metrics.register_models(m.name for m in await services.generator.models())
+        text, content_type = services.metrics.render()
+        return Response(text, media_type=content_type)
+
+    return router
+
+
+async def _run_checks(services: Services) -> dict[str, str]:
+    checks: dict[str, ReadinessCheck] = {"models": lambda: _models_served(services)}
+    checks.update(services.checks)
+    reasons = await asyncio.gather(*(_run_check(check) for check in checks.values()))
+    results = dict(zip(checks, reasons, strict=True))
+    results["draining"] = "the server is stopping" if services.draining else ""
+    return results
+
+
+async def _run_check(check: ReadinessCheck) -> str:
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await check()
+    except TimeoutError:
+        return f"no answer within {CHECK_TIMEOUT_S:g} s"
+
+
+async def _models_served(services: Services) -> str:
+    return "" if await services.generator.models() else "no compute node serves a model"

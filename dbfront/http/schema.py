@@ -1,0 +1,277 @@
+"""The JSON that OpenAI clients send and expect, and how it maps to a TextCall.
+
+The only place that knows field names of the OpenAI and vLLM APIs. Unknown fields are accepted, as
+vLLM does; known fields that would change the answer and that we do not do are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dbfront.contracts import Message, TextCall
+from kvcore import limits
+from kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
+from kvcore.request import Usage
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_NAME = re.compile(limits.NAME_PATTERN)
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "kv_transfer_params": (),
+    "return_token_ids": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "prompt_embeds": (),
+}
+"""Fields we do not do, and the values (besides null) that ask for nothing special."""
+
+
+class FieldError(Exception):
+    """An error that one field of the body caused; the translator shows the field's name."""
+
+    def __init__(self, param: str, error: TierKVError) -> None:
+        super().__init__(str(error))
+        self.param = param
+        self.error = error
+
+
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
+    include_usage: bool = False
+
+
+class CallBody(BaseModel):
+    """What chat and completion requests have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+    cache_salt: Annotated[str, Field(pattern=f"^(?:{limits.NAME_PATTERN})$")] | None = None
+    priority: int | None = None
+    ignore_eos: bool | None = None
+    use_cache: bool | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what would silently be ignored otherwise.
+
+        Raises:
+            FieldError: a field asks for something we do not do.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name not in NEUTRAL or value in NEUTRAL[name]:
+                continue
+            message = f"{name}={str(value)[:80]} is not supported"
+            hint = "leave it out, or use n=1" if name == "n" else f"leave {name} out"
+            raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
+
+    def common_call(self, tenant: str, default_temperature: float) -> dict[str, Any]:
+        """Arguments of TextCall that do not depend on the endpoint."""
+        self.refuse_unsupported()
+        temperature = default_temperature if self.temperature is None else self.temperature
+        return {
+            "model": self.model,
+            "temperature": temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "stop": _as_tuple(self.stop),
+            "seed": self.seed,
+            "tenant": salted_tenant(tenant, self.cache_salt),
+            "session_id": self._session(),
+            "priority": self.priority or 0,
+            "use_cache": self.use_cache is not False,
+            "ignore_eos": bool(self.ignore_eos),
+        }
+
+    def _session(self) -> str | None:
+        """Find whatever the client calls its conversation; only affinity depends on it."""
+        given = self.session_id or self.prompt_cache_key or self.user or self.safety_identifier
+        if not given or _NAME.fullmatch(given):
+            return given or None
+        return f"h-{blake2b(given.encode(errors='replace'), digest_size=16).hexdigest()}"
+
+
+class TextPart(BaseModel):
+    """A part of a message; ``type`` other than text is refused."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def to_message(self, index: int) -> Message:
+        """Flatten the parts; OpenAI's ``developer`` is what templates call system."""
+        where = f"messages[{index}]"
+        if (self.model_extra or {}).get("tool_calls"):
+            error = FeatureNotSupportedError(f"{where}.tool_calls is not supported")
+            raise FieldError(f"{where}.tool_calls", error)
+        role = "system" if self.role == "developer" else self.role
+        if self.content is None or isinstance(self.content, str):
+            return Message(role, self.content or "")
+        for part in self.content:
+            if part.type not in ("text", "input_text", "refusal") or part.text is None:
+                error = FeatureNotSupportedError(
+                    f"{where}: parts of type {part.type!r} are not text"
+                )
+                raise FieldError(f"{where}.content", error)
+        return Message(role, "".join(part.text or "" for part in self.content))
+
+
+class ChatBody(CallBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = (
+        None
+    )
+
+    def to_call(self, tenant: str, default_temperature: float) -> TextCall:
+        """Make the call; without a limit the answer may fill the context."""
+        return TextCall(
+            messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            **self.common_call(tenant, default_temperature),
+        )
+
+
+class CompletionBody(CallBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def to_calls(self, tenant: str, default_temperature: float) -> list[TextCall]:
+        """Make one call per prompt; OpenAI's limit here is 16 tokens unless told otherwise."""
+        common = self.common_call(tenant, default_temperature)
+        common["max_tokens"] = self.max_tokens or 16
+        prompts = self._prompts()
+        if len(prompts) > limits.MAX_HTTP_PROMPTS:
+            message = f"{len(prompts)} prompts, at most {limits.MAX_HTTP_PROMPTS} are allowed"
+            raise FieldError("prompt", UserError(message))
+        return [
+            TextCall(prompt=prompt, **common)
+            if isinstance(prompt, str)
+            else TextCall(prompt_token_ids=tuple(prompt), **common)
+            for prompt in prompts
+        ]
+
+    def _prompts(self) -> list[str | list[int]]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise FieldError("prompt", UserError("prompt is an empty list"))
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)
+
+
+class SqlBody(BaseModel):
+    """POST /v1/sql."""
+
+    sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)]
+    params: list[Any] | dict[str, Any] | None = None
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Parse a JSON body whatever its content type says (curl forgets it).
+
+    Raises:
+        FieldError: malformed JSON, or a field of a wrong type or range.
+    """
+    raw = await request.body()
+    try:
+        return kind.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        names = [str(part) for part in first["loc"] if not str(part).startswith("list[")]
+        param = ".".join(names)
+        message = first["msg"] if not param else f"{param}: {first['msg']}"
+        raise FieldError(param, UserError(message)) from error
+
+
+def usage_json(usages: list[Usage]) -> dict[str, Any]:
+    """Add up usages as OpenAI's object; cached and written tokens are always there."""
+    prompt = sum(u.prompt_tokens for u in usages)
+    completion = sum(u.completion_tokens for u in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(u.hit_tokens.total for u in usages),
+            "cache_write_tokens": sum(u.written_tokens for u in usages),
+        },
+    }
+
+
+def salted_tenant(tenant: str, salt: str | None) -> str:
+    """Isolate a salt inside its tenant; the name has a digest, so that nobody can pick it."""
+    if not salt:
+        return tenant
+    digest = blake2b(f"{tenant}\0{salt}".encode(), digest_size=16).hexdigest()
+    return f"{tenant[:80]}:salt-{digest}"
+
+
+def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)

@@ -1,0 +1,119 @@
+"""Server-sent events as OpenAI clients read them: chunks, keep-alive comments, errors, ``[DONE]``.
+
+A stream that breaks after its headers must say so inside: clients take a cut stream for a short
+answer. Closing the connection closes the stream of the request behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dbfront.http.services import Services, client_gone
+from kvcore.errors import TierKVError
+
+log = logging.getLogger("tierkv.http")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+Chunks = AsyncGenerator[Mapping[str, Any], None]
+
+
+def encode_event(chunk: Mapping[str, Any]) -> bytes:
+    """Write one event."""
+    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+
+
+async def open_stream(services: Services, chunks: Chunks) -> EventStream:
+    """Begin a stream, unless it fails at once.
+
+    Waits a little for the first chunk, so that an overloaded cluster answers 429 and not a stream
+    with an error in it.
+
+    Raises:
+        TierKVError: the first thing that came was an error.
+    """
+    first = asyncio.ensure_future(anext(chunks))
+    try:
+        await asyncio.wait({first}, timeout=services.config.first_event_wait_s)
+        if first.done() and first.exception() is not None:
+            first.result()
+    except BaseException:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await chunks.aclose()
+        raise
+    return EventStream(services, chunks, first)
+
+
+class EventStream(Response):
+    """A response that sends chunks as they come, and comments while none come."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        services: Services,
+        chunks: Chunks,
+        first: asyncio.Future[Mapping[str, Any]],
+    ) -> None:
+        """Take over a stream whose first chunk is being waited for."""
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._services = services
+        self._chunks = chunks
+        self._next = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the stream ends or the client is gone."""
+        pump = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(client_gone(Request(scope, receive)))
+        try:
+            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pump.cancel()
+            gone.cancel()
+            self._next.cancel()
+            await asyncio.gather(pump, gone, self._next, return_exceptions=True)
+            await self._chunks.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        try:
+            await self._send_chunks(send)
+        except OSError:
+            return  # the client is gone
+        except Exception as error:
+            if not isinstance(error, TierKVError):
+                log.exception("a stream broke")
+            await _send_part(send, encode_event(self._services.error_body(error)))
+        await _send_part(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_chunks(self, send: Send) -> None:
+        interval_s = self._services.config.keep_alive_interval_s
+        while True:
+            await asyncio.wait({self._next}, timeout=interval_s)
+            if not self._next.done():
+                await _send_part(send, KEEP_ALIVE)
+                continue
+            try:
+                chunk = self._next.result()
+            except StopAsyncIteration:
+                return
+            await _send_part(send, encode_event(chunk))
+            self._next = asyncio.ensure_future(anext(self._chunks))
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,89 @@
+"""A model folder with a byte-level tokenizer, and a front over fake nodes that speak ASCII."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from dbfront.generation import Generation
+from kvcore.node import ModelInfo, NodeInfo
+from scheduler.cluster_view import ClusterView
+from scheduler.config import SchedulerConfig
+from scheduler.dispatcher import Dispatcher
+from tests.fix_scheduler import EOS, FakeCompute, FakeMeta, make_info, make_model
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIALS = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, five special ones before them; id 1 ends an answer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    assert tokenizer.token_to_id("</s>") == EOS
+    return tokenizer
+
+
+def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+    """Write the files the front reads."""
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class Front:
+    """Generation over one or more fake nodes."""
+
+    def __init__(self, *infos: NodeInfo) -> None:
+        self.meta = FakeMeta(*infos)
+        letters = [byte_tokenizer().token_to_id(c) for c in "abcdefghijklmnopqrstuvwxyzĠ"]
+        self.nodes = {i.node_id: FakeCompute(i, vocabulary=letters) for i in infos}
+        self.dispatcher = Dispatcher(
+            ClusterView(meta=self.meta, connect=lambda info: self.nodes[info.node_id]),
+            meta=self.meta,
+            config=SchedulerConfig(
+                refresh_interval_s=0.05, backoff_initial_s=0.01, node_wait_s=0.2
+            ),
+        )
+        self.generation = Generation(self.dispatcher)
+
+    @property
+    def node(self) -> FakeCompute:
+        """The first node."""
+        return next(iter(self.nodes.values()))
+
+
+@asynccontextmanager
+async def running_front(folder: Path, *infos: NodeInfo) -> AsyncIterator[Front]:
+    """Start a front; without infos over one node that serves ``tiny``."""
+    front = Front(*(infos or (make_info("c1", models=(text_model(folder),)),)))
+    await front.dispatcher.start()
+    try:
+        yield front
+        front.dispatcher.state.check_invariants()
+        assert not front.dispatcher.state.requests
+        assert not front.generation.live
+    finally:
+        await front.dispatcher.stop()
+
+
+def text_model(folder: Path, name: str = "tiny", **changes: object) -> ModelInfo:
+    """A served model whose tokenizer is in ``folder``."""
+    return make_model(name, folder=str(folder), **changes)

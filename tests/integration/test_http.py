@@ -1,0 +1,398 @@
+"""The real HTTP server on loopback, asked by the openai client and by raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Route
+
+from dbfront.http.app import PUBLIC_PATHS
+from dbfront.http.config import HttpConfig
+from dbfront.http.metrics import Metrics
+from dbfront.http.server import HttpServer
+from kvcore import limits
+from kvcore.errors import ConfigError
+from kvcore.request import HitTokens
+from tests.fix_text import Front, running_front, write_model_folder
+
+pytestmark = pytest.mark.integration
+
+ASK = [{"role": "user", "content": "Tell me"}]
+FAST = {"keep_alive_interval_s": 0.05, "first_event_wait_s": 0.1, "drain_timeout_s": 1.0}
+
+
+@dataclass
+class Door:
+    """A running server, the fakes behind it, and a client."""
+
+    front: Front
+    server: HttpServer
+    client: openai.AsyncOpenAI
+
+    async def raw(self, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
+        """One request over a plain socket."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close"]
+            lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+            lines += [f"content-length: {len(body)}", "", ""]
+            writer.write("\r\n".join(lines).encode() + body)
+            await writer.drain()
+            head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        finally:
+            writer.close()
+            await writer.wait_closed()
+        first, *others = head.decode().split("\r\n")
+        named = dict(line.lower().split(": ", 1) for line in others)
+        return Reply(int(first.split()[1]), named, rest)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@asynccontextmanager
+async def open_door(folder: Path, **config: Any) -> AsyncIterator[Door]:
+    async with running_front(folder) as front:
+        metrics = Metrics(front.dispatcher.snapshot)
+        front.generation.observe(metrics.record_call)
+        server = HttpServer(
+            HttpConfig(port=0, **(FAST | config)), front.generation, metrics=metrics
+        )
+        port = await server.start()
+        client = openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="key-1", max_retries=0
+        )
+        try:
+            yield Door(front, server, client)
+        finally:
+            await client.close()
+            await server.stop()
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with open_door(write_model_folder(tmp_path)) as door:
+        yield door
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_chat_whole_and_streamed_are_the_same(door: Door) -> None:
+    door.front.node.hits = HitTokens(l1=2, l3=3)
+    whole = await door.client.chat.completions.create(
+        model="tiny", messages=ASK, max_tokens=20, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 20
+    details = whole.usage.prompt_tokens_details
+    assert details is not None
+    assert details.cached_tokens == 5
+    assert details.model_dump()["cache_write_tokens"] >= 0
+    stream = await door.client.chat.completions.create(
+        model="tiny",
+        messages=ASK,
+        max_tokens=20,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    finish = chunks[-2]
+    assert finish.choices[0].finish_reason == "length"
+    assert finish.choices[0].delta.content is None
+    assert not chunks[-1].choices
+    assert chunks[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_without_include_usage_no_chunk_has_one(door: Door) -> None:
+    body = json.dumps({"messages": ASK, "stream": True, "max_tokens": 3}).encode()
+    reply = await door.raw("POST", "/v1/chat/completions", body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert b'"usage"' not in reply.body
+    assert b"data: [DONE]\n\n" in reply.body
+
+
+async def test_completions_take_text_lists_and_token_ids(door: Door) -> None:
+    options = {"model": "tiny", "max_tokens": 8, "temperature": 0}
+    one = await door.client.completions.create(prompt="ab", **options)
+    ids = (await door.front.generation.prepare(_call("ab"))).request.token_ids
+    same = await door.client.completions.create(prompt=list(ids), **options)
+    many = await door.client.completions.create(prompt=["ab", "cd"], **options)
+    assert one.choices[0].text == same.choices[0].text == many.choices[0].text
+    assert [choice.index for choice in many.choices] == [0, 1]
+    assert many.usage is not None
+    assert many.usage.prompt_tokens == 6
+
+
+async def test_streamed_completions_of_several_prompts_are_told_apart(door: Door) -> None:
+    options: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0}
+    whole = await door.client.completions.create(prompt=["ab", "cd"], **options)
+    stream = await door.client.completions.create(
+        prompt=["ab", "cd"], stream=True, stream_options={"include_usage": True}, **options
+    )
+    texts, usage = ["", ""], None
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+        usage = chunk.usage or usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert usage == whole.usage
+
+
+async def test_stop_strings_and_seeds(door: Door) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_tokens": 20}
+    options["extra_body"] = {"ignore_eos": True}
+    first = await door.client.chat.completions.create(seed=7, **options)
+    again = await door.client.chat.completions.create(seed=7, **options)
+    other = await door.client.chat.completions.create(seed=8, **options)
+    text = first.choices[0].message.content
+    assert text is not None
+    assert text == again.choices[0].message.content != other.choices[0].message.content
+    cut = await door.client.chat.completions.create(seed=7, stop=[text[5:8]], **options)
+    assert cut.choices[0].message.content == text[: text.index(text[5:8])]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+async def test_models_are_listed_and_found(door: Door) -> None:
+    assert [m.id async for m in door.client.models.list()] == ["tiny"]
+    model = await door.client.models.retrieve("tiny")
+    assert model.model_dump()["max_model_len"] == 4_096
+    with pytest.raises(openai.NotFoundError) as caught:
+        await door.client.models.retrieve("none")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_errors_reach_the_client_in_its_own_classes(door: Door) -> None:
+    create = door.client.chat.completions.create
+    with pytest.raises(openai.NotFoundError, match="served models: tiny"):
+        await create(model="huge", messages=ASK)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await create(model="tiny", messages=ASK, max_tokens=100_000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await create(model="tiny", messages=ASK, temperature=9)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await create(model="tiny", messages=ASK, n=2)
+    assert (caught.value.code, caught.value.param) == ("not_supported", "n")
+    assert caught.value.request_id
+    door.front.node.queue_limit = 0
+    with pytest.raises(openai.RateLimitError) as limited:
+        await create(model="tiny", messages=ASK)
+    assert limited.value.code == "overloaded"
+    assert int(limited.value.response.headers["retry-after-ms"]) > 0
+    with pytest.raises(openai.RateLimitError):
+        await create(model="tiny", messages=ASK, stream=True)
+
+
+async def test_the_client_retries_an_overload_by_our_hint(door: Door) -> None:
+    door.front.node.queue_limit = 0
+    patient = door.client.with_options(max_retries=3)
+    answer = asyncio.create_task(
+        patient.chat.completions.create(model="tiny", messages=ASK, max_tokens=2)
+    )
+    await until(lambda: door.front.dispatcher.snapshot().failed > 0)
+    door.front.node.queue_limit = 10
+    assert (await answer).choices
+
+
+async def test_a_lost_node_is_an_error_inside_the_stream(door: Door) -> None:
+    door.front.node.die_after, door.front.node.stays_dead = 3, True
+    stream = await door.client.chat.completions.create(
+        model="tiny", messages=ASK, stream=True, extra_body={"ignore_eos": True}
+    )
+    with pytest.raises(openai.APIError) as caught:
+        async for _ in stream:
+            pass
+    assert caught.value.code == "node_lost"
+
+
+async def test_keep_alive_comments_while_waiting(door: Door) -> None:
+    door.front.node.gate.clear()
+    body = json.dumps({"messages": ASK, "stream": True, "max_tokens": 2}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    async with asyncio.timeout(10):
+        await reader.readuntil(b": keep-alive\n\n")
+        door.front.node.gate.set()
+        await reader.readuntil(b"data: [DONE]\n\n")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_client_that_hangs_up_cancels_its_request(
+    door: Door, path: str, stream: bool
+) -> None:
+    node = door.front.node
+    node.gate.clear()
+    body = json.dumps({"messages": ASK, "prompt": "x", "stream": stream}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await until(lambda: bool(node.running))
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: bool(node.cancelled))
+    assert not node.running
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nowhere", b"", 404, "invalid_request"),
+        ("GET", "/v1/chat/completions", b"", 405, "invalid_request"),
+        ("POST", "/v1/chat/completions", b"{", 400, "invalid_request"),
+        ("POST", "/v1/chat/completions", b"", 400, "invalid_request"),
+        ("POST", "/v1/chat/completions", b"[1]", 400, "invalid_request"),
+        ("POST", "/v1/chat/completions", b"[" * 100_000, 400, "invalid_request"),
+        ("POST", "/v1/chat/completions", b'{"messages": []}', 400, "invalid_request"),
+        ("POST", "/v1/chat/completions", b'{"messages":[{"role":"x"}]}', 400, "invalid_request"),
+        ("POST", "/v1/completions", b'{"prompt": {}}', 400, "invalid_request"),
+        ("POST", "/v1/completions", b'{"prompt": [999999]}', 400, "invalid_argument"),
+        ("POST", "/v1/completions", b'{"prompt":"x","cache_salt":"a b"}', 400, "invalid_request"),
+        ("POST", "/v1/sql", b'{"sql": "select 1"}', 404, "invalid_request"),
+    ],
+)
+async def test_every_refusal_has_openais_shape(
+    door: Door, method: str, path: str, body: bytes, status: int, code: str
+) -> None:
+    reply = await door.raw(method, path, body, x_request_id="mine-1")
+    error = reply.json()["error"]
+    assert reply.status == status
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert error["code"] == code
+    assert error["type"] == "invalid_request_error"
+    assert reply.headers["x-request-id"] == "mine-1"
+
+
+async def test_bodies_have_a_limit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_HTTP_BODY_BYTES", 100)
+    reply = await door.raw("POST", "/v1/completions", b" " * 101)
+    assert reply.status == 413
+    assert reply.json()["error"]["code"] == "body_too_long"
+    chunked = b"65\r\n" + b" " * 0x65 + b"\r\n0\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head + chunked)
+    assert b" 413 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_probes_tell_alive_from_ready(door: Door) -> None:
+    assert (await door.raw("GET", "/livez")).status == 200
+    ready = await door.raw("GET", "/readyz?verbose")
+    assert ready.json()["checks"]["models"] == "ok"
+    door.front.dispatcher.state.fleet.records.clear()
+    door.front.meta.nodes.clear()
+    reply = await door.raw("GET", "/health")
+    assert reply.status == 503
+    assert "models" in reply.json()["failing"]
+    assert (await door.raw("GET", "/livez")).status == 200
+
+
+async def test_metrics_exist_at_zero_and_count(door: Door) -> None:
+    before = (await door.raw("GET", "/metrics")).body.decode()
+    for series in (
+        'tierkv_requests_total{model="tiny",outcome="stop"} 0.0',
+        'tierkv_hit_tokens_total{model="tiny",tier="L3"} 0.0',
+        'tierkv_time_to_first_token_seconds_count{model="tiny"} 0.0',
+        'tierkv_front_cache_errors_total{kind="transport_error"} 0.0',
+        'tierkv_nodes{state="alive"} 1.0',
+    ):
+        assert series in before
+    door.front.node.hits = HitTokens(l3=4)
+    await door.client.chat.completions.create(
+        model="tiny", messages=ASK, max_tokens=5, extra_body={"ignore_eos": True}
+    )
+    after = (await door.raw("GET", "/metrics")).body.decode()
+    assert 'tierkv_requests_total{model="tiny",outcome="length"} 1.0' in after
+    assert 'tierkv_hit_tokens_total{model="tiny",tier="L3"} 4.0' in after
+    assert 'tierkv_time_to_first_token_seconds_count{model="tiny"} 1.0' in after
+
+
+async def test_keys_are_tenants_and_every_other_path_needs_one(tmp_path: Path) -> None:
+    keys = {"key-1": "acme", "key-2": "other"}
+    async with open_door(write_model_folder(tmp_path), api_keys=keys) as door:
+        await door.client.chat.completions.create(model="tiny", messages=ASK, max_tokens=2)
+        assert door.front.node.seen[-1].tenant == "acme"
+        stranger = door.client.with_options(api_key="wrong")
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await stranger.models.list()
+        assert caught.value.code == "invalid_api_key"
+        routes = [r for r in door.server.app.routes if isinstance(r, Route | APIRoute)]
+        assert routes
+        for route in _all_routes(door.server.app.routes):
+            for method in route.methods or ():
+                path = route.path.replace("{model_id:path}", "tiny")
+                status = (await door.raw(method, path)).status
+                assert (status == 401) == (path not in PUBLIC_PATHS), path
+
+
+async def test_a_salt_shares_with_nobody(door: Door) -> None:
+    for salt in ("a", "b", None):
+        body = {"ignore_eos": True} | ({"cache_salt": salt} if salt else {})
+        await door.client.chat.completions.create(
+            model="tiny", messages=ASK, max_tokens=2, extra_body=body
+        )
+    assert len({request.namespace_key for request in door.front.node.seen}) == 3
+
+
+async def test_a_port_in_use_says_so(door: Door) -> None:
+    second = HttpServer(HttpConfig(port=door.server.port), door.front.generation)
+    with pytest.raises(ConfigError, match="in use"):
+        await second.start()
+
+
+async def test_many_clients_at_once(door: Door) -> None:
+    answers = await asyncio.gather(
+        *(
+            door.client.chat.completions.create(model="tiny", messages=ASK, max_tokens=4, seed=i)
+            for i in range(50)
+        )
+    )
+    assert len(answers) == 50
+    assert door.front.dispatcher.snapshot().finished == 50
+
+
+def _all_routes(routes: Any) -> list[Any]:
+    found = []
+    for route in routes:
+        nested = getattr(route, "routes", None)
+        found += _all_routes(nested) if nested else [route] if hasattr(route, "path") else []
+    return found
+
+
+def _call(prompt: str) -> Any:
+    from dbfront.contracts import TextCall
+
+    return TextCall(prompt=prompt, max_tokens=8)

@@ -1,0 +1,171 @@
+"""From text to text over fake nodes: checks, stop strings, accounts."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from dbfront.call_record import CallRecord, Outcome
+from dbfront.contracts import Message, TextAnswer, TextCall
+from kvcore.errors import (
+    ContextTooLongError,
+    NodeLostError,
+    NoNodeError,
+    UdfArgumentError,
+    UnknownModelError,
+)
+from kvcore.request import FinishReason, HitTokens
+from tests.fix_scheduler import make_info
+from tests.fix_text import Front, running_front, text_model, write_model_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model_folder(tmp_path)
+
+
+async def answer(front: Front, **changes: object) -> TextAnswer:
+    call = TextCall(**{"prompt": "Say something", "max_tokens": 40, "ignore_eos": True} | changes)
+    return await front.generation.answer(await front.generation.prepare(call))
+
+
+async def test_an_answer_is_its_stream_gathered(folder: Path) -> None:
+    async with running_front(folder) as front:
+        whole = await answer(front)
+        assert len(whole.text) == 40
+        assert whole.finish_reason is FinishReason.LENGTH
+        assert whole.usage.prompt_tokens == 14
+        assert whole.ttft_s > 0
+        prepared = await front.generation.prepare(
+            TextCall(prompt="Say something", max_tokens=40, ignore_eos=True)
+        )
+        parts = [event async for event in front.generation.stream(prepared)]
+        assert "".join(part.text for part in parts) == whole.text
+        assert [p.finish_reason for p in parts if p.finish_reason] == [FinishReason.LENGTH]
+
+
+async def test_a_stop_string_cuts_the_answer_and_the_work(folder: Path) -> None:
+    async with running_front(folder) as front:
+        front.node.hits = HitTokens(l1=3)
+        whole = await answer(front)
+        stop = whole.text[10:13]
+        cut = await answer(front, stop=(stop,))
+        assert cut.text == whole.text[: whole.text.index(stop)]
+        assert cut.finish_reason is FinishReason.STOP
+        assert cut.usage.completion_tokens == whole.text.index(stop) + 3
+        assert cut.usage.hit_tokens.l1 == 3
+        assert not front.node.running
+
+
+async def test_a_held_back_beginning_of_a_stop_string_comes_at_the_end(folder: Path) -> None:
+    async with running_front(folder) as front:
+        whole = await answer(front)
+        kept = await answer(front, stop=(whole.text[-2:] + "!",))
+        assert kept.text == whole.text
+        assert kept.finish_reason is FinishReason.LENGTH
+
+
+async def test_without_max_tokens_the_rest_of_the_context_is_used(folder: Path) -> None:
+    model = text_model(folder, context_tokens=64)
+    async with running_front(folder, make_info(models=(model,))) as front:
+        whole = await answer(front, max_tokens=None)
+        assert whole.usage.prompt_tokens + whole.usage.completion_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "numbers"),
+    [("x" * 60, 10, ("61", "10", "64")), ("x" * 64, None, ("65", "at least 1", "64"))],
+)
+async def test_too_long_is_refused_with_the_numbers(
+    folder: Path, prompt: str, max_tokens: int | None, numbers: tuple[str, ...]
+) -> None:
+    model = text_model(folder, context_tokens=64)
+    async with running_front(folder, make_info(models=(model,))) as front:
+        with pytest.raises(ContextTooLongError) as caught:
+            await answer(front, prompt=prompt, max_tokens=max_tokens)
+        assert all(number in caught.value.message for number in numbers)
+        assert not front.node.seen
+
+
+async def test_models_are_found_by_name_or_by_being_the_only_one(folder: Path) -> None:
+    one, two = text_model(folder, "one"), text_model(folder, "two")
+    async with running_front(folder, make_info(models=(one, two))) as front:
+        assert (await front.generation.prepare(TextCall(prompt="x", model="two"))).model == two
+        with pytest.raises(UnknownModelError) as caught:
+            await answer(front, model="three")
+        assert caught.value.hint == "served models: one, two"
+        with pytest.raises(UnknownModelError, match="several"):
+            await answer(front)
+
+
+async def test_without_any_node_the_caller_may_retry(folder: Path) -> None:
+    front = Front()
+    with pytest.raises(NoNodeError):
+        await answer(front)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": None},
+        {"messages": (Message("user", "x"),)},
+        {"prompt": None, "prompt_token_ids": ()},
+        {"prompt": None, "prompt_token_ids": (5, 100_000)},
+        {"prompt": None, "prompt_token_ids": (-1,)},
+        {"temperature": 3.0},
+        {"top_p": 0.0},
+        {"max_tokens": 0},
+        {"stop": ("",)},
+        {"stop": ("x",) * 17},
+        {"stop": ("x" * 257,)},
+        {"tenant": "no spaces"},
+        {"session_id": ""},
+        {"priority": 1 << 40},
+    ],
+)
+async def test_wrong_arguments_are_refused_before_any_work(
+    folder: Path, wrong: dict[str, object]
+) -> None:
+    async with running_front(folder) as front:
+        with pytest.raises(UdfArgumentError):
+            await answer(front, **wrong)
+        assert not front.node.seen
+
+
+async def test_tenants_and_cache_policy_reach_the_node(folder: Path) -> None:
+    async with running_front(folder) as front:
+        await answer(front, tenant="one")
+        await answer(front, tenant="two")
+        front.meta.cache_enabled = False
+        await answer(front, tenant="three")
+        one, two, three = front.node.seen
+        assert one.namespace_key != two.namespace_key
+        assert (one.use_cache, three.use_cache) == (True, False)
+
+
+async def test_every_call_leaves_one_record(folder: Path) -> None:
+    async with running_front(folder) as front:
+        records: list[CallRecord] = []
+        front.generation.observe(records.append)
+        await answer(front)
+        prepared = await front.generation.prepare(TextCall(prompt="x", ignore_eos=True))
+        async with aclosing(front.generation.stream(prepared)) as events:
+            await anext(events)
+            assert prepared.request.request_id in front.generation.live
+        front.node.dead = True
+        with pytest.raises(NodeLostError):
+            await answer(front)
+        assert [r.outcome for r in records] == [Outcome.LENGTH, Outcome.CANCELLED, Outcome.FAILED]
+        assert records[2].error_code == "node_lost"
+        assert records[0].usage is not None
+
+
+async def test_a_known_model_is_waited_for_while_its_node_restarts(folder: Path) -> None:
+    async with running_front(folder) as front:
+        await answer(front)
+        front.meta.nodes.clear()
+        front.dispatcher.state.fleet.records.clear()
+        prepared = await front.generation.prepare(TextCall(prompt="x"))
+        assert prepared.model.name == "tiny"

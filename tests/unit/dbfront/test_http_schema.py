@@ -1,0 +1,135 @@
+"""Bodies as clients send them, and what becomes of their fields."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dbfront.contracts import Message
+from dbfront.http.config import HttpConfig, is_loopback
+from dbfront.http.schema import (
+    ChatBody,
+    CompletionBody,
+    FieldError,
+    salted_tenant,
+    usage_json,
+)
+from kvcore import limits
+from kvcore.errors import ConfigError
+from kvcore.request import HitTokens, Usage
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: object) -> ChatBody:
+    return ChatBody.model_validate({"messages": USER, **fields})
+
+
+def test_openai_fields_become_a_call() -> None:
+    body = chat(
+        model="m", temperature=0.5, top_p=0.9, max_completion_tokens=7, max_tokens=9, stop="x",
+        seed=3, user="someone@example.com", priority=-1, unknown_field={"a": 1},
+    )  # fmt: skip
+    call = body.to_call("t", 1.0)
+    assert call.messages == (Message("user", "Hi"),)
+    assert (call.model, call.temperature, call.top_p, call.seed) == ("m", 0.5, 0.9, 3)
+    assert (call.max_tokens, call.stop, call.tenant, call.priority) == (7, ("x",), "t", -1)
+    assert call.session_id is not None
+    assert re.fullmatch(limits.NAME_PATTERN, call.session_id)
+
+
+def test_defaults_are_openais() -> None:
+    call = chat().to_call("t", 1.0)
+    assert (call.temperature, call.max_tokens, call.session_id) == (1.0, None, None)
+    completion = CompletionBody.model_validate({"prompt": "x"}).to_calls("t", 1.0)
+    assert completion[0].max_tokens == 16
+
+
+def test_prompt_cache_key_is_the_session() -> None:
+    assert chat(prompt_cache_key="conv-1", user="u").to_call("t", 1.0).session_id == "conv-1"
+
+
+def test_a_salt_isolates_inside_its_tenant_only() -> None:
+    names = {
+        salted_tenant("a", None), salted_tenant("a", "s"), salted_tenant("b", "s"),
+        salted_tenant("a", "r"), salted_tenant("x" * 128, "s"),
+    }  # fmt: skip
+    assert len(names) == 5
+    assert all(re.fullmatch(limits.NAME_PATTERN, name) for name in names)
+
+
+def test_parts_are_joined_and_developer_is_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": parts}, {"role": "assistant", "content": None}]
+    call = ChatBody.model_validate({"messages": messages}).to_call("t", 1.0)
+    assert call.messages == (Message("system", "ab"), Message("assistant", ""))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("logprobs", True),
+        ("tools", [{"type": "function"}]),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 0.5),
+        ("top_k", 4),
+        ("guided_json", {}),
+    ],
+)
+def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(FieldError, match=field) as caught:
+        chat(**{field: value}).to_call("t", 1.0)
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("n", 1), ("tools", []), ("logprobs", None), ("top_k", -1)]
+)
+def test_neutral_values_are_accepted(field: str, value: object) -> None:
+    assert chat(**{field: value}).to_call("t", 1.0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    ],
+)
+def test_only_text_messages(message: dict[str, object]) -> None:
+    with pytest.raises(FieldError, match=r"messages\[0\]"):
+        ChatBody.model_validate({"messages": [message]}).to_call("t", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"), [("a", 1), (["a", "b"], 2), ([1, 2], 1), ([[1], [2], [3]], 3)]
+)
+def test_prompts_come_in_four_shapes(prompt: object, count: int) -> None:
+    assert len(CompletionBody.model_validate({"prompt": prompt}).to_calls("t", 1.0)) == count
+
+
+def test_no_prompts_and_too_many_are_refused() -> None:
+    for prompt in ([], ["x"] * (limits.MAX_HTTP_PROMPTS + 1)):
+        with pytest.raises(FieldError):
+            CompletionBody.model_validate({"prompt": prompt}).to_calls("t", 1.0)
+
+
+def test_usage_always_has_both_cache_fields() -> None:
+    one = usage_json([Usage(10, 2, HitTokens(1, 2, 3, 1), 4)])
+    assert one["prompt_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 4}
+    assert one["total_tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_public_addresses_need_keys(host: str, inside: bool) -> None:
+    assert is_loopback(host) is inside
+    HttpConfig(host=host, api_keys={"k": "t"}).check()
+    if not inside:
+        with pytest.raises(ConfigError, match="without API keys"):
+            HttpConfig(host=host).check()

@@ -1,0 +1,214 @@
+"""Model folders as the front reads them; templates equal transformers'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from dbfront.chat_template import ChatTemplate
+from dbfront.contracts import Message
+from dbfront.tokenizer import TokenizerCache, load_tokenizer
+from kvcore import limits
+from kvcore.clock import ManualClock
+from kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
+from tests.fix_text import CHAT_TEMPLATE, byte_tokenizer, text_model, write_model_folder
+
+LLAMA3 = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{%- if tools is not none %}{{- "Environment: ipython\\n" }}{%- endif %}
+{{- system_message }}<|eot_id|>
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+QWEN = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}{{- tools | tojson }}
+{%- else %}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}
+    {%- endif %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {% generation %}{{- '<|im_start|>assistant\\n' + message.content }}{% endgeneration %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LOOPS = """{% for message in messages %}
+    {% if message.role == 'tool' %}
+        {% continue %}
+    {% endif %}
+  {{ message | tojson(indent=2) }}
+{% endfor %}
+é {{ {"a": "é<"} | tojson }}
+"""
+TALK = (
+    Message("system", " Be brief. "),
+    Message("user", "Hi <b>there</b>  "),
+    Message("assistant", "Hello\n"),
+    Message("user", "¿Qué?\n\n"),
+)
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, LLAMA3, QWEN, LOOPS])
+@pytest.mark.parametrize("talk", [TALK, TALK[1:], TALK[1:2]])
+@pytest.mark.parametrize("prompt", [True, False])
+def test_templates_render_as_transformers_does(
+    source: str, talk: tuple[Message, ...], prompt: bool
+) -> None:
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer(), bos_token="<s>", eos_token="</s>"
+    )
+    expected = theirs.apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in talk],
+        chat_template=source,
+        tokenize=False,
+        add_generation_prompt=prompt,
+    )
+    ours = ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+    assert ours.render(talk, add_generation_prompt=prompt) == expected
+
+
+def test_a_template_refuses_messages_in_its_own_words() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", special_tokens={})
+    with pytest.raises(UdfArgumentError, match="roles must alternate"):
+        template.render(TALK)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{% nonsense %}"])
+def test_a_broken_template_is_the_folders_fault(source: str) -> None:
+    with pytest.raises(ModelFolderError, match="chat template"):
+        ChatTemplate(source, special_tokens={})
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+    ],
+)
+def test_templates_stay_in_their_sandbox(attack: str) -> None:
+    with pytest.raises(UdfArgumentError):
+        ChatTemplate(attack, special_tokens={}).render(TALK)
+
+
+def test_strftime_now_reads_the_given_clock() -> None:
+    template = ChatTemplate(
+        "{{ strftime_now('%Y') }}", special_tokens={}, clock=ManualClock(epoch=1_600_000_000)
+    )
+    assert template.render(TALK) == "2020"
+
+
+def test_a_model_without_template_gets_the_plain_one() -> None:
+    text = ChatTemplate(None, special_tokens={}).render([Message("user", "Hi")])
+    assert text == "user: Hi\nassistant:"
+
+
+async def test_prompts_get_the_special_tokens_and_chats_those_of_the_template(
+    tmp_path: Path,
+) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    assert (await tokenizer.encode_prompt("a"))[0] == 0
+    chat = await tokenizer.encode_chat([Message("user", "a")])
+    assert chat[:2] == (0, 3)
+    assert chat[-1] == 4
+    assert tokenizer.decode(chat) == "a\n"
+
+
+async def test_add_bos_token_is_honoured_once(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    plain = json.loads((tmp_path / "tokenizer.json").read_text())
+    config = {"bos_token": "<s>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with_processor = await load_tokenizer(tmp_path).encode_prompt("a")
+    plain["post_processor"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    assert await load_tokenizer(tmp_path).encode_prompt("a") == with_processor
+
+
+def test_the_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    assert load_tokenizer(tmp_path).template.source == "own file"
+
+
+def test_a_list_of_templates_has_a_default(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    templates = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert load_tokenizer(tmp_path).template.source == "d"
+
+
+def test_a_truncating_tokenizer_file_never_truncates_here(tmp_path: Path) -> None:
+    cutting = byte_tokenizer()
+    cutting.enable_truncation(2)
+    cutting.enable_padding(length=50)
+    cutting.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(tmp_path).tokenizer.encode("abcdef").ids) == 7
+
+
+def test_a_folder_without_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json") as caught:
+        load_tokenizer(tmp_path)
+    assert "copy the folder" in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_unreadable_files_are_named(tmp_path: Path, file: str) -> None:
+    write_model_folder(tmp_path)
+    (tmp_path / file).write_text("{")
+    with pytest.raises(ModelFolderError, match=file):
+        load_tokenizer(tmp_path)
+
+
+async def test_text_beyond_the_limit_is_refused_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    monkeypatch.setattr(limits, "MAX_PROMPT_CHARS", 10)
+    with pytest.raises(ContextTooLongError, match="11 characters"):
+        await tokenizer.encode_prompt("x" * 11)
+    with pytest.raises(ContextTooLongError):
+        await tokenizer.encode_chat([Message("user", "x" * 6)] * 2)
+
+
+async def test_a_lone_surrogate_is_no_crash(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    assert tokenizer.decode(await tokenizer.encode_prompt("a\ud800b")) == "a\ufffdb"
+
+
+async def test_long_texts_are_encoded_alike(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    ids = await tokenizer.encode_prompt("word " * 10_000)
+    assert len(ids) == 50_001
+
+
+async def test_the_cache_loads_each_revision_once(tmp_path: Path) -> None:
+    cache = TokenizerCache()
+    model = text_model(write_model_folder(tmp_path))
+    first = await cache.get(model)
+    assert await cache.get(model) is first
+    assert await cache.get(text_model(tmp_path, revision="r2")) is not first
