@@ -6,12 +6,29 @@ Its calls are collected with this SELECT first; the statement itself then runs o
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from sql.lexer import Token, TokenKind, closing_index, depth_change
 from sql.rewrite import Piece
 from sql.statement import StatementKind, main_verb
 
+_TARGET_ENDS = frozenset(
+    {
+        "SET",
+        "WHERE",
+        "USING",
+        "RETURNING",
+        "ON",
+        "DEFAULT",
+        "BY",
+        "SELECT",
+        "VALUES",
+        "FROM",
+        "WITH",
+        "TABLE",
+    }
+)
 _QUERY_STARTS = frozenset({"SELECT", "VALUES", "FROM", "WITH", "TABLE"})
 
 
@@ -45,6 +62,23 @@ def collect_form(tokens: list[Token], kind: StatementKind) -> CollectForm | None
     elif kind is StatementKind.COPY and tokens[verb + 1].text == "(":
         pieces = ((verb + 2, closing_index(tokens, verb + 1)),)
     return None if pieces is None else CollectForm(with_clause + pieces)
+
+
+def returning_form(tokens: list[Token], kind: StatementKind) -> tuple[Piece, ...] | None:
+    """Derive a SELECT with the columns of a RETURNING clause; None when there is none."""
+    verb = main_verb(tokens)
+    returning = _find(tokens, verb + 1, {"RETURNING"})
+    if returning >= len(tokens) or kind not in (
+        StatementKind.INSERT,
+        StatementKind.UPDATE,
+        StatementKind.DELETE,
+    ):
+        return None
+    target = verb + 1 + (kind is not StatementKind.UPDATE)
+    end = _find(tokens, target, _TARGET_ENDS)
+    if kind is StatementKind.INSERT:
+        end = next((index for index in range(target, end) if tokens[index].text == "("), end)
+    return ("SELECT ", (returning + 1, len(tokens)), " FROM ", (target, end))
 
 
 def _insert(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
@@ -137,7 +171,7 @@ def _create_table_as(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None
     return ((start, end),)
 
 
-def _find(tokens: list[Token], first: int, words: set[str]) -> int:
+def _find(tokens: list[Token], first: int, words: Set[str]) -> int:
     """Return the index of the first of the words outside brackets, ``len(tokens)`` if none."""
     depth = 0
     for index in range(first, len(tokens)):

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvcore.errors import FeatureNotSupportedError
 from sql.calls import FoundCall, find_calls
-from sql.collect import CollectForm, collect_form
+from sql.collect import CollectForm, collect_form, returning_form
 from sql.lexer import Token, TokenKind, tokenize
 from sql.options import CallOptions
 from sql.placement import Place, Placement, place_calls
@@ -89,6 +89,8 @@ class StatementPlan:
         collects_all: that SELECT meets all of them.
         stop_after_rows: a LIMIT whose first rows are final, see sql/placement.py.
         admin_views: names of tierkv views it reads.
+        returning_sql: a SELECT with the columns of its RETURNING clause; None without one.
+        shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
     """
 
     text: str
@@ -101,6 +103,8 @@ class StatementPlan:
     collects_all: bool = False
     stop_after_rows: int | None = None
     admin_views: frozenset[str] = frozenset()
+    returning_sql: RewrittenSql | None = None
+    shows: bool = False
 
     @property
     def writes(self) -> bool:
@@ -130,6 +134,7 @@ _VOLATILE: Final = frozenset(
         "clock_timestamp",
     }
 )
+_SHOWS: Final = frozenset({"DESCRIBE", "DESC", "SUMMARIZE", "PRAGMA"})
 _SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
 
 
@@ -151,8 +156,18 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
     views = admin_views_in(tokens)
     parameters = parameter_names(tokens)
     if not calls:
-        whole = SqlRewriter(text, tokens, {}, {}, parameters).rewrite([(0, len(tokens))])
-        return StatementPlan(text, kind, whole, explain, admin_views=views)
+        bare = SqlRewriter(text, tokens, {}, {}, parameters)
+        whole = bare.rewrite([(0, len(tokens))])
+        returning = returning_form(tokens, kind)
+        return StatementPlan(
+            text,
+            kind,
+            whole,
+            explain,
+            admin_views=views,
+            returning_sql=bare.rewrite(returning) if returning else None,
+            shows=bool(tokens) and tokens[0].upper in _SHOWS,
+        )
     _refuse(tokens, kind, explain)
     body = text[tokens[start].start :]
     placement = place_calls(body, *_shifted(tokens, calls, start))
@@ -167,6 +182,7 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
         missing_aliases(text, tokens, calls),
         parameters,
     )
+    returning = returning_form(tokens, kind)
     collect = collect_form(tokens, kind) if explain is Explain.NO and kind.writes else None
     return StatementPlan(
         text=text,
@@ -179,6 +195,7 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
         collects_all=_covers_all(collect, calls),
         stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
         admin_views=views,
+        returning_sql=rewriter.rewrite(returning) if returning else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvcore import limits
 from kvcore.errors import SqlError, SqlSyntaxError, UserError
-from sql.lexer import Token, TokenKind, string_value, tokenize
+from sql.lexer import Token, TokenKind, string_value
 from sql.suggest import did_you_mean
 
 SettingValue = str | int | float | bool | None
@@ -80,9 +80,8 @@ def parse_setting(name: str, text: str) -> SettingValue:
     try:
         return spec.parse(text)
     except ValueError as error:
-        raise UserError(f'invalid value for parameter "{spec.name}": "{text}"; it {error}') from (
-            None
-        )
+        shown = f'invalid value for parameter "{spec.name}": "{text}"'
+        raise UserError(f"{shown}; it {error}") from None
 
 
 def setting_command(tokens: list[Token]) -> SettingCommand | None:
@@ -228,8 +227,3 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
         SettingSpec("tierkv.cache", True, "read and publish KV; off for comparison", _on_off),
     )
 }
-
-
-def is_setting_statement(text: str) -> bool:
-    """Say whether a statement sets, shows or resets a tierkv setting."""
-    return setting_command(tokenize(text)) is not None

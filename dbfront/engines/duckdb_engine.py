@@ -1,0 +1,259 @@
+"""The embedded relational engine: DuckDB, one cursor and one thread per session.
+
+The event loop never runs DuckDB: each connection has a worker thread of its own, and cancelling
+the awaiting task interrupts the query and waits until the engine has let go. The AI functions
+registered here only look answers up in the AnswerBook of the statement being run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import duckdb
+
+from dbfront.answers import AnswerBook
+from dbfront.contracts import Column
+from dbfront.engines.duckdb_errors import to_tierkv_error
+from kvcore.errors import ConfigError, TierKVError
+from sql.functions import engine_function
+from sql.plan import MAX_FORMS
+from sql.rewrite import RewrittenSql
+from sql.views import SCHEMA, view_ddl
+
+T = TypeVar("T")
+
+_INTERRUPT_AGAIN_S: Final = 0.05
+_COPY_BATCH_ROWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DuckDbConfig:
+    """How to open the engine.
+
+    Attributes:
+        path: database file; empty keeps everything in memory.
+        sandbox: refuse files, network and extension loading, and lock the engine's settings.
+        threads: engine threads; 0 leaves the choice to DuckDB.
+        memory_limit: such as ``4GB``; empty leaves it to DuckDB.
+    """
+
+    path: str = ""
+    sandbox: bool = True
+    threads: int = 0
+    memory_limit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """What the engine answered: always its raw result set."""
+
+    columns: tuple[Column, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class DuckDbEngine:
+    """A database; sessions get connections from it.
+
+    Attributes:
+        books: the AnswerBook each session's AI calls look into, by session number.
+    """
+
+    def __init__(self, config: DuckDbConfig) -> None:
+        """Open the database, register the AI functions and make the admin views.
+
+        Raises:
+            ConfigError: it can't be opened or configured.
+        """
+        self.books: dict[int, AnswerBook] = {}
+        try:
+            self._root = duckdb.connect(config.path or ":memory:")
+            self._set_up(config)
+        except duckdb.Error as error:
+            raise ConfigError(
+                f"can't open the database {config.path or ':memory:'}: {error}",
+                hint="Check the path, and that no other process has the file open.",
+            ) from None
+
+    def connect(self, number: int) -> DuckDbConnection:
+        """Open a connection for session ``number``."""
+        return DuckDbConnection(self._root.cursor(), number, self.books)
+
+    def close(self) -> None:
+        """Close the database; connections must be closed before."""
+        self._root.close()
+
+    def _set_up(self, config: DuckDbConfig) -> None:
+        for per_row in (False, True):
+            for kept in (False, True):
+                self._root.create_function(
+                    engine_function(per_row=per_row, kept_in_place=kept),
+                    self._look_up_row if per_row else self._look_up,
+                    ["BIGINT"] + ["VARCHAR"] * (4 if per_row else 1),
+                    "VARCHAR",
+                    null_handling="special",  # type: ignore[call-overload]  # text is accepted
+                    side_effects=kept,
+                )
+        for statement in _settings(config):
+            self._root.execute(statement)
+        if (self._root.execute("SELECT current_database()").fetchone() or ("",))[0] == SCHEMA:
+            raise ConfigError(
+                f'a database file named "{SCHEMA}" hides the admin views of schema {SCHEMA}',
+                hint="Rename the file.",
+            )
+        self._root.execute(view_ddl())
+        if config.sandbox:
+            self._root.execute("SET lock_configuration = true")
+
+    def _look_up(self, key: int, prompt: str | None) -> str | None:
+        book = self.books.get(key // MAX_FORMS)
+        return None if book is None else book.look_up(key, prompt)
+
+    def _look_up_row(
+        self,
+        key: int,
+        prompt: str | None,
+        model: str | None,
+        system_prompt: str | None,
+        options: str | None,
+    ) -> str | None:
+        book = self.books.get(key // MAX_FORMS)
+        if book is None:
+            return None
+        return book.look_up_row(key, prompt, model, system_prompt, options)
+
+
+class DuckDbConnection:
+    """One session's way into the engine; statements run one after the other."""
+
+    def __init__(
+        self, cursor: duckdb.DuckDBPyConnection, number: int, books: dict[int, AnswerBook]
+    ) -> None:
+        self._cursor = cursor
+        self._number = number
+        self._books = books
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
+
+    @property
+    def key_base(self) -> int:
+        """First form key of this session's plans."""
+        return self._number * MAX_FORMS
+
+    async def run(
+        self,
+        sql: RewrittenSql,
+        params: Mapping[str, Any] | None = None,
+        book: AnswerBook | None = None,
+    ) -> EngineResult:
+        """Run one statement to its end.
+
+        Args:
+            sql: the statement.
+            params: values by parameter name; those it does not use are ignored.
+            book: what its AI calls look into.
+
+        Raises:
+            TierKVError: the engine's error, translated.
+        """
+        used = {name: value for name, value in (params or {}).items() if name in sql.parameters}
+        return await self._in_thread(lambda: self._run(sql, used, book))
+
+    async def command(self, text: str) -> EngineResult:
+        """Run a statement of our own making, such as BEGIN."""
+        return await self.run(RewrittenSql(text, (), ()))
+
+    async def set_variable(self, name: str, value: str) -> None:
+        """Set a session variable that admin views unpack."""
+        await self.run(RewrittenSql(f"SET VARIABLE {name} = $1", (), ("1",)), {"1": value})
+
+    async def describe(self, sql: RewrittenSql, book: AnswerBook | None) -> tuple[Column, ...]:
+        """Return the columns a query would have, without running it."""
+        described = RewrittenSql(
+            f"DESCRIBE {sql.text}",
+            tuple((offset + 9, source) for offset, source in sql.marks),
+            sql.parameters,
+        )
+        result = await self.run(described, dict.fromkeys(sql.parameters), book)
+        return tuple(Column(row[0], _type_name(row[1])) for row in result.rows)
+
+    async def copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int:
+        """Insert rows of text, cast to the table's types; all or nothing is the caller's choice."""
+        if not rows:
+            return 0
+        width = len(columns) or len(rows[0])
+        names = f" ({', '.join(map(_quoted, columns))})" if columns else ""
+        values = ", ".join(f"r[{index}]" for index in range(1, width + 1))
+        insert = f"INSERT INTO {table}{names} SELECT {values} FROM (SELECT unnest($1) AS r)"
+        for start in range(0, len(rows), _COPY_BATCH_ROWS):
+            batch = [list(row) for row in rows[start : start + _COPY_BATCH_ROWS]]
+            await self.run(RewrittenSql(insert, (), ("1",)), {"1": batch})
+        return len(rows)
+
+    async def close(self) -> None:
+        """Interrupt what runs and free the connection."""
+        self._cursor.interrupt()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._cursor.close)
+        self._thread.shutdown()
+
+    def _run(
+        self, sql: RewrittenSql, params: Mapping[str, Any], book: AnswerBook | None
+    ) -> EngineResult:
+        if book is not None:
+            self._books[self._number] = book
+        try:
+            result = self._cursor.execute(sql.text, dict(params) if params else None)
+            columns = tuple(
+                Column(item[0], _type_name(str(item[1]))) for item in result.description or ()
+            )
+            return EngineResult(columns, result.fetchall() if columns else [])
+        except duckdb.Error as error:
+            raise to_tierkv_error(error, sql.text, sql.source_position) from None
+        except RuntimeError as error:
+            # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
+            raise TierKVError(f"the engine failed: {error}") from error
+        finally:
+            self._books.pop(self._number, None)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # An interrupt that comes before the query starts is lost, so it is repeated.
+            while not future.done():
+                self._cursor.interrupt()
+                await asyncio.wait([future], timeout=_INTERRUPT_AGAIN_S)
+            if not future.cancelled():
+                future.exception()
+            raise
+
+
+def _settings(config: DuckDbConfig) -> list[str]:
+    statements = ["SET errors_as_json = true"]
+    if config.threads:
+        statements.append(f"SET threads = {int(config.threads)}")
+    if config.memory_limit:
+        limit = config.memory_limit.replace("'", "''")
+        statements.append(f"SET memory_limit = '{limit}'")
+    if config.sandbox:
+        statements += [
+            "SET autoinstall_known_extensions = false",
+            "SET autoload_known_extensions = false",
+            "SET enable_external_access = false",
+        ]
+    return statements
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _type_name(name: str) -> str:
+    """Untyped NULL is text to a client."""
+    return "VARCHAR" if name.strip('"') == "NULL" else name

@@ -1,0 +1,209 @@
+"""Running a batch of distinct AI calls: prepare, order by shared prefix, run, gather.
+
+The executor calls ``evaluate``; each call goes through the TextGenerator like a chat request. A
+call that fails for reasons of its own becomes a RowFailure; any other error ends the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dbfront.answers import AiCall
+from dbfront.contracts import Message, PreparedCall, TextAnswer, TextCall, TextGenerator
+from dbfront.prefix_order import prefix_leaders
+from kvcore.errors import (
+    ContextTooLongError,
+    DeadlineError,
+    OverloadedError,
+    RowLevelError,
+    TierKVError,
+)
+
+T = TypeVar("T")
+
+MAX_OVERLOAD_RETRIES = 5
+_PREPARED_BETWEEN_YIELDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CallDefaults:
+    """What calls take from their session when they don't say it themselves.
+
+    Attributes:
+        timeout_s: time for one call; 0.0 is no limit.
+        prefix_order: run neighbours in the prefix tree one after the other.
+        max_concurrency: calls in flight.
+    """
+
+    model: str | None = None
+    system_prompt: str = ""
+    temperature: float = 0.0
+    max_tokens: int = 512
+    seed: int | None = None
+    cache: bool = True
+    timeout_s: float = 0.0
+    prefix_order: bool = True
+    max_concurrency: int = 64
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A call that failed by itself; the others go on."""
+
+    error: TierKVError
+
+
+Outcome = TextAnswer | RowFailure
+
+
+@dataclass(slots=True)
+class _Job:
+    """A prepared call; ``prefilled`` is set when its prefix is in the cache, or never will be."""
+
+    call: AiCall
+    prepared: PreparedCall
+    timeout_s: float | None
+    leader: int | None
+    prefilled: asyncio.Event
+
+
+def text_call(call: AiCall, defaults: CallDefaults) -> TextCall:
+    """Make the model call an AI call stands for."""
+    options = call.params.options
+    system = call.params.system_prompt
+    system = defaults.system_prompt if system is None else system
+    messages: tuple[Message, ...] = (Message("user", call.prompt),)
+    if system:
+        messages = (Message("system", system), *messages)
+    return TextCall(
+        messages=messages,
+        model=call.params.model or defaults.model,
+        temperature=_given(options.temperature, defaults.temperature),
+        top_p=_given(options.top_p, 1.0),
+        max_tokens=_given(options.max_tokens, defaults.max_tokens),
+        stop=_given(options.stop, ()),
+        seed=_given(options.seed, defaults.seed),
+        tenant=defaults.tenant,
+        priority=_given(options.priority, 0),
+        use_cache=_given(options.cache, defaults.cache),
+    )
+
+
+async def evaluate(
+    calls: Sequence[AiCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    on_outcome: Callable[[AiCall, Outcome], None],
+) -> None:
+    """Run every call once and hand each outcome to ``on_outcome`` as it comes.
+
+    Raises:
+        TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
+            error that ``on_outcome`` raises ends the batch the same way.
+    """
+    prepared = await _prepare(calls, generator, defaults, on_outcome)
+    jobs = _ordered(prepared, defaults)
+    waiting = iter(jobs)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(defaults.max_concurrency, len(jobs))):
+                group.create_task(_work(waiting, jobs, generator, on_outcome))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _prepare(
+    calls: Sequence[AiCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    on_outcome: Callable[[AiCall, Outcome], None],
+) -> list[tuple[AiCall, PreparedCall]]:
+    prepared: list[tuple[AiCall, PreparedCall]] = []
+    for index, call in enumerate(calls):
+        if index % _PREPARED_BETWEEN_YIELDS == 0:
+            await asyncio.sleep(0)
+        try:
+            prepared.append((call, await generator.prepare(text_call(call, defaults))))
+        except (ContextTooLongError, RowLevelError) as error:
+            on_outcome(call, RowFailure(error))
+    return prepared
+
+
+def _ordered(prepared: list[tuple[AiCall, PreparedCall]], defaults: CallDefaults) -> list[_Job]:
+    leaders: list[int | None] = [None] * len(prepared)
+    if defaults.prefix_order and prepared:
+        prepared = sorted(prepared, key=lambda pair: pair[1].request.token_ids)
+        leaders = prefix_leaders(
+            [pair[1].request.token_ids for pair in prepared],
+            block_tokens=prepared[0][1].model.layout.block_tokens,
+        )
+    return [
+        _Job(call, ready, _timeout_s(call, defaults), leader, asyncio.Event())
+        for (call, ready), leader in zip(prepared, leaders, strict=True)
+    ]
+
+
+async def _work(
+    waiting: Iterator[_Job],
+    jobs: list[_Job],
+    generator: TextGenerator,
+    on_outcome: Callable[[AiCall, Outcome], None],
+) -> None:
+    """Take jobs until none is left. A job's leader was always taken earlier, so waiting ends."""
+    for job in waiting:
+        if job.leader is not None:
+            await jobs[job.leader].prefilled.wait()
+        try:
+            outcome: Outcome = await _run(job, generator)
+        except (ContextTooLongError, RowLevelError, DeadlineError) as error:
+            outcome = RowFailure(error)
+        finally:
+            job.prefilled.set()
+        on_outcome(job.call, outcome)
+
+
+async def _run(job: _Job, generator: TextGenerator) -> TextAnswer:
+    try:
+        async with asyncio.timeout(job.timeout_s):
+            for _ in range(MAX_OVERLOAD_RETRIES):
+                try:
+                    return await _gather(job, generator)
+                except OverloadedError as error:
+                    await asyncio.sleep(error.retry_after_ms / 1000)
+            return await _gather(job, generator)
+    except TimeoutError:
+        raise DeadlineError(
+            f"no answer within {job.timeout_s:g} s",
+            hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
+        ) from None
+
+
+async def _gather(job: _Job, generator: TextGenerator) -> TextAnswer:
+    pieces: list[str] = []
+    async for event in generator.stream(job.prepared):
+        job.prefilled.set()
+        pieces.append(event.text)
+        if event.finish_reason is not None and event.usage is not None:
+            return TextAnswer(
+                text="".join(pieces),
+                finish_reason=event.finish_reason,
+                usage=event.usage,
+                ttft_s=event.ttft_s,
+                total_s=event.total_s,
+                node_id=event.node_id,
+            )
+    raise RowLevelError("the answer ended without a finish reason")
+
+
+def _timeout_s(call: AiCall, defaults: CallDefaults) -> float | None:
+    timeout_ms = call.params.options.timeout_ms
+    timeout_s = defaults.timeout_s if timeout_ms is None else timeout_ms / 1000
+    return timeout_s or None
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,409 @@
+"""SQL sessions over the embedded engine, and the server that opens them.
+
+pgwire, the CLI and ``tierkv.connect()`` talk to ``DuckDbSqlServer`` and its sessions (contracts:
+SqlServer, SqlSession). Transactions and ``tierkv.*`` settings are handled here; every other
+statement goes to dbfront/executor.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dbfront.admin_views import ClusterSource, Row, cluster_rows, timestamp, to_json
+from dbfront.answers import AnswerBook
+from dbfront.contracts import (
+    ClientInfo,
+    Column,
+    Notice,
+    StatementDescription,
+    StatementResult,
+    TextGenerator,
+)
+from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
+from dbfront.executor import ErrorPolicy, StatementContext, run_statement
+from dbfront.settings import SessionSettings
+from dbfront.statistics import AiStats, StatementProgress
+from dbfront.transaction import ClientTransaction
+from kvcore import limits
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import (
+    CancelledByUserError,
+    FeatureNotSupportedError,
+    SqlError,
+    TierKVError,
+    UserError,
+)
+from sql.lexer import tokenize
+from sql.parameters import parameter_types
+from sql.plan import Explain, StatementPlan, plan_statement
+from sql.settings import SettingCommand, setting_command, setting_spec
+from sql.statement import StatementKind, classify, split_statements
+from sql.views import view_variable
+
+T = TypeVar("T")
+
+_EXPLAIN_COLUMNS = (Column("explain_key", "VARCHAR"), Column("explain_value", "VARCHAR"))
+
+
+@dataclass(slots=True)
+class Activity:
+    """What a session is doing, for tierkv.stat_activity."""
+
+    state: str = "idle"
+    query: str = ""
+    query_start_s: float = 0.0
+    progress: StatementProgress | None = None
+
+
+class DuckDbSession:
+    """One client's session.
+
+    Attributes:
+        last_ai_stats: of the last statement that had AI calls, or the running one.
+        total_ai_stats: of the whole session.
+        on_progress: set it to be told how far a statement is; called on the event loop.
+        settings: the session's tierkv settings.
+        activity: what it is doing.
+    """
+
+    def __init__(
+        self,
+        server: DuckDbSqlServer,
+        connection: DuckDbConnection,
+        client: ClientInfo,
+        pid: int,
+        settings: SessionSettings,
+    ) -> None:
+        self.last_ai_stats = AiStats()
+        self.total_ai_stats = AiStats()
+        self.on_progress: Callable[[StatementProgress], None] | None = None
+        self.settings = settings
+        self.activity = Activity()
+        self.client = client
+        self._server = server
+        self._connection = connection
+        self._transaction = ClientTransaction(connection)
+        self._pid = pid
+        self._running: asyncio.Task[Any] | None = None
+        self._cancelling = False
+
+    @property
+    def pid(self) -> int:
+        """The session's number, as clients see it."""
+        return self._pid
+
+    @property
+    def transaction_status(self) -> str:
+        """``I``, ``T`` or ``E``, as in ReadyForQuery."""
+        return self._transaction.status
+
+    def split(self, sql: str) -> list[str]:
+        """Cut a string into statements."""
+        _check_length(sql)
+        return split_statements(sql)
+
+    async def describe(self, sql: str) -> StatementDescription:
+        """Say what columns and parameters a statement has; nothing is run, no model called."""
+        _check_length(sql)
+        types = parameter_types(sql)
+        command = setting_command(tokenize(sql))
+        if command is not None:
+            shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
+            return StatementDescription(shown, types)
+        plan = plan_statement(sql, key_base=self._connection.key_base)
+        self._transaction.check_usable()
+        try:
+            return StatementDescription(await self._columns(plan), types)
+        except TierKVError:
+            self._transaction.fail()
+            raise
+
+    async def execute(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult:
+        """Run one statement; see the contract."""
+        _check_length(sql)
+        return await self._exclusively(self._execute(sql, _named(params)))
+
+    async def copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int:
+        """Load rows of text into a table; ``table`` is quoted SQL, ``columns`` are plain names."""
+        return await self._exclusively(self._copy_in(table, columns, rows))
+
+    async def cancel(self) -> None:
+        """Stop the running statement, if there is one."""
+        if self._running is not None and not self._running.done():
+            self._cancelling = True
+            self._running.cancel()
+
+    async def close(self) -> None:
+        """Stop what runs, roll back, and free the session."""
+        await self.cancel()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        await self._connection.close()
+        self._server.forget(self)
+
+    async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work as the session's one running task, so that ``cancel`` can reach it."""
+        if self._running is not None and not self._running.done():
+            work.close()
+            raise SqlError("the session is already running a statement", sqlstate="55000")
+        self._cancelling = False
+        self._running = task = asyncio.create_task(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            self._transaction.fail()
+            if not self._cancelling:
+                raise
+            raise CancelledByUserError("canceling statement due to user request") from None
+        except TierKVError:
+            self._transaction.fail()
+            raise
+        finally:
+            self.activity.state = _STATES[self._transaction.status]
+            self.activity.progress = None
+
+    async def _execute(self, sql: str, params: Mapping[str, Any]) -> StatementResult:
+        self.activity.state, self.activity.query = "active", sql
+        self.activity.query_start_s = self._server.clock.wall()
+        tokens = tokenize(sql)
+        kind = classify(tokens)
+        if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
+            return await self._transaction_statement(kind, sql)
+        if kind is StatementKind.SAVEPOINT:
+            raise FeatureNotSupportedError(
+                "savepoints are not supported", hint="End the transaction and begin another."
+            )
+        self._transaction.check_usable()
+        command = setting_command(tokens)
+        if command is not None:
+            return self._setting(command)
+        if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
+            self.settings.reset_all()
+        stats = AiStats()
+        result = await run_statement(sql, params, self._context(stats))
+        if kind is not StatementKind.QUERY:
+            self._transaction.changed = self._transaction.status == "T"
+        return result
+
+    def _context(self, stats: AiStats) -> StatementContext:
+        tenant = self._server.tenant_of(self.client)
+        return StatementContext(
+            connection=self._connection,
+            generator=self._server.generator,
+            transaction=self._transaction,
+            defaults=self.settings.call_defaults(tenant),
+            policy=ErrorPolicy(
+                on_error=str(self.settings.get("tierkv.on_error")),
+                max_error_ratio=float(self.settings.get("tierkv.max_error_ratio") or 0),
+                max_calls=int(self.settings.get("tierkv.max_calls") or 0),
+            ),
+            clock=self._server.clock,
+            refresh_views=self._refresh_views,
+            on_progress=self._progress,
+            on_finished=self._finished,
+            stats=stats,
+        )
+
+    def _progress(self, progress: StatementProgress) -> None:
+        self.last_ai_stats = progress.stats
+        self.activity.progress = progress
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+    def _finished(self, stats: AiStats) -> None:
+        self.last_ai_stats = stats
+        self.total_ai_stats.add(stats)
+
+    async def _transaction_statement(self, kind: StatementKind, sql: str) -> StatementResult:
+        transaction = self._transaction
+        if kind is StatementKind.BEGIN:
+            transaction.check_usable()
+            if transaction.status != "I":
+                return _warned("BEGIN", "there is already a transaction in progress", "25001")
+            read_only = "READ ONLY" in " ".join(token.upper for token in tokenize(sql))
+            await transaction.begin("BEGIN TRANSACTION READ ONLY" if read_only else "BEGIN")
+            self.settings.begin()
+            return StatementResult("BEGIN")
+        commit = kind is StatementKind.COMMIT
+        if transaction.status == "I":
+            tag = "COMMIT" if commit else "ROLLBACK"
+            return _warned(tag, "there is no transaction in progress", "25P01")
+        committed = False
+        try:
+            committed = await transaction.finish(commit=commit)
+        finally:
+            self.settings.end(committed=committed)
+        return StatementResult("COMMIT" if committed else "ROLLBACK")
+
+    def _setting(self, command: SettingCommand) -> StatementResult:
+        if command.verb == "SHOW":
+            value = self.settings.show(command.name)
+            name = setting_spec(command.name).name
+            return StatementResult("SHOW", (Column(name, "VARCHAR"),), [(value,)])
+        local = command.local
+        if local and self._transaction.status == "I":
+            setting_spec(command.name)
+            return _warned("SET", "SET LOCAL can only be used in transaction blocks", "25P01")
+        self.settings.set(command.name, command.value, local=local)
+        return StatementResult(command.verb)
+
+    async def _copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int:
+        self._transaction.check_usable()
+        async with self._transaction.for_statement():
+            count = await self._connection.copy_in(table, columns, rows)
+        self._transaction.changed = self._transaction.status == "T"
+        return count
+
+    async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
+        if plan.explain is not Explain.NO:
+            return _EXPLAIN_COLUMNS
+        book = AnswerBook(plan.forms)
+        if plan.kind is StatementKind.QUERY:
+            return await self._connection.describe(plan.engine_sql, book)
+        if plan.returning_sql is not None:
+            return await self._connection.describe(plan.returning_sql, book)
+        if plan.kind is StatementKind.SHOW or plan.shows:
+            # These only read the catalogue, and the engine describes no other way.
+            return (await self._connection.run(plan.engine_sql)).columns
+        return None
+
+    async def _refresh_views(self, views: frozenset[str]) -> None:
+        for view in sorted(views):
+            rows = await self._server.view_rows(view, self)
+            await self._connection.set_variable(view_variable(view), to_json(rows))
+
+
+_STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}
+
+
+class DuckDbSqlServer:
+    """Opens sessions on one embedded database.
+
+    Attributes:
+        generator: the way to the models.
+        clock: times of statistics and views.
+        tenant_of: whose KV namespace a client's calls belong to.
+    """
+
+    def __init__(
+        self,
+        config: DuckDbConfig,
+        generator: TextGenerator,
+        *,
+        cluster: ClusterSource | None = None,
+        session_defaults: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        tenant_of: Callable[[ClientInfo], str] = lambda client: client.user,
+    ) -> None:
+        """Open the database.
+
+        Args:
+            config: where and how.
+            generator: answers AI calls.
+            cluster: what the admin views show; None shows the front's own only.
+            session_defaults: defaults of ``tierkv.*`` settings, by full name.
+            clock: the system's by default.
+            tenant_of: maps a client to its tenant; its user name by default.
+
+        Raises:
+            ConfigError: the database can't be opened.
+            UserError: a session default that can't be used.
+        """
+        self.generator = generator
+        self.clock = clock or SystemClock()
+        self.tenant_of = tenant_of
+        self._defaults = dict(session_defaults or {})
+        SessionSettings(self._defaults)
+        self._cluster = cluster
+        self._engine = DuckDbEngine(config)
+        self._sessions: dict[int, DuckDbSession] = {}
+        self._pids = itertools.count(1)
+
+    async def open_session(self, client: ClientInfo) -> DuckDbSession:
+        """Open a session; ``client.options`` may hold ``tierkv.*`` settings.
+
+        Raises:
+            UserError: such a setting is unknown or unusable.
+        """
+        options = {
+            name: text for name, text in client.options.items() if name.startswith("tierkv.")
+        }
+        settings = SessionSettings(self._defaults, options)
+        pid = next(self._pids)
+        session = DuckDbSession(self, self._engine.connect(pid), client, pid, settings)
+        self._sessions[pid] = session
+        return session
+
+    def forget(self, session: DuckDbSession) -> None:
+        """Drop a closed session."""
+        self._sessions.pop(session.pid, None)
+
+    async def close(self) -> None:
+        """Close every session and the database."""
+        for session in list(self._sessions.values()):
+            await session.close()
+        self._engine.close()
+
+    async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
+        """Return an admin view's rows, as ``asking`` may see them."""
+        if view == "stat_activity":
+            return [_activity_row(session) for session in self._sessions.values()]
+        rows: list[Row] = []
+        if self._cluster is not None:
+            rows = await cluster_rows(view, self._cluster, now_s=self.clock.wall())
+        if view == "settings":
+            names = ("name", "setting", "source", "description")
+            rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
+        return rows
+
+
+def _activity_row(session: DuckDbSession) -> Row:
+    activity, progress = session.activity, session.activity.progress
+    stats = progress.stats if progress else AiStats()
+    started = activity.query_start_s
+    return {
+        "pid": session.pid,
+        "usename": session.client.user,
+        "application_name": session.client.application_name,
+        "state": activity.state,
+        "phase": progress.phase if progress else "",
+        "round": stats.rounds,
+        "calls_done": stats.distinct_calls,
+        "calls_total": progress.calls_total if progress else 0,
+        "errors": stats.errors,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.hit_tokens.total,
+        "completion_tokens": stats.completion_tokens,
+        "query_start": timestamp(started) if started else None,
+        "query": activity.query,
+    }
+
+
+def _warned(tag: str, message: str, sqlstate: str) -> StatementResult:
+    return StatementResult(tag, notices=(Notice("WARNING", message, sqlstate=sqlstate),))
+
+
+def _named(params: Sequence[Any] | Mapping[str, Any] | None) -> dict[str, Any]:
+    if params is None:
+        return {}
+    if isinstance(params, Mapping):
+        return {str(name): value for name, value in params.items()}
+    return {str(number): value for number, value in enumerate(params, 1)}
+
+
+def _check_length(sql: str) -> None:
+    if len(sql) > limits.MAX_SQL_BYTES:
+        raise UserError(
+            f"the SQL text has more than {limits.MAX_SQL_BYTES} characters",
+            hint="Load data with COPY.",
+        )

@@ -1,0 +1,54 @@
+"""What can be said about parameter types from the text alone: casts, LIMIT, and AI arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sql.lexer import Token, TokenKind, tokenize
+from sql.rewrite import parameter_names
+
+_TYPES: Final[dict[str, str]] = {
+    "INT": "INTEGER",
+    "INT2": "SMALLINT",
+    "INT4": "INTEGER",
+    "INT8": "BIGINT",
+    "FLOAT4": "FLOAT",
+    "FLOAT8": "DOUBLE",
+    "REAL": "FLOAT",
+    "BOOL": "BOOLEAN",
+    "TEXT": "VARCHAR",
+    "BYTEA": "BLOB",
+    "TIMESTAMPTZ": "TIMESTAMP WITH TIME ZONE",
+    "JSONB": "JSON",
+    "NUMERIC": "DECIMAL(18,3)",
+    "DECIMAL": "DECIMAL(18,3)",
+}
+_UNKNOWN: Final = "VARCHAR"
+
+
+def parameter_types(text: str) -> tuple[str, ...]:
+    """Return the DuckDB type of ``$1``, ``$2`` ...; VARCHAR where the text does not say."""
+    tokens = tokenize(text)
+    found: dict[int, str] = {}
+    for index, name in parameter_names(tokens).items():
+        if name.isdigit():
+            number = int(name)
+            known = _type_at(tokens, index)
+            if found.get(number, _UNKNOWN) == _UNKNOWN:
+                found[number] = known
+    return tuple(found.get(number, _UNKNOWN) for number in range(1, max(found, default=0) + 1))
+
+
+def _type_at(tokens: list[Token], index: int) -> str:
+    before = tokens[index - 1].upper if index else ""
+    after = [token.upper for token in tokens[index + 1 : index + 3]]
+    if before in ("LIMIT", "OFFSET"):
+        return "BIGINT"
+    if len(after) == 2 and (
+        after[0] == "::"
+        or (after[0] == "AS" and before == "(" and tokens[index - 2].upper == "CAST")
+    ):
+        if tokens[index + 2].kind is not TokenKind.WORD:
+            return _UNKNOWN
+        return _TYPES.get(after[1], after[1])
+    return _UNKNOWN

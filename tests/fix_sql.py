@@ -1,0 +1,192 @@
+"""SQL fixtures: an instant deterministic TextGenerator, and sessions over in-memory engines.
+
+InstantGenerator implements the TextGenerator contract (tests/contract/test_text_generator.py runs
+it through the suite); its answers are a pure function of the prompt, so that a plain DuckDB UDF
+computing the same function is the reference every query shape is compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import pytest
+
+from dbfront.contracts import (
+    ClientInfo,
+    PreparedCall,
+    TextAnswer,
+    TextCall,
+    TextEvent,
+)
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.session import DuckDbSession, DuckDbSqlServer
+from kvcore.errors import (
+    ContextTooLongError,
+    RowLevelError,
+    TierKVError,
+    UdfArgumentError,
+    UnknownModelError,
+)
+from kvcore.ids import NamespaceKey, RequestId
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.node import ModelInfo
+from kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
+
+CONTEXT_TOKENS = 20_000
+
+
+def make_model(name: str = "tiny", *, block_tokens: int = 16) -> ModelInfo:
+    layout = BlockLayout(
+        layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=block_tokens
+    )
+    return ModelInfo(
+        name=name,
+        folder="",
+        revision="0" * 64,
+        layout=layout,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=(0,),
+        architecture="LlamaForCausalLM",
+        parameters=1,
+    )
+
+
+def answer_text(prompt: str | None, model: str = "tiny", system: str = "") -> str | None:
+    """The function the instant model computes; the reference UDF is this one."""
+    if prompt is None:
+        return None
+    digest = blake2b(f"{model}|{system}|{prompt}".encode(), digest_size=2).digest()
+    return ("yes", "no", "maybe", "red", "blue")[digest[0] % 5] + (
+        f"-{digest[1] % 4}" if digest[0] % 3 == 0 else ""
+    )
+
+
+@dataclass
+class InstantGenerator:
+    """A model that answers at once and remembers what it was asked.
+
+    ``failing`` maps text in a prompt to the error its call raises. With ``gate`` set, answers wait
+    for it; ``started`` is set when the first one does.
+    """
+
+    served: tuple[ModelInfo, ...] = (make_model(), make_model("other"))
+    failing: dict[str, TierKVError] = field(default_factory=dict)
+    gate: asyncio.Event | None = None
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    prompts: list[str] = field(default_factory=list)
+    calls: list[TextCall] = field(default_factory=list)
+    cancelled: int = 0
+    most_running: int = 0
+    _running: int = 0
+    _ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def prepare(self, call: TextCall) -> PreparedCall:
+        name = call.model or "tiny"
+        model = next((model for model in self.served if model.name == name), None)
+        if model is None:
+            raise UnknownModelError(f'no model "{name}"', hint="Served: tiny, other.")
+        if not 0 <= call.temperature <= 2:
+            raise UdfArgumentError("temperature must be in [0, 2]")
+        token_ids = tuple(_text(call).encode())
+        if len(token_ids) >= CONTEXT_TOKENS:
+            raise ContextTooLongError(
+                f"the prompt has {len(token_ids)} tokens; tiny takes {CONTEXT_TOKENS}"
+            )
+        request = GenerateRequest(
+            request_id=RequestId(f"r{next(self._ids)}"),
+            model=name,
+            token_ids=token_ids,
+            namespace_key=NamespaceKey(bytes(32)),
+            tenant=call.tenant,
+            sampling=SamplingParams(max_tokens=call.max_tokens or 1),
+        )
+        return PreparedCall(call, model, request)
+
+    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
+        prompt = _user_prompt(prepared.call)
+        self.prompts.append(prompt)
+        self.calls.append(prepared.call)
+        self._running += 1
+        self.most_running = max(self.most_running, self._running)
+        try:
+            self.started.set()
+            if self.gate is not None:
+                await self.gate.wait()
+            for text, error in self.failing.items():
+                if text in prompt:
+                    raise error
+            yield TextEvent(text=answer_text(prompt, prepared.model.name, _system(prepared.call)))
+            yield TextEvent(
+                finish_reason=FinishReason.STOP,
+                usage=Usage(len(prepared.request.token_ids), 1, HitTokens(l1=1, l2=2)),
+                ttft_s=0.5,
+                total_s=1.0,
+                node_id="n1",
+            )
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+        finally:
+            self._running -= 1
+
+    async def answer(self, prepared: PreparedCall) -> TextAnswer:
+        pieces: list[str] = []
+        async for event in self.stream(prepared):
+            pieces.append(event.text)
+            last = event
+        if last.finish_reason is None or last.usage is None:
+            raise RowLevelError("no finish reason")
+        return TextAnswer(
+            "".join(pieces), last.finish_reason, last.usage, last.ttft_s, last.total_s, "n1"
+        )
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return self.served
+
+
+def _text(call: TextCall) -> str:
+    if call.messages is None:
+        return call.prompt or ""
+    return "\n".join(f"{message.role}: {message.content}" for message in call.messages)
+
+
+def _user_prompt(call: TextCall) -> str:
+    return call.messages[-1].content if call.messages else call.prompt or ""
+
+
+def _system(call: TextCall) -> str:
+    first = call.messages[0] if call.messages else None
+    return first.content if first and first.role == "system" else ""
+
+
+TABLES = """
+CREATE TABLE docs (id INTEGER PRIMARY KEY, topic INTEGER, body VARCHAR);
+INSERT INTO docs SELECT i, i % 4, CASE WHEN i % 10 = 7 THEN NULL ELSE 'body ' || (i % 30) END
+  FROM range(60) r(i);
+CREATE TABLE topics (id INTEGER PRIMARY KEY, name VARCHAR);
+INSERT INTO topics VALUES (0, 'sport'), (1, 'music'), (2, NULL), (5, 'food');
+"""
+
+
+@pytest.fixture
+def generator() -> InstantGenerator:
+    return InstantGenerator()
+
+
+@pytest.fixture
+async def server(generator: InstantGenerator) -> AsyncIterator[DuckDbSqlServer]:
+    server = DuckDbSqlServer(DuckDbConfig(threads=2), generator)
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def session(server: DuckDbSqlServer) -> DuckDbSession:
+    session = await server.open_session(ClientInfo(user="ann"))
+    for statement in session.split(TABLES):
+        await session.execute(statement)
+    return session
