@@ -5,10 +5,10 @@ Plain ASGI, so that streams pass through untouched and even a crash gets its x-r
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvcore import limits
@@ -18,10 +18,6 @@ from kvcore.ids import new_request_id
 log = logging.getLogger("tierkv.http")
 
 _NAME = re.compile(limits.NAME_PATTERN)
-
-
-class BodyTooLongError(Exception):
-    """More bytes came than limits.MAX_HTTP_BODY_BYTES."""
 
 
 class Edge:
@@ -39,12 +35,7 @@ class Edge:
         exchange = _Exchange(scope, receive, send)
         started_s = self._clock.now()
         try:
-            if exchange.declared_too_long:
-                await exchange.refuse_body()
-            else:
-                await self._app(scope, exchange.receive, exchange.send)
-        except BodyTooLongError:
-            await exchange.refuse_body()
+            await self._app(scope, exchange.receive, exchange.send)
         except Exception:
             # The application answered 500 already and logged why; the server need not know.
             if not exchange.status:
@@ -73,19 +64,24 @@ class _Exchange:
         self.request_id = given if _NAME.fullmatch(given) else new_request_id()
         self.status = 0
         length = headers.get(b"content-length", "0")
-        declared = int(length) if length.isdecimal() else 0
-        self.declared_too_long = declared > limits.MAX_HTTP_BODY_BYTES
+        self._declared = int(length) if length.isdecimal() else 0
         self._received = 0
         self._receive = receive
         self._send = send
 
     async def receive(self) -> Message:
-        """Pass the body on, as far as it is allowed to be long."""
+        """Pass the body on, as far as it is allowed to be long.
+
+        Raises:
+            HTTPException: 413; the connection is closed, for the rest of the body is not read.
+        """
+        if self._declared > limits.MAX_HTTP_BODY_BYTES:
+            raise _too_long()
         message = await self._receive()
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > limits.MAX_HTTP_BODY_BYTES:
-                raise BodyTooLongError
+                raise _too_long()
         return message
 
     async def send(self, message: Message) -> None:
@@ -98,21 +94,7 @@ class _Exchange:
             ]
         await self._send(message)
 
-    async def refuse_body(self) -> None:
-        """Answer 413 in OpenAI's shape and hang up: the rest of the body is not read."""
-        if self.status:
-            return
-        error = {
-            "message": f"the body is longer than {limits.MAX_HTTP_BODY_BYTES} bytes",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "body_too_long",
-        }
-        body = json.dumps({"error": error}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        await self.send({"type": "http.response.start", "status": 413, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+
+def _too_long() -> HTTPException:
+    message = f"the body is longer than {limits.MAX_HTTP_BODY_BYTES} bytes"
+    return HTTPException(413, message, headers={"connection": "close"})
