@@ -10,7 +10,7 @@ on a page border; its checksums (one xxh3_64 per range) stand at the end of its 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -65,11 +65,28 @@ _WEIGHTS[CHECK_AT // 8] = 0
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes and offsets of one segment file."""
+    """Sizes and offsets of one segment file.
+
+    Attributes:
+        extent_count: extents in the file.
+        extent_bytes: size of each.
+        slots_per_extent: slot numbers and headers set aside for each.
+        headers_at: offset of the slot headers.
+        payload_at: offset of the first extent.
+    """
 
     extent_count: int
     extent_bytes: int
     slots_per_extent: int
+    headers_at: int = field(init=False)
+    payload_at: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Computed once: every access to a slot needs them.
+        headers_at = _page_up(self.extents_at + 8 * self.extent_count)
+        payload_at = _page_up(headers_at + SLOT_HEADER_BYTES * self.slot_count)
+        object.__setattr__(self, "headers_at", headers_at)
+        object.__setattr__(self, "payload_at", payload_at)
 
     @classmethod
     def of(cls, *, extent_count: int, extent_bytes: int) -> Geometry:
@@ -85,16 +102,6 @@ class Geometry:
     def extents_at(self) -> int:
         """Offset of the extent table."""
         return PAGE
-
-    @property
-    def headers_at(self) -> int:
-        """Offset of the slot headers."""
-        return _page_up(self.extents_at + 8 * self.extent_count)
-
-    @property
-    def payload_at(self) -> int:
-        """Offset of the first extent."""
-        return _page_up(self.headers_at + SLOT_HEADER_BYTES * self.slot_count)
 
     @property
     def file_bytes(self) -> int:

@@ -99,6 +99,7 @@ class DmpNode:
         started_ms = int(self._clock.wall() * 1000)
         self.incarnation = Incarnation(max(segment.incarnation + 1, started_ms))
         segment.set_incarnation(self.incarnation)
+        segment.populate()
         self._segment = segment
         self._stopping.clear()
         self._ticker = threading.Thread(target=self._tick_forever, name="dmp-tick", daemon=True)

@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ _COLUMNS = (
     *("state", "magic", "layout_version", "generation", "length", "range_bytes"),
     *("range_count", "tokens", "sealed_order", "model", "tenant"),
 )
+_MADV_POPULATE_WRITE = 23  # <linux/mman.h>; the mmap module has no name for it.
+_POPULATE_BYTES = 1 << 20  # madvise keeps the GIL; this is half a millisecond.
 _STAMP = struct.Struct("<I4xQ16s16xQQI")
 
 
@@ -84,6 +87,8 @@ class Segment:
         self._fd = fd
         self._map = mmap.mmap(fd, geometry.file_bytes)
         self._view = memoryview(self._map)
+        self._closing = threading.Event()
+        self._populating: threading.Thread | None = None
 
     @property
     def incarnation(self) -> int:
@@ -184,12 +189,39 @@ class Segment:
             generations, extent_sizes, [slot for _, slot in kept], dropped, last_order
         )
 
+    def populate(self) -> None:
+        """Enter all pages into this process's page table, in a thread of its own.
+
+        Else the first copy into each page pays for a fault, which makes it up to 20 times slower
+        (measured in a virtual machine: 0.2 instead of 4 GiB/s).
+        """
+        self._populating = threading.Thread(
+            target=self._populate_all, name="dmp-populate", daemon=True
+        )
+        self._populating.start()
+
+    def stop_populating(self) -> None:
+        """End that thread early."""
+        self._closing.set()
+        if self._populating is not None:
+            self._populating.join()
+
+    def _populate_all(self) -> None:
+        # Kernels before 5.14 refuse; then pages come as they are touched.
+        with contextlib.suppress(OSError):
+            for start in range(0, len(self._map), _POPULATE_BYTES):
+                if self._closing.is_set():
+                    return
+                size = min(_POPULATE_BYTES, len(self._map) - start)
+                self._map.madvise(_MADV_POPULATE_WRITE, start, size)
+
     def disown(self) -> None:
         """Keep only the mapping; a process that merely maps needs no descriptor and no lock."""
         self._fd = -1
 
     def close(self) -> None:
         """Unmap and unlock; views still in use keep the mapping until they die."""
+        self.stop_populating()
         with contextlib.suppress(BufferError):
             self._view.release()
             self._map.close()

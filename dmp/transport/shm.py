@@ -46,6 +46,7 @@ class ShmPoolNode:
         self._control = control
         self._path = segment_path
         self._segment: Segment = map_segment(segment_path)
+        self._segment.populate()
         self._lock = threading.Lock()
         self._touched: dict[Location, None] = {}
         self._touched_bytes = 0
@@ -132,6 +133,7 @@ class ShmPoolNode:
 
     def close(self) -> None:
         self._closed = True
+        self._segment.stop_populating()
         self._control.close()
 
     def _report_touched(self) -> None:
@@ -162,6 +164,7 @@ class ShmPoolNode:
             if os.stat(self._path).st_ino != self._segment.inode:
                 # The old mapping lives until its last reader lets go.
                 self._segment = map_segment(self._path)
+                self._segment.populate()
         except (OSError, ConfigError) as error:
             raise TransportError(f"segment {self._path} can't be mapped: {error}") from error
 
