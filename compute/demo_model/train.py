@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from compute.demo_model.examples import Batch, stream
 from compute.demo_model.network import Decoder
 
+EMBEDDING_RATE = 4.0
 FOLDER = Path(__file__).parent / "weights"
 
 
@@ -94,15 +95,23 @@ def learning_rate(step: int, done: float) -> float:
     return min(1.0, (step + 1) / 60) * min(1.0, max(0.02, (1 - done) / 0.5))
 
 
+def make_optimizer(network: Decoder) -> torch.optim.Optimizer:
+    """Return the optimizer; embeddings, being large, take larger steps."""
+    other = [weight for name, weight in network.named_parameters() if "embed" not in name]
+    groups = [
+        {"params": other, "factor": 1.0, "weight_decay": 0.01},
+        {"params": [network.embed.weight], "factor": EMBEDDING_RATE, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+
+
 def train(options: argparse.Namespace) -> None:
     """Train for the given time and write checkpoints."""
     tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
     network = Decoder(make_config(len(tokenizer), options.width, options.layers, options.inner))
     if options.start_from:
         network.load_exported(load_file(options.start_from / "model.safetensors"))
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01
-    )
+    optimizer = make_optimizer(network)
     size = sum(p.numel() for p in network.parameters())
     print(f"{size} parameters", flush=True)
     start, step, seen, sums = time.time(), 0, 0, [0.0, 0.0]
@@ -116,7 +125,8 @@ def train(options: argparse.Namespace) -> None:
         done = progress()
         if done >= 1:
             break
-        optimizer.param_groups[0]["lr"] = options.rate * learning_rate(step, done)
+        for group in optimizer.param_groups:
+            group["lr"] = options.rate * learning_rate(step, done) * group["factor"]
         guide = options.guide * min(1.0, max(0.0, (0.7 - done) / 0.3))
         total, loss, right = step_loss(network, batch, guide, options.context)
         total.backward()  # type: ignore[no-untyped-call]
@@ -145,13 +155,13 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=FOLDER)
     parser.add_argument("--start-from", type=Path, help="folder of weights to go on with")
     parser.add_argument("--progress", type=float, default=0.0, help="where the schedule begins")
-    parser.add_argument("--minutes", type=float, default=55)
+    parser.add_argument("--minutes", type=float, default=46)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--inner", type=int, default=384)
     parser.add_argument("--tokens", type=int, default=3072, help="tokens of rows per batch")
-    parser.add_argument("--rate", type=float, default=0.003)
+    parser.add_argument("--rate", type=float, default=0.001)
     parser.add_argument("--guide", type=float, default=0.5)
     parser.add_argument("--context", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
