@@ -20,6 +20,10 @@ DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"
 MIN_SLOT_BYTES: Final = 32 << 10
 """Smallest slot; it bounds the header table to about 1 % of the segment."""
 
+MAX_RESERVE_S: Final = 300.0
+MAX_HOLD_S: Final = 3_600.0
+"""Longest reservation and hold, whatever is asked for: a lost client blocks no memory for good."""
+
 SLOT_ALIGN: Final = 4096
 """Payloads start on page borders, as O_DIRECT, RDMA registration and cudaHostRegister like."""
 

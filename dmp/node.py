@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from dmp.config import DmpConfig
+from dmp.config import MAX_HOLD_S, MAX_RESERVE_S, DmpConfig
 from dmp.geometry import Geometry
 from dmp.messages import RangeRef, Sealing, check_put
 from dmp.pool import PoolNodeStats, PutRequest
@@ -148,7 +148,7 @@ class DmpNode:
         removed: list[BlockEvent] = []
         with self._lock:
             self._expire()
-            deadline = self._clock.now() + deadline_s
+            deadline = self._clock.now() + min(deadline_s, MAX_RESERVE_S)
             answer = [self._reserve_one(put, deadline, removed) for put in puts]
             self._report(removed)
         return answer
@@ -274,7 +274,7 @@ class DmpNode:
         """Keep blocks from eviction; answers which are still there."""
         with self._lock:
             table, _ = self._parts()
-            until = self._clock.now() + ttl_s
+            until = self._clock.now() + min(ttl_s, MAX_HOLD_S)
             return [
                 self._is_mine(place) and table.hold(place.slot, place.generation, until=until)
                 for place in locations

@@ -158,3 +158,17 @@ def test_it_describes_itself(make_rig: MakeRig) -> None:
     assert tier.used_bytes == 48 << 10
     assert tier.write_bytes == 2 * RANGE_BYTES
     assert report.load.kv_usage == pytest.approx((48 << 10) / (1 << 20))
+
+
+def test_reservations_and_holds_are_bounded_in_time(make_rig: MakeRig) -> None:
+    clock = ManualClock()
+    rig = make_rig(clock=clock)
+    place = store(InprocPoolNode(rig.node), "a")
+    rig.node.reserve([make_put("b")], deadline_s=1e9)
+    assert rig.node.hold([place], ttl_s=1e9) == [True]
+    clock.advance(3_601.0)
+    rig.node.tick()
+    assert rig.node.stats().slots_writing == 0
+    for i in range(25):
+        store(InprocPoolNode(rig.node), f"n{i}")
+    assert rig.node.lookup([block_key("a")]) == [None]
