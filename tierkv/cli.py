@@ -103,7 +103,7 @@ def sql(
     if command is not None and file is not None:
         raise typer.BadParameter("give -c or -f, not both")
     text = command if file is None else _read_sql(file)
-    raise typer.Exit(sql_shell.run(loaded.settings, text, output=output, quiet=quiet))
+    raise typer.Exit(sql_shell.run(loaded, text, output=output, quiet=quiet))
 
 
 def _read_sql(file: Path) -> str:
@@ -166,7 +166,7 @@ def serve(
     loaded = _load(config, settings)
     name = node_id or ""
     raise typer.Exit(
-        asyncio.run(serve_role(loaded.settings, role.value, node_id=name, supervised=supervised))
+        asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
     )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
-from compute.service import ComputeServer
-
 from compute.config import ComputeConfig, LoadPolicy
 from compute.node import ComputeNode
+from compute.service import serve_node
 from kvcore.clock import Clock, SystemClock
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.node import NodeRole
+from kvwire.channels import BoundServer
 from metaserver.agent import NodeAgent
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
@@ -66,7 +66,7 @@ class ComputePart:
         self._config = config
         self._meta = meta
         self.address = ""
-        self._server: ComputeServer | None = None
+        self._bound: BoundServer | None = None
         self._watcher: PoolWatcher | None = None
         self._agent: NodeAgent | None = None
 
@@ -78,9 +78,8 @@ class ComputePart:
         """
         await self.node.start()
         if listen:
-            self._server = ComputeServer(self.node, address=listen, token=token or None)
-            self.address = await self._server.start()
-            self.node.set_control_address(self.address)
+            self._bound = await serve_node(self.node, listen, token=token or None)
+            self.address = self._bound.address
             host = self._config.host
             self._watcher = PoolWatcher(self.node, self._meta, host=host, token=token)
             await self._watcher.start()
@@ -96,8 +95,8 @@ class ComputePart:
 
     async def stop(self) -> None:
         """Refuse new requests, end the running ones, leave the cluster."""
-        if self._server is not None:
-            await self._server.stop()
+        if self._bound is not None:
+            await self._bound.server.stop(grace=1.0)
         if self._agent is not None:
             await self._agent.stop()
         await self.node.stop()

@@ -55,9 +55,12 @@ class FrontSettings(Section):
         default="", description="DuckDB file; empty: in memory (sql) or in run_dir (up)"
     )
     default_model: str = Field(default="", description="model of calls that name none")
-    external_access: bool = Field(
-        default=True,
-        description="let SQL read and write files (read_csv, COPY); turn off for shared servers",
+    external_access: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="let SQL read and write files (read_csv, COPY TO); auto: in one process only",
+    )
+    max_calls: int = Field(
+        default=1000, ge=0, description="AI calls a statement may make; 0: any number"
     )
     users: dict[str, str] = Field(
         default_factory=dict, description="SQL users and passwords (SCRAM); empty: trust loopback"
@@ -88,6 +91,9 @@ class DmpSettings(Section):
         default=ByteSize(GIB), description="memory for KV blocks, such as 4GiB"
     )
     segment_dir: str = Field(default="/dev/shm", description="where the segment file lies")
+    remove_on_stop: bool = Field(
+        default=False, description="delete the segment at a clean stop instead of keeping its KV"
+    )
 
 
 class ComputeSettings(Section):

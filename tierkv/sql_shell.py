@@ -14,12 +14,13 @@ import typer
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory
 
+from dbfront.statistics import AiStats
 from kvcore.errors import TierKVError
 from tierkv import dbapi
+from tierkv.config import LoadedConfig
 from tierkv.embedded import connect_with
 from tierkv.output import OutputFormat, render_rows
 from tierkv.progress import StatementBar
-from tierkv.settings import Settings
 
 HELP = """\
 Statements end with ';'.  \\dt lists tables, \\d NAME describes one, \\q or Ctrl-D leaves.
@@ -27,16 +28,16 @@ AI calls: ai_generate(prompt [, model => ..] [, system_prompt => ..] [, options 
 Views of the cache: SELECT * FROM tierkv.stat_kvcache;"""
 
 
-def run(settings: Settings, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
+def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
     """Run ``text``, standard input or a prompt; the exit status (1 after an error)."""
     interactive = text is None and sys.stdin.isatty()
     if text is None and not interactive:
         text = sys.stdin.read()
-    with connect_with(settings) as connection:
+    with connect_with(config) as connection:
         shell = Shell(connection, output=output, quiet=quiet)
         if text is not None:
             return 0 if shell.run_text(text) else 1
-        return shell.prompt(settings.cluster.run_dir.expanduser() / "history")
+        return shell.prompt(config.settings.cluster.run_dir.expanduser() / "history")
 
 
 class Shell:
@@ -46,6 +47,7 @@ class Shell:
         self._cursor = connection.cursor()
         self._output = output
         self._quiet = quiet
+        self._told: AiStats | None = None
 
     def run_text(self, text: str) -> bool:
         """Run statements until one fails; whether all worked."""
@@ -76,8 +78,9 @@ class Shell:
             typer.secho(f"{notice.severity}: {notice.message}", fg="yellow", err=True)
             if notice.detail:
                 typer.echo(f"  {notice.detail}", err=True)
-        stats = getattr(self._cursor.session, "last_ai_stats", None)
-        if not self._quiet and stats is not None and stats.calls:
+        stats: AiStats | None = getattr(self._cursor.session, "last_ai_stats", None)
+        told, self._told = self._told, stats
+        if not self._quiet and stats is not None and stats is not told and stats.calls:
             typer.secho(f"{summarise(stats)}; {seconds:.2f} s", err=True, dim=True)
 
     def _fail(self, error: dbapi.Error) -> bool:
@@ -118,6 +121,13 @@ class Shell:
             typer.echo(HELP)
 
 
-def summarise(stats: object) -> str:
+def summarise(stats: AiStats) -> str:
     """Say in one line what a statement's AI calls cost and what the cache saved."""
-    return str(stats)
+    hits = stats.hit_tokens
+    tiers = (("L1", hits.l1), ("L2", hits.l2), ("L3", hits.l3), ("L4", hits.l4))
+    shown = ", ".join(f"{name} {count:,}" for name, count in tiers if count) or "none"
+    return (
+        f"{stats.calls:,} calls ({stats.distinct_calls:,} run), {stats.prompt_tokens:,} prompt "
+        f"tokens, {hits.total:,} from the cache ({shown}), "
+        f"mean TTFT {stats.mean_ttft_s * 1e3:.1f} ms"
+    )

@@ -1,0 +1,172 @@
+"""The front as a part of a process: scheduler, text generation, SQL engine and the two doors.
+
+``tierkv serve front`` opens both doors over a cluster it finds through the meta server; the
+embedded cluster uses the same part with its compute node in the process and no doors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compute import client as compute_client
+from compute.client import ComputeClient
+from dbfront.admin_views import SettingRow
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.generation import Generation
+from dbfront.http.config import HttpConfig
+from dbfront.http.metrics import Metrics
+from dbfront.http.server import HttpServer
+from dbfront.pgwire.config import PgWireConfig
+from dbfront.pgwire.server import PgWireServer
+from dbfront.session import DuckDbSqlServer
+from kvcore.clock import SystemClock
+from kvcore.errors import DirectoryUnavailableError
+from kvcore.node import ModelInfo, NodeInfo
+from metaserver.client import BlockListing, MetaClient, NodeState
+from scheduler.cluster_view import ClusterView
+from scheduler.dispatcher import Dispatcher
+from tierkv.config import LoadedConfig, list_entries
+from tierkv.settings import FrontSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MetaSource:
+    """What the admin views show, asked of the meta server."""
+
+    meta: MetaClient
+    generation: Generation
+    config: LoadedConfig
+
+    async def nodes(self) -> tuple[NodeState, ...]:
+        """Every node the meta server knows."""
+        return await self.meta.list_nodes()
+
+    async def blocks(self, limit: int) -> BlockListing:
+        """Copies of blocks, at most ``limit``."""
+        return await self.meta.list_blocks(limit)
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Models that nodes serve."""
+        return await self.generation.models()
+
+    async def settings(self) -> tuple[SettingRow, ...]:
+        """This process's configuration, secrets masked."""
+        return tuple(
+            SettingRow(entry.key, entry.value, entry.source, entry.description)
+            for entry in list_entries(self.config)
+        )
+
+
+class FrontPart:
+    """Scheduler, generation, SQL; and the doors once ``open_doors`` was called.
+
+    Attributes:
+        dispatcher: sends calls to nodes.
+        generation: from text to text.
+        sql: opens SQL sessions.
+        metrics: what /metrics shows.
+    """
+
+    def __init__(
+        self,
+        config: LoadedConfig,
+        meta: MetaClient,
+        *,
+        compute: Sequence[ComputeClient] = (),
+        external_access: bool,
+    ) -> None:
+        """Make the parts; nothing runs before ``start``.
+
+        Args:
+            config: the process's configuration.
+            meta: the directory.
+            compute: the compute nodes in this process; none: those the directory lists.
+            external_access: what ``front.external_access = auto`` means here.
+
+        Raises:
+            ConfigError: the database can't be opened.
+        """
+        settings = config.settings.front
+        token = config.settings.cluster.token or None
+
+        def connect(info: NodeInfo) -> ComputeClient:
+            return compute_client.connect(info.control_address, token=token)
+
+        view = ClusterView(meta=meta, connect=connect, fixed=compute)
+        self.dispatcher = Dispatcher(view, meta=meta)
+        self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
+        self.metrics = Metrics(self.dispatcher.snapshot)
+        self.generation.observe(self.metrics.record_call)
+        self.sql = DuckDbSqlServer(
+            DuckDbConfig(path=settings.database, sandbox=not _is_open(settings, external_access)),
+            self.generation,
+            cluster=MetaSource(meta, self.generation, config),
+            session_defaults={"tierkv.max_calls": str(settings.max_calls)},
+        )
+        self._config = config
+        self._meta = meta
+        self._pg: PgWireServer | None = None
+        self._http: HttpServer | None = None
+
+    async def start(self) -> None:
+        """Find the nodes and keep watching them."""
+        await self.dispatcher.start()
+
+    async def open_doors(self) -> dict[str, str]:
+        """Listen for SQL and REST clients.
+
+        Returns:
+            addresses: ``pg`` and ``http`` as ``host:port``.
+
+        Raises:
+            ConfigError: a port is taken, or a public address has no authentication.
+        """
+        settings = self._config.settings.front
+        self._pg = PgWireServer(_pg_config(settings), self.sql, SystemClock())
+        pg_port = await self._pg.start()
+        http_port = await self.open_http()
+        return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
+
+    async def open_http(self) -> int:
+        """Listen for REST clients only; answers the port."""
+        settings = self._config.settings.front
+        self._http = HttpServer(
+            HttpConfig(host=settings.bind, port=settings.http_port, api_keys=settings.api_keys),
+            self.generation,
+            metrics=self.metrics,
+            checks={"directory": self._check_directory},
+            sql=self.sql,
+        )
+        return await self._http.start()
+
+    async def _check_directory(self) -> str:
+        """Readiness: say what is wrong; empty when nothing is."""
+        try:
+            await self._meta.list_nodes()
+        except DirectoryUnavailableError as error:
+            return error.message
+        return ""
+
+    async def stop(self) -> None:
+        """Close the doors, the sessions and the connections, in that order."""
+        if self._pg is not None:
+            await self._pg.stop()
+        if self._http is not None:
+            await self._http.stop()
+        await self.sql.close()
+        await self.dispatcher.stop()
+
+
+def _is_open(settings: FrontSettings, auto: bool) -> bool:
+    return auto if settings.external_access == "auto" else settings.external_access == "on"
+
+
+def _pg_config(settings: FrontSettings) -> PgWireConfig:
+    return PgWireConfig(
+        bind=settings.bind,
+        port=settings.pg_port,
+        tls_cert_file=settings.tls_cert,
+        tls_key_file=settings.tls_key,
+        users=settings.users,
+    )

@@ -1,0 +1,163 @@
+"""``tierkv serve ROLE``: one part of a cluster as a process.
+
+It starts the part, says so with one JSON line on standard output, and runs until SIGTERM, SIGINT
+or, under ``tierkv up``, until its standard input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from dmp.config import DmpConfig
+from kvcore.errors import ConfigError
+from kvcore.ids import HostId, NodeId
+from kvcore.node import NodeRole
+from metaserver import client as meta_client
+from metaserver.client import MetaClient
+from metaserver.config import MetaConfig
+from tierkv.config import LoadedConfig
+from tierkv.log import configure_logging
+from tierkv.parts import DmpPart
+
+
+async def serve_role(
+    config: LoadedConfig, role: str, *, node_id: str = "", supervised: bool = False
+) -> int:
+    """Run one role until told to stop; the exit status.
+
+    Raises:
+        ConfigError: a setting that can't be used; the message says which and what to do.
+    """
+    settings = config.settings
+    name = NodeId(node_id or f"{role}-{socket.gethostname()}")
+    configure_logging(settings.cluster.log_level, json_lines=True, node=name)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if supervised:
+        loop.add_reader(sys.stdin.fileno(), _stop_at_end, stop)
+    async with AsyncExitStack() as stack:
+        told = await _START[role](config, name, stack)
+        print(json.dumps({"event": "ready", "node": name, **told}), flush=True)
+        await stop.wait()
+    return 0
+
+
+def _stop_at_end(stop: asyncio.Event) -> None:
+    """Stop when the supervisor is gone: it never writes, so anything readable is the end."""
+    if not os.read(sys.stdin.fileno(), 1):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        stop.set()
+
+
+async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+    from metaserver.server import MetaServer  # gRPC: only this role serves it
+
+    settings = config.settings
+    server = MetaServer(
+        MetaConfig(
+            address=f"{settings.meta.bind}:{settings.meta.port}",
+            token=settings.cluster.token or None,
+            database=settings.meta.database or ":memory:",
+            cluster_secret=settings.cluster.secret.encode() or None,
+        )
+    )
+    address = await server.start()
+    stack.push_async_callback(server.stop)
+    return {"address": address}
+
+
+async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+    settings = config.settings
+    part = DmpPart(
+        DmpConfig(
+            node_id=name,
+            host=_host(config),
+            segment_path=str(Path(settings.dmp.segment_dir) / f"tierkv-{_tag(config)}{name}.seg"),
+            capacity_bytes=int(settings.dmp.capacity),
+            bind=settings.dmp.bind,
+            port=settings.dmp.port,
+            token=settings.cluster.token,
+            remove_on_stop=settings.dmp.remove_on_stop,
+        ),
+        _meta(config, stack),
+    )
+    await part.start()
+    stack.push_async_callback(part.stop)
+    return {"address": part.address}
+
+
+def _tag(config: LoadedConfig) -> str:
+    """Keep segments of clusters with other run directories apart; empty for the default one."""
+    run_dir = config.settings.cluster.run_dir.expanduser()
+    default = type(config.settings.cluster)().run_dir.expanduser()
+    return "" if run_dir == default else f"{run_dir.name}-"
+
+
+async def _start_compute(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, role: NodeRole = NodeRole.COMPUTE
+) -> dict[str, str]:
+    from tierkv.compute_part import compute_config, make_compute_part  # torch: only this role
+
+    settings = config.settings
+    wanted = compute_config(settings.compute, node_id=name, host=_host(config), role=role)
+    part = await make_compute_part(wanted, _meta(config, stack))
+    await part.start(
+        listen=f"{settings.compute.bind}:{settings.compute.port}", token=settings.cluster.token
+    )
+    stack.push_async_callback(part.stop)
+    return {"address": part.address, "model": part.node.model.name}
+
+
+async def _start_prefill(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack
+) -> dict[str, str]:
+    return await _start_compute(config, name, stack, NodeRole.PREFILL)
+
+
+async def _start_decode(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack
+) -> dict[str, str]:
+    return await _start_compute(config, name, stack, NodeRole.DECODE)
+
+
+async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+    from tierkv.front_part import FrontPart  # DuckDB, FastAPI: only this role
+
+    part = FrontPart(config, _meta(config, stack), external_access=False)
+    await part.start()
+    stack.push_async_callback(part.stop)
+    return await part.open_doors()
+
+
+def _meta(config: LoadedConfig, stack: AsyncExitStack) -> MetaClient:
+    address = config.settings.cluster.meta_address
+    if not address:
+        raise ConfigError(
+            "this role needs the meta server's address", hint="--set cluster.meta_address=HOST:PORT"
+        )
+    meta = meta_client.connect(address, token=config.settings.cluster.token or None)
+    stack.push_async_callback(meta.close)
+    return meta
+
+
+def _host(config: LoadedConfig) -> HostId:
+    return HostId(config.settings.cluster.host or socket.gethostname())
+
+
+_START = {
+    "meta": _start_meta,
+    "dmp": _start_dmp,
+    "compute": _start_compute,
+    "prefill": _start_prefill,
+    "decode": _start_decode,
+    "front": _start_front,
+}

@@ -1,0 +1,91 @@
+"""``tierkv status``: who is in the cluster, how loaded, and what the cache did.
+
+It reads the address file that ``tierkv up`` leaves in run_dir, or ``cluster.meta_address``, and
+asks the meta server; the same rows are in ``tierkv.nodes`` and ``tierkv.stat_kvcache_node``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dbfront.contracts import Column
+from kvcore.errors import ConfigError, DirectoryUnavailableError
+from metaserver import client as meta_client
+from metaserver.client import NodeState
+from tierkv.config import load_config
+from tierkv.output import OutputFormat, render_rows
+from tierkv.settings import Settings
+from tierkv.up import CONFIG_FILE, STATE_FILE
+
+COLUMNS = (
+    Column("node", "VARCHAR"),
+    Column("role", "VARCHAR"),
+    Column("host", "VARCHAR"),
+    Column("state", "VARCHAR"),
+    Column("running", "INTEGER"),
+    Column("waiting", "INTEGER"),
+    Column("kv_used", "VARCHAR"),
+    Column("hit_tokens", "INTEGER"),
+    Column("cache_errors", "INTEGER"),
+    Column("models", "VARCHAR"),
+)
+
+
+async def print_status(settings: Settings, output: OutputFormat) -> int:
+    """Print one row per node; 1 when no cluster answers.
+
+    Raises:
+        ConfigError: no cluster is known here.
+    """
+    settings, state = _find_cluster(settings)
+    meta = meta_client.connect(settings.cluster.meta_address, token=settings.cluster.token or None)
+    try:
+        nodes = await meta.list_nodes()
+    except DirectoryUnavailableError:
+        address = settings.cluster.meta_address
+        typer.secho(f"tierkv: no meta server answers at {address}", fg="red", err=True)
+        return 1
+    finally:
+        await meta.close()
+    rows = [_row(node) for node in sorted(nodes, key=lambda n: n.info.node_id)]
+    sys.stdout.write(render_rows(COLUMNS, rows, output))
+    front = state.get("nodes", {}).get("front")
+    if front and output is OutputFormat.TABLE:
+        typer.echo(f"SQL {front['pg']}   REST http://{front['http']}/v1   pid {state['pid']}")
+    return 0
+
+
+def _find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+    """Use the given meta address, or what ``tierkv up`` left in run_dir."""
+    if settings.cluster.meta_address:
+        return settings, {}
+    run_dir = settings.cluster.run_dir.expanduser()
+    file = run_dir / STATE_FILE
+    if not file.exists():
+        raise ConfigError(
+            f"no cluster is running from {run_dir}",
+            hint="start one with `tierkv up`, or give --set cluster.meta_address=HOST:PORT",
+        )
+    state: dict[str, Any] = json.loads(file.read_text())
+    return load_config(Path(run_dir / CONFIG_FILE), environ={}).settings, state
+
+
+def _row(node: NodeState) -> tuple[Any, ...]:
+    load, report = node.report.load, node.report
+    return (
+        node.info.node_id,
+        node.info.role.value,
+        node.info.host,
+        node.state,
+        load.requests_running,
+        load.requests_waiting,
+        f"{load.kv_usage:.0%}",
+        sum(tier.hit_tokens for tier in report.tiers),
+        sum(count for _, count in report.cache_errors),
+        ", ".join(model.name for model in node.info.models),
+    )
