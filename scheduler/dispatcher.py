@@ -52,8 +52,9 @@ from scheduler.events import (
     WantedModel,
 )
 from scheduler.job import Job, failure, located
+from scheduler.request_record import Phase
 from scheduler.routing_stats import RoutingStats, SchedulerStats
-from scheduler.state import Phase, SchedulerState
+from scheduler.state import SchedulerState
 
 log = logging.getLogger("tierkv.scheduler")
 

@@ -213,7 +213,7 @@ class Dispatch:
         node_id: where to.
         incarnation: which life of the node was meant.
         stage: what to ask for.
-        candidates: all that were weighed, the chosen one first.
+        candidates: the cheapest that were weighed, the chosen one first.
         attempt: counts sends of this request, from 1.
     """
 

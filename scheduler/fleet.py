@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from kvcore import limits
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad
 from scheduler.config import SchedulerConfig
+from scheduler.cost import Rates, known_rates
 from scheduler.events import SeenNode, Stage, WantedModel
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
@@ -28,7 +30,7 @@ class NodeRecord:
 
     Attributes:
         info: its registration; fixed for a life.
-        load: its last heartbeat.
+        load: its last heartbeat; ``rates`` are what it tells, or defaults.
         state: alive, suspect or dead, as the directory says.
         seen_s: when it was last in the list.
         in_flight: requests of ours it is working on.
@@ -45,6 +47,7 @@ class NodeRecord:
     load: NodeLoad
     state: str
     seen_s: float
+    rates: Rates
     in_flight: int = 0
     waiting_tokens: int = 0
     others_in_flight: int = 0
@@ -61,12 +64,13 @@ class NodeRecord:
         """Requests the node has, ours and others'."""
         return self.in_flight + self.others_in_flight
 
-    def observe(self, seen: SeenNode, now: float) -> None:
+    def observe(self, seen: SeenNode, rates: Rates, now: float) -> None:
         """Take over a heartbeat.
 
         What it reports beyond the most we had there since the last look belongs to other fronts.
         """
         self.info, self.load, self.state, self.seen_s = seen.info, seen.load, seen.state, now
+        self.rates = rates
         reported = seen.load.requests_running + seen.load.requests_waiting
         self.others_in_flight = max(0, reported - self._peak_in_flight)
         self.others_waiting_tokens = max(
@@ -104,6 +108,7 @@ class Fleet:
     def __init__(self, config: SchedulerConfig) -> None:
         self.records: dict[NodeId, NodeRecord] = {}
         self._config = config
+        self._serving: dict[WantedModel, list[NodeRecord]] = {}
 
     def see(self, nodes: Iterable[SeenNode], now: float) -> list[NodeRecord]:
         """Take over a list of nodes.
@@ -112,16 +117,18 @@ class Fleet:
             lives that ended: replaced by a newer incarnation, or called dead.
         """
         ended: list[NodeRecord] = []
+        self._serving.clear()
         for seen in nodes:
+            rates = known_rates(seen.load, self._config)
             known = self.records.get(seen.info.node_id)
             if known is not None and known.info.incarnation > seen.info.incarnation:
                 continue
             if known is None or known.info.incarnation < seen.info.incarnation:
                 if known is not None:
                     ended.append(known)
-                known = NodeRecord(seen.info, seen.load, seen.state, now)
+                known = NodeRecord(seen.info, seen.load, seen.state, now, rates)
                 self.records[seen.info.node_id] = known
-            known.observe(seen, now)
+            known.observe(seen, rates, now)
             if known.state == DEAD:
                 ended.append(known)
         self._age(now)
@@ -133,6 +140,16 @@ class Fleet:
                 record.state = SUSPECT
             if now - record.seen_s > ABSENT_GRACE_S:
                 del self.records[node_id]
+
+    def serving(self, wanted: WantedModel) -> list[NodeRecord]:
+        """Nodes that serve a model, whatever their state; found once per look at the list."""
+        found = self._serving.get(wanted)
+        if found is None:
+            if len(self._serving) >= limits.MAX_MODELS_PER_NODE:
+                self._serving.clear()
+            found = [record for record in self.records.values() if record.serves(wanted)]
+            self._serving[wanted] = found
+        return found
 
     def candidates(
         self,
@@ -156,16 +173,13 @@ class Fleet:
     def decodes_elsewhere(self, wanted: WantedModel, now: float) -> bool:
         """Whether some live node continues answers that a prefill node began."""
         return any(
-            r.info.role.decodes and r.state == ALIVE and r.usable(now) and r.serves(wanted)
-            for r in self.records.values()
+            r.info.role.decodes and r.state == ALIVE and r.usable(now) for r in self.serving(wanted)
         )
 
     def next_probe_s(self, wanted: WantedModel, now: float) -> float | None:
         """When the next suspended node of that model may be tried; None if there is none."""
         times = [
-            r.suspended_until_s
-            for r in self.records.values()
-            if r.failures and r.probe is None and r.serves(wanted)
+            r.suspended_until_s for r in self.serving(wanted) if r.failures and r.probe is None
         ]
         return max(now, min(times)) if times else None
 

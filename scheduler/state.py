@@ -7,22 +7,14 @@ out its instructions. It never sees a socket, a clock or a token id: only counts
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from enum import StrEnum
+from heapq import nsmallest
 
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo, NodeRole
+from scheduler.choice import choose, weigh
 from scheduler.config import SchedulerConfig
-from scheduler.cost import (
-    NOTHING_CACHED,
-    CachedPrefix,
-    CostSplit,
-    known_rates,
-    service_cost,
-    total_cost,
-    wait_cost,
-)
+from scheduler.cost import CachedPrefix, CostSplit
 from scheduler.events import (
     Abandon,
     CandidateCost,
@@ -48,78 +40,10 @@ from scheduler.events import (
     WaitOver,
 )
 from scheduler.fleet import Fleet, NodeRecord
+from scheduler.request_record import LIVE, Phase, RequestRecord
 
 SESSIONS_REMEMBERED = 65_536
-STORY_LINES = 32
-
-
-class Phase(StrEnum):
-    """Where a request is in its life."""
-
-    LOCATING = "locating"
-    RUNNING = "running"
-    WAITING = "waiting"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-LIVE = frozenset({Phase.LOCATING, Phase.RUNNING, Phase.WAITING})
-
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.LOCATING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.FAILED, Phase.CANCELLED}),
-    Phase.WAITING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.FAILED, Phase.CANCELLED}),
-    Phase.RUNNING: frozenset(
-        {Phase.RUNNING, Phase.WAITING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}
-    ),
-}
-"""Every move a request may make; anything else is our bug and raises with its story."""
-
-
-@dataclass(slots=True, eq=False)
-class RequestRecord:
-    """One live request.
-
-    Attributes:
-        arrived: what came in.
-        phase: see TRANSITIONS.
-        stage: what the next (or running) dispatch asks for.
-        total_tokens: prompt and what was generated so far.
-        near: blocks near each node; pool: blocks anywhere.
-        node: who runs it; None unless RUNNING.
-        queued_tokens: what it adds to ``node.waiting_tokens`` until its first token.
-        refused: nodes whose queue was full.
-        lives_lost: lives of nodes that died under it.
-        losses: lives lost, and streams lost after progress.
-        attempts: sends so far.
-        give_up_s: when waiting ends; None while the answer makes progress.
-        story: what happened to it, oldest first, bounded.
-    """
-
-    arrived: RequestArrived
-    phase: Phase = Phase.LOCATING
-    stage: Stage = Stage.WHOLE
-    total_tokens: int = 0
-    near: dict[NodeId, CachedPrefix] = field(default_factory=dict)
-    pool: CachedPrefix = NOTHING_CACHED
-    node: NodeRecord | None = None
-    queued_tokens: int = 0
-    refused: set[NodeId] = field(default_factory=set)
-    lives_lost: set[tuple[NodeId, int]] = field(default_factory=set)
-    losses: int = 0
-    attempts: int = 0
-    first_token_seen: bool = False
-    give_up_s: float | None = None
-    story: list[str] = field(default_factory=list)
-
-    @property
-    def request_id(self) -> RequestId:
-        """Its name."""
-        return self.arrived.request_id
-
-
-class InvalidTransition(AssertionError):
-    """A request was moved in a way TRANSITIONS does not allow; carries its story."""
+CANDIDATES_LOGGED = 8
 
 
 class SchedulerState:
@@ -154,8 +78,7 @@ class SchedulerState:
         request = self.requests.get(event.request_id)
         if request is None:
             return []
-        request.story.append(f"{now:.3f} {type(event).__name__}")
-        del request.story[:-STORY_LINES]
+        request.tell(type(event).__name__, now)
         return self._on_request_event(request, event, now)
 
     def _on_request_event(
@@ -301,20 +224,22 @@ class SchedulerState:
         candidates = self._candidates(request, now)
         if not candidates:
             return self._wait_or_fail(request, now)
-        costs = self._costs(request, candidates)
-        chosen = self._choose(request, candidates, costs)
-        ordered = sorted(
-            zip(candidates, costs, strict=True), key=lambda c: (c[0] is not chosen, c[1].total_s)
-        )
-        self._start(request, chosen, next(c for r, c in ordered if r is chosen), now)
-        weighed = tuple(CandidateCost(r.info.node_id, cost) for r, cost in ordered)
+        costs = weigh(request, candidates, queue_weight=self.config.queue_weight)
+        last = self._sessions.get(request.arrived.session_id or "")
+        chosen = choose(candidates, costs, last_node=last)
+        self._start(request, candidates[chosen], costs[chosen], now)
+        weighed = [
+            CandidateCost(r.info.node_id, cost) for r, cost in zip(candidates, costs, strict=True)
+        ]
+        first = weighed.pop(chosen)
+        others = nsmallest(CANDIDATES_LOGGED - 1, weighed, key=lambda c: c.cost.total_s)
         return [
             Dispatch(
                 request.request_id,
-                chosen.info.node_id,
-                chosen.info.incarnation,
+                candidates[chosen].info.node_id,
+                candidates[chosen].info.incarnation,
                 request.stage,
-                weighed,
+                (first, *others),
                 request.attempts,
             )
         ]
@@ -327,38 +252,8 @@ class SchedulerState:
             now=now,
         )
 
-    def _costs(self, request: RequestRecord, candidates: list[NodeRecord]) -> list[CostSplit]:
-        outstanding = sum(r.outstanding for r in candidates) / len(candidates)
-        return [self._cost(request, record, outstanding) for record in candidates]
-
-    def _cost(
-        self, request: RequestRecord, record: NodeRecord, mean_outstanding: float
-    ) -> CostSplit:
-        rates = known_rates(record.load, self.config)
-        near = request.near.get(record.info.node_id, NOTHING_CACHED)
-        l2 = max(near.l1_blocks, near.l2_blocks)
-        l3 = max(l2, request.pool.l3_blocks)
-        prefix = CachedPrefix(near.l1_blocks, l2, l3, max(l3, request.pool.l4_blocks))
-        service = service_cost(request.total_tokens, prefix, rates, self._layout(request, record))
-        waiting = record.waiting_tokens + record.others_waiting_tokens
-        return total_cost(
-            wait_cost(waiting, record.outstanding, rates),
-            service,
-            mean_outstanding=mean_outstanding,
-            queue_weight=self.config.queue_weight,
-        )
-
-    def _choose(
-        self, request: RequestRecord, candidates: list[NodeRecord], costs: list[CostSplit]
-    ) -> NodeRecord:
-        """Take the cheapest; among equals the session's last node, then the one idle longest."""
-        cheapest = min(cost.total_s for cost in costs)
-        close = [r for r, c in zip(candidates, costs, strict=True) if c.total_s <= cheapest * 1.02]
-        last = self._sessions.get(request.arrived.session_id or "")
-        return min(close, key=lambda r: (r.info.node_id != last, r.outstanding, r.last_chosen))
-
     def _start(self, request: RequestRecord, node: NodeRecord, cost: CostSplit, now: float) -> None:
-        self._move(request, Phase.RUNNING, now)
+        request.move(Phase.RUNNING, now)
         self._settle_stage(request, node, now)
         self._serial += 1
         node.last_chosen = self._serial
@@ -398,7 +293,7 @@ class SchedulerState:
             failure = Failure.NODE_LOST if request.losses else Failure.NO_NODE
             reason = f"no node came back within {self.config.node_wait_s:g} s"
             return self._fail(request, failure, reason, now)
-        self._move(request, Phase.WAITING, now)
+        request.move(Phase.WAITING, now)
         probe_s = self.fleet.next_probe_s(request.arrived.model, now)
         until_s = request.give_up_s if probe_s is None else min(request.give_up_s, probe_s)
         return [Wait(request.request_id, until_s), RefreshNodes()]
@@ -425,7 +320,7 @@ class SchedulerState:
     def _end(self, request: RequestRecord, phase: Phase, now: float) -> list[Instruction]:
         node = request.node
         self._leave(request)
-        self._move(request, phase, now)
+        request.move(phase, now)
         del self.requests[request.request_id]
         self.ended[phase] += 1
         if node is None:
@@ -435,15 +330,6 @@ class SchedulerState:
                 node.probe = None
             return []
         return self._trust(node, now)
-
-    def _move(self, request: RequestRecord, phase: Phase, now: float) -> None:
-        if phase not in TRANSITIONS[request.phase]:
-            story = "; ".join(request.story)
-            raise InvalidTransition(
-                f"{request.request_id}: {request.phase} -> {phase} is no transition ({story})"
-            )
-        request.phase = phase
-        request.story.append(f"{now:.3f} {phase}")
 
     def _layout(self, request: RequestRecord, record: NodeRecord) -> BlockLayout:
         return record.layout(request.arrived.model)

@@ -33,7 +33,8 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from scheduler.state import InvalidTransition, SchedulerState
+from scheduler.request_record import InvalidTransition
+from scheduler.state import SchedulerState
 from tests.fix_scheduler import make_info
 
 CONFIG = SchedulerConfig(

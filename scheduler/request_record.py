@@ -1,0 +1,105 @@
+"""One live request as the scheduler's core sees it: its phase, its node, its story.
+
+A part of SchedulerState, mutated only through it. TRANSITIONS is the truth about what may follow
+what; anything else raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvcore.ids import NodeId, RequestId
+from scheduler.cost import NOTHING_CACHED, CachedPrefix
+from scheduler.events import RequestArrived, Stage
+from scheduler.fleet import NodeRecord
+
+STORY_LINES = 32
+
+
+class Phase(StrEnum):
+    """Where a request is in its life."""
+
+    LOCATING = "locating"
+    RUNNING = "running"
+    WAITING = "waiting"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+LIVE = frozenset({Phase.LOCATING, Phase.RUNNING, Phase.WAITING})
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.LOCATING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.FAILED, Phase.CANCELLED}),
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.FAILED, Phase.CANCELLED}),
+    Phase.RUNNING: frozenset(
+        {Phase.RUNNING, Phase.WAITING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}
+    ),
+}
+"""Every move a request may make; anything else is our bug and raises with its story."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One live request.
+
+    Attributes:
+        arrived: what came in.
+        phase: see TRANSITIONS.
+        stage: what the next (or running) dispatch asks for.
+        total_tokens: prompt and what was generated so far.
+        near: blocks near each node; pool: blocks anywhere.
+        node: who runs it; None unless RUNNING.
+        queued_tokens: what it adds to ``node.waiting_tokens`` until its first token.
+        refused: nodes whose queue was full.
+        lives_lost: lives of nodes that died under it.
+        losses: lives lost, and streams lost after progress.
+        attempts: sends so far.
+        give_up_s: when waiting ends; None while the answer makes progress.
+        story: what happened to it, oldest first, bounded.
+    """
+
+    arrived: RequestArrived
+    phase: Phase = Phase.LOCATING
+    stage: Stage = Stage.WHOLE
+    total_tokens: int = 0
+    near: dict[NodeId, CachedPrefix] = field(default_factory=dict)
+    pool: CachedPrefix = NOTHING_CACHED
+    node: NodeRecord | None = None
+    queued_tokens: int = 0
+    refused: set[NodeId] = field(default_factory=set)
+    lives_lost: set[tuple[NodeId, int]] = field(default_factory=set)
+    losses: int = 0
+    attempts: int = 0
+    first_token_seen: bool = False
+    give_up_s: float | None = None
+    story: list[str] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> RequestId:
+        """Its name."""
+        return self.arrived.request_id
+
+    def tell(self, what: str, now: float) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{now:.3f} {what}")
+        del self.story[:-STORY_LINES]
+
+    def move(self, phase: Phase, now: float) -> None:
+        """Go to another phase.
+
+        Raises:
+            InvalidTransition: TRANSITIONS does not have it.
+        """
+        if phase not in TRANSITIONS[self.phase]:
+            story = "; ".join(self.story)
+            raise InvalidTransition(
+                f"{self.request_id}: {self.phase} -> {phase} is no transition ({story})"
+            )
+        self.phase = phase
+        self.tell(phase, now)
+
+
+class InvalidTransition(AssertionError):
+    """A request was moved in a way TRANSITIONS does not allow; carries its story."""
