@@ -1,0 +1,325 @@
+"""The MetaClient contract, on every implementation: in process, and over a real gRPC server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvcore import limits
+from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
+from kvcore.block_key import ROOT_PARENT
+from kvcore.clock import ManualClock
+from kvcore.errors import (
+    DirectoryUnavailableError,
+    LocalProtocolError,
+    StaleEpochError,
+    UserError,
+)
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.location import Location, Tier
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from metaserver.client import MetaClient, Namespace, NodeCoverage, connect
+from metaserver.config import MetaConfig
+from metaserver.local import LocalMeta
+from metaserver.server import MetaServer
+
+LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=4)
+MODEL = ModelInfo(
+    name="demo",
+    folder="/models/demo",
+    revision="abc",
+    layout=LAYOUT,
+    context_tokens=64,
+    eos_token_ids=(1, 2),
+    architecture="LlamaForCausalLM",
+    parameters=1_000,
+)
+DMP = NodeInfo(
+    node_id=NodeId("dmp-0"),
+    incarnation=Incarnation(7),
+    role=NodeRole.DMP,
+    host=HostId("host-a"),
+    data_address="127.0.0.1:1",
+    segment_path="/dev/shm/x",
+    capacity_bytes=1 << 20,
+)
+COMPUTE = NodeInfo(
+    node_id=NodeId("compute-0"),
+    incarnation=Incarnation(3),
+    role=NodeRole.COMPUTE,
+    host=HostId("host-a"),
+    control_address="127.0.0.1:2",
+    models=(MODEL,),
+)
+KEYS = [BlockKey(bytes([n]) * 16) for n in range(1, 9)]
+
+
+def stored(index: int, node: NodeInfo, tier: Tier) -> BlockStored:
+    """Block ``index`` of one chain, in ``tier`` of ``node``."""
+    slot = Location(node.node_id, node.incarnation, 0, index, 1, LAYOUT.payload_bytes)
+    return BlockStored(
+        key=KEYS[index],
+        parent=KEYS[index - 1] if index else ROOT_PARENT,
+        tier=tier,
+        tokens=4,
+        location=None if tier is Tier.L1 else slot,
+        model="demo",
+        tenant="acme",
+    )
+
+
+def inventory(node: NodeInfo, *events: BlockStored, seq: int = 1) -> EventBatch:
+    return EventBatch(node.node_id, node.incarnation, seq, events, inventory=True)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["local", "grpc", "grpc with token"])
+async def meta(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncIterator[MetaClient]:
+    if request.param == "local":
+        client: MetaClient = LocalMeta(clock=clock)
+        yield client
+        await client.close()
+        return
+    token = "secret-of-the-cluster" if "token" in request.param else None
+    server = MetaServer(MetaConfig(address="127.0.0.1:0", token=token), clock=clock)
+    client = connect(await server.start(), token=token, timeout_s=30.0)
+    yield client
+    await client.close()
+    assert server.local is not None
+    server.local.state.check_invariants(clock.now())
+    await server.stop(grace_s=0)
+
+
+async def test_a_new_node_is_asked_for_its_inventory_once(meta: MetaClient) -> None:
+    registration = await meta.register(DMP)
+    assert registration.send_inventory
+    assert registration.heartbeat_interval_s == 1.0
+    reply = await meta.report_events(inventory(DMP))
+    assert (reply.accepted, reply.send_inventory) == (True, False)
+    heartbeat = await meta.heartbeat(DMP.node_id, DMP.incarnation, NodeReport())
+    assert (heartbeat.known, heartbeat.send_inventory) == (True, False)
+    assert not (await meta.register(DMP)).send_inventory
+
+
+async def test_nodes_are_listed_with_all_they_said(meta: MetaClient, clock: ManualClock) -> None:
+    report = NodeReport(
+        load=NodeLoad(requests_running=2, kv_usage=0.5, prefill_tokens_per_s=123.25),
+        tiers=(TierStats(tier=Tier.L1, medium="cpu", model="demo", blocks_total=9, hit_tokens=4),),
+        cache_errors=(("checksum_mismatch", 1), ("transport_error", 2)),
+        transfer_bytes_in=10,
+    )
+    await meta.register(COMPUTE)
+    await meta.register(DMP)
+    await meta.heartbeat(COMPUTE.node_id, COMPUTE.incarnation, report)
+    clock.advance(0.5)
+    compute, dmp = await meta.list_nodes()
+    assert compute.info == COMPUTE
+    assert compute.report == report
+    assert (compute.heartbeat_age_s, compute.state) == (0.5, "alive")
+    assert dmp.info == DMP
+    assert dmp.report == NodeReport()
+
+
+async def test_silence_makes_a_node_suspect_then_dead(meta: MetaClient, clock: ManualClock) -> None:
+    await meta.register(DMP)
+    await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2)))
+    clock.advance(3.0)
+    assert [node.state for node in await meta.list_nodes()] == ["suspect"]
+    assert (await meta.locate(KEYS)).prefix_blocks == 1
+    clock.advance(2.0)
+    assert [node.state for node in await meta.list_nodes()] == ["dead"]
+    assert (await meta.locate(KEYS)).prefix_blocks == 0
+    assert not (await meta.heartbeat(DMP.node_id, DMP.incarnation, NodeReport())).known
+    assert not (await meta.report_events(inventory(DMP, seq=2))).accepted
+    assert (await meta.register(DMP)).send_inventory
+    assert [node.state for node in await meta.list_nodes()] == ["alive"]
+
+
+async def test_locate_finds_the_longest_prefix_and_who_is_near(meta: MetaClient) -> None:
+    far = NodeInfo(NodeId("dmp-1"), Incarnation(1), NodeRole.DMP, HostId("host-b"))
+    for node in (DMP, COMPUTE, far):
+        await meta.register(node)
+    near = [stored(n, DMP, Tier.L2) for n in (0, 1, 3)]
+    await meta.report_events(inventory(DMP, *near, stored(4, DMP, Tier.L4)))
+    await meta.report_events(inventory(far, stored(1, far, Tier.L2), stored(2, far, Tier.L2)))
+    await meta.report_events(inventory(COMPUTE, stored(0, COMPUTE, Tier.L1)))
+    reply = await meta.locate(KEYS)
+    assert reply.prefix_blocks == 5
+    holders = [[(r.node, r.host, r.tier) for r in replicas] for replicas in reply.replicas]
+    assert holders == [
+        [("dmp-0", "host-a", Tier.L2)],
+        [("dmp-0", "host-a", Tier.L2), ("dmp-1", "host-b", Tier.L2)],
+        [("dmp-1", "host-b", Tier.L2)],
+        [("dmp-0", "host-a", Tier.L2)],
+        [("dmp-0", "host-a", Tier.L4)],
+    ]
+    assert [r.key for replicas in reply.replicas for r in replicas[:1]] == KEYS[:5]
+    assert reply.replicas[3][0].location == near[2].location
+    assert reply.coverage == (NodeCoverage(COMPUTE.node_id, l1_blocks=1, l2_blocks=2),)
+
+
+async def test_coverage_goes_on_where_the_pool_ends(meta: MetaClient) -> None:
+    await meta.register(COMPUTE)
+    await meta.report_events(inventory(COMPUTE, *[stored(n, COMPUTE, Tier.L1) for n in range(3)]))
+    reply = await meta.locate(KEYS)
+    assert reply.replicas == ()
+    assert reply.coverage == (NodeCoverage(COMPUTE.node_id, l1_blocks=3, l2_blocks=3),)
+
+
+async def test_nothing_is_found_of_an_unknown_or_empty_chain(meta: MetaClient) -> None:
+    assert (await meta.locate(KEYS)).coverage == ()
+    assert (await meta.locate([])).replicas == ()
+
+
+async def test_an_over_long_chain_is_the_callers_bug(meta: MetaClient) -> None:
+    longest = KEYS[:1] * limits.MAX_CHAIN_BLOCKS
+    assert (await meta.locate(longest)).prefix_blocks == 0
+    with pytest.raises(LocalProtocolError, match="at most 8192"):
+        await meta.locate([*longest, KEYS[0]])
+
+
+async def test_reports_are_idempotent_by_sequence(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2)))
+    removal = EventBatch(DMP.node_id, DMP.incarnation, 2, (BlockRemoved(KEYS[0], Tier.L2),))
+    await meta.report_events(removal)
+    again = EventBatch(DMP.node_id, DMP.incarnation, 3, (stored(0, DMP, Tier.L2),))
+    await meta.report_events(again)
+    reply = await meta.report_events(removal)
+    assert (reply.accepted, reply.send_inventory) == (True, False)
+    assert (await meta.locate(KEYS)).prefix_blocks == 1
+
+
+async def test_a_gap_asks_for_an_inventory(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2)))
+    late = EventBatch(DMP.node_id, DMP.incarnation, 4, (stored(1, DMP, Tier.L2),))
+    assert (await meta.report_events(late)).send_inventory
+    assert (await meta.heartbeat(DMP.node_id, DMP.incarnation, NodeReport())).send_inventory
+    assert (await meta.locate(KEYS)).prefix_blocks == 2
+    whole = inventory(DMP, stored(0, DMP, Tier.L2), seq=5)
+    assert not (await meta.report_events(whole)).send_inventory
+    assert (await meta.locate(KEYS)).prefix_blocks == 1
+
+
+async def test_an_inventory_in_parts_replaces_at_its_end(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    await meta.report_events(inventory(DMP, *[stored(n, DMP, Tier.L2) for n in (0, 1, 2)]))
+    parts = [
+        EventBatch(
+            DMP.node_id,
+            DMP.incarnation,
+            2 + part,
+            (stored(part, DMP, Tier.L2),),
+            inventory=True,
+            more=part == 0,
+            part=part,
+        )
+        for part in (0, 1)
+    ]
+    assert not (await meta.report_events(parts[0])).send_inventory
+    assert (await meta.locate(KEYS)).prefix_blocks == 3
+    assert not (await meta.report_events(parts[1])).send_inventory
+    assert (await meta.locate(KEYS)).prefix_blocks == 2
+
+
+async def test_an_older_incarnation_is_fenced_off(meta: MetaClient) -> None:
+    old = NodeInfo(DMP.node_id, Incarnation(6), NodeRole.DMP, DMP.host)
+    await meta.register(old)
+    await meta.report_events(inventory(old, stored(0, old, Tier.L2)))
+    await meta.register(DMP)
+    assert (await meta.locate(KEYS)).prefix_blocks == 0
+    assert not (await meta.report_events(inventory(old, seq=2))).accepted
+    assert not (await meta.heartbeat(old.node_id, old.incarnation, NodeReport())).known
+    await meta.deregister(old.node_id, old.incarnation)
+    with pytest.raises(StaleEpochError, match="incarnation 7; 6 is older"):
+        await meta.register(old)
+    assert [node.info for node in await meta.list_nodes()] == [DMP]
+
+
+async def test_a_node_that_leaves_takes_its_blocks_along(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2)))
+    await meta.deregister(DMP.node_id, DMP.incarnation)
+    assert await meta.list_nodes() == ()
+    assert (await meta.locate(KEYS)).prefix_blocks == 0
+    assert (await meta.list_blocks(10)).total == 0
+
+
+async def test_blocks_are_listed_copy_by_copy(meta: MetaClient, clock: ManualClock) -> None:
+    await meta.register(DMP)
+    await meta.register(COMPUTE)
+    await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2), stored(1, DMP, Tier.L4)))
+    await meta.report_events(inventory(COMPUTE, stored(0, COMPUTE, Tier.L1)))
+    clock.advance(1.0)
+    await meta.locate(KEYS[:1])
+    clock.advance(1.0)
+    listing = await meta.list_blocks(10)
+    assert listing.total == 3
+    seen = {(b.key, b.node_id, b.tier): b for b in listing.blocks}
+    assert set(seen) == {
+        (KEYS[1], "dmp-0", "L4"),
+        (KEYS[0], "compute-0", "L1"),
+        (KEYS[0], "dmp-0", "L2"),
+    }
+    first = seen[KEYS[0], NodeId("compute-0"), "L1"]
+    assert (first.parent, first.tokens, first.size_bytes) == (ROOT_PARENT, 4, LAYOUT.payload_bytes)
+    assert (first.model, first.tenant) == ("demo", "acme")
+    assert (first.age_s, first.idle_s, first.hits) == (2.0, 1.0, 1)
+    assert seen[KEYS[1], NodeId("dmp-0"), "L4"].hits == 0
+    short = await meta.list_blocks(2)
+    assert (len(short.blocks), short.total) == (2, 3)
+    with pytest.raises(UserError, match="negative"):
+        await meta.list_blocks(-1)
+
+
+async def test_tenants_never_share_a_key_unless_a_namespace_says_so(meta: MetaClient) -> None:
+    async def resolve(tenant: str, revision: str = "r1") -> bytes:
+        grant = await meta.resolve_namespace(
+            tenant, model_revision=revision, layout_fingerprint=LAYOUT.fingerprint()
+        )
+        assert grant.cache_enabled
+        return grant.namespace_key
+
+    alone = {tenant: await resolve(tenant) for tenant in ("a", "b", "team")}
+    assert len(set(alone.values())) == 3
+    assert await resolve("a") == alone["a"]
+    assert await resolve("a", "r2") != alone["a"]
+    await meta.put_namespace(Namespace("team", tenants=("b", "a")))
+    assert await resolve("a") == await resolve("b")
+    assert await resolve("a") not in alone.values()
+    assert await resolve("team") == alone["team"]
+
+
+async def test_a_namespace_can_switch_its_cache_off(meta: MetaClient) -> None:
+    stored_as = await meta.put_namespace(Namespace("quiet", cache_enabled=False))
+    assert await meta.list_namespaces() == (stored_as,)
+    grant = await meta.resolve_namespace("quiet", model_revision="r", layout_fingerprint=b"l")
+    assert (grant.domain, grant.cache_enabled) == ("quiet", False)
+
+
+async def test_names_that_can_not_be_are_the_users_to_change(meta: MetaClient) -> None:
+    await meta.put_namespace(Namespace("team", tenants=("a",)))
+    for bad in (Namespace("no spaces"), Namespace("x", tenants=("",)), Namespace("y", ("a",))):
+        with pytest.raises(UserError) as caught:
+            await meta.put_namespace(bad)
+        assert caught.value.message
+    with pytest.raises(UserError, match="not a tenant name"):
+        await meta.resolve_namespace("shared team", model_revision="r", layout_fingerprint=b"l")
+    assert [namespace.name for namespace in await meta.list_namespaces()] == ["team"]
+
+
+async def test_after_close_there_is_no_directory(meta: MetaClient) -> None:
+    await meta.list_nodes()
+    await meta.close()
+    await meta.close()
+    with pytest.raises(DirectoryUnavailableError):
+        await meta.locate(KEYS)
+    with pytest.raises(DirectoryUnavailableError):
+        await meta.put_namespace(Namespace("x"))

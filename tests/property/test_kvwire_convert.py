@@ -1,0 +1,270 @@
+"""Every value survives kvwire: to proto, to bytes, and back, for all messages of kvwire/v1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvcore import limits
+from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
+from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.location import Location, Replica, Tier
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    HitTokens,
+    SamplingParams,
+    Usage,
+)
+from kvwire import convert, convert_compute, convert_event
+from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
+from metaserver import wire
+from metaserver.client import (
+    BlockListing,
+    BlockRecord,
+    LocateReply,
+    Namespace,
+    NamespaceGrant,
+    NodeCoverage,
+    NodeState,
+)
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+NAMES = st.from_regex(limits.NAME_PATTERN, fullmatch=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+AMOUNTS = st.floats(0, 1e15, allow_nan=False)
+KEYS = st.binary(min_size=16, max_size=16).map(BlockKey)
+TOKENS = st.lists(U32, max_size=6).map(tuple)
+
+LAYOUTS = st.builds(
+    BlockLayout,
+    layers=st.integers(1, 256),
+    kv_heads=st.integers(1, 8),
+    head_dim=st.integers(1, 128),
+    dtype=st.sampled_from(KvDtype),
+    block_tokens=st.integers(1, 128),
+)
+MODELS = st.builds(
+    ModelInfo,
+    name=NAMES,
+    folder=TEXTS,
+    revision=TEXTS,
+    layout=LAYOUTS,
+    context_tokens=st.integers(1, limits.MAX_CONTEXT_TOKENS),
+    eos_token_ids=TOKENS,
+    architecture=TEXTS,
+    parameters=U64,
+)
+NODES = st.builds(
+    NodeInfo,
+    node_id=NAMES.map(NodeId),
+    incarnation=U64.map(Incarnation),
+    role=st.sampled_from(NodeRole),
+    host=NAMES.map(HostId),
+    control_address=TEXTS,
+    data_address=TEXTS,
+    segment_path=TEXTS,
+    capacity_bytes=U64,
+    models=st.lists(MODELS, max_size=2).map(tuple),
+)
+LOADS = st.builds(
+    NodeLoad, U64, U64, U64, AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS, l3_bytes_per_s=AMOUNTS
+)
+COUNTERS = {
+    name: AMOUNTS if name.endswith("_s") else TEXTS if name in ("medium", "model") else U64
+    for name in TierStats.__dataclass_fields__
+    if name != "tier"
+}
+TIER_STATS = st.builds(TierStats, tier=st.sampled_from(Tier), **COUNTERS)
+REPORTS = st.builds(
+    NodeReport,
+    load=LOADS,
+    tiers=st.lists(TIER_STATS, max_size=2).map(tuple),
+    cache_errors=st.dictionaries(NAMES, U64, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+    transfer_bytes_in=U64,
+    transfer_bytes_out=U64,
+    transfer_errors=U64,
+)
+LOCATIONS = st.builds(
+    Location,
+    node=NAMES.map(NodeId),
+    incarnation=U64.map(Incarnation),
+    segment=U32,
+    slot=U64,
+    generation=U64,
+    length=st.integers(0, limits.MAX_SLOT_BYTES),
+)
+MAYBE_LOCATIONS = st.none() | LOCATIONS
+REPLICAS = st.builds(
+    Replica,
+    key=KEYS,
+    node=NAMES.map(NodeId),
+    host=NAMES.map(HostId),
+    tier=st.sampled_from(Tier),
+    location=MAYBE_LOCATIONS,
+)
+EVENTS = st.builds(BlockRemoved, key=KEYS, tier=st.sampled_from(Tier)) | st.builds(
+    BlockStored,
+    key=KEYS,
+    parent=KEYS,
+    tier=st.sampled_from(Tier),
+    tokens=U32,
+    location=MAYBE_LOCATIONS,
+    model=TEXTS,
+    tenant=TEXTS,
+)
+BATCHES = st.builds(
+    EventBatch,
+    node_id=NAMES.map(NodeId),
+    incarnation=U64.map(Incarnation),
+    seq=U64,
+    events=st.lists(EVENTS, max_size=4).map(tuple),
+    inventory=st.booleans(),
+    more=st.booleans(),
+    part=U32,
+)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1, exclude_min=True),
+    max_tokens=st.integers(1, limits.MAX_COMPLETION_TOKENS),
+    stop_token_ids=TOKENS,
+    seed=st.none() | U64,
+    ignore_eos=st.booleans(),
+)
+
+
+@st.composite
+def _requests(draw: st.DrawFn) -> GenerateRequest:
+    token_ids = draw(st.lists(U32, min_size=1, max_size=8).map(tuple))
+    return GenerateRequest(
+        request_id=RequestId(draw(NAMES)),
+        model=draw(TEXTS),
+        token_ids=token_ids,
+        namespace_key=NamespaceKey(draw(st.binary(min_size=32, max_size=32))),
+        tenant=draw(NAMES),
+        sampling=draw(SAMPLINGS),
+        session_id=draw(st.none() | NAMES),
+        priority=draw(st.integers(-(2**31), 2**31 - 1)),
+        use_cache=draw(st.booleans()),
+        handoff=draw(st.booleans()),
+        resumed_tokens=draw(st.integers(0, len(token_ids))),
+    )
+
+
+USAGES = st.builds(Usage, U64, U64, st.builds(HitTokens, U64, U64, U64, U64), U64)
+ANSWERS = st.builds(
+    GenerateEvent,
+    token_ids=TOKENS,
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+    usage=st.none() | USAGES,
+    node_id=TEXTS,
+    queue_s=AMOUNTS,
+    ttft_s=AMOUNTS,
+)
+LOCATE_REPLIES = st.builds(
+    LocateReply,
+    replicas=st.lists(st.lists(REPLICAS, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
+    coverage=st.lists(st.builds(NodeCoverage, NAMES.map(NodeId), U32, U32), max_size=3).map(tuple),
+)
+GRANTS = st.builds(
+    NamespaceGrant,
+    namespace_key=st.binary(min_size=32, max_size=32).map(NamespaceKey),
+    domain=TEXTS,
+    cache_enabled=st.booleans(),
+)
+NODE_STATES = st.builds(NodeState, NODES, REPORTS, AMOUNTS, TEXTS)
+RECORDS = st.builds(
+    BlockRecord,
+    key=KEYS,
+    parent=KEYS,
+    node_id=NAMES.map(NodeId),
+    tier=TEXTS,
+    tokens=U32,
+    size_bytes=U64,
+    model=TEXTS,
+    tenant=TEXTS,
+    age_s=AMOUNTS,
+    idle_s=AMOUNTS,
+    hits=U64,
+)
+LISTINGS = st.builds(BlockListing, st.lists(RECORDS, max_size=2).map(tuple), U64)
+NAMESPACES = st.builds(Namespace, TEXTS, st.lists(TEXTS, max_size=3).map(tuple), st.booleans())
+
+ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[..., Any]]] = [
+    (LAYOUTS, convert.layout_to_proto, convert.layout_from_proto),
+    (MODELS, convert.model_info_to_proto, convert.model_info_from_proto),
+    (NODES, convert.node_info_to_proto, convert.node_info_from_proto),
+    (LOADS, convert.node_load_to_proto, convert.node_load_from_proto),
+    (TIER_STATS, convert.tier_stats_to_proto, convert.tier_stats_from_proto),
+    (REPORTS, convert.node_report_to_proto, convert.node_report_from_proto),
+    (LOCATIONS, convert.location_to_proto, convert.location_from_proto),
+    (REPLICAS, convert.replica_to_proto, convert.replica_from_proto),
+    (EVENTS, convert_event.block_event_to_proto, convert_event.block_event_from_proto),
+    (BATCHES, convert_event.event_batch_to_proto, convert_event.event_batch_from_proto),
+    (SAMPLINGS, convert_compute.sampling_to_proto, convert_compute.sampling_from_proto),
+    (
+        _requests(),
+        convert_compute.generate_request_to_proto,
+        convert_compute.generate_request_from_proto,
+    ),
+    (USAGES, convert_compute.usage_to_proto, convert_compute.usage_from_proto),
+    (ANSWERS, convert_compute.generate_event_to_proto, convert_compute.generate_event_from_proto),
+    (LOCATE_REPLIES, wire.locate_reply_to_proto, wire.locate_reply_from_proto),
+    (GRANTS, wire.grant_to_proto, wire.grant_from_proto),
+    (NODE_STATES, wire.node_state_to_proto, wire.node_state_from_proto),
+    (RECORDS, wire.block_record_to_proto, wire.block_record_from_proto),
+    (LISTINGS, wire.listing_to_proto, wire.listing_from_proto),
+    (NAMESPACES, wire.namespace_to_proto, wire.namespace_from_proto),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "to_proto", "from_proto"),
+    ROUND_TRIPS,
+    ids=[to_proto.__name__.removesuffix("_to_proto") for _, to_proto, _ in ROUND_TRIPS],
+)
+@given(data=st.data())
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_values_survive_the_wire(
+    values: st.SearchStrategy[Any],
+    to_proto: Callable[..., Any],
+    from_proto: Callable[..., Any],
+    data: st.DataObject,
+) -> None:
+    value = data.draw(values)
+    message = to_proto(value)
+    assert from_proto(type(message).FromString(message.SerializeToString())) == value
+
+
+def test_every_field_of_every_value_travels() -> None:
+    """A field that is added to a dataclass but forgotten in its conversion is found here."""
+    kinds = (BlockLayout, ModelInfo, NodeInfo, NodeLoad, TierStats, NodeReport, Location, Replica)
+    kinds += (EventBatch, BlockStored, BlockRemoved, SamplingParams, GenerateRequest, GenerateEvent)
+    kinds += (NodeCoverage, NamespaceGrant, NodeState, BlockRecord, Namespace)
+    for kind in kinds:
+        (message,) = (
+            getattr(module, kind.__name__)
+            for module in (common_pb2, compute_pb2, meta_pb2)
+            if kind.__name__ in module.DESCRIPTOR.message_types_by_name
+        )
+        assert set(kind.__dataclass_fields__) == set(message.DESCRIPTOR.fields_by_name), kind
+
+
+@given(st.lists(KEYS, max_size=20))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_chain_of_keys_survives_the_wire(keys: list[BlockKey]) -> None:
+    assert wire.keys_from_bytes(wire.keys_to_bytes(keys)) == keys

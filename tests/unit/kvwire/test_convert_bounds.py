@@ -1,0 +1,191 @@
+"""What a peer may not send is refused by name, once, at the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvcore import limits
+from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
+from kvcore.ids import NamespaceKey, RequestId
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.node import NodeReport
+from kvcore.request import GenerateRequest, SamplingParams
+from kvwire import convert, convert_compute, convert_event
+from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
+from metaserver import wire
+
+KEY = bytes(16)
+LAYOUT = common_pb2.BlockLayout(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=1)
+MODEL = common_pb2.ModelInfo(name="m", layout=LAYOUT, context_tokens=8)
+NODE = common_pb2.NodeInfo(node_id="n", role="dmp", host="h")
+STORED = meta_pb2.BlockStored(key=KEY, parent=KEY, tier="L1")
+REPLICA = common_pb2.Replica(key=KEY, tier="L2")
+REQUEST = compute_pb2.GenerateRequest(
+    request_id="r",
+    token_ids=[1],
+    namespace_key=bytes(32),
+    tenant="t",
+    sampling=compute_pb2.SamplingParams(top_p=1.0, max_tokens=1),
+)
+
+
+def changed(message: Any, **fields: Any) -> Any:
+    """Return a copy of ``message`` with other fields."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    for name in fields:
+        copy.ClearField(name)
+    copy.MergeFrom(type(message)(**fields))
+    return copy
+
+
+def event(**fields: Any) -> Any:
+    return meta_pb2.BlockEvent(stored=changed(STORED, **fields))
+
+
+BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
+    ("dtype", convert.layout_from_proto, changed(LAYOUT, dtype="int3")),
+    ("layers must be positive", convert.layout_from_proto, changed(LAYOUT, layers=0)),
+    ("exceed the limit", convert.layout_from_proto, changed(LAYOUT, layers=257)),
+    ("exceeds", convert.layout_from_proto, changed(LAYOUT, head_dim=2**31)),
+    ("model.name", convert.model_info_from_proto, changed(MODEL, name="a b")),
+    ("context_tokens", convert.model_info_from_proto, changed(MODEL, context_tokens=0)),
+    ("context_tokens", convert.model_info_from_proto, changed(MODEL, context_tokens=2**40)),
+    ("eos", convert.model_info_from_proto, changed(MODEL, eos_token_ids=[1] * 65)),
+    ("node_id", convert.node_info_from_proto, changed(NODE, node_id="")),
+    ("node_id", convert.node_info_from_proto, changed(NODE, node_id="x" * 129)),
+    ("host", convert.node_info_from_proto, changed(NODE, host="\n")),
+    ("role", convert.node_info_from_proto, changed(NODE, role="king")),
+    ("models has 65", convert.node_info_from_proto, changed(NODE, models=[MODEL] * 65)),
+    ("kv_usage", convert.node_load_from_proto, common_pb2.NodeLoad(kv_usage=float("nan"))),
+    ("l2_bytes", convert.node_load_from_proto, common_pb2.NodeLoad(l2_bytes_per_s=-1)),
+    ("tier", convert.tier_stats_from_proto, common_pb2.TierStats(tier="L9")),
+    (
+        "read_time_s",
+        convert.tier_stats_from_proto,
+        common_pb2.TierStats(tier="L1", read_time_s=float("inf")),
+    ),
+    (
+        "cache_errors has 257",
+        convert.node_report_from_proto,
+        common_pb2.NodeReport(cache_errors={str(n): 1 for n in range(257)}),
+    ),
+    (
+        "length",
+        convert.location_from_proto,
+        common_pb2.Location(node="n", length=limits.MAX_SLOT_BYTES + 1),
+    ),
+    ("node", convert.location_from_proto, common_pb2.Location()),
+    ("replica.key", convert.replica_from_proto, changed(REPLICA, key=b"short")),
+    ("replica.tier", convert.replica_from_proto, changed(REPLICA, tier="")),
+    ("neither", convert_event.block_event_from_proto, meta_pb2.BlockEvent()),
+    ("stored.key", convert_event.block_event_from_proto, event(key=b"")),
+    ("stored.parent", convert_event.block_event_from_proto, event(parent=bytes(17))),
+    ("stored.tier", convert_event.block_event_from_proto, event(tier="l1")),
+    (
+        "removed.key",
+        convert_event.block_event_from_proto,
+        meta_pb2.BlockEvent(removed=meta_pb2.BlockRemoved(tier="L1")),
+    ),
+    (
+        "16385 items",
+        convert_event.event_batch_from_proto,
+        meta_pb2.EventBatch(node_id="n", events=[event()] * (limits.MAX_EVENTS_PER_BATCH + 1)),
+    ),
+    (
+        "namespace_key",
+        convert_compute.generate_request_from_proto,
+        changed(REQUEST, namespace_key=b"x"),
+    ),
+    ("request_id", convert_compute.generate_request_from_proto, changed(REQUEST, request_id="")),
+    ("tenant", convert_compute.generate_request_from_proto, changed(REQUEST, tenant="a b")),
+    (
+        "resumed_tokens",
+        convert_compute.generate_request_from_proto,
+        changed(REQUEST, resumed_tokens=2),
+    ),
+    (
+        "finish_reason",
+        convert_compute.generate_event_from_proto,
+        compute_pb2.GenerateEvent(finish_reason="bored"),
+    ),
+    (
+        "ttft_s",
+        convert_compute.generate_event_from_proto,
+        compute_pb2.GenerateEvent(ttft_s=float("nan")),
+    ),
+    ("locate.keys", wire.keys_from_bytes, bytes(17)),
+    ("locate.keys", wire.keys_from_bytes, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
+    (
+        "without a replica",
+        wire.locate_reply_from_proto,
+        meta_pb2.LocateReply(blocks=[meta_pb2.BlockReplicas()]),
+    ),
+    ("namespace_key", wire.grant_from_proto, meta_pb2.NamespaceGrant()),
+]
+
+
+@pytest.mark.parametrize(("reason", "from_proto", "message"), BROKEN)
+def test_a_peers_mistake_is_named(
+    reason: str, from_proto: Callable[[Any], Any], message: Any
+) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        from_proto(message)
+
+
+@pytest.mark.parametrize(
+    ("reason", "sampling"),
+    [
+        ("temperature", {"temperature": 2.5, "top_p": 1.0, "max_tokens": 1}),
+        ("temperature", {"temperature": float("nan"), "top_p": 1.0, "max_tokens": 1}),
+        ("top_p", {"top_p": 0.0, "max_tokens": 1}),
+        ("max_tokens", {"top_p": 1.0}),
+    ],
+)
+def test_sampling_out_of_range_is_the_users_to_change(
+    reason: str, sampling: dict[str, float]
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        convert_compute.sampling_from_proto(compute_pb2.SamplingParams(**sampling))
+
+
+def test_an_empty_prompt_is_the_users_to_change() -> None:
+    with pytest.raises(UserError, match="no tokens"):
+        convert_compute.generate_request_from_proto(changed(REQUEST, token_ids=[]))
+
+
+def test_a_prompt_longer_than_any_context_is_refused() -> None:
+    too_long = changed(REQUEST, token_ids=[0] * (limits.MAX_CONTEXT_TOKENS + 1))
+    with pytest.raises(ContextTooLongError):
+        convert_compute.generate_request_from_proto(too_long)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_beyond_64_bits_is_refused_not_folded(seed: int) -> None:
+    request = GenerateRequest(
+        request_id=RequestId("r"),
+        model="m",
+        token_ids=(1,),
+        namespace_key=NamespaceKey(bytes(32)),
+        sampling=SamplingParams(seed=seed),
+    )
+    with pytest.raises(UserError, match="seed"):
+        convert_compute.generate_request_to_proto(request)
+
+
+def test_an_empty_session_id_means_none() -> None:
+    assert convert_compute.generate_request_from_proto(REQUEST).session_id is None
+
+
+def test_describe_replies_carry_info_and_report() -> None:
+    info = convert.node_info_from_proto(NODE)
+    message = convert_compute.describe_reply_to_proto(info, NodeReport())
+    assert convert_compute.describe_reply_from_proto(message) == (info, NodeReport())
+
+
+def test_layout_bounds_are_those_of_the_noun() -> None:
+    layout = BlockLayout(layers=256, kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16)
+    assert convert.layout_from_proto(convert.layout_to_proto(layout)) == layout

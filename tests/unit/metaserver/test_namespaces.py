@@ -1,0 +1,123 @@
+"""Namespaces and the cluster secret survive restarts, and nobody names himself into a namespace."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from metaserver.client import Namespace
+from metaserver.namespaces import NamespaceStore
+
+
+@contextmanager
+def opened(
+    database: str | Path = ":memory:", secret: bytes | None = None
+) -> Iterator[NamespaceStore]:
+    with closing(NamespaceStore(str(database), cluster_secret=secret)) as store:
+        yield store
+
+
+def key(store: NamespaceStore, tenant: str) -> bytes:
+    return store.resolve(tenant, model_revision="r", layout_fingerprint=b"l").namespace_key
+
+
+def test_secret_and_namespaces_survive_a_restart(tmp_path: Path) -> None:
+    database = tmp_path / "new" / "meta.db"
+    shared = Namespace("team", tenants=("a", "b"), cache_enabled=False)
+    with opened(database) as store:
+        before = key(store, "a"), key(store, "c")
+        assert store.put(shared) == shared
+        during = key(store, "a")
+        assert during != before[0]
+    with opened(database) as store:
+        assert store.namespaces() == (shared,)
+        assert (key(store, "a"), key(store, "c")) == (during, before[1])
+        store.put(Namespace("team", tenants=("b",)))
+        assert key(store, "a") == before[0]
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+
+
+def test_each_cluster_makes_its_own_secret() -> None:
+    with opened() as one, opened() as other:
+        assert key(one, "a") != key(other, "a")
+
+
+def test_a_configured_secret_gives_equal_keys_on_every_meta_server(tmp_path: Path) -> None:
+    secret = b"the same on all of them"
+    with opened(secret=secret) as one, opened(tmp_path / "meta.db", secret) as other:
+        assert key(one, "a") == key(other, "a")
+
+
+def test_durability_is_that_of_full_synchronous_wal(tmp_path: Path) -> None:
+    with opened(tmp_path / "meta.db") as store:
+        connection = store._connection
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        store.put(Namespace("x"))
+        with closing(sqlite3.connect(tmp_path / "meta.db")) as other:
+            assert other.execute("SELECT name FROM namespaces").fetchall() == [("x",)]
+
+
+def test_tenants_are_kept_once_and_sorted() -> None:
+    with opened() as store:
+        assert store.put(Namespace("team", ("b", "a", "b"))).tenants == ("a", "b")
+
+
+def test_a_tenant_belongs_to_one_namespace_and_can_move() -> None:
+    with opened() as store:
+        store.put(Namespace("one", ("a",)))
+        with pytest.raises(UserError, match="already belongs to namespace one") as caught:
+            store.put(Namespace("two", ("a",)))
+        assert caught.value.hint == "remove a from one first"
+        store.put(Namespace("one", ("b",)))
+        store.put(Namespace("two", ("a",)))
+        assert store.resolve("a", model_revision="r", layout_fingerprint=b"l").domain == "two"
+
+
+def test_a_tenants_own_policy_gives_way_to_its_namespace() -> None:
+    with opened() as store:
+        store.put(Namespace("a", cache_enabled=False))
+        alone = key(store, "a")
+        store.put(Namespace("team", ("a",)))
+        grant = store.resolve("a", model_revision="r", layout_fingerprint=b"l")
+        assert (grant.domain, grant.cache_enabled) == ("team", True)
+        assert grant.namespace_key != alone
+
+
+@pytest.mark.parametrize("name", ["", "a b", "shared team", "ä", "-x", "x" * 129, "a\n", "a\0b"])
+def test_impossible_names_are_refused(name: str) -> None:
+    with opened() as store:
+        store.put(Namespace("team", ("t",)))
+        for attempt in (Namespace(name), Namespace("ok", (name,))):
+            with pytest.raises(UserError, match="is not a"):
+                store.put(attempt)
+        with pytest.raises(UserError, match="is not a tenant name"):
+            key(store, name)
+        assert [namespace.name for namespace in store.namespaces()] == ["team"]
+
+
+def test_too_many_tenants_are_refused() -> None:
+    with opened() as store, pytest.raises(UserError, match="at most 10000"):
+        store.put(Namespace("team", tuple(f"t{n}" for n in range(10_001))))
+
+
+def test_a_file_that_is_no_database_is_named_with_the_cure(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("this is not a database, and never was one " * 50)
+    for path in (text, tmp_path, text / "below" / "a.db"):
+        with pytest.raises(ConfigError, match=r"meta\.database") as caught:
+            NamespaceStore(str(path))
+        assert ":memory:" in caught.value.hint
+
+
+def test_a_closed_store_does_not_take_namespaces() -> None:
+    with opened() as store:
+        pass
+    with pytest.raises(DirectoryUnavailableError, match="could not be stored"):
+        store.put(Namespace("x"))
