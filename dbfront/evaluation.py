@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dbfront.answers import AiCall
-from dbfront.contracts import Message, PreparedCall, TextAnswer, TextCall, TextGenerator
+from dbfront.contracts import Message, PreparedCall, TextAnswer, TextCall, TextEvent, TextGenerator
 from dbfront.prefix_order import prefix_leaders
 from kvcore.errors import (
     ContextTooLongError,
@@ -184,19 +184,20 @@ async def _run(job: _Job, generator: TextGenerator) -> TextAnswer:
 
 async def _gather(job: _Job, generator: TextGenerator) -> TextAnswer:
     pieces: list[str] = []
-    async for event in generator.stream(job.prepared):
+    last = TextEvent()
+    async for last in generator.stream(job.prepared):
         job.prefilled.set()
-        pieces.append(event.text)
-        if event.finish_reason is not None and event.usage is not None:
-            return TextAnswer(
-                text="".join(pieces),
-                finish_reason=event.finish_reason,
-                usage=event.usage,
-                ttft_s=event.ttft_s,
-                total_s=event.total_s,
-                node_id=event.node_id,
-            )
-    raise RowLevelError("the answer ended without a finish reason")
+        pieces.append(last.text)
+    if last.finish_reason is None or last.usage is None:
+        raise RowLevelError("the answer ended without a finish reason")
+    return TextAnswer(
+        text="".join(pieces),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        ttft_s=last.ttft_s,
+        total_s=last.total_s,
+        node_id=last.node_id,
+    )
 
 
 def _timeout_s(call: AiCall, defaults: CallDefaults) -> float | None:

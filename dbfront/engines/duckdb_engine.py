@@ -234,7 +234,7 @@ class DuckDbConnection:
 
 
 def _settings(config: DuckDbConfig) -> list[str]:
-    statements = ["SET errors_as_json = true"]
+    statements = ["SET GLOBAL errors_as_json = true"]
     if config.threads:
         statements.append(f"SET threads = {int(config.threads)}")
     if config.memory_limit:

@@ -1,0 +1,452 @@
+"""Which calls a statement makes, what its failures lead to, and what EXPLAIN shows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dbfront.contracts import ClientInfo, StatementResult
+from dbfront.session import DuckDbSession, DuckDbSqlServer
+from kvcore.errors import (
+    CancelledByUserError,
+    FeatureNotSupportedError,
+    NoNodeError,
+    OverloadedError,
+    RowLevelError,
+    SqlError,
+    SqlSyntaxError,
+    TierKVError,
+    UdfArgumentError,
+    UnknownModelError,
+    UnknownUdfError,
+)
+from tests.fix_sql import InstantGenerator, answer_text
+
+
+async def rows(session: DuckDbSession, sql: str, *params: object) -> list[tuple[object, ...]]:
+    return list((await session.execute(sql, list(params))).rows)
+
+
+async def test_limit_stops_early(session: DuckDbSession, generator: InstantGenerator) -> None:
+    await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(5000) r(i)")
+    found = await rows(session, "SELECT id FROM big WHERE ai_generate(p) = 'yes' LIMIT 5")
+    expected = [(i,) for i in range(5000) if answer_text(f"p{i}") == "yes"][:5]
+    assert found == expected
+    assert len(generator.prompts) == 64
+
+
+async def test_limit_with_answers_in_the_select_list(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(5000) r(i)")
+    found = await rows(
+        session,
+        "SELECT id, ai_generate('s' || p) FROM big WHERE lower(ai_generate(p)) = 'yes' LIMIT 40",
+    )
+    ids = [i for i in range(5000) if answer_text(f"p{i}") == "yes"][:40]
+    assert found == [(i, answer_text(f"sp{i}")) for i in ids]
+    selected = [prompt for prompt in generator.prompts if prompt.startswith("s")]
+    assert len(selected) < 80
+    assert len(generator.prompts) < 1000
+
+
+async def test_limit_zero_makes_no_call(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    assert await rows(session, "SELECT id FROM docs WHERE ai_generate(body) = 'x' LIMIT 0") == []
+    assert generator.prompts == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM docs WHERE ai_generate(body) = 'yes' ORDER BY id DESC LIMIT 2",
+        "SELECT count(*) FROM docs WHERE ai_generate(body) = 'yes' LIMIT 1",
+        "SELECT mode(topic) FROM docs WHERE ai_generate(body) = 'yes' LIMIT 1",
+        "SELECT id FROM docs WHERE ai_generate(body) IS NULL LIMIT 6",
+        "SELECT id FROM docs WHERE coalesce(ai_generate(body), 'yes') = 'yes' LIMIT 6",
+        "SELECT DISTINCT topic FROM docs WHERE ai_generate(body) = 'yes' LIMIT 4",
+        "SELECT id FROM docs WHERE NOT (ai_generate(body) <> 'yes') LIMIT 3",
+    ],
+)
+async def test_limit_never_changes_the_answer(session: DuckDbSession, query: str) -> None:
+    got = await rows(session, query)
+    await session.execute(
+        "CREATE TABLE answers AS SELECT DISTINCT body, ai_generate(body) a FROM docs"
+    )
+    plain = query.replace(
+        "ai_generate(body)", "(SELECT a FROM answers s WHERE s.body IS NOT DISTINCT FROM docs.body)"
+    )
+    if "DISTINCT topic" in query:
+        assert sorted(got) == sorted(await rows(session, plain))
+    elif "IS NULL" in query or "coalesce" in query or "NOT" in query:
+        assert set(got) <= set(await rows(session, plain.split(" LIMIT")[0]))
+        assert len(got) == len(await rows(session, plain))
+    else:
+        assert got == await rows(session, plain)
+
+
+async def test_case_branch_is_called_only_for_its_rows(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute(
+        "SELECT CASE WHEN ai_generate(body) = 'yes' THEN ai_generate('then ' || body) "
+        "ELSE ai_generate('else ' || body) END FROM docs"
+    )
+    bodies = {p for p in generator.prompts if p.startswith("body")}
+    yes = {body for body in bodies if answer_text(body) == "yes"}
+    thens = {p for p in generator.prompts if p.startswith("then")}
+    elses = {p for p in generator.prompts if p.startswith("else body")}
+    assert thens == {f"then {body}" for body in yes}
+    assert elses == {f"else {body}" for body in bodies - yes}
+
+
+async def test_coalesce_and_or_call_the_right_side_only_when_needed(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute("SELECT coalesce(ai_generate(body), ai_generate('none' || id)) FROM docs")
+    assert sum(p.startswith("none") for p in generator.prompts) == 6
+    generator.prompts.clear()
+    await session.execute(
+        "SELECT id FROM docs WHERE ai_generate(body) = 'yes' OR ai_generate('or ' || body) = 'no'"
+    )
+    yes = {p for p in generator.prompts if p.startswith("body") and answer_text(p) == "yes"}
+    assert not {f"or {body}" for body in yes} & set(generator.prompts)
+
+
+async def test_filter_is_evaluated_above_joins_and_semijoins(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(5000) r(i)")
+    for query in (
+        "SELECT t.id FROM topics t JOIN big b ON t.id = b.id WHERE ai_generate(b.p) = 'yes'",
+        "SELECT id FROM topics t WHERE EXISTS (SELECT 1 FROM big b WHERE b.id = t.id "
+        "AND ai_generate(b.p) = 'yes')",
+        "SELECT id, (SELECT ai_generate(b.p || t.id) FROM big b WHERE b.id = t.id) FROM topics t",
+    ):
+        generator.prompts.clear()
+        await session.execute(query)
+        assert len(generator.prompts) <= 4, query
+
+
+async def test_null_prompt_is_null_without_a_call(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    assert await rows(
+        session, "SELECT ai_generate(NULL), ai_generate(body) FROM docs WHERE id = 7"
+    ) == [(None, None)]
+    assert generator.prompts == []
+
+
+async def test_explain_never_calls_the_model(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    result = await session.execute(
+        "EXPLAIN SELECT ai_generate(body, model => 'other'), ai_generate('constant') FROM docs "
+        "WHERE ai_generate(body) = 'yes' LIMIT 3"
+    )
+    assert result.command_tag == "EXPLAIN"
+    text = dict(result.rows)["ai_plan"]
+    assert "call 1: ai_generate in SELECT, stage 2, model other" in text
+    assert "call 3: ai_generate in WHERE, stage 1, model default" in text
+    assert "stops after 3 rows" in text
+    await session.describe("SELECT ai_generate('constant')")
+    assert generator.prompts == []
+
+
+async def test_explain_analyze_runs_and_counts(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    result = await session.execute("EXPLAIN ANALYZE SELECT ai_generate(body) FROM docs")
+    distinct = len(set(generator.prompts))
+    assert f"calls 54, distinct {distinct}, errors 0, rounds 2" in dict(result.rows)["ai_plan"]
+
+
+async def test_arguments_reach_the_model(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute("SET tierkv.system_prompt = 'be brief'")
+    await session.execute("SET tierkv.max_tokens = 7")
+    await session.execute(
+        "SELECT ai_generate(model := 'other', prompt => 'p', options => "
+        '\'{"temperature": 0.5, "stop": ["x"], "cache": false}\'::json)'
+    )
+    call = generator.calls[-1]
+    assert [m.content for m in call.messages or ()] == ["be brief", "p"]
+    assert (call.model, call.temperature, call.stop, call.max_tokens) == ("other", 0.5, ("x",), 7)
+    assert (call.use_cache, call.tenant) == (False, "ann")
+
+
+async def test_arguments_per_row(session: DuckDbSession, generator: InstantGenerator) -> None:
+    got = await rows(
+        session,
+        "SELECT ai_generate('p', model => m, options => {'max_tokens': n}) FROM (VALUES "
+        "('tiny', 1), ('other', 2), ('tiny', 1), (NULL, 1)) v(m, n)",
+    )
+    tiny, other = answer_text("p"), answer_text("p", "other")
+    assert got == [(tiny,), (other,), (tiny,), (tiny,)]
+    assert sorted((c.model or "", c.max_tokens) for c in generator.calls) == [
+        ("", 1),
+        ("other", 2),
+        ("tiny", 1),
+    ]
+    await session.execute(
+        "SELECT ai_generate('q', options => o) FROM (VALUES ('{\"seed\": 3}')) v(o)"
+    )
+    assert generator.calls[-1].seed == 3
+
+
+async def test_parameters(session: DuckDbSession, generator: InstantGenerator) -> None:
+    assert await rows(session, "SELECT ai_generate(?), ? + 1", "hello", 4) == [
+        (answer_text("hello"), 5)
+    ]
+    got = await rows(
+        session, "SELECT $2, ai_generate(model => $1, prompt => $2) AS a", "other", "p"
+    )
+    assert got == [("p", answer_text("p", "other"))]
+    result = await session.execute(
+        "UPDATE docs SET body = ai_generate($1) WHERE id = $2", {"1": "hi", "2": 3}
+    )
+    assert result.command_tag == "UPDATE 1"
+
+
+@pytest.mark.parametrize(
+    ("sql", "error", "sqlstate", "position", "hint"),
+    [
+        ("SELECT ai_generate()", UdfArgumentError, "22023", 8, ""),
+        ("SELECT ai_generate('a', promt => 'b')", UdfArgumentError, "22023", 25, "prompt"),
+        ("SELECT ai_generate('a', model => 'b', model => 'c')", UdfArgumentError, "22023", 48, ""),
+        (
+            "SELECT ai_generate('a', options => '{\"temprature\": 1}')",
+            UdfArgumentError,
+            "22023",
+            36,
+            "temperature",
+        ),
+        ("SELECT ai_generate('a', options => 'x')", UdfArgumentError, "22023", 36, ""),
+        ("SELECT ai_generate('a', options => {'top_p': 2})", UdfArgumentError, "22023", 36, ""),
+        ("SELECT ai_generate('a', 'b', 'c', NULL, 'e')", UdfArgumentError, "22023", 41, ""),
+        ("SELECT ai_generate('a') OVER ()", UdfArgumentError, "22023", 25, ""),
+        ("SELECT ai_generate(DISTINCT body) FROM docs", UdfArgumentError, "22023", 20, ""),
+        ("SELECT ai_genrate(body) FROM docs", UnknownUdfError, "42883", 8, "ai_generate"),
+        ("SELECT ai_generate('a'), ai_sumarize('b')", UnknownUdfError, "42883", 26, ""),
+        ("SELECT ai_generate('a', model => 'nope')", UnknownModelError, "42704", 0, "tiny"),
+        ("SELECT ai_generate(body, model => 'x') FROM docs WHERE false", UnknownModelError,
+         "42704", 0, ""),
+        ("SELECT ai_generate('a') FROM nowhere", SqlError, "42P01", 30, ""),
+        ("SELECT nothing, ai_generate('a') FROM docs", SqlError, "42703", 8, ""),
+        ("SELECT ai_generate('a'), nothing FROM docs", SqlError, "42703", 26, ""),
+        ("SELECT ai_generate('a' FROM docs", SqlSyntaxError, "42601", 19, ""),
+        ("SELECT 'abc", SqlSyntaxError, "42601", 8, ""),
+        ("SELEC 1", SqlSyntaxError, "42601", 1, ""),
+        ("SELECT random(), ai_generate('a')", FeatureNotSupportedError, "0A000", 8, "TABLE"),
+        ("SELECT ai_generate(body) FROM docs USING SAMPLE 3", FeatureNotSupportedError, "0A000",
+         42, ""),
+        ("CREATE VIEW v AS SELECT ai_generate('a')", FeatureNotSupportedError, "0A000", 0, ""),
+        ("SELECT tierkv_ai_call(0, 'a')", FeatureNotSupportedError, "0A000", 0, ""),
+        ("SELECT 'a'::INT", SqlError, "22P02", 11, ""),
+        ("SELECT * FROM docs WHERE body + 1 = 2", SqlError, "42883", 31, ""),
+        ("INSERT INTO docs VALUES (1, 1, 'x')", SqlError, "23505", 0, ""),
+        ("INSERT INTO docs VALUES (NULL, 1, 'x')", SqlError, "23502", 0, ""),
+        ("SELECT (SELECT id FROM docs)", SqlError, "21000", 0, ""),
+        ("SELECT * FROM read_csv('/etc/passwd')", SqlError, "42501", 0, ""),
+        ("CREATE TABLE docs (a INT)", SqlError, "42P07", 0, ""),
+        ("SAVEPOINT a", FeatureNotSupportedError, "0A000", 0, ""),
+    ],
+)  # fmt: skip
+async def test_bad_statements_say_what_is_wrong(
+    sql: str,
+    error: type[TierKVError],
+    sqlstate: str,
+    position: int,
+    hint: str,
+    session: DuckDbSession,
+    generator: InstantGenerator,
+) -> None:
+    with pytest.raises(error) as raised:
+        await session.execute(sql)
+    assert raised.value.sqlstate == sqlstate
+    if position:
+        assert getattr(raised.value, "position", 0) == position
+    assert hint in raised.value.hint
+    assert "exception_type" not in raised.value.message
+    assert generator.prompts == []
+    assert session.transaction_status == "I"
+    assert await rows(session, "SELECT 1") == [(1,)]
+
+
+async def test_wrong_options_per_row_fail_the_statement(session: DuckDbSession) -> None:
+    with pytest.raises(UdfArgumentError, match="seeed"):
+        await session.execute(
+            "SELECT ai_generate('a', options => '{\"seeed\":' || id || '}') FROM docs"
+        )
+
+
+async def test_failed_calls_give_null_and_one_warning(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.failing = {
+        "body 3": RowLevelError("refused"),
+        "body 4": RowLevelError("refused"),
+        "body 5": RowLevelError("too odd"),
+    }
+    result = await session.execute("SELECT id, ai_generate(body) FROM docs WHERE id IN (3,4,5,6)")
+    assert list(result.rows) == [(3, None), (4, None), (5, None), (6, answer_text("body 6"))]
+    (warning,) = result.notices
+    assert warning.severity == "WARNING"
+    assert "3 of 4 AI calls failed" in warning.message
+    assert warning.message.count("refused") == 1
+    assert "too odd" in warning.message
+    assert session.last_ai_stats.errors == 3
+
+
+async def test_prompt_over_the_context_is_a_row_error(session: DuckDbSession) -> None:
+    result = await session.execute("SELECT ai_generate(repeat('x', 30000)), ai_generate('fine')")
+    assert list(result.rows) == [(None, answer_text("fine"))]
+    assert "30006 tokens" in result.notices[0].message
+
+
+async def test_call_timeout_is_a_row_error(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.gate = asyncio.Event()
+    await session.execute("SET tierkv.request_timeout = '10ms'")
+    result = await session.execute("SELECT ai_generate('slow')")
+    assert list(result.rows) == [(None,)]
+    assert "no answer within 0.01 s" in result.notices[0].message
+
+
+async def test_on_error_and_error_ratio(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.failing = {"body 3": RowLevelError("refused")}
+    await session.execute("SET tierkv.on_error = error")
+    with pytest.raises(RowLevelError, match="refused"):
+        await session.execute("SELECT ai_generate(body) FROM docs")
+    await session.execute("SET tierkv.on_error TO 'null'")
+    await session.execute("UPDATE docs SET body = ai_generate(body) WHERE id = 3")
+    assert await rows(session, "SELECT body FROM docs WHERE id = 3") == [(None,)]
+    await session.execute("SET tierkv.max_error_ratio = 0")
+    with pytest.raises(SqlError, match="max_error_ratio"):
+        await session.execute("SELECT ai_generate('body 3')")
+
+
+async def test_failure_in_a_write_changes_nothing(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.failing = {"body 3": RowLevelError("refused")}
+    before = await rows(session, "SELECT * FROM docs ORDER BY id")
+    for statement in (
+        "UPDATE docs SET body = ai_generate(body)",
+        "DELETE FROM docs WHERE ai_generate(body) <> 'yes'",
+        "INSERT INTO docs SELECT id + 100, topic, ai_generate(body) FROM docs",
+        "CREATE TABLE copy AS SELECT ai_generate(body) a FROM docs",
+    ):
+        with pytest.raises(RowLevelError, match="refused"):
+            await session.execute(statement)
+    assert await rows(session, "SELECT * FROM docs ORDER BY id") == before
+    with pytest.raises(SqlError):
+        await session.execute("SELECT * FROM copy")
+
+
+@pytest.mark.parametrize("error", [NoNodeError("no node"), UnknownModelError("gone")])
+async def test_fatal_errors_end_the_statement(
+    session: DuckDbSession, generator: InstantGenerator, error: TierKVError
+) -> None:
+    generator.failing = {"body 3": error}
+    with pytest.raises(type(error)):
+        await session.execute("SELECT ai_generate(body) FROM docs")
+    generator.failing = {}
+    assert len(await rows(session, "SELECT ai_generate(body) FROM docs")) == 60
+
+
+async def test_overload_is_retried(session: DuckDbSession, generator: InstantGenerator) -> None:
+    generator.failing = {"hi": OverloadedError("full", retry_after_ms=1)}
+    with pytest.raises(OverloadedError):
+        await session.execute("SELECT ai_generate('hi')")
+    assert len(generator.prompts) > 2
+
+
+async def test_max_calls(session: DuckDbSession, generator: InstantGenerator) -> None:
+    await session.execute("SET tierkv.max_calls = 10")
+    with pytest.raises(SqlError, match="max_calls allows 10") as raised:
+        await session.execute("SELECT ai_generate(body) FROM docs")
+    assert raised.value.sqlstate == "53400"
+    assert "SET tierkv.max_calls = 27" in raised.value.hint
+    assert generator.prompts == []
+    await session.execute("SET tierkv.max_calls = 0")
+    assert len(await rows(session, "SELECT ai_generate(body) FROM docs")) == 60
+
+
+async def test_batch_is_ordered_by_prefix_and_bounded(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute("SET tierkv.max_concurrency = 3")
+    await session.execute("SELECT ai_generate(repeat('w', 40) || id % 13) FROM docs")
+    assert generator.prompts == sorted(generator.prompts)
+    assert generator.most_running <= 3
+
+
+async def test_statistics_and_progress(session: DuckDbSession) -> None:
+    seen: list[tuple[str, int, int]] = []
+    session.on_progress = lambda p: seen.append((p.phase, p.calls_done, p.calls_total))
+    await session.execute("SELECT ai_generate(body) FROM docs")
+    stats = session.last_ai_stats
+    assert (stats.calls, stats.distinct_calls, stats.rounds) == (54, 27, 2)
+    assert (stats.hit_tokens.l1, stats.hit_tokens.l2, stats.mean_ttft_s) == (27, 54, 0.5)
+    assert seen[0] == ("collect", 0, 0)
+    assert ("llm", 13, 27) in seen
+    assert seen[-1] == ("done", 27, 27)
+    await session.execute("SELECT ai_generate('one more')")
+    assert session.total_ai_stats.distinct_calls == 28
+
+
+async def test_cancel_stops_calls_and_leaves_the_session_usable(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.gate = asyncio.Event()
+    running = asyncio.create_task(session.execute("SELECT ai_generate(body) FROM docs"))
+    await generator.started.wait()
+    await session.cancel()
+    with pytest.raises(CancelledByUserError) as raised:
+        await running
+    assert raised.value.sqlstate == "57014"
+    assert generator.cancelled > 0
+    generator.gate = None
+    assert len(await rows(session, "SELECT ai_generate(body) FROM docs")) == 60
+
+
+async def test_cancel_interrupts_the_engine(session: DuckDbSession) -> None:
+    running = asyncio.create_task(
+        session.execute("SELECT count(*) FROM range(1000000000) a, range(1000000000) b")
+    )
+    await asyncio.sleep(0.05)
+    await session.cancel()
+    with pytest.raises(CancelledByUserError):
+        await running
+    assert await rows(session, "SELECT 1") == [(1,)]
+
+
+async def test_cancelling_the_awaiting_task_interrupts_too(session: DuckDbSession) -> None:
+    async def run() -> StatementResult:
+        return await session.execute("SELECT count(*) FROM range(1000000000) a, range(1000000) b")
+
+    running = asyncio.create_task(run())
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await rows(session, "SELECT 1") == [(1,)]
+
+
+async def test_sessions_do_not_see_each_others_calls(
+    server: DuckDbSqlServer, session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    other = await server.open_session(ClientInfo(user="bob"))
+    await asyncio.gather(
+        session.execute("SELECT ai_generate(body) FROM docs"),
+        other.execute("SELECT ai_generate('bob ' || body) FROM docs"),
+    )
+    assert {c.tenant for c in generator.calls if "bob" in (c.messages or ())[-1].content} == {"bob"}
+    assert len(generator.calls) == 54
