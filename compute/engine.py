@@ -8,25 +8,24 @@ the tiers'.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from compute.answers import Delivery, draw_for, last_event
 from compute.batch import ChunkInput, build_batch
 from compute.batcher import Batcher, Chunk, FullBlock, LoadOrder
 from compute.config import ComputeConfig
 from compute.finder import Source
+from compute.inbox import Inbox
 from compute.loader import LoadJob
 from compute.meter import Rate
 from compute.model import Decoder
 from compute.page_pool import PageEvent, PagePool
 from compute.publisher import PublishJob
-from compute.sampler import Draw, Sampler, request_seed
+from compute.sampler import Sampler
 from compute.sequence import Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
@@ -34,19 +33,11 @@ from kvcore.clock import Clock
 from kvcore.errors import RowLevelError, TierKVError
 from kvcore.location import Tier
 from kvcore.node import NodeLoad
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 
 _log = logging.getLogger(__name__)
 _IDLE_CHECK_S = 0.05
 """How often a loop that waits for a load looks at its deadlines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Something for the caller of one request: an event, or the error that ended it."""
-
-    seq_id: int
-    event: GenerateEvent | TierKVError
 
 
 @dataclass(slots=True)
@@ -77,6 +68,7 @@ class Engine:
         decode_rate: tokens per second of one request.
         steps: forward passes so far.
         broken: a bug ended the loop; its story is in the log.
+        inbox: how other threads reach the engine thread.
     """
 
     def __init__(
@@ -95,7 +87,7 @@ class Engine:
         self.decode_rate = Rate()
         self.steps = 0
         self.broken = False
-        self.tiers = tiers(lambda job: self._post(lambda: self._published(job)))
+        self.tiers = tiers(lambda job: self.inbox.post(lambda: self._published(job)))
         self.pool = PagePool(model.pages.num_pages)
         self.batcher = Batcher(
             self.pool,
@@ -110,7 +102,7 @@ class Engine:
         self._clock = clock
         self._deliver = deliver
         self._on_pages = on_pages
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self._sequences: dict[int, EngineSequence] = {}
         self._locating: dict[int, float] = {}
         self._loading: dict[int, _Loading] = {}
@@ -126,41 +118,26 @@ class Engine:
 
     def stop(self) -> None:
         """End every request as cancelled, publish what is queued, join all threads."""
-        self._post(self._shut_down)
+        self.inbox.post(self._shut_down)
         self._thread.join()
         self.tiers.stop()
 
     def submit(self, seq_id: int, request: GenerateRequest) -> None:
         """Queue a checked request; its events come through ``deliver``."""
         arrival_s = self._clock.now()
-        self._post(lambda: self._submit(seq_id, request, arrival_s))
+        self.inbox.post(lambda: self._submit(seq_id, request, arrival_s))
 
     def cancel(self, seq_id: int) -> None:
         """End a request within a step; it answers with CANCELLED unless it ended before."""
-        self._post(lambda: self._cancel(seq_id))
-
-    def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the engine thread, between two steps."""
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the future.
-                future.set_exception(error)
-
-        self._post(run)
-        return future
-
-    def _post(self, action: Callable[[], None]) -> None:
-        self._inbox.put(action)
+        self.inbox.post(lambda: self._cancel(seq_id))
 
     def _run(self) -> None:
         busy = False
         with torch.inference_mode():
             while self._running:
                 try:
-                    self._drain(wait=not busy)
+                    timeout_s = _IDLE_CHECK_S if self._sequences else None
+                    self.inbox.run_pending(wait=not busy, timeout_s=timeout_s)
                     self._check_deadlines()
                     busy = self._step()
                 except Exception as error:  # noqa: BLE001 - our bug: nobody may wait forever.
@@ -174,17 +151,6 @@ class Engine:
         self.broken = True
         for seq_id in {*self._sequences, *self._flushing}:
             self._out.append(Delivery(seq_id, TierKVError(f"the engine stopped: {error}")))
-
-    def _drain(self, *, wait: bool) -> None:
-        """Handle everything in the inbox; waits for the first item when there is no work."""
-        try:
-            if wait:
-                timeout = _IDLE_CHECK_S if self._sequences else None
-                self._inbox.get(timeout=timeout)()
-            while True:
-                self._inbox.get_nowait()()
-        except queue.Empty:
-            return
 
     def _submit(self, seq_id: int, request: GenerateRequest, arrival_s: float) -> None:
         seq = make_sequence(
@@ -223,8 +189,8 @@ class Engine:
         job = self.tiers.load(
             order,
             found,
-            first_layer=lambda: self._post(lambda: self._first_layer(seq_id, order)),
-            ended=lambda job: self._post(lambda: self._load_ended(order, job)),
+            first_layer=lambda: self.inbox.post(lambda: self._first_layer(seq_id, order)),
+            ended=lambda job: self.inbox.post(lambda: self._load_ended(order, job)),
         )
         deadline_s = self._clock.now() + self._config.load_timeout_s
         self._loading[seq_id] = _Loading(order, job, deadline_s)
@@ -277,7 +243,9 @@ class Engine:
     def _locate(self, seq: EngineSequence) -> None:
         first = seq.num_pages
         self._locating[seq.seq_id] = self._clock.now() + self._config.load_timeout_s
-        self.tiers.locate(seq, lambda found: self._post(lambda: self._located(seq, first, found)))
+        self.tiers.locate(
+            seq, lambda found: self.inbox.post(lambda: self._located(seq, first, found))
+        )
 
     def _compute(self, chunks: Sequence[Chunk]) -> None:
         began = self._clock.now()
@@ -299,7 +267,7 @@ class Engine:
         gate = None if loading is None else lambda layer: self._wait_for_layer(loading, layer)
         logits = self._model.forward(batch, before_layer=gate)
         sampled = [chunks[i] for i in batch.logit_chunks]
-        tokens = self._sampler.sample(logits, [_draw(chunk.seq) for chunk in sampled])
+        tokens = self._sampler.sample(logits, [draw_for(chunk.seq) for chunk in sampled])
         self.steps += 1
         if loading is not None:
             self._finish_load(loading)
@@ -377,7 +345,9 @@ class Engine:
         self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason
     ) -> None:
         """End a sequence with its last event; a handoff's waits for its blocks."""
-        event = self._last_event(seq, new_tokens, reason)
+        event = last_event(
+            seq, new_tokens, reason, node_id=self._config.node_id, now=self._clock.now()
+        )
         self._drop(seq)
         flushing = self._flushing.get(seq.seq_id)
         if reason is FinishReason.HANDOFF and flushing is not None and flushing.pending_jobs:
@@ -404,27 +374,6 @@ class Engine:
             prompt = seq.prompt_length - seq.request.resumed_tokens
             self.tiers.count_prompt(prompt, seq.hit_tokens())
         self.batcher.end(seq)
-
-    def _last_event(
-        self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason
-    ) -> GenerateEvent:
-        resumed = seq.request.resumed_tokens
-        now = self._clock.now()
-        started = seq.started_s if seq.started_s >= 0 else now
-        first = seq.first_token_s if seq.first_token_s >= 0 else now
-        return GenerateEvent(
-            token_ids=new_tokens,
-            finish_reason=reason,
-            usage=Usage(
-                prompt_tokens=seq.prompt_length - resumed,
-                completion_tokens=seq.generated + resumed,
-                hit_tokens=seq.hit_tokens(),
-                written_tokens=seq.published_tokens,
-            ),
-            node_id=self._config.node_id,
-            queue_s=started - seq.arrival_s,
-            ttft_s=first - seq.arrival_s,
-        )
 
     def _measure(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Learn rates from steps that were clearly prefill or purely decode."""
@@ -454,13 +403,3 @@ class Engine:
         if self._out:
             out, self._out = self._out, []
             self._deliver(out)
-
-
-def _draw(seq: EngineSequence) -> Draw:
-    sampling = seq.request.sampling
-    return Draw(
-        sampling.temperature,
-        sampling.top_p,
-        request_seed(seq.request),
-        seq.request.resumed_tokens + seq.generated,
-    )

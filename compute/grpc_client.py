@@ -38,6 +38,8 @@ class GrpcComputeClient:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Answer a request with a stream of events; closing it early cancels the request."""
+        if self._closed:
+            raise TransportError("this client of the compute node is closed")
         call = self._stub.Generate(generate_request_to_proto(request))
         finished = False
         try:

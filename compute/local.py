@@ -7,8 +7,10 @@ whoever made it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from compute.node import ComputeNode
+from kvcore.errors import TransportError
 from kvcore.ids import RequestId
 from kvcore.node import NodeInfo, NodeReport
 from kvcore.request import GenerateEvent, GenerateRequest
@@ -19,10 +21,15 @@ class LocalComputeClient:
 
     def __init__(self, node: ComputeNode) -> None:
         self._node = node
+        self._closed = False
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Answer a request with a stream of events."""
-        return self._node.generate(request)
+        if self._closed:
+            raise TransportError("this client of the compute node is closed")
+        async with aclosing(self._node.generate(request)) as events:
+            async for event in events:
+                yield event
 
     async def cancel(self, request_id: RequestId) -> bool:
         """End a request; False when it is not known."""
@@ -37,4 +44,5 @@ class LocalComputeClient:
         return await self._node.drop_cache()
 
     async def close(self) -> None:
-        """Do nothing: the node belongs to its maker."""
+        """Refuse further requests; the node itself belongs to its maker."""
+        self._closed = True

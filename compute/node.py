@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import torch
 
+from compute.answers import Delivery
 from compute.config import ComputeConfig
-from compute.engine import Delivery, Engine
+from compute.engine import Engine
 from compute.finder import Directory
 from compute.loading import load_model
 from compute.page_pool import PageEvent
@@ -190,16 +191,18 @@ class ComputeNode:
 
     async def drop_cache(self) -> int:
         """Forget L1 pages nobody uses; pool copies stay. Returns how many blocks were dropped."""
-        return int(await asyncio.wrap_future(self._engine.call(self._engine.pool.drop_unused)))
+        return int(
+            await asyncio.wrap_future(self._engine.inbox.call(self._engine.pool.drop_unused))
+        )
 
     async def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every block computed so far is published or given up; False on timeout."""
-        await asyncio.wrap_future(self._engine.call(lambda: None))
+        await asyncio.wrap_future(self._engine.inbox.call(lambda: None))
         return await asyncio.to_thread(self._engine.tiers.publisher.flush, timeout_s)
 
     async def check_invariants(self) -> None:
         """Assert that no page, claim or phase is out of place."""
-        await asyncio.wrap_future(self._engine.call(self._engine.batcher.check_invariants))
+        await asyncio.wrap_future(self._engine.inbox.call(self._engine.batcher.check_invariants))
 
     def _locate(self, keys: Sequence[BlockKey]) -> LocateReply:
         """Ask the meta server from a worker thread."""

@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 
 import pytest
 
-from compute.client import ComputeClient
+from compute.client import ComputeClient, connect
+from compute.local import LocalComputeClient
+from compute.service import serve_node
 from kvcore.errors import TransportError
 from kvcore.ids import RequestId
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
+from tests.fix_model import node_config, running_node
 from tests.fix_scheduler import FakeCompute, make_request
 
 
-@pytest.fixture(params=["fake"])
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[ComputeClient]:
-    """Every implementation in turn; real nodes add themselves here."""
+@dataclass(frozen=True)
+class Subject:
+    """A client, and how to make its node die."""
+
+    client: ComputeClient
+    kill: Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def fake_subject() -> AsyncIterator[Subject]:
     node = FakeCompute()
-    yield node
-    await node.close()
+    yield Subject(node, node.close)
+
+
+@asynccontextmanager
+async def local_subject() -> AsyncIterator[Subject]:
+    node = ComputeNode(node_config(), incarnation=Incarnation(1))
+    await node.start()
+    try:
+        yield Subject(LocalComputeClient(node), node.stop)
+    finally:
+        await node.stop()
+
+
+@asynccontextmanager
+async def grpc_subject() -> AsyncIterator[Subject]:
+    async with running_node() as node:
+        bound = await serve_node(node, "127.0.0.1:0", token=None)
+        client = connect(bound.address, token=None)
+
+        async def kill() -> None:
+            await bound.server.stop(0)
+
+        try:
+            yield Subject(client, kill)
+        finally:
+            await client.close()
+            await bound.server.stop(0)
+
+
+SUBJECTS = {"fake": fake_subject, "local": local_subject, "grpc": grpc_subject}
+
+
+@pytest.fixture(params=sorted(SUBJECTS))
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    async with SUBJECTS[request.param]() as subject:
+        yield subject
+
+
+@pytest.fixture
+def client(subject: Subject) -> ComputeClient:
+    """Every implementation in turn."""
+    return subject.client
 
 
 def ask(client: ComputeClient, **changes: object) -> GenerateRequest:
@@ -85,10 +135,28 @@ async def test_1_a_handoff_ends_after_the_first_token(client: ComputeClient) -> 
     assert tokens_of(events) == whole[:1]
 
 
-async def test_2_a_closed_client_is_a_lost_node(client: ComputeClient) -> None:
-    await client.close()
+async def test_2_a_dead_node_is_a_transport_error(subject: Subject) -> None:
+    await subject.kill()
     with pytest.raises(TransportError):
-        await collect(client, ask(client))
+        await collect(subject.client, ask(subject.client))
+
+
+async def test_2_a_request_that_cannot_work_is_the_callers_error(client: ComputeClient) -> None:
+    with pytest.raises(UserError):
+        await collect(client, ask(client, model="no such model"))
+
+
+async def test_3_cancel_ends_the_stream_with_an_account(client: ComputeClient) -> None:
+    sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+    request = make_request(sampling=sampling)
+    events = []
+    async for event in client.generate(request):
+        if not events:
+            assert await client.cancel(request.request_id) is True
+        events.append(event)
+    assert events[-1].finish_reason is FinishReason.CANCELLED
+    assert events[-1].usage is not None
+    assert len(tokens_of(events)) < 400
 
 
 async def test_3_cancel_of_an_unknown_request_is_false(client: ComputeClient) -> None:

@@ -1,0 +1,60 @@
+"""What goes back to the caller of a request: events, the last one with its usage, or an error.
+
+Called by the engine; pure functions over a Sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compute.sampler import Draw, request_seed
+from compute.sequence import Sequence
+from kvcore.errors import TierKVError
+from kvcore.ids import NodeId
+from kvcore.request import FinishReason, GenerateEvent, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Something for the caller of one request: an event, or the error that ended it."""
+
+    seq_id: int
+    event: GenerateEvent | TierKVError
+
+
+def last_event(
+    seq: Sequence,
+    new_tokens: tuple[int, ...],
+    reason: FinishReason,
+    *,
+    node_id: NodeId,
+    now: float,
+) -> GenerateEvent:
+    """Sum a request up; what never happened (a first step, a first token) counts until now."""
+    resumed = seq.request.resumed_tokens
+    started = seq.started_s if seq.started_s >= 0 else now
+    first = seq.first_token_s if seq.first_token_s >= 0 else now
+    return GenerateEvent(
+        token_ids=new_tokens,
+        finish_reason=reason,
+        usage=Usage(
+            prompt_tokens=seq.prompt_length - resumed,
+            completion_tokens=seq.generated + resumed,
+            hit_tokens=seq.hit_tokens(),
+            written_tokens=seq.published_tokens,
+        ),
+        node_id=node_id,
+        queue_s=started - seq.arrival_s,
+        ttft_s=first - seq.arrival_s,
+    )
+
+
+def draw_for(seq: Sequence) -> Draw:
+    """Say how the sequence's next token is chosen."""
+    sampling = seq.request.sampling
+    return Draw(
+        sampling.temperature,
+        sampling.top_p,
+        request_seed(seq.request),
+        seq.request.resumed_tokens + seq.generated,
+    )
