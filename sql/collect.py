@@ -34,14 +34,9 @@ _QUERY_STARTS = frozenset({"SELECT", "VALUES", "FROM", "WITH", "TABLE"})
 
 @dataclass(frozen=True, slots=True)
 class CollectForm:
-    """Pieces of the SELECT; token ranges among them say which calls it covers."""
+    """Pieces of the SELECT, in order."""
 
     pieces: tuple[Piece, ...]
-
-    def covers(self, index: int) -> bool:
-        """Say whether the token at ``index`` is part of the SELECT."""
-        ranges = [piece for piece in self.pieces if not isinstance(piece, str)]
-        return any(first <= index < last for first, last in ranges)
 
 
 def collect_form(tokens: list[Token], kind: StatementKind) -> CollectForm | None:
@@ -163,6 +158,9 @@ def _where(tokens: list[Token], where: int) -> tuple[Piece, ...]:
 
 def _create_table_as(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
     start = _find(tokens, verb, {"AS"}) + 1
+    if any(token.upper == "EXISTS" for token in tokens[verb:start]):
+        # IF NOT EXISTS: the calls may not be needed at all; only running it tells.
+        return None
     end = len(tokens)
     if tokens[-1].upper == "DATA" and end - start > 2:
         if tokens[-2].upper == "NO":

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvcore.errors import FeatureNotSupportedError
 from sql.calls import FoundCall, find_calls
-from sql.collect import CollectForm, collect_form, returning_form
+from sql.collect import collect_form, returning_form
 from sql.lexer import Token, TokenKind, tokenize
 from sql.options import CallOptions
 from sql.placement import Place, Placement, place_calls
@@ -86,7 +86,6 @@ class StatementPlan:
         forms: the sites' forms, by key.
         engine_sql: what the engine runs.
         collect_sql: the SELECT that meets the same calls, for statements that write.
-        collects_all: that SELECT meets all of them.
         stop_after_rows: a LIMIT whose first rows are final, see sql/placement.py.
         admin_views: names of tierkv views it reads.
         returning_sql: a SELECT with the columns of its RETURNING clause; None without one.
@@ -100,7 +99,6 @@ class StatementPlan:
     sites: tuple[CallSite, ...] = ()
     forms: tuple[CallForm, ...] = ()
     collect_sql: RewrittenSql | None = None
-    collects_all: bool = False
     stop_after_rows: int | None = None
     admin_views: frozenset[str] = frozenset()
     returning_sql: RewrittenSql | None = None
@@ -192,7 +190,6 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
         sites=tuple(site for site, _ in sites),
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
         collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
-        collects_all=_covers_all(collect, calls),
         stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
         admin_views=views,
         returning_sql=rewriter.rewrite(returning) if returning else None,
@@ -318,7 +315,3 @@ def _is_column(tokens: list[Token], index: int) -> bool:
         return False
     following = tokens[index + 1].text if index + 1 < len(tokens) else ""
     return following not in ("(", "=>", ":=", ":") and tokens[index - 1].text != "::"
-
-
-def _covers_all(collect: CollectForm | None, calls: list[FoundCall]) -> bool:
-    return collect is not None and all(collect.covers(call.first) for call in calls)

@@ -110,8 +110,8 @@ QUERIES = {
     "error on placeholder": "SELECT id, CAST(CASE WHEN ai_generate(body) IS NULL AND body IS NOT "
     "NULL THEN 'not a number' ELSE '7' END AS INTEGER) a FROM docs ORDER BY id",
     "nested": "SELECT id, ai_generate(ai_generate(body)) a FROM docs ORDER BY id",
-    "nested twice": "SELECT ai_generate('a' || ai_generate('b' || ai_generate(name))) a FROM topics "
-    "ORDER BY id",
+    "nested twice": "SELECT ai_generate('a' || ai_generate('b' || ai_generate(name))) a "
+    "FROM topics ORDER BY id",
     "values": "VALUES (1, ai_generate('a')), (2, ai_generate('b'))",
     "from first": "FROM docs SELECT id, ai_generate(body) AS a ORDER BY id",
     "list of answers": "SELECT id, [ai_generate(body), ai_generate('q')] l FROM docs ORDER BY id",

@@ -1,0 +1,432 @@
+"""Writes, transactions, settings, describe, COPY and the admin views of a SQL session."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dbfront.admin_views import SettingRow
+from dbfront.contracts import ClientInfo, Column
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.session import DuckDbSession, DuckDbSqlServer
+from kvcore.clock import ManualClock
+from kvcore.errors import ConfigError, FeatureNotSupportedError, SqlError, UserError
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.location import Tier
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from metaserver.client import BlockListing, BlockRecord, NodeState
+from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
+
+BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
+
+
+async def rows(session: DuckDbSession, sql: str) -> list[tuple[object, ...]]:
+    return list((await session.execute(sql)).rows)
+
+
+async def tag(session: DuckDbSession, sql: str) -> str:
+    return (await session.execute(sql)).command_tag
+
+
+WRITES = {
+    "INSERT INTO docs SELECT id + 100, topic, ai_generate(body) FROM docs WHERE id < 5": (
+        "INSERT 0 5",
+        "SELECT id, body FROM docs WHERE id >= 100 ORDER BY id",
+        [(100 + i, answer_text(BODIES[i])) for i in range(5)],
+    ),
+    "INSERT INTO docs (body, id) VALUES (ai_generate('x'), 100), ('y', 101)": (
+        "INSERT 0 2",
+        "SELECT id, topic, body FROM docs WHERE id >= 100 ORDER BY id",
+        [(100, None, answer_text("x")), (101, None, "y")],
+    ),
+    "INSERT INTO docs VALUES (1, 0, ai_generate('x')) ON CONFLICT (id) DO UPDATE SET "
+    "body = excluded.body": (
+        "INSERT 0 1",
+        "SELECT body FROM docs WHERE id = 1",
+        [(answer_text("x"),)],
+    ),
+    "INSERT INTO docs VALUES (1, 0, 'q') ON CONFLICT (id) DO UPDATE SET "
+    "body = ai_generate(excluded.body)": (
+        "INSERT 0 1",
+        "SELECT body FROM docs WHERE id = 1",
+        [(answer_text("q"),)],
+    ),
+    "WITH s AS (SELECT ai_generate('w') AS a) INSERT INTO docs SELECT 100, DEFAULT_TOPIC, a "
+    "FROM s, (SELECT 9 AS DEFAULT_TOPIC)": (
+        "INSERT 0 1",
+        "SELECT topic, body FROM docs WHERE id = 100",
+        [(9, answer_text("w"))],
+    ),
+    "CREATE TABLE made AS SELECT id, ai_generate(body) AS a FROM docs WHERE id < 3": (
+        "SELECT 3",
+        "SELECT * FROM made ORDER BY id",
+        [(i, answer_text(BODIES[i])) for i in range(3)],
+    ),
+    "CREATE OR REPLACE TEMP TABLE made (a) AS (SELECT ai_generate('c'))": (
+        "SELECT 1",
+        "SELECT * FROM made",
+        [(answer_text("c"),)],
+    ),
+    "UPDATE docs SET body = ai_generate(body), topic = DEFAULT WHERE id < 3": (
+        "UPDATE 3",
+        "SELECT topic, body FROM docs WHERE id < 3 ORDER BY id",
+        [(None, answer_text(BODIES[i])) for i in range(3)],
+    ),
+    "UPDATE docs AS d SET body = t.name || ai_generate(d.body) FROM topics t "
+    "WHERE d.topic = t.id AND ai_generate(t.name) IS NOT NULL AND d.id < 2": (
+        "UPDATE 2",
+        "SELECT body FROM docs WHERE id < 2 ORDER BY id",
+        [(n + (answer_text(BODIES[i]) or ""),) for i, n in ((0, "sport"), (1, "music"))],
+    ),
+    "DELETE FROM docs WHERE ai_generate(body) = 'yes' OR id > 40": (
+        f"DELETE {sum(answer_text(BODIES[i]) == 'yes' or i > 40 for i in range(60))}",
+        "SELECT id FROM docs ORDER BY id",
+        [(i,) for i in range(41) if answer_text(BODIES[i]) != "yes"],
+    ),
+    "DELETE FROM docs USING topics t WHERE docs.topic = t.id AND ai_generate(t.name) <> ''": (
+        "DELETE 30",
+        "SELECT count(*) FROM docs",
+        [(30,)],
+    ),
+}
+
+
+@pytest.mark.parametrize("in_transaction", [False, True, "changed"])
+@pytest.mark.parametrize("sql", WRITES)
+async def test_write(
+    sql: str, in_transaction: bool | str, session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    expected_tag, check, expected = WRITES[sql]
+    refused = in_transaction == "changed" and "ai_generate(excluded" in sql
+    if in_transaction:
+        await session.execute("BEGIN")
+    if in_transaction == "changed":
+        await session.execute("UPDATE topics SET name = name")
+    if refused:
+        with pytest.raises(SqlError, match="inside a transaction with changes"):
+            await session.execute(sql)
+        assert session.transaction_status == "E"
+        await session.execute("ROLLBACK")
+        return
+    assert await tag(session, sql) == expected_tag
+    assert await rows(session, check) == expected
+    assert len(generator.prompts) == len(set(generator.prompts))
+    if in_transaction:
+        assert session.transaction_status == "T"
+        assert await tag(session, "COMMIT") == "COMMIT"
+        assert await rows(session, check) == expected
+
+
+async def test_returning(session: DuckDbSession) -> None:
+    sql = (
+        "INSERT INTO docs SELECT 100 + id, topic, ai_generate(body) FROM docs WHERE id < 2 "
+        "RETURNING id, ai_generate('r' || id) AS a"
+    )
+    described = await session.describe(sql)
+    assert described.columns == (Column("id", "INTEGER"), Column("a", "VARCHAR"))
+    result = await session.execute(sql)
+    assert result.command_tag == "INSERT 0 2"
+    assert sorted(result.rows) == [(100, answer_text("r100")), (101, answer_text("r101"))]
+    assert result.columns == described.columns
+    result = await session.execute("DELETE FROM docs WHERE id = 100 RETURNING body")
+    assert list(result.rows) == [(answer_text("body 0"),)]
+
+
+async def test_sequence_default_is_drawn_once(session: DuckDbSession) -> None:
+    await session.execute("CREATE SEQUENCE s")
+    await session.execute("CREATE TABLE n (id INT DEFAULT nextval('s'), a VARCHAR)")
+    await session.execute("INSERT INTO n (a) SELECT ai_generate(name) FROM topics")
+    assert await rows(session, "SELECT id FROM n ORDER BY id") == [(1,), (2,), (3,), (4,)]
+
+
+async def test_merge_with_calls_is_refused(session: DuckDbSession) -> None:
+    with pytest.raises(FeatureNotSupportedError, match="MERGE"):
+        await session.execute(
+            "MERGE INTO docs USING topics t ON docs.id = t.id "
+            "WHEN MATCHED THEN UPDATE SET body = ai_generate(t.name)"
+        )
+
+
+async def test_transactions(session: DuckDbSession) -> None:
+    assert await tag(session, "START TRANSACTION") == "BEGIN"
+    await session.execute("INSERT INTO topics VALUES (9, 'new')")
+    assert session.transaction_status == "T"
+    again = await session.execute("BEGIN")
+    assert again.notices[0].sqlstate == "25001"
+    with pytest.raises(SqlError):
+        await session.execute("SELECT nope")
+    assert session.transaction_status == "E"
+    with pytest.raises(SqlError) as raised:
+        await session.execute("SELECT ai_generate('a')")
+    assert raised.value.sqlstate == "25P02"
+    assert await tag(session, "COMMIT") == "ROLLBACK"
+    assert session.transaction_status == "I"
+    assert await rows(session, "SELECT count(*) FROM topics WHERE id = 9") == [(0,)]
+    outside = await session.execute("ROLLBACK")
+    assert outside.notices[0].sqlstate == "25P01"
+
+
+async def test_calls_see_uncommitted_rows(session: DuckDbSession) -> None:
+    await session.execute("BEGIN")
+    await session.execute("INSERT INTO topics VALUES (9, 'fresh')")
+    assert await rows(session, "SELECT ai_generate(name) FROM topics WHERE id = 9") == [
+        (answer_text("fresh"),)
+    ]
+    assert await tag(session, "END") == "COMMIT"
+
+
+async def test_placeholder_error_does_not_wreck_a_transaction_without_changes(
+    session: DuckDbSession,
+) -> None:
+    fragile = "SELECT CAST(coalesce(length(ai_generate('a'))::VARCHAR, 'none') AS INT) AS n"
+    await session.execute("BEGIN")
+    assert await rows(session, fragile) == [(len(answer_text("a") or ""),)]
+    assert session.transaction_status == "T"
+    await session.execute("UPDATE topics SET name = 'x'")
+    with pytest.raises(SqlError) as raised:
+        await session.execute(fragile)
+    assert "outside the transaction" in raised.value.hint
+    await session.execute("ROLLBACK")
+
+
+async def test_settings(session: DuckDbSession) -> None:
+    assert await rows(session, "SHOW tierkv.max_calls") == [("1000",)]
+    assert await tag(session, "SET tierkv.max_calls = 5") == "SET"
+    await session.execute("SET SESSION tierkv.model TO 'other'")
+    await session.execute("SET tierkv.request_timeout = '2min'")
+    assert (await session.execute("SHOW tierkv.model")).columns == (
+        Column("tierkv.model", "VARCHAR"),
+    )
+    assert await rows(session, "SHOW tierkv.request_timeout") == [("120.0",)]
+    assert await rows(session, "SELECT ai_generate('p')") == [(answer_text("p", "other"),)]
+    settings = await rows(session, "SELECT name, setting, source FROM tierkv.settings")
+    assert ("tierkv.max_calls", "5", "session") in settings
+    assert ("tierkv.max_tokens", "512", "default") in settings
+    await session.execute("RESET tierkv.model")
+    assert await rows(session, "SHOW tierkv.model") == [("",)]
+    for text, state, words in (
+        ("SET tierkv.modell = 'x'", "42704", "tierkv.model"),
+        ("SHOW tierkv.max_cals", "42704", "tierkv.max_calls"),
+        ("SET tierkv.max_calls = many", "22023", ""),
+        ("SET tierkv.on_error = sometimes", "22023", ""),
+        ("SET tierkv.model", "42601", ""),
+        ("SET threads = 1", "42501", ""),
+    ):
+        with pytest.raises(UserError) as raised:
+            await session.execute(text)
+        assert raised.value.sqlstate == state
+        assert words in raised.value.hint
+
+
+async def test_settings_follow_transactions(session: DuckDbSession) -> None:
+    await session.execute("SET tierkv.max_calls = 5")
+    await session.execute("BEGIN")
+    await session.execute("SET tierkv.max_calls = 6")
+    await session.execute("SET LOCAL tierkv.max_tokens = 7")
+    await session.execute("ROLLBACK")
+    assert await rows(session, "SHOW tierkv.max_calls") == [("5",)]
+    await session.execute("BEGIN")
+    await session.execute("SET tierkv.max_calls = 6")
+    await session.execute("SET LOCAL tierkv.max_tokens = 7")
+    assert await rows(session, "SHOW tierkv.max_tokens") == [("7",)]
+    await session.execute("COMMIT")
+    assert await rows(session, "SHOW tierkv.max_calls") == [("6",)]
+    assert await rows(session, "SHOW tierkv.max_tokens") == [("512",)]
+
+
+async def test_client_options_and_server_defaults(generator: InstantGenerator) -> None:
+    server = DuckDbSqlServer(
+        DuckDbConfig(threads=1), generator, session_defaults={"tierkv.max_calls": "0"}
+    )
+    session = await server.open_session(
+        ClientInfo(options={"tierkv.model": "other", "DateStyle": "ISO"})
+    )
+    assert await rows(session, "SHOW tierkv.max_calls") == [("0",)]
+    assert await rows(session, "SHOW tierkv.model") == [("other",)]
+    with pytest.raises(SqlError):
+        await server.open_session(ClientInfo(options={"tierkv.nope": "1"}))
+    await server.close()
+    with pytest.raises(SqlError):
+        DuckDbSqlServer(DuckDbConfig(), generator, session_defaults={"tierkv.nope": "1"})
+
+
+async def test_describe(session: DuckDbSession, generator: InstantGenerator) -> None:
+    described = await session.describe(
+        "SELECT id, ai_generate($1 || body), $2::int + 1 AS n FROM docs WHERE id = CAST($3 AS "
+        "bigint) LIMIT $4"
+    )
+    assert described.columns == (
+        Column("id", "INTEGER"),
+        Column("ai_generate", "VARCHAR"),
+        Column("n", "INTEGER"),
+    )
+    assert described.parameter_types == ("VARCHAR", "INTEGER", "BIGINT", "BIGINT")
+    for statement in ("INSERT INTO docs VALUES ($1, 1, 'x')", "CREATE TABLE x (a INT)", "BEGIN"):
+        assert (await session.describe(statement)).columns is None
+    explained = await session.describe("EXPLAIN SELECT 1")
+    assert [column.name for column in explained.columns or ()] == ["explain_key", "explain_value"]
+    shown = await session.describe("SHOW TABLES")
+    assert [column.name for column in shown.columns or ()] == ["name"]
+    decimal = await session.describe("SELECT 1.5::DECIMAL(18,3) AS d, NULL AS n, [1] AS l")
+    assert [column.type_name for column in decimal.columns or ()] == [
+        "DECIMAL(18,3)",
+        "VARCHAR",
+        "INTEGER[]",
+    ]
+    with pytest.raises(SqlError):
+        await session.describe("SELECT nope FROM docs")
+    assert generator.prompts == []
+    assert await rows(session, "SELECT count(*) FROM docs") == [(60,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("CREATE TABLE a (b INT)", "CREATE TABLE"),
+        ("CREATE OR REPLACE VIEW v AS SELECT 1", "CREATE VIEW"),
+        ("DROP TABLE IF EXISTS nothing", "DROP TABLE"),
+        ("ALTER TABLE topics ADD COLUMN x INT", "ALTER TABLE"),
+        ("TRUNCATE topics", "TRUNCATE"),
+        ("FROM topics", "SELECT 4"),
+        ("VALUES (1), (2)", "SELECT 2"),
+        ("SET VARIABLE x = 1", "SET"),
+        ("EXPLAIN SELECT 1", "EXPLAIN"),
+        ("UPDATE topics SET name = 'x' WHERE id < 2", "UPDATE 2"),
+    ],
+)
+async def test_command_tags(sql: str, expected: str, session: DuckDbSession) -> None:
+    assert await tag(session, sql) == expected
+
+
+async def test_split(session: DuckDbSession) -> None:
+    assert session.split("SELECT 1; -- x\n ;; SELECT ';' /* ; */ ;SELECT $$;$$") == [
+        "SELECT 1",
+        "SELECT ';'",
+        "SELECT $$;$$",
+    ]
+
+
+async def test_copy_in(session: DuckDbSession) -> None:
+    lines = [[str(i), None, f"text {i}"] for i in range(1000, 6000)]
+    assert await session.copy_in('"docs"', ["id", "topic", "body"], lines) == 5000
+    assert await rows(session, "SELECT count(*), min(body) FROM docs WHERE id >= 1000") == [
+        (5000, "text 1000")
+    ]
+    with pytest.raises(SqlError) as raised:
+        await session.copy_in("docs", ["id"], [["70000"], ["x"]])
+    assert raised.value.sqlstate == "22P02"
+    assert await rows(session, "SELECT count(*) FROM docs WHERE id = 70000") == [(0,)]
+
+
+async def test_database_file(tmp_path: Path, generator: InstantGenerator) -> None:
+    for _ in range(2):
+        server = DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "a.duckdb")), generator)
+        session = await server.open_session(ClientInfo())
+        await session.execute("CREATE TABLE IF NOT EXISTS t AS SELECT ai_generate('x') AS a")
+        assert await rows(session, "SELECT * FROM t") == [(answer_text("x"),)]
+        await server.close()
+    assert generator.prompts == ["x"]
+    with pytest.raises(ConfigError, match="hides the admin views"):
+        DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "tierkv.db")), generator)
+    with pytest.raises(ConfigError, match="can't open"):
+        DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "no" / "a.db")), generator)
+
+
+class ThreeNodes:
+    """A cluster with fixed numbers."""
+
+    async def nodes(self) -> tuple[NodeState, ...]:
+        l2 = TierStats(Tier.L2, medium="shm", model="tiny", query_tokens=100, hit_tokens=25)
+        return tuple(
+            NodeState(
+                info=NodeInfo(
+                    NodeId(f"n{number}"),
+                    Incarnation(1),
+                    NodeRole.DMP,
+                    HostId("h"),
+                    models=(make_model(),),
+                ),
+                report=NodeReport(load=NodeLoad(kv_usage=0.5), tiers=(l2,)),
+                heartbeat_age_s=0.25,
+                state="alive",
+            )
+            for number in range(3)
+        )
+
+    async def blocks(self, limit: int) -> BlockListing:
+        record = BlockRecord(
+            key=BlockKey(b"k" * 16),
+            parent=BlockKey(bytes(16)),
+            node_id=NodeId("n1"),
+            tier="L2",
+            tokens=64,
+            size_bytes=4096,
+            model="tiny",
+            tenant="ann",
+            age_s=60.0,
+            idle_s=1.0,
+            hits=3,
+        )
+        return BlockListing((record,), 1)
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        return (make_model(),)
+
+    async def settings(self) -> tuple[SettingRow, ...]:
+        return (SettingRow("front.pg_port", "5433", "default"),)
+
+
+async def test_admin_views(generator: InstantGenerator) -> None:
+    server = DuckDbSqlServer(
+        DuckDbConfig(threads=1), generator, cluster=ThreeNodes(), clock=ManualClock(10.0)
+    )
+    session = await server.open_session(ClientInfo(user="ann", application_name="test"))
+    for statement in session.split(TABLES):
+        await session.execute(statement)
+    assert await rows(
+        session,
+        "SELECT tier, medium, query_tokens, hit_tokens, hit_ratio FROM tierkv.stat_kvcache",
+    ) == [("L2", "shm", 300, 75, 0.25)]
+    assert await rows(
+        session,
+        "SELECT n.node_id, n.kv_cache_usage, d.id FROM tierkv.stat_kvcache_node n "
+        "JOIN docs d ON 'n' || d.id = n.node_id WHERE n.hit_ratio > 0.2 ORDER BY d.id",
+    ) == [("n0", 0.5, 0), ("n1", 0.5, 1), ("n2", 0.5, 2)]
+    ((hash_, created),) = await rows(
+        session, "SELECT block_hash, created_at::VARCHAR FROM tierkv.kvcache_blocks"
+    )
+    assert (hash_, created) == ("6b" * 16, "2023-11-14 22:12:30")
+    assert await rows(session, "SELECT model_name, block_tokens FROM tierkv.models") == [
+        ("tiny", 16)
+    ]
+    assert await rows(session, "SELECT count(*), min(state) FROM tierkv.nodes") == [(3, "alive")]
+    assert ("front.pg_port", "5433") in await rows(
+        session, "SELECT name, setting FROM tierkv.settings"
+    )
+    assert await rows(
+        session, "SELECT DISTINCT ai_generate(node_id) FROM tierkv.nodes WHERE node_id = 'n1'"
+    ) == [(answer_text("n1"),)]
+    await server.close()
+
+
+async def test_stat_activity_shows_a_running_statement(
+    server: DuckDbSqlServer, session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    watcher = await server.open_session(ClientInfo(user="dba"))
+    generator.gate = asyncio.Event()
+    running = asyncio.create_task(session.execute("SELECT ai_generate(body) FROM docs"))
+    await generator.started.wait()
+    seen = await rows(
+        watcher,
+        "SELECT usename, state, phase, round, calls_total, query FROM tierkv.stat_activity "
+        f"WHERE pid = {session.pid}",
+    )
+    assert seen == [("ann", "active", "llm", 1, 27, "SELECT ai_generate(body) FROM docs")]
+    generator.gate.set()
+    await running
+    state = (
+        f"SELECT state, query_start IS NOT NULL FROM tierkv.stat_activity WHERE pid = {session.pid}"
+    )
+    assert await rows(watcher, state) == [("idle", True)]
