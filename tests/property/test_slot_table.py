@@ -16,7 +16,7 @@ EXTENT_BYTES = 128 << 10
 SIZES = (30_000, 50_000)
 """Slots of 32 KiB (four in an extent) and 52 KiB (two in an extent)."""
 
-NAMES = [f"n{i}" for i in range(12)]
+NAMES = [f"n{i:02}" for i in range(16)]
 
 
 class SlotTableMachine(RuleBasedStateMachine):
@@ -24,7 +24,7 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = SlotTable(extent_count=3, extent_bytes=EXTENT_BYTES, slots_per_extent=4)
+        self.table = SlotTable(extent_count=2, extent_bytes=EXTENT_BYTES, slots_per_extent=4)
         self.now = 0.0
         self.live: dict[BlockKey, Slot] = {}
         self.parents: dict[BlockKey, BlockKey] = {}
@@ -58,6 +58,9 @@ class SlotTableMachine(RuleBasedStateMachine):
         parent=st.sampled_from([None, *NAMES]),
         size=st.sampled_from(SIZES),
     )
+    def reserve_one(self, name: str, parent: str | None, size: int) -> None:
+        self.reserve(name, parent, size)
+
     def reserve(self, name: str, parent: str | None, size: int) -> None:
         self._expire()
         key = block_key(name)
@@ -65,7 +68,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         parent_key = block_key(parent) if parent else ROOT_PARENT
         put = make_put(name, parent, range_bytes=size, range_count=1)
         before = dict(self.live)
-        free_before = EXTENT_BYTES * 3 - self.table.extents.used_bytes
+        free_before = EXTENT_BYTES * 2 - self.table.extents.used_bytes
         decision = self.table.reserve(put, deadline=self.now + 10)
         if key in before:
             assert decision is None
@@ -74,7 +77,7 @@ class SlotTableMachine(RuleBasedStateMachine):
             self._assert_nothing_can_go(size, parent_key)
             return
         assert decision.slot_bytes == slot_bytes_for(size, 1)
-        assert not decision.victims or free_before < EXTENT_BYTES * 3
+        assert not decision.victims or free_before < EXTENT_BYTES * 2
         gone: set[BlockKey] = set()
         for victim in decision.victims:
             self._assert_evictable(victim, gone)
@@ -97,6 +100,19 @@ class SlotTableMachine(RuleBasedStateMachine):
             has_child = any(s.put.parent == key for s in self.live.values())
             busy = key in self.holds or slot in self.pinned or slot.state is not SlotState.SEALED
             assert not same or has_child or busy or key == parent, "a leaf could have gone"
+
+    @rule(
+        names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=8),
+        chained=st.booleans(),
+        size=st.sampled_from(SIZES),
+    )
+    def store(self, names: list[str], chained: bool, size: int) -> None:
+        """What clients do all day: whole blocks, often in chains."""
+        parent = None
+        for name in names:
+            self.reserve(name, parent, size)
+            self.seal(name)
+            parent = name if chained else None
 
     @rule(name=st.sampled_from(NAMES))
     def seal(self, name: str) -> None:
