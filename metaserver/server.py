@@ -9,6 +9,7 @@ from __future__ import annotations
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvcore.clock import Clock
+from kvcore.errors import ConfigError
 from kvwire.channels import BoundServer, bind_server
 from kvwire.v1 import meta_pb2_grpc
 from metaserver.config import MetaConfig
@@ -38,14 +39,21 @@ class MetaServer:
         return self._bound.address if self._bound else ""
 
     async def start(self) -> str:
-        """Bind, open the database and serve; answers the address.
+        """Open the database, bind and serve; answers the address.
 
         Raises:
             ConfigError: port in use, public address without token, unusable database.
         """
-        bound = bind_server(self._config.address, token=self._config.token, setting="meta.address")
-        self.local = LocalMeta(self._config, clock=self._clock)
-        meta_pb2_grpc.add_MetaServicer_to_server(MetaService(self.local), bound.server)
+        local = LocalMeta(self._config, clock=self._clock)
+        try:
+            bound = bind_server(
+                self._config.address, token=self._config.token, setting="meta.address"
+            )
+        except ConfigError:
+            await local.close()
+            raise
+        self.local = local
+        meta_pb2_grpc.add_MetaServicer_to_server(MetaService(local), bound.server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, bound.server)
         for service in _SERVICES:
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)

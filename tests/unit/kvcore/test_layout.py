@@ -1,0 +1,58 @@
+"""A block's bytes: offsets, sizes, bounds, and a fingerprint for each meaning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvcore.layout import BlockLayout, KvDtype
+
+LAYOUT = BlockLayout(layers=3, kv_heads=2, head_dim=4, dtype=KvDtype.FLOAT32, block_tokens=8)
+
+
+def test_sizes_follow_from_the_shape() -> None:
+    assert LAYOUT.token_layer_bytes == 2 * 2 * 4 * 4
+    assert LAYOUT.layer_bytes == 64 * 8
+    assert LAYOUT.payload_bytes == 512 * 3
+    half = replace(LAYOUT, dtype=KvDtype.BFLOAT16)
+    assert half.payload_bytes * 2 == LAYOUT.payload_bytes
+
+
+def test_layers_are_contiguous_half_open_ranges() -> None:
+    assert [LAYOUT.layer_offset(layer) for layer in range(4)] == [0, 512, 1024, 1536]
+    for layer in (-1, 4):
+        with pytest.raises(ValueError, match="outside"):
+            LAYOUT.layer_offset(layer)
+
+
+def test_every_field_changes_the_fingerprint() -> None:
+    others = [
+        replace(LAYOUT, layers=4),
+        replace(LAYOUT, kv_heads=4),
+        replace(LAYOUT, head_dim=8),
+        replace(LAYOUT, dtype=KvDtype.BFLOAT16),
+        replace(LAYOUT, dtype=KvDtype.FLOAT16),
+        replace(LAYOUT, block_tokens=16),
+    ]
+    prints = {layout.fingerprint() for layout in [LAYOUT, *others]}
+    assert len(prints) == 7
+    assert {len(fingerprint) for fingerprint in prints} == {16}
+    assert replace(LAYOUT).fingerprint() == LAYOUT.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"layers": 0}, "layers must be positive"),
+        ({"kv_heads": -1}, "kv_heads must be positive"),
+        ({"head_dim": 0}, "head_dim must be positive"),
+        ({"block_tokens": 0}, "block_tokens must be positive"),
+        ({"layers": 257}, "limit of 256"),
+        ({"block_tokens": 1 << 24}, "choose fewer block_tokens"),
+    ],
+)
+def test_impossible_shapes_are_refused(field: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        replace(LAYOUT, **field)

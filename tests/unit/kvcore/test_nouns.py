@@ -1,0 +1,103 @@
+"""The small nouns: requests, locations, nodes, clocks, ids, event sinks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from kvcore import limits
+from kvcore.block_event import BlockRemoved, NullReporter
+from kvcore.clock import Clock, ManualClock, SystemClock
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId, new_request_id
+from kvcore.location import Location, Replica, Tier, tier_seen_from
+from kvcore.node import NodeRole
+from kvcore.request import HitTokens, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": math.nan}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": limits.MAX_COMPLETION_TOKENS + 1}, "max_tokens"),
+    ],
+)
+def test_sampling_out_of_range_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        SamplingParams(**fields)
+
+
+def test_sampling_bounds_are_inclusive() -> None:
+    for temperature in (0.0, 2.0):
+        assert SamplingParams(temperature=temperature, top_p=1.0).temperature == temperature
+    assert SamplingParams(max_tokens=limits.MAX_COMPLETION_TOKENS).top_p == 1.0
+
+
+def test_hit_tokens_add_up_per_tier() -> None:
+    total = HitTokens(l1=1, l2=2) + HitTokens(l2=3, l3=4, l4=5)
+    assert total == HitTokens(1, 5, 4, 5)
+    assert total.total == 15
+
+
+def replica(tier: Tier, host: str = "here") -> Replica:
+    node = NodeId("n")
+    location = None if tier is Tier.L1 else Location(node, Incarnation(1), 0, 0, 1, 64)
+    return Replica(BlockKey(bytes(16)), node, HostId(host), tier, location)
+
+
+@pytest.mark.parametrize(
+    ("tier", "host", "seen"),
+    [
+        (Tier.L1, "here", Tier.L1),
+        (Tier.L2, "here", Tier.L2),
+        (Tier.L2, "elsewhere", Tier.L3),
+        (Tier.L4, "here", Tier.L4),
+        (Tier.L4, "elsewhere", Tier.L4),
+    ],
+)
+def test_pooled_memory_is_l2_at_home_and_l3_elsewhere(tier: Tier, host: str, seen: Tier) -> None:
+    assert tier_seen_from(replica(tier, host), HostId("here")) is seen
+
+
+def test_values_can_not_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        replica(Tier.L2).tier = Tier.L1  # type: ignore[misc]
+
+
+def test_roles_say_who_prefills_and_who_decodes() -> None:
+    assert [role for role in NodeRole if role.prefills] == [NodeRole.PREFILL, NodeRole.COMPUTE]
+    assert [role for role in NodeRole if role.decodes] == [NodeRole.DECODE, NodeRole.COMPUTE]
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), ManualClock(5.0)], ids=["system", "manual"])
+def test_clocks_never_go_back(clock: Clock) -> None:
+    times = [clock.now() for _ in range(100)]
+    assert times == sorted(times)
+    assert clock.wall() > 1_600_000_000
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    clock = ManualClock(1.0, epoch=100.0)
+    assert (clock.now(), clock.wall()) == (1.0, 101.0)
+    clock.advance(2.5)
+    assert (clock.now(), clock.wall()) == (3.5, 103.5)
+    with pytest.raises(ValueError, match="forward"):
+        clock.advance(-1)
+
+
+def test_request_ids_are_fresh_and_named() -> None:
+    ids = {new_request_id("chat") for _ in range(100)}
+    assert len(ids) == 100
+    assert all(request_id.startswith("chat-") for request_id in ids)
+
+
+def test_a_null_reporter_takes_anything() -> None:
+    NullReporter().report([BlockRemoved(BlockKey(bytes(16)), Tier.L1)])
