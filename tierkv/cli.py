@@ -192,7 +192,7 @@ def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
 
 @app.command()
 def demo(
-    rows: Annotated[int, typer.Option(min=4, help="Records in the table.")] = 300,
+    rows: Annotated[int, typer.Option(min=4, help="Records in the table.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the generated records.")] = 7,
     config: ConfigOption = None,
     settings: SetOption = None,

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from compute.local import LocalComputeClient
@@ -85,20 +86,36 @@ class EmbeddedCluster:
         await self.meta.close()
 
 
-def connect_with(config: LoadedConfig, *, user: str = "default") -> Connection:
-    """Start an embedded cluster and return a connection to it; closing it stops the cluster.
+@dataclass(frozen=True, slots=True)
+class EmbeddedProcess:
+    """A started embedded cluster and the loop it runs on."""
+
+    loop: LoopThread
+    cluster: EmbeddedCluster
+
+    def connect(self, *, user: str = "default") -> Connection:
+        """Open a connection; closing it stops the cluster and the loop."""
+        client = ClientInfo(user=user, application_name="tierkv")
+        return Connection(self.loop, self.cluster.front.sql, self.cluster.stop, client)
+
+
+def start_embedded(config: LoadedConfig) -> EmbeddedProcess:
+    """Start an embedded cluster on a loop of its own.
 
     Raises:
         ConfigError, ModelFolderError: as EmbeddedCluster.start.
     """
     loop = LoopThread()
     try:
-        cluster = loop.run(_start(config))
+        return EmbeddedProcess(loop, loop.run(_start(config)))
     except BaseException:
         loop.stop()
         raise
-    client = ClientInfo(user=user, application_name="tierkv")
-    return Connection(loop, cluster.front.sql, cluster.stop, client)
+
+
+def connect_with(config: LoadedConfig, *, user: str = "default") -> Connection:
+    """Start an embedded cluster and return a connection to it; closing it stops the cluster."""
+    return start_embedded(config).connect(user=user)
 
 
 async def _start(config: LoadedConfig) -> EmbeddedCluster:
