@@ -45,7 +45,9 @@ class DmpConfig:
         tick_interval_s: how often expired reservations and holds are swept.
         frame_timeout_s: longest silence inside a frame before a peer is dropped.
         max_connections: further connections are closed at once.
-        remove_on_stop: unlink the segment at a clean stop (clusters that live in one process).
+        remove_on_stop: unlink the segment at a clean stop.
+        nameless: unlink it as soon as it is open, for clusters that live in one process: no other
+            process can map it, and nothing is left in memory however the process ends.
     """
 
     node_id: NodeId
@@ -61,6 +63,7 @@ class DmpConfig:
     frame_timeout_s: float = 30.0
     max_connections: int = 512
     remove_on_stop: bool = False
+    nameless: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(limits.NAME_PATTERN, self.node_id):

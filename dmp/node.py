@@ -89,6 +89,8 @@ class DmpNode:
         config = self.config
         shape = Geometry.of(extent_count=config.extent_count, extent_bytes=config.extent_bytes)
         segment = open_segment(config.segment_file, shape)
+        if config.nameless:
+            segment.path.unlink()
         self._table = SlotTable(
             extent_count=shape.extent_count,
             extent_bytes=shape.extent_bytes,
@@ -356,7 +358,7 @@ class DmpNode:
             role=NodeRole.DMP,
             host=self.host,
             data_address=data_address,
-            segment_path=str(self.config.segment_file),
+            segment_path="" if self.config.nameless else str(self.config.segment_file),
             capacity_bytes=self.config.extent_count * self.config.extent_bytes,
         )
 

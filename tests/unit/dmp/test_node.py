@@ -172,3 +172,11 @@ def test_reservations_and_holds_are_bounded_in_time(make_rig: MakeRig) -> None:
     for i in range(25):
         store(InprocPoolNode(rig.node), f"n{i}")
     assert rig.node.lookup([block_key("a")]) == [None]
+
+
+def test_a_nameless_segment_leaves_nothing_even_while_it_is_used(make_rig: MakeRig) -> None:
+    rig = make_rig(nameless=True)
+    assert not rig.node.config.segment_file.exists()
+    assert rig.node.info().segment_path == ""
+    pool = InprocPoolNode(rig.node)
+    assert fetch(pool, store(pool, "a"))[1] == make_range("a", 1)
