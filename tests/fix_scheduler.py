@@ -13,7 +13,12 @@ from hashlib import blake2b
 
 from kvcore.block_event import EventBatch
 from kvcore.block_key import namespace_key
-from kvcore.errors import DirectoryUnavailableError, OverloadedError, TransportError
+from kvcore.errors import (
+    DirectoryUnavailableError,
+    OverloadedError,
+    TransportError,
+    UnknownModelError,
+)
 from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
@@ -121,6 +126,8 @@ class FakeCompute:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         if self.dead or self.closed:
             raise TransportError(f"{self.info.node_id} is dead")
+        if request.model not in {model.name for model in self.info.models}:
+            raise UnknownModelError(request.model)
         if len(self.running) >= self.queue_limit:
             raise OverloadedError("queue full")
         self.seen.append(request)

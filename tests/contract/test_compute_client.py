@@ -11,19 +11,19 @@ import pytest
 from compute.client import ComputeClient, connect
 from compute.local import LocalComputeClient
 from compute.service import serve_node
-from kvcore.errors import TransportError
+from kvcore.errors import TransportError, UserError
 from kvcore.ids import RequestId
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
-from tests.fix_model import node_config, running_node
+from tests.fix_model import running_node
 from tests.fix_scheduler import FakeCompute, make_request
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A client, and how to make its node die."""
+    """A client, and how to make its node die; a node in this process dies only with it."""
 
     client: ComputeClient
-    kill: Callable[[], Awaitable[None]]
+    kill: Callable[[], Awaitable[None]] | None = None
 
 
 @asynccontextmanager
@@ -34,12 +34,8 @@ async def fake_subject() -> AsyncIterator[Subject]:
 
 @asynccontextmanager
 async def local_subject() -> AsyncIterator[Subject]:
-    node = ComputeNode(node_config(), incarnation=Incarnation(1))
-    await node.start()
-    try:
-        yield Subject(LocalComputeClient(node), node.stop)
-    finally:
-        await node.stop()
+    async with running_node() as node:
+        yield Subject(LocalComputeClient(node))
 
 
 @asynccontextmanager
@@ -136,6 +132,8 @@ async def test_1_a_handoff_ends_after_the_first_token(client: ComputeClient) -> 
 
 
 async def test_2_a_dead_node_is_a_transport_error(subject: Subject) -> None:
+    if subject.kill is None:
+        pytest.skip("a node in this process dies only with it")
     await subject.kill()
     with pytest.raises(TransportError):
         await collect(subject.client, ask(subject.client))
