@@ -29,7 +29,7 @@ from kvwire.convert_event import event_batch_to_proto
 from kvwire.status import error_from_rpc
 from kvwire.v1 import meta_pb2 as pb
 from kvwire.v1 import meta_pb2_grpc as rpc
-from metaserver import wire
+from metaserver import wire, wire_locate
 from metaserver.client import (
     BlockListing,
     HeartbeatReply,
@@ -91,8 +91,10 @@ class GrpcMeta:
         )
 
     async def locate(self, keys: Sequence[BlockKey]) -> LocateReply:
-        request = pb.LocateRequest(keys=wire.keys_to_bytes(keys))
-        return await self._call("Locate", request, wire.locate_reply_from_proto)
+        request = pb.LocateRequest(keys=wire_locate.keys_to_bytes(keys))
+        return await self._call(
+            "Locate", request, lambda reply: wire_locate.locate_reply_from_proto(reply, keys)
+        )
 
     async def resolve_namespace(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes

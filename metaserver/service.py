@@ -14,7 +14,7 @@ from kvwire.convert_event import event_batch_from_proto
 from kvwire.status import answering
 from kvwire.v1 import meta_pb2 as pb
 from kvwire.v1 import meta_pb2_grpc as rpc
-from metaserver import wire
+from metaserver import wire, wire_locate
 from metaserver.client import MetaClient
 
 
@@ -53,8 +53,8 @@ class MetaService(rpc.MetaServicer):
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         async with answering(context):
-            reply = await self._meta.locate(wire.keys_from_bytes(request.keys))
-            return wire.locate_reply_to_proto(reply)
+            reply = await self._meta.locate(wire_locate.keys_from_bytes(request.keys))
+            return wire_locate.locate_reply_to_proto(reply)
 
     async def ResolveNamespace(
         self, request: pb.ResolveNamespaceRequest, context: Any

@@ -1,90 +1,28 @@
 """Replies of kvwire/v1/meta.proto to metaserver.client values and back, in symmetrical pairs.
 
-The meta server's own part of the conversion (kvwire must not know this room's values). Like
-kvwire.convert it checks bounds in ``*_from_proto`` and trusts in ``*_to_proto``.
+The meta server's own part of the conversion (kvwire must not know this room's values). Bounds are
+checked in ``*_from_proto``, as in kvwire.convert; locate has a file of its own, wire_locate.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kvcore import limits
-from kvcore.errors import LocalProtocolError, RemoteProtocolError
-from kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey, NodeId
-from kvwire.check import check_count, checked_amount, checked_key
+from kvcore.errors import RemoteProtocolError
+from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
+from kvwire.check import checked_amount, checked_key
 from kvwire.convert import (
     node_info_from_proto,
     node_info_to_proto,
     node_report_from_proto,
     node_report_to_proto,
-    replica_from_proto,
-    replica_to_proto,
 )
 from kvwire.v1 import meta_pb2 as pb
 from metaserver.client import (
     BlockListing,
     BlockRecord,
-    LocateReply,
     Namespace,
     NamespaceGrant,
-    NodeCoverage,
     NodeState,
 )
-
-
-def keys_to_bytes(keys: Sequence[BlockKey]) -> bytes:
-    """Concatenate a chain's keys; LocalProtocolError when it is longer than a locate may be."""
-    if len(keys) > limits.MAX_CHAIN_BLOCKS:
-        raise LocalProtocolError(
-            f"a locate of {len(keys)} blocks; at most {limits.MAX_CHAIN_BLOCKS} go in one call"
-        )
-    return b"".join(keys)
-
-
-def keys_from_bytes(raw: bytes) -> list[BlockKey]:
-    """Cut concatenated keys apart; RemoteProtocolError for a broken or over-long chain."""
-    if len(raw) % BLOCK_KEY_BYTES or len(raw) > limits.MAX_CHAIN_BLOCKS * BLOCK_KEY_BYTES:
-        raise RemoteProtocolError(
-            f"locate.keys has {len(raw)} bytes; it must be at most {limits.MAX_CHAIN_BLOCKS} keys "
-            f"of {BLOCK_KEY_BYTES}"
-        )
-    return [
-        BlockKey(raw[start : start + BLOCK_KEY_BYTES])
-        for start in range(0, len(raw), BLOCK_KEY_BYTES)
-    ]
-
-
-def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
-    """Convert a LocateReply."""
-    return pb.LocateReply(
-        prefix_blocks=reply.prefix_blocks,
-        blocks=[
-            pb.BlockReplicas(replicas=[replica_to_proto(replica) for replica in replicas])
-            for replicas in reply.replicas
-        ],
-        coverage=[
-            pb.NodeCoverage(node_id=c.node_id, l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
-            for c in reply.coverage
-        ],
-    )
-
-
-def locate_reply_from_proto(message: pb.LocateReply) -> LocateReply:
-    """Convert a LocateReply; RemoteProtocolError when a block of the prefix has no replica."""
-    check_count(message.blocks, limits.MAX_CHAIN_BLOCKS, "locate.blocks")
-    check_count(message.coverage, limits.MAX_NODES, "locate.coverage")
-    if any(not block.replicas for block in message.blocks):
-        raise RemoteProtocolError("locate.blocks names a block without a replica")
-    return LocateReply(
-        replicas=tuple(
-            tuple(replica_from_proto(replica) for replica in block.replicas)
-            for block in message.blocks
-        ),
-        coverage=tuple(
-            NodeCoverage(NodeId(c.node_id), l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
-            for c in message.coverage
-        ),
-    )
 
 
 def grant_to_proto(grant: NamespaceGrant) -> pb.NamespaceGrant:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvwire.v1 import common_pb2 as kvwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvwire/v1/meta.proto\x12\ttierkv.v1\x1a\x16kvwire/v1/common.proto\"4\n\x0fRegisterRequest\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\"E\n\rRegisterReply\x12\x1c\n\x14heartbeat_interval_s\x18\x01 \x01(\x01\x12\x16\n\x0esend_inventory\x18\x02 \x01(\x08\"_\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12%\n\x06report\x18\x03 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\"7\n\x0eHeartbeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x16\n\x0esend_inventory\x18\x02 \x01(\x08\"9\n\x11\x44\x65registerRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x11\n\x0f\x44\x65registerReply\"\x8e\x01\n\x0b\x42lockStored\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12%\n\x08location\x18\x05 \x01(\x0b\x32\x13.tierkv.v1.Location\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\")\n\x0c\x42lockRemoved\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04tier\x18\x02 \x01(\t\"k\n\nBlockEvent\x12(\n\x06stored\x18\x01 \x01(\x0b\x32\x16.tierkv.v1.BlockStoredH\x00\x12*\n\x07removed\x18\x02 \x01(\x0b\x32\x17.tierkv.v1.BlockRemovedH\x00\x42\x07\n\x05\x65vent\"\x95\x01\n\nEventBatch\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12%\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x15.tierkv.v1.BlockEvent\x12\x11\n\tinventory\x18\x05 \x01(\x08\x12\x0c\n\x04more\x18\x06 \x01(\x08\x12\x0c\n\x04part\x18\x07 \x01(\r\"7\n\x0bReportReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x16\n\x0esend_inventory\x18\x02 \x01(\x08\"\x1d\n\rLocateRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"E\n\x0cNodeCoverage\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\tl1_blocks\x18\x02 \x01(\r\x12\x11\n\tl2_blocks\x18\x03 \x01(\r\"5\n\rBlockReplicas\x12$\n\x08replicas\x18\x01 \x03(\x0b\x32\x12.tierkv.v1.Replica\"y\n\x0bLocateReply\x12\x15\n\rprefix_blocks\x18\x01 \x01(\r\x12(\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x18.tierkv.v1.BlockReplicas\x12)\n\x08\x63overage\x18\x03 \x03(\x0b\x32\x17.tierkv.v1.NodeCoverage\"]\n\x17ResolveNamespaceRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\x0c\"N\n\x0eNamespaceGrant\x12\x15\n\rnamespace_key\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x15\n\rcache_enabled\x18\x03 \x01(\x08\"\x12\n\x10ListNodesRequest\"}\n\tNodeState\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\x12\x17\n\x0fheartbeat_age_s\x18\x03 \x01(\x01\x12\r\n\x05state\x18\x04 \x01(\t\"5\n\x0eListNodesReply\x12#\n\x05nodes\x18\x01 \x03(\x0b\x32\x14.tierkv.v1.NodeState\"\"\n\x11ListBlocksRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"\xb9\x01\n\x0b\x42lockRecord\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\r\n\x05model\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0e\n\x06idle_s\x18\n \x01(\x01\x12\x0c\n\x04hits\x18\x0b \x01(\x04\"H\n\x0fListBlocksReply\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.tierkv.v1.BlockRecord\x12\r\n\x05total\x18\x02 \x01(\x04\"A\n\tNamespace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\x12\x15\n\rcache_enabled\x18\x03 \x01(\x08\"\x17\n\x15ListNamespacesRequest\"?\n\x13ListNamespacesReply\x12(\n\nnamespaces\x18\x01 \x03(\x0b\x32\x14.tierkv.v1.Namespace2\xc0\x05\n\x04Meta\x12@\n\x08Register\x12\x1a.tierkv.v1.RegisterRequest\x1a\x18.tierkv.v1.RegisterReply\x12\x43\n\tHeartbeat\x12\x1b.tierkv.v1.HeartbeatRequest\x1a\x19.tierkv.v1.HeartbeatReply\x12\x46\n\nDeregister\x12\x1c.tierkv.v1.DeregisterRequest\x1a\x1a.tierkv.v1.DeregisterReply\x12=\n\x0cReportEvents\x12\x15.tierkv.v1.EventBatch\x1a\x16.tierkv.v1.ReportReply\x12:\n\x06Locate\x12\x18.tierkv.v1.LocateRequest\x1a\x16.tierkv.v1.LocateReply\x12Q\n\x10ResolveNamespace\x12\".tierkv.v1.ResolveNamespaceRequest\x1a\x19.tierkv.v1.NamespaceGrant\x12\x43\n\tListNodes\x12\x1b.tierkv.v1.ListNodesRequest\x1a\x19.tierkv.v1.ListNodesReply\x12\x46\n\nListBlocks\x12\x1c.tierkv.v1.ListBlocksRequest\x1a\x1a.tierkv.v1.ListBlocksReply\x12R\n\x0eListNamespaces\x12 .tierkv.v1.ListNamespacesRequest\x1a\x1e.tierkv.v1.ListNamespacesReply\x12:\n\x0cPutNamespace\x12\x14.tierkv.v1.Namespace\x1a\x14.tierkv.v1.Namespaceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvwire/v1/meta.proto\x12\ttierkv.v1\x1a\x16kvwire/v1/common.proto\"4\n\x0fRegisterRequest\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\"E\n\rRegisterReply\x12\x1c\n\x14heartbeat_interval_s\x18\x01 \x01(\x01\x12\x16\n\x0esend_inventory\x18\x02 \x01(\x08\"_\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12%\n\x06report\x18\x03 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\"7\n\x0eHeartbeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x16\n\x0esend_inventory\x18\x02 \x01(\x08\"9\n\x11\x44\x65registerRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x11\n\x0f\x44\x65registerReply\"\x8e\x01\n\x0b\x42lockStored\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12%\n\x08location\x18\x05 \x01(\x0b\x32\x13.tierkv.v1.Location\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\")\n\x0c\x42lockRemoved\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04tier\x18\x02 \x01(\t\"k\n\nBlockEvent\x12(\n\x06stored\x18\x01 \x01(\x0b\x32\x16.tierkv.v1.BlockStoredH\x00\x12*\n\x07removed\x18\x02 \x01(\x0b\x32\x17.tierkv.v1.BlockRemovedH\x00\x42\x07\n\x05\x65vent\"\x95\x01\n\nEventBatch\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12%\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x15.tierkv.v1.BlockEvent\x12\x11\n\tinventory\x18\x05 \x01(\x08\x12\x0c\n\x04more\x18\x06 \x01(\x08\x12\x0c\n\x04part\x18\x07 \x01(\r\"7\n\x0bReportReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x16\n\x0esend_inventory\x18\x02 \x01(\x08\"\x1d\n\rLocateRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"E\n\x0cNodeCoverage\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\tl1_blocks\x18\x02 \x01(\r\x12\x11\n\tl2_blocks\x18\x03 \x01(\r\"N\n\rReplicaHolder\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"\xce\x01\n\x0bLocateReply\x12\x16\n\x0ereplica_counts\x18\x01 \x03(\r\x12)\n\x07holders\x18\x02 \x03(\x0b\x32\x18.tierkv.v1.ReplicaHolder\x12\x0e\n\x06holder\x18\x03 \x03(\r\x12\x0f\n\x07segment\x18\x04 \x03(\r\x12\x0c\n\x04slot\x18\x05 \x03(\x04\x12\x12\n\ngeneration\x18\x06 \x03(\x04\x12\x0e\n\x06length\x18\x07 \x03(\x04\x12)\n\x08\x63overage\x18\x08 \x03(\x0b\x32\x17.tierkv.v1.NodeCoverage\"]\n\x17ResolveNamespaceRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\x0c\"N\n\x0eNamespaceGrant\x12\x15\n\rnamespace_key\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x15\n\rcache_enabled\x18\x03 \x01(\x08\"\x12\n\x10ListNodesRequest\"}\n\tNodeState\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\x12\x17\n\x0fheartbeat_age_s\x18\x03 \x01(\x01\x12\r\n\x05state\x18\x04 \x01(\t\"5\n\x0eListNodesReply\x12#\n\x05nodes\x18\x01 \x03(\x0b\x32\x14.tierkv.v1.NodeState\"\"\n\x11ListBlocksRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"\xb9\x01\n\x0b\x42lockRecord\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\r\n\x05model\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x0e\n\x06idle_s\x18\n \x01(\x01\x12\x0c\n\x04hits\x18\x0b \x01(\x04\"H\n\x0fListBlocksReply\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.tierkv.v1.BlockRecord\x12\r\n\x05total\x18\x02 \x01(\x04\"A\n\tNamespace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\x12\x15\n\rcache_enabled\x18\x03 \x01(\x08\"\x17\n\x15ListNamespacesRequest\"?\n\x13ListNamespacesReply\x12(\n\nnamespaces\x18\x01 \x03(\x0b\x32\x14.tierkv.v1.Namespace2\xc0\x05\n\x04Meta\x12@\n\x08Register\x12\x1a.tierkv.v1.RegisterRequest\x1a\x18.tierkv.v1.RegisterReply\x12\x43\n\tHeartbeat\x12\x1b.tierkv.v1.HeartbeatRequest\x1a\x19.tierkv.v1.HeartbeatReply\x12\x46\n\nDeregister\x12\x1c.tierkv.v1.DeregisterRequest\x1a\x1a.tierkv.v1.DeregisterReply\x12=\n\x0cReportEvents\x12\x15.tierkv.v1.EventBatch\x1a\x16.tierkv.v1.ReportReply\x12:\n\x06Locate\x12\x18.tierkv.v1.LocateRequest\x1a\x16.tierkv.v1.LocateReply\x12Q\n\x10ResolveNamespace\x12\".tierkv.v1.ResolveNamespaceRequest\x1a\x19.tierkv.v1.NamespaceGrant\x12\x43\n\tListNodes\x12\x1b.tierkv.v1.ListNodesRequest\x1a\x19.tierkv.v1.ListNodesReply\x12\x46\n\nListBlocks\x12\x1c.tierkv.v1.ListBlocksRequest\x1a\x1a.tierkv.v1.ListBlocksReply\x12R\n\x0eListNamespaces\x12 .tierkv.v1.ListNamespacesRequest\x1a\x1e.tierkv.v1.ListNamespacesReply\x12:\n\x0cPutNamespace\x12\x14.tierkv.v1.Namespace\x1a\x14.tierkv.v1.Namespaceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,32 +58,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOCATEREQUEST']._serialized_end=951
   _globals['_NODECOVERAGE']._serialized_start=953
   _globals['_NODECOVERAGE']._serialized_end=1022
-  _globals['_BLOCKREPLICAS']._serialized_start=1024
-  _globals['_BLOCKREPLICAS']._serialized_end=1077
-  _globals['_LOCATEREPLY']._serialized_start=1079
-  _globals['_LOCATEREPLY']._serialized_end=1200
-  _globals['_RESOLVENAMESPACEREQUEST']._serialized_start=1202
-  _globals['_RESOLVENAMESPACEREQUEST']._serialized_end=1295
-  _globals['_NAMESPACEGRANT']._serialized_start=1297
-  _globals['_NAMESPACEGRANT']._serialized_end=1375
-  _globals['_LISTNODESREQUEST']._serialized_start=1377
-  _globals['_LISTNODESREQUEST']._serialized_end=1395
-  _globals['_NODESTATE']._serialized_start=1397
-  _globals['_NODESTATE']._serialized_end=1522
-  _globals['_LISTNODESREPLY']._serialized_start=1524
-  _globals['_LISTNODESREPLY']._serialized_end=1577
-  _globals['_LISTBLOCKSREQUEST']._serialized_start=1579
-  _globals['_LISTBLOCKSREQUEST']._serialized_end=1613
-  _globals['_BLOCKRECORD']._serialized_start=1616
-  _globals['_BLOCKRECORD']._serialized_end=1801
-  _globals['_LISTBLOCKSREPLY']._serialized_start=1803
-  _globals['_LISTBLOCKSREPLY']._serialized_end=1875
-  _globals['_NAMESPACE']._serialized_start=1877
-  _globals['_NAMESPACE']._serialized_end=1942
-  _globals['_LISTNAMESPACESREQUEST']._serialized_start=1944
-  _globals['_LISTNAMESPACESREQUEST']._serialized_end=1967
-  _globals['_LISTNAMESPACESREPLY']._serialized_start=1969
-  _globals['_LISTNAMESPACESREPLY']._serialized_end=2032
-  _globals['_META']._serialized_start=2035
-  _globals['_META']._serialized_end=2739
+  _globals['_REPLICAHOLDER']._serialized_start=1024
+  _globals['_REPLICAHOLDER']._serialized_end=1102
+  _globals['_LOCATEREPLY']._serialized_start=1105
+  _globals['_LOCATEREPLY']._serialized_end=1311
+  _globals['_RESOLVENAMESPACEREQUEST']._serialized_start=1313
+  _globals['_RESOLVENAMESPACEREQUEST']._serialized_end=1406
+  _globals['_NAMESPACEGRANT']._serialized_start=1408
+  _globals['_NAMESPACEGRANT']._serialized_end=1486
+  _globals['_LISTNODESREQUEST']._serialized_start=1488
+  _globals['_LISTNODESREQUEST']._serialized_end=1506
+  _globals['_NODESTATE']._serialized_start=1508
+  _globals['_NODESTATE']._serialized_end=1633
+  _globals['_LISTNODESREPLY']._serialized_start=1635
+  _globals['_LISTNODESREPLY']._serialized_end=1688
+  _globals['_LISTBLOCKSREQUEST']._serialized_start=1690
+  _globals['_LISTBLOCKSREQUEST']._serialized_end=1724
+  _globals['_BLOCKRECORD']._serialized_start=1727
+  _globals['_BLOCKRECORD']._serialized_end=1912
+  _globals['_LISTBLOCKSREPLY']._serialized_start=1914
+  _globals['_LISTBLOCKSREPLY']._serialized_end=1986
+  _globals['_NAMESPACE']._serialized_start=1988
+  _globals['_NAMESPACE']._serialized_end=2053
+  _globals['_LISTNAMESPACESREQUEST']._serialized_start=2055
+  _globals['_LISTNAMESPACESREQUEST']._serialized_end=2078
+  _globals['_LISTNAMESPACESREPLY']._serialized_start=2080
+  _globals['_LISTNAMESPACESREPLY']._serialized_end=2143
+  _globals['_META']._serialized_start=2146
+  _globals['_META']._serialized_end=2850
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from kvcore.request import (
 )
 from kvwire import convert, convert_compute, convert_event
 from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
-from metaserver import wire
+from metaserver import wire, wire_locate
 from metaserver.client import (
     BlockListing,
     BlockRecord,
@@ -170,11 +171,6 @@ ANSWERS = st.builds(
     queue_s=AMOUNTS,
     ttft_s=AMOUNTS,
 )
-LOCATE_REPLIES = st.builds(
-    LocateReply,
-    replicas=st.lists(st.lists(REPLICAS, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
-    coverage=st.lists(st.builds(NodeCoverage, NAMES.map(NodeId), U32, U32), max_size=3).map(tuple),
-)
 GRANTS = st.builds(
     NamespaceGrant,
     namespace_key=st.binary(min_size=32, max_size=32).map(NamespaceKey),
@@ -218,7 +214,6 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[...
     ),
     (USAGES, convert_compute.usage_to_proto, convert_compute.usage_from_proto),
     (ANSWERS, convert_compute.generate_event_to_proto, convert_compute.generate_event_from_proto),
-    (LOCATE_REPLIES, wire.locate_reply_to_proto, wire.locate_reply_from_proto),
     (GRANTS, wire.grant_to_proto, wire.grant_from_proto),
     (NODE_STATES, wire.node_state_to_proto, wire.node_state_from_proto),
     (RECORDS, wire.block_record_to_proto, wire.block_record_from_proto),
@@ -267,4 +262,34 @@ def test_every_field_of_every_value_travels() -> None:
 @given(st.lists(KEYS, max_size=20))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_a_chain_of_keys_survives_the_wire(keys: list[BlockKey]) -> None:
-    assert wire.keys_from_bytes(wire.keys_to_bytes(keys)) == keys
+    assert wire_locate.keys_from_bytes(wire_locate.keys_to_bytes(keys)) == keys
+
+
+@st.composite
+def _locate_replies(draw: st.DrawFn) -> tuple[list[BlockKey], LocateReply]:
+    keys = draw(st.lists(KEYS, max_size=4))
+    prefix = keys[: draw(st.integers(0, len(keys)))]
+    holders = st.tuples(NAMES.map(NodeId), NAMES.map(HostId), st.sampled_from(Tier))
+    some = draw(st.lists(holders, min_size=1, max_size=3))
+
+    def replica(key: BlockKey) -> Replica:
+        node, host, tier = draw(st.sampled_from(some))
+        return Replica(key, node, host, tier, replace(draw(LOCATIONS), node=node))
+
+    replicas = tuple(tuple(replica(key) for _ in range(draw(st.integers(1, 3)))) for key in prefix)
+    coverage = draw(st.lists(st.builds(NodeCoverage, NAMES.map(NodeId), U32, U32), max_size=3))
+    return keys, LocateReply(replicas, tuple(coverage))
+
+
+@given(_locate_replies())
+@settings(
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+def test_locate_replies_survive_the_wire(case: tuple[list[BlockKey], LocateReply]) -> None:
+    keys, reply = case
+    raw = wire_locate.locate_reply_to_proto(reply).SerializeToString()
+    message = meta_pb2.LocateReply.FromString(raw)
+    assert wire_locate.locate_reply_from_proto(message, keys) == reply

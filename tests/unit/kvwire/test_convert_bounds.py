@@ -9,13 +9,13 @@ import pytest
 
 from kvcore import limits
 from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
-from kvcore.ids import NamespaceKey, RequestId
+from kvcore.ids import BlockKey, NamespaceKey, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import NodeReport
 from kvcore.request import GenerateRequest, SamplingParams
 from kvwire import convert, convert_compute, convert_event
 from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
-from metaserver import wire
+from metaserver import wire, wire_locate
 
 KEY = bytes(16)
 LAYOUT = common_pb2.BlockLayout(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=1)
@@ -117,13 +117,8 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
         convert_compute.generate_event_from_proto,
         compute_pb2.GenerateEvent(ttft_s=float("nan")),
     ),
-    ("locate.keys", wire.keys_from_bytes, bytes(17)),
-    ("locate.keys", wire.keys_from_bytes, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
-    (
-        "without a replica",
-        wire.locate_reply_from_proto,
-        meta_pb2.LocateReply(blocks=[meta_pb2.BlockReplicas()]),
-    ),
+    ("locate.keys", wire_locate.keys_from_bytes, bytes(17)),
+    ("locate.keys", wire_locate.keys_from_bytes, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
     ("namespace_key", wire.grant_from_proto, meta_pb2.NamespaceGrant()),
 ]
 
@@ -134,6 +129,36 @@ def test_a_peers_mistake_is_named(
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         from_proto(message)
+
+
+COLUMNS = meta_pb2.LocateReply(
+    replica_counts=[1, 2],
+    holders=[meta_pb2.ReplicaHolder(node="n", host="h", tier="L2")],
+    holder=[0] * 3,
+    segment=[0] * 3,
+    slot=[0] * 3,
+    generation=[0] * 3,
+    length=[64] * 3,
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("has 2 items, the limit is 1", COLUMNS),
+        ("without a replica", changed(COLUMNS, replica_counts=[0])),
+        ("differ in length", changed(COLUMNS, replica_counts=[2])),
+        ("differ in length", changed(COLUMNS, replica_counts=[3], slot=[0])),
+        ("not there", changed(COLUMNS, replica_counts=[3], holder=[0, 0, 1])),
+        ("length exceeds", changed(COLUMNS, replica_counts=[3], length=[0, 0, 2**40])),
+        ("node", changed(COLUMNS, replica_counts=[3], holders=[meta_pb2.ReplicaHolder()])),
+    ],
+)
+def test_a_locate_reply_that_does_not_fit_is_refused(reason: str, message: Any) -> None:
+    key = BlockKey(KEY)
+    assert wire_locate.locate_reply_from_proto(COLUMNS, [key, key]).prefix_blocks == 2
+    with pytest.raises(RemoteProtocolError, match=reason):
+        wire_locate.locate_reply_from_proto(message, [key])
 
 
 @pytest.mark.parametrize(
