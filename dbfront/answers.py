@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from kvcore.errors import UserError
 from sql.options import parse_options
 from sql.plan import CallForm, CallParams
+
+_UNKNOWN: Final = "\0 no answer yet"
+"""Stands for a missing memo entry; compared by identity, so that no answer can equal it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +41,26 @@ class AnswerBook:
         self._forms = {form.key: form for form in forms}
         self._memos: dict[CallParams, dict[str, str | None]] = {}
         self._memo_of = {key: self._memo(form.params) for key, form in self._forms.items()}
-        self._missed: dict[int, dict[AiCall, None]] = {key: {} for key in self._forms}
+        # Prompts missed, by form and arguments; a million rows may miss the same few prompts, so
+        # a known miss must cost no more than a dictionary lookup.
+        self._missed: dict[int, dict[CallParams, dict[str, None]]] = {}
+        self._missed_of: dict[int, dict[str, None]] = {}
         self._params_of: dict[tuple[int, str | None, str | None, str | None], CallParams] = {}
         self._budget: int | None = None
+        self.start_round()
 
     def look_up(self, key: int, prompt: str | None) -> str | None:
         """Answer a call with constant arguments; an unknown one is recorded and answered NULL."""
         if prompt is None:
             return None
         self.lookups += 1
-        try:
-            return self._memo_of[key][prompt]
-        except KeyError:
-            form = self._forms.get(key)
-            if form is not None:
-                self._miss(form, form.params, prompt)
-            return None
+        answer = self._memo_of[key].get(prompt, _UNKNOWN)
+        if answer is not _UNKNOWN:
+            return answer
+        missed = self._missed_of[key]
+        if prompt not in missed:
+            self._miss(self._forms[key], missed, prompt)
+        return None
 
     def look_up_row(
         self,
@@ -63,30 +71,30 @@ class AnswerBook:
         options: str | None,
     ) -> str | None:
         """Answer a call whose other arguments come with the row."""
-        form = self._forms.get(key)
-        if prompt is None or form is None or self.fatal is not None:
+        if prompt is None or self.fatal is not None:
             return None
         self.lookups += 1
+        form = self._forms[key]
         params = self._row_params(form, model, system_prompt, options)
         if params is None:
             return None
-        try:
-            return self._memo(params)[prompt]
-        except KeyError:
-            self._miss(form, params, prompt)
-            return None
+        answer = self._memo(params).get(prompt, _UNKNOWN)
+        if answer is not _UNKNOWN:
+            return answer
+        self._miss(form, self._missed[key].setdefault(params, {}), prompt)
+        return None
 
     def start_round(self, budget: int | None = None) -> None:
         """Forget the misses; record at most ``budget`` of each filtering form in this round."""
         self.lookups = 0
         self._budget = budget
-        for missed in self._missed.values():
-            missed.clear()
+        self._missed = {key: {form.params: {}} for key, form in self._forms.items()}
+        self._missed_of = {key: self._missed[key][form.params] for key, form in self._forms.items()}
 
     @property
     def has_misses(self) -> bool:
         """Whether the engine was answered NULL for want of an answer."""
-        return any(self._missed.values())
+        return any(map(self._has_missed, self._forms))
 
     def next_batch(self, *, without_filters: bool = False) -> list[AiCall]:
         """Return the distinct missed calls of the lowest stage that has any.
@@ -99,11 +107,18 @@ class AnswerBook:
         waiting = [
             form
             for key, form in self._forms.items()
-            if self._missed[key] and not (without_filters and form.filters)
+            if self._has_missed(key) and not (without_filters and form.filters)
         ]
         stage = min((form.stage for form in waiting), default=0)
-        chosen = [self._missed[form.key] for form in waiting if form.stage == stage]
-        return list(dict.fromkeys(call for missed in chosen for call in missed))
+        return list(
+            dict.fromkeys(
+                AiCall(params, prompt)
+                for form in waiting
+                if form.stage == stage
+                for params, prompts in self._missed[form.key].items()
+                for prompt in prompts
+            )
+        )
 
     def add(self, answers: Mapping[AiCall, str | None]) -> None:
         """Note answers; None is a failed call's NULL."""
@@ -113,10 +128,12 @@ class AnswerBook:
     def _memo(self, params: CallParams) -> dict[str, str | None]:
         return self._memos.setdefault(params, {})
 
-    def _miss(self, form: CallForm, params: CallParams, prompt: str) -> None:
-        missed = self._missed[form.key]
+    def _has_missed(self, key: int) -> bool:
+        return any(self._missed[key].values())
+
+    def _miss(self, form: CallForm, missed: dict[str, None], prompt: str) -> None:
         if not form.filters or self._budget is None or len(missed) < self._budget:
-            missed[AiCall(params, prompt)] = None
+            missed[prompt] = None
 
     def _row_params(
         self, form: CallForm, model: str | None, system_prompt: str | None, options: str | None

@@ -127,7 +127,7 @@ async def test_filter_is_evaluated_above_joins_and_semijoins(
     ):
         generator.prompts.clear()
         await session.execute(query)
-        assert len(generator.prompts) <= 4, query
+        assert len(generator.prompts) <= 6, query  # not 5,000; topics go up to 5
 
 
 async def test_null_prompt_is_null_without_a_call(
