@@ -78,6 +78,7 @@ class ComputeNode:
         self._control_address = control_address
         self._archive = archive
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = False
         self._streams: dict[int, asyncio.Queue[Answer]] = {}
         self._by_request: dict[RequestId, set[int]] = {}
         self._numbers = itertools.count(1)
@@ -108,10 +109,12 @@ class ComputeNode:
         """Start the engine; the running event loop becomes the node's."""
         self._loop = asyncio.get_running_loop()
         self._engine.start()
+        self._running = True
 
     async def stop(self) -> None:
         """End all requests as cancelled, publish what is queued, stop all threads."""
-        if self._loop is not None:
+        if self._running:
+            self._running = False
             # In a thread: the loop must stay free to answer the directory's last questions.
             await asyncio.to_thread(self._engine.stop)
 
@@ -159,7 +162,7 @@ class ComputeNode:
 
     def _check(self, request: GenerateRequest) -> None:
         """Refuse what can't work, before it costs anything."""
-        if self._loop is None or self._engine.broken:
+        if not self._running or self._engine.broken:
             raise TransportError(f"compute node {self.config.node_id} is not running")
         if request.model != self.model.name:
             raise UnknownModelError(

@@ -1,0 +1,195 @@
+"""A node under stress: cancellation, broken weights, late loads, refusals; it always lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+import torch
+
+from kvcore.errors import (
+    ContextTooLongError,
+    OverloadedError,
+    RowLevelError,
+    TransportError,
+    UnknownModelError,
+    UserError,
+)
+from kvcore.request import FinishReason
+from tests.fix_model import answer, make_request, running_node
+from tests.fix_pool import MemoryPoolNode
+
+PROMPT = [i * 5 % 128 for i in range(61)]
+
+
+class GatedPoolNode(MemoryPoolNode):
+    """Reads of layer 1 and later wait for ``gate``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def read_ranges(self, reads) -> None:
+        if reads[0].index >= 1:
+            assert self.gate.wait(30)
+        super().read_ranges(reads)
+
+
+async def published(node) -> list[int]:
+    tokens, _ = await answer(node, make_request(PROMPT))
+    await node.flush()
+    await node.drop_cache()
+    return tokens
+
+
+async def pages_in_use(node, count: int) -> None:
+    async with asyncio.timeout(10):
+        while node._engine.pool.used != count:
+            await asyncio.sleep(0.001)
+
+
+async def test_layers_compute_while_later_layers_load() -> None:
+    pool = GatedPoolNode()
+    async with running_node(pool) as node:
+        want = await published(node)
+        forward = node._engine._model.forward
+
+        def forward_then_open(batch, *, before_layer=None):
+            if before_layer is not None:
+                pool.gate.set()  # Until the forward pass runs, layer 1 can't arrive.
+            return forward(batch, before_layer=before_layer)
+
+        node._engine._model.forward = forward_then_open
+        got, last = await answer(node, make_request(PROMPT))
+        assert got == want and last.usage.hit_tokens.l2 == 56
+
+
+async def test_a_late_load_is_given_up_and_its_pages_stay_out_of_use() -> None:
+    pool = GatedPoolNode()
+    async with running_node(pool, load_timeout_s=0.2, l1_pages=40) as node:
+        want = await published(node)
+        got, last = await answer(node, make_request(PROMPT))
+        assert got == want and last.usage.hit_tokens.total == 0
+        assert dict(node.report().cache_errors)["load_timeout"] == 1
+        await node.flush()
+        await pages_in_use(node, 7)  # The late loader may still write there.
+        pool.gate.set()
+        await pages_in_use(node, 0)
+
+
+async def test_cancel_while_loading_and_while_running() -> None:
+    pool = GatedPoolNode()
+    async with running_node(pool) as node:
+        await published(node)
+        request = make_request(PROMPT, sampling={"max_tokens": 300})
+        task = asyncio.create_task(answer(node, request))
+        async with asyncio.timeout(10):
+            while not node._engine._loading:
+                await asyncio.sleep(0.001)
+        pool.gate.set()
+        assert await node.cancel(request.request_id)
+        _, last = await task
+        assert last.finish_reason is FinishReason.CANCELLED
+        async with aclosing(node.generate(make_request(PROMPT))) as events:
+            await anext(events)
+        async with asyncio.timeout(10):
+            while node._engine._sequences or node._engine.pool.used:
+                await asyncio.sleep(0.001)
+        assert not await node.cancel(request.request_id)
+
+
+async def test_broken_logits_fail_their_request_only() -> None:
+    async with running_node() as node:
+        want, _ = await answer(node, make_request(PROMPT))
+        embedding = node._engine._model.weights.embedding
+        good = embedding[77].clone()
+        embedding[77] = float("nan")
+        bad = asyncio.create_task(answer(node, make_request([77, 1, 2, 3])))
+        others = [t for t in PROMPT if t != 77]
+        fine, _ = await answer(node, make_request(others, sampling={"max_tokens": 1}))
+        assert len(fine) == 1
+        with pytest.raises(RowLevelError, match="not finite"):
+            await bad
+        embedding[77] = good
+        await node.drop_cache()
+        # Pages that held NaN are used again without a trace of it.
+        again = await asyncio.gather(*(answer(node, make_request(PROMPT)) for _ in range(9)))
+        assert all(tokens == want for tokens, _ in again)
+
+
+async def test_stop_ids_and_eos_end_an_answer_and_are_not_in_it() -> None:
+    async with running_node() as node:
+        tokens, _ = await answer(node, make_request(PROMPT))
+        stop = tokens[5]
+        cut, last = await answer(node, make_request(PROMPT, sampling={"stop_token_ids": (stop,)}))
+        assert cut == tokens[: tokens.index(stop)]
+        assert last.finish_reason is FinishReason.STOP
+        assert last.usage.completion_tokens == len(cut)
+
+
+async def test_a_seed_repeats_alone_and_in_a_crowd() -> None:
+    sampled = {"temperature": 0.8, "top_p": 0.95, "seed": 4}
+    async with running_node() as node:
+        alone, _ = await answer(node, make_request(PROMPT, sampling=sampled))
+        crowd = [make_request(PROMPT, sampling=sampled | {"seed": s}) for s in (4, 5, 6, 7)]
+        got = [tokens for tokens, _ in await asyncio.gather(*(answer(node, r) for r in crowd))]
+        assert got[0] == alone and any(tokens != alone for tokens in got[1:])
+
+
+async def test_impossible_requests_are_refused_with_reasons() -> None:
+    async with running_node(l1_pages=9) as node:
+        assert node.model.context_tokens == 64
+        for changes, kind in [
+            ({"model": "other"}, UnknownModelError),
+            ({"resumed_tokens": 61}, UserError),
+            ({"sampling": {"max_tokens": 4}}, ContextTooLongError),
+        ]:
+            with pytest.raises(kind):
+                await answer(node, make_request(PROMPT, **changes))
+        for tokens in ([], [128], [-1]):
+            with pytest.raises(UserError):
+                await answer(node, make_request(tokens))
+        fitting = make_request(PROMPT, sampling={"max_tokens": 3})
+        assert len((await answer(node, fitting))[0]) == 3
+
+
+async def test_a_resumed_request_at_its_limit_ends_at_once() -> None:
+    async with running_node() as node:
+        request = make_request(PROMPT, resumed_tokens=12)
+        tokens, last = await answer(node, request)
+        assert tokens == [] and last.finish_reason is FinishReason.LENGTH
+        assert last.usage.prompt_tokens == 49 and last.usage.completion_tokens == 12
+
+
+async def test_a_full_queue_refuses_and_a_stopped_node_is_lost() -> None:
+    async with running_node(max_waiting=1, max_running=1) as node:
+        long = [make_request(PROMPT, sampling={"max_tokens": 200}) for _ in range(2)]
+        streams = [node.generate(request) for request in long]
+        first = [asyncio.create_task(anext(stream)) for stream in streams]
+        await first[0]
+        with pytest.raises(OverloadedError):
+            await answer(node, make_request(PROMPT))
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+    with pytest.raises(TransportError):
+        await answer(node, make_request(PROMPT))
+
+
+async def test_a_step_that_raises_fails_its_requests_and_the_node_lives() -> None:
+    async with running_node() as node:
+        forward = node._engine._model.forward
+
+        def broken(batch, *, before_layer=None):
+            raise RuntimeError("kernel failure")
+
+        node._engine._model.forward = broken
+        with pytest.raises(Exception, match="kernel failure"):
+            await answer(node, make_request(PROMPT))
+        node._engine._model.forward = forward
+        assert len((await answer(node, make_request(PROMPT)))[0]) == 12
+    assert torch.is_inference_mode_enabled() is False
