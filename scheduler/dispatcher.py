@@ -284,7 +284,7 @@ class Dispatcher:
             match event.finish_reason:
                 case None:
                     continue
-                case FinishReason.HANDOFF if not answer.exhausted:
+                case FinishReason.HANDOFF if not (answer.exhausted or job.cancel_asked):
                     answer.handed_off(event)
                     self.stats.handoffs += 1
                     self._handle(HandoffDone(job.request_id, answer.total_tokens))

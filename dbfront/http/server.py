@@ -105,6 +105,8 @@ class HttpServer:
             return
         self._server.should_exit = True
         await self._task
+        # uvicorn cancels what did not end in time, but does not wait for it to clean up.
+        await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
         self._server = self._task = None
 
 

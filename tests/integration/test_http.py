@@ -15,10 +15,12 @@ import pytest
 from fastapi.routing import APIRoute
 
 from dbfront.contracts import TextCall
+from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.http.app import PUBLIC_PATHS
 from dbfront.http.config import HttpConfig
 from dbfront.http.metrics import Metrics
 from dbfront.http.server import HttpServer
+from dbfront.session import DuckDbSqlServer
 from kvcore import limits
 from kvcore.errors import ConfigError
 from kvcore.request import HitTokens
@@ -357,6 +359,42 @@ async def test_keys_are_tenants_and_every_other_path_needs_one(tmp_path: Path) -
                 path = route.path.replace("{model_id:path}", "tiny")
                 status = (await door.raw(method, path)).status
                 assert (status == 401) == (path not in PUBLIC_PATHS), path
+
+
+async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
+    async with running_front(write_model_folder(tmp_path)) as front:
+        sql = DuckDbSqlServer(DuckDbConfig(), front.generation)
+        server = HttpServer(HttpConfig(port=0), front.generation, sql=sql)
+        await server.start()
+        door = Door(front, server, openai.AsyncOpenAI(base_url="http://x", api_key="k"))
+        try:
+            question = {"sql": "SELECT $1::INT + 1 AS a, DATE '2024-01-02' AS d, NULL AS n"}
+            body = json.dumps(question | {"params": [41]}).encode()
+            answer = (await door.raw("POST", "/v1/sql", body)).json()
+            assert answer["rows"] == [[42, "2024-01-02", None]]
+            assert answer["columns"][0] == {"name": "a", "type": "INTEGER"}
+            assert answer["command_tag"] == "SELECT 1"
+            wrong = await door.raw("POST", "/v1/sql", b'{"sql": "SELEC 1"}')
+            assert (wrong.status, wrong.json()["error"]["code"]) == (400, "syntax_error")
+            two = await door.raw("POST", "/v1/sql", b'{"sql": "SELECT 1; SELECT 2"}')
+            assert two.json()["error"]["param"] == "sql"
+        finally:
+            await door.client.close()
+            await server.stop()
+            await sql.close()
+
+
+async def test_stopping_the_server_cancels_what_does_not_end(door: Door) -> None:
+    door.front.node.gate.clear()
+    body = json.dumps({"messages": ASK, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await reader.readuntil(b": keep-alive\n\n")
+    await door.server.stop()
+    assert door.front.node.cancelled
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_a_salt_shares_with_nobody(door: Door) -> None:

@@ -16,6 +16,8 @@ from kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
+from kvcore.ids import NodeId
+from kvcore.node import NodeRole
 from kvcore.request import FinishReason, HitTokens
 from tests.fix_scheduler import make_info
 from tests.fix_text import Front, running_front, text_model, write_model_folder
@@ -57,6 +59,20 @@ async def test_a_stop_string_cuts_the_answer_and_the_work(folder: Path) -> None:
         assert cut.usage.completion_tokens == whole.text.index(stop) + 3
         assert cut.usage.hit_tokens.l1 == 3
         assert not front.node.running
+
+
+async def test_a_stop_string_in_the_prefill_stage_needs_no_decode_node(folder: Path) -> None:
+    model = text_model(folder)
+    infos = [
+        make_info("p", role=NodeRole.PREFILL, models=(model,)),
+        make_info("d", role=NodeRole.DECODE, models=(model,)),
+    ]
+    async with running_front(folder, *infos) as front:
+        whole = await answer(front)
+        decoded = len(front.nodes[NodeId("d")].seen)
+        cut = await answer(front, stop=(whole.text[0],))
+        assert (cut.text, cut.finish_reason) == ("", FinishReason.STOP)
+        assert len(front.nodes[NodeId("d")].seen) == decoded
 
 
 async def test_a_held_back_beginning_of_a_stop_string_comes_at_the_end(folder: Path) -> None:
