@@ -54,7 +54,7 @@ class Answer:
         Later sends carry an id of their own, because a node may still hold the earlier one.
         """
         request = self.request
-        suffix = "" if dispatch.attempt == 1 else f"~{dispatch.attempt}"
+        suffix = "" if dispatch.attempt == 1 else f":{dispatch.attempt}"
         return replace(
             request,
             request_id=RequestId(request.request_id + suffix),

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins: list[str] = ["tests.fix_sql", "tests.fix_dmp"]
+pytest_plugins: list[str] = ["tests.fix_sql", "tests.fix_dmp", "tests.fix_cluster"]

@@ -216,12 +216,10 @@ def _conclude(
     hits = sum(run.stats.hit_tokens.total for run in on) + chat_on.cached_tokens
     said = "equal answers" if equal else "DIFFERENT ANSWERS: this is a bug"
     console.print(
-        f"\n[bold]With the cache {after:.1f} s, without {before:.1f} s ({before / after:.1f} times "
-        f"faster); {hits / prompt:.0%} of {prompt:,} prompt tokens came from the cache; {said}.[/bold]"
+        f"\n[bold]With the cache {after:.1f} s, without {before:.1f} s: {before / after:.1f} times "
+        f"faster; {hits / prompt:.0%} of {prompt:,} prompt tokens were loaded; {said}.[/bold]"
     )
-    console.print(
-        "Next: .venv/bin/tierkv up   (a cluster; then psql -h 127.0.0.1 -p 5433 -U tierkv main)"
-    )
+    console.print("Next: .venv/bin/tierkv up    # a cluster for psql and any OpenAI client")
     if not equal:
         typer.secho("cached and uncached answers differ", fg="red", err=True)
     return 0 if equal else 1

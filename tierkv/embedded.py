@@ -136,7 +136,7 @@ def _pool_config(settings: Settings, host: HostId) -> DmpConfig:
         segment_path=str(Path(settings.dmp.segment_dir) / name),
         capacity_bytes=int(settings.dmp.capacity),
         extent_bytes=EXTENT_BYTES,
-        remove_on_stop=True,
+        nameless=True,
     )
 
 

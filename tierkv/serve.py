@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
+from hashlib import blake2b
 from pathlib import Path
 
 from dmp.config import DmpConfig
@@ -46,6 +47,7 @@ async def serve_role(
         loop.add_reader(sys.stdin.fileno(), _stop_at_end, stop)
     async with AsyncExitStack() as stack:
         told = await _START[role](config, name, stack)
+        told["pid"] = str(os.getpid())
         print(json.dumps({"event": "ready", "node": name, **told}), flush=True)
         await stop.wait()
     return 0
@@ -81,7 +83,7 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
         DmpConfig(
             node_id=name,
             host=_host(config),
-            segment_path=str(Path(settings.dmp.segment_dir) / f"tierkv-{_tag(config)}{name}.seg"),
+            segment_path=str(_segment_path(config, name)),
             capacity_bytes=int(settings.dmp.capacity),
             bind=settings.dmp.bind,
             port=settings.dmp.port,
@@ -92,14 +94,14 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
     )
     await part.start()
     stack.push_async_callback(part.stop)
-    return {"address": part.address}
+    return {"address": part.address, "segment": str(part.node.config.segment_file)}
 
 
-def _tag(config: LoadedConfig) -> str:
-    """Keep segments of clusters with other run directories apart; empty for the default one."""
-    run_dir = config.settings.cluster.run_dir.expanduser()
-    default = type(config.settings.cluster)().run_dir.expanduser()
-    return "" if run_dir == default else f"{run_dir.name}-"
+def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
+    """Name the segment after the node and its cluster, whose run directory tells it apart."""
+    run_dir = config.settings.cluster.run_dir.expanduser().resolve()
+    cluster = blake2b(str(run_dir).encode(), digest_size=4).hexdigest()
+    return Path(config.settings.dmp.segment_dir) / f"tierkv-{cluster}-{name}.seg"
 
 
 async def _start_compute(

@@ -15,7 +15,7 @@ from dbfront.contracts import StatementDescription, StatementResult
 from dbfront.pgwire.copy_statement import CopyStatement
 from dbfront.pgwire.messages import Bind
 from dbfront.pgwire.parameters import decode_parameter, is_text
-from dbfront.pgwire.sql_tokens import parameter_count, replace_parameters
+from dbfront.pgwire.sql_tokens import array_casts, parameter_count, replace_parameters
 from dbfront.pgwire.types import TEXT, PgType, by_oid, pg_type
 from kvcore.errors import FeatureNotSupportedError, SqlError
 
@@ -33,6 +33,7 @@ class PreparedStatement:
         parameters: how many ``$n`` there are.
         copy: set if it is a COPY through the client.
         description: filled at the first Describe or Bind that needs it.
+        array_casts: parameters the text casts to arrays.
     """
 
     sql: str
@@ -40,6 +41,7 @@ class PreparedStatement:
     parameters: int = 0
     copy: CopyStatement | None = None
     description: StatementDescription | None = None
+    array_casts: dict[int, str] = field(default_factory=dict)
 
     def declared_type(self, at: int) -> PgType | None:
         """The declared type of parameter ``at`` (from 0), or None."""
@@ -62,6 +64,8 @@ class PreparedStatement:
         declared = self.declared_type(at)
         if declared is not None:
             return declared
+        if at + 1 in self.array_casts:
+            return pg_type(self.array_casts[at + 1])
         inferred = self.description.parameter_types if self.description else ()
         return pg_type(inferred[at]) if at < len(inferred) else TEXT
 
@@ -83,7 +87,8 @@ class PreparedStatement:
 def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
     """Make a prepared statement of one SQL statement."""
     count = max(parameter_count(sql), len(declared)) if sql else 0
-    return PreparedStatement(sql, declared, count, copy)
+    casts = array_casts(sql) if count else {}
+    return PreparedStatement(sql, declared, count, copy, array_casts=casts)
 
 
 @dataclass(slots=True)

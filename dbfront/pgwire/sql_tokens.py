@@ -22,6 +22,19 @@ _KINDS: Final = {
     TokenKind.OPERATOR: "symbol",
 }
 
+_TYPE_NAMES: Final = {
+    "BOOL": "BOOLEAN",
+    "BYTEA": "BLOB",
+    "FLOAT4": "FLOAT",
+    "FLOAT8": "DOUBLE",
+    "INT": "INTEGER",
+    "INT2": "SMALLINT",
+    "INT4": "INTEGER",
+    "INT8": "BIGINT",
+    "REAL": "FLOAT",
+    "TEXT": "VARCHAR",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -87,3 +100,17 @@ def replace_parameters(sql: str, casts: dict[int, str]) -> str:
             parts += [sql[at : token.start], f"CAST({token.text} AS {casts[token.parameter]})"]
             at = token.end
     return "".join(parts) + sql[at:]
+
+
+def array_casts(sql: str) -> dict[int, str]:
+    """Parameters that the text casts to an array (``$1::INT[]``), with the array's type.
+
+    Only for these must a text parameter such as ``{1,2}`` be taken apart before DuckDB sees it.
+    """
+    found: dict[int, str] = {}
+    words = tokens(sql)
+    for index, token in enumerate(words):
+        after = [word.upper for word in words[index + 1 : index + 5]]
+        if token.parameter and after[:1] in (["::"], ["AS"]) and after[2:] == ["[", "]"]:
+            found.setdefault(token.parameter, f"{_TYPE_NAMES.get(after[1], after[1])}[]")
+    return found

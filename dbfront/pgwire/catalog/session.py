@@ -38,6 +38,7 @@ _NO_ROWS: Final = frozenset(
 )
 
 _PASSED_ON: Final = {"timezone": "TimeZone", "search_path": "search_path"}
+_LOCKED: Final = "42501"
 _SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
 
 
@@ -81,6 +82,8 @@ class CatalogSession:
         """Make the catalog if it is missing, and apply the settings of the startup message."""
         async with install_lock:
             await install(self._inner)
+        zone = (await self._inner.execute("SELECT current_setting('TimeZone')")).rows[0][0]
+        self.settings.time_zone = str(zone)
         for name, value in self._startup_settings():
             if name.lower() != "application_name":
                 await self._assign(SettingCommand("SET", name, value))
@@ -218,21 +221,37 @@ class CatalogSession:
             if command.value not in (None, "none", self._client.user):
                 raise FeatureNotSupportedError("SET ROLE and SET SESSION AUTHORIZATION")
         else:
-            await self._pass_on(command)
+            notices += await self._pass_on(command)
         return StatementResult("SET", notices=notices)
 
-    async def _pass_on(self, command: SettingCommand) -> None:
+    async def _pass_on(self, command: SettingCommand) -> tuple[Notice, ...]:
         name = _PASSED_ON.get(command.name.lower(), command.name)
         if command.value is None:
             await self._inner.execute(f"RESET {name}")
-            return
+            return ()
         value = command.value
         if name == "search_path":
             parts = [part.strip() for part in value.split(",")]
             value = ",".join("main" if p == "public" else p for p in parts if p and p != "$user")
-        await self._inner.execute(f"SET {name} = {_setting_literal(value)}")
         if name == "TimeZone":
-            self.settings.time_zone = value
+            return await self._set_time_zone(value)
+        await self._inner.execute(f"SET {name} = {_setting_literal(value)}")
+        return ()
+
+    async def _set_time_zone(self, value: str) -> tuple[Notice, ...]:
+        """JDBC always sends its zone; where the engine's settings are locked it stays as it is."""
+        if value.removeprefix("Etc/") == self.settings.time_zone.removeprefix("Etc/"):
+            return ()
+        if self.transaction_status == "T":  # an engine error would abort the client's transaction
+            return (_zone_stays(self.settings.time_zone, "inside a transaction"),)
+        try:
+            await self._inner.execute(f"SET TimeZone = {_literal(value)}")
+        except SqlError as error:
+            if error.sqlstate != _LOCKED:
+                raise
+            return (_zone_stays(self.settings.time_zone, "by this server"),)
+        self.settings.time_zone = value
+        return ()
 
     # Cursors, transactions and what needs no work
 
@@ -335,6 +354,14 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "SAVEPOINT": CatalogSession._on_savepoint,
     "RELEASE": CatalogSession._on_savepoint,
 }
+
+
+def _zone_stays(zone: str, why: str) -> Notice:
+    return Notice(
+        "WARNING",
+        f"TimeZone can't be changed {why}; times are shown in {zone}, with their offset",
+        "01000",
+    )
 
 
 def _literal(text: str) -> str:

@@ -1,0 +1,180 @@
+"""A whole cluster as processes: used through every door, killed in parts, stopped.
+
+The oracle everywhere is the same cluster with the cache off: greedy answers must be equal, token
+for token, whatever tier served the KV and whatever died meanwhile.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import psycopg
+import pytest
+
+from tests.fix_cluster import Cluster, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+VOCABULARY = range(10, 2000)
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
+    return start_cluster("--dmp", "1", "--compute", "1")
+
+
+@pytest.fixture(scope="module")
+def split(start_cluster: Callable[..., Cluster]) -> Cluster:
+    """Prefill on one host, decode on another: their only common memory is the pool over TCP."""
+    return start_cluster("--dmp", "2", "--prefill", "1", "--decode", "1")
+
+
+def make_prompts(seed: int, count: int = 4) -> list[list[int]]:
+    """Prompts that share prefixes of several blocks."""
+    rng = random.Random(seed)
+    prefix = [rng.choice(VOCABULARY) for _ in range(200)]
+    cuts = [rng.randrange(60, 200) for _ in range(count)]
+    return [prefix[:cut] + [rng.choice(VOCABULARY) for _ in range(70)] for cut in cuts]
+
+
+def text_of(body: dict[str, Any]) -> str:
+    return str(body["choices"][0]["text"])
+
+
+def cached(body: dict[str, Any]) -> int:
+    return int(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def oracle(cluster: Cluster, prompts: list[list[int]], **options: Any) -> list[str]:
+    return [text_of(cluster.complete(p, use_cache=False, **options)) for p in prompts]
+
+
+def wait_published(cluster: Cluster, blocks: int) -> None:
+    """Wait until the pool holds that many blocks."""
+    count = "SELECT count(*) FROM tierkv.kvcache_blocks WHERE tier <> 'L1'"
+    wait_for(lambda: cluster.query(count)[0][0] >= blocks, what="blocks in the pool")
+
+
+def cache_errors(cluster: Cluster) -> int:
+    rows = cluster.query("SELECT DISTINCT node_id, cache_errors FROM tierkv.stat_kvcache_node")
+    return sum(int(row[1] or 0) for row in rows)
+
+
+def test_every_door_answers(cluster: Cluster) -> None:
+    psql = subprocess.run(
+        ["psql", "-h", "127.0.0.1", "-p", str(cluster.pg_port), "-U", "tierkv", "main", "-At",
+         "-c", "CREATE TABLE door (id int, t text)", "-c", "INSERT INTO door VALUES (1, 'a')",
+         "-c", "SELECT id, ai_generate(t) IS NOT NULL FROM door", "-c", "\\dt"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "1|t" in psql.stdout
+    assert "door" in psql.stdout
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.http_port}/v1", api_key="x")
+    messages: Any = [{"role": "user", "content": "Review: the lamp is great. " * 20}]
+    for _ in range(2):
+        answer = client.chat.completions.create(
+            model="tierkv-demo", messages=messages, temperature=0, max_tokens=8
+        )
+    client.close()
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 0
+    assert {node[0] for node in cluster.nodes().values()} == {"alive"}
+
+
+def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:
+    prompts = make_prompts(1)
+    expected = oracle(cluster, prompts)
+    assert [text_of(cluster.complete(p)) for p in prompts] == expected
+    wait_published(cluster, 16)
+    cluster.kill("compute-0")
+    again = [cluster.complete(prompt) for prompt in prompts]
+    assert [text_of(body) for body in again] == expected
+    assert cached(again[0]) > 0
+    hits = "SELECT sum(hit_tokens) FROM tierkv.stat_kvcache WHERE tier = 'L2'"
+    wait_for(lambda: int(cluster.query(hits)[0][0]) > 0, what="L2 hits in the view")
+
+
+def test_pool_survives_a_kill_and_serves_what_was_sealed(cluster: Cluster) -> None:
+    prompts = make_prompts(2)
+    expected = oracle(cluster, prompts)
+    assert [text_of(cluster.complete(p)) for p in prompts] == expected
+    wait_published(cluster, 16)
+    before = cluster.nodes()["dmp-0"][1]
+    cluster.kill("dmp-0")
+    wait_for(lambda: cluster.nodes()["dmp-0"][1] > before, what="dmp-0 registered again")
+    wait_published(cluster, 16)
+    cluster.kill("compute-0")
+    again = [cluster.complete(prompt) for prompt in prompts]
+    assert [text_of(body) for body in again] == expected
+    assert max(map(cached, again)) > 0
+
+
+@pytest.mark.parametrize("victim", ["dmp-0", "compute-0", "meta"])
+def test_a_process_killed_mid_request_changes_no_token(cluster: Cluster, victim: str) -> None:
+    prompts = make_prompts(hash_free_seed(victim), count=3)
+    expected = oracle(cluster, prompts, max_tokens=600)
+    answers: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        answers[index] = text_of(cluster.complete(prompts[index], max_tokens=600))
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    cluster.kill(victim)
+    for thread in threads:
+        thread.join(timeout=120)
+    assert [answers.get(index) for index in range(len(prompts))] == expected
+
+
+def hash_free_seed(name: str) -> int:
+    return int.from_bytes(name.encode(), "little") % 1000
+
+
+def test_flipped_bits_in_the_pool_are_counted_and_recomputed(cluster: Cluster) -> None:
+    prompts = make_prompts(5)
+    expected = oracle(cluster, prompts)
+    assert [text_of(cluster.complete(p)) for p in prompts] == expected
+    wait_published(cluster, 16)
+    flip_payload_bits(Path(cluster.state()["nodes"]["dmp-0"]["segment"]))
+    cluster.kill("compute-0")
+    before = cache_errors(cluster)
+    assert [text_of(cluster.complete(p)) for p in prompts] == expected
+    wait_for(lambda: cache_errors(cluster) > before, what="checksum errors counted")
+
+
+def flip_payload_bits(path: Path) -> None:
+    """Flip a bit in every page that looks like KV, not in headers (they hold few values)."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        for page in range(len(memory) // 4096):
+            start = page * 4096
+            body = memory[start : start + 4096]
+            if len(set(body)) > 200:
+                memory[start + 2048] ^= 0x10
+
+
+def test_handoff_through_the_pool_equals_one_node(split: Cluster) -> None:
+    prompts = make_prompts(3)
+    expected = oracle(split, prompts)
+    for _ in range(2):
+        assert [text_of(split.complete(p)) for p in prompts] == expected
+    hits = "SELECT sum(hit_tokens) FROM tierkv.stat_kvcache_node WHERE role = 'decode' AND tier = 'L3'"
+    wait_for(lambda: int(split.query(hits)[0][0]) > 0, what="L3 hits of the decode node")
+
+
+def test_up_stops_cleanly_and_leaves_nothing(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster()
+    pids = [cluster.pid_of(name) for name in ("meta", "dmp-0", "compute-0", "front")]
+    assert all(pids)
+    assert cluster.stop() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not (cluster.run_dir / "cluster.json").exists()
+    with pytest.raises(psycopg.OperationalError):
+        cluster.query("SELECT 1")
