@@ -20,6 +20,7 @@ from compute.finder import Directory
 from compute.loading import load_model
 from compute.page_pool import PageEvent
 from compute.publisher import PublishJob
+from compute.store_reader import StoreReader
 from compute.tiers import Tiers
 from dmp.pool import PoolNode
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored, NullReporter
@@ -33,11 +34,12 @@ from kvcore.errors import (
     UnknownModelError,
     UserError,
 )
-from kvcore.ids import BlockKey, Incarnation, RequestId
+from kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
 from kvcore.location import Tier
 from kvcore.node import NodeInfo, NodeReport, TierStats
 from kvcore.request import GenerateEvent, GenerateRequest
 from metaserver.client import LocateReply, MetaClient
+from storage.block_store import BlockStore
 
 Answer = GenerateEvent | TierKVError
 
@@ -61,7 +63,7 @@ class ComputeNode:
         meta: MetaClient | None = None,
         reporter: BlockReporter | None = None,
         clock: Clock | None = None,
-        archive: PoolNode | None = None,
+        archive: BlockStore | None = None,
         control_address: str = "",
     ) -> None:
         self.config = config
@@ -96,13 +98,18 @@ class ComputeNode:
 
     def _make_tiers(self, published: Callable[[PublishJob], None]) -> Tiers:
         directory: Directory | None = self._locate if self._meta is not None else None
+        archive = None
+        if self._archive is not None:
+            archive = StoreReader(
+                self._archive, node_id=NodeId(f"{self.config.node_id}.l4"), host=self.config.host
+            )
         return Tiers(
             self.config,
             self._pages,
             clock=self._clock,
             directory=directory,
             published=published,
-            archive=self._archive,
+            archive=archive,
         )
 
     async def start(self) -> None:

@@ -12,6 +12,7 @@ from dmp.pool import PoolNode
 from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
 from metaserver.client import MetaClient
+from storage.block_store import BlockStore
 
 FAMILY_EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
@@ -57,10 +58,15 @@ def node_config(**changes: Any) -> ComputeConfig:
 
 @asynccontextmanager
 async def running_node(
-    *pool_nodes: PoolNode, meta: MetaClient | None = None, **changes: Any
+    *pool_nodes: PoolNode,
+    meta: MetaClient | None = None,
+    archive: BlockStore | None = None,
+    **changes: Any,
 ) -> AsyncIterator[ComputeNode]:
     """Start a node; at the end check its books and stop it."""
-    node = ComputeNode(node_config(**changes), incarnation=Incarnation(1), meta=meta)
+    node = ComputeNode(
+        node_config(**changes), incarnation=Incarnation(1), meta=meta, archive=archive
+    )
     node.set_pool_nodes(pool_nodes)
     await node.start()
     try:

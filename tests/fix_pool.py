@@ -36,6 +36,14 @@ class MemoryPoolNode:
         with self._lock:
             return set(self._sealed)
 
+    @property
+    def sealed(self) -> dict[BlockKey, Location]:
+        with self._lock:
+            return dict(self._sealed)
+
+    def ranges(self, location: Location) -> list[bytes]:
+        return self._bytes[location.slot]
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         with self._lock:
             return [self._sealed.get(key) for key in keys]

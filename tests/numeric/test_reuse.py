@@ -8,7 +8,10 @@ import random
 import pytest
 
 from compute.config import LoadPolicy
+from kvcore.block_key import ROOT_PARENT
 from kvcore.request import FinishReason
+from storage.block_store import StoredBlock
+from storage.memory import MemoryBlockStore
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import CorruptingPoolNode, DyingPoolNode, MemoryPoolNode
 
@@ -77,6 +80,23 @@ async def test_pool_as_the_only_source(host, tier) -> None:
         together = await asyncio.gather(*(answer(node, make_request(p)) for p in asked))
         assert [tokens for tokens, _ in together] == want
         assert node.report().cache_errors == ()
+
+
+async def test_an_archive_gives_what_the_pool_lacks() -> None:
+    pool = MemoryPoolNode()
+    prompt = prompts()[0]
+    async with running_node(pool) as node:
+        want, _ = await answer(node, make_request(prompt))
+        await node.flush()
+    store = MemoryBlockStore(capacity_bytes=1 << 20)
+    for key, location in pool.sealed.items():
+        ranges = pool.ranges(location)
+        block = StoredBlock(key, ROOT_PARENT, len(ranges[0]), len(ranges), 8)
+        store.put(block, memoryview(b"".join(ranges)))
+    async with running_node(archive=store) as node:
+        got, last = await answer(node, make_request(prompt))
+        assert got == want
+        assert last.usage.hit_tokens.l4 == (len(prompt) - 1) // 8 * 8
 
 
 async def test_a_second_node_continues_after_a_handoff() -> None:

@@ -1,0 +1,73 @@
+"""Tier L4 as the loader sees it: a BlockStore read like a pool node.
+
+Made by the composition root when a node has an archive; blocks are only read here (DMP nodes write
+L4). A location's slot is simply the block key as a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from kvcore.errors import PoolFullError
+from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
+from kvcore.location import Location
+from storage.block_store import BlockStore
+
+
+class StoreReader:
+    """A read-only PoolNode over a BlockStore."""
+
+    def __init__(self, store: BlockStore, *, node_id: NodeId, host: HostId) -> None:
+        self._store = store
+        self._node_id = node_id
+        self._host = host
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._node_id
+
+    @property
+    def host(self) -> HostId:
+        return self._host
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return [self._location(key) if self._store.exists(key) else None for key in keys]
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        for read in reads:
+            self._store.get_range(_key(read.location), read.index, read.destination)
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
+        return [self._store.exists(_key(location)) for location in locations]
+
+    def release(self, locations: Sequence[Location]) -> None:
+        """Do nothing: a store does not evict what it was given to keep."""
+
+    def reserve(
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+    ) -> list[PutGrant | None]:
+        return [None] * len(puts)
+
+    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
+        raise PoolFullError("an archive is read-only here")
+
+    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
+        return [None] * len(grants)
+
+    def abort(self, grants: Sequence[PutGrant]) -> None:
+        """Do nothing: nothing was granted."""
+
+    def stats(self) -> PoolNodeStats:
+        return PoolNodeStats(0, 0, 0, len(self._store.blocks()), 0, 0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _location(self, key: BlockKey) -> Location:
+        slot = int.from_bytes(key, "big")
+        return Location(self._node_id, Incarnation(0), 0, slot, 0, 0)
+
+
+def _key(location: Location) -> BlockKey:
+    return BlockKey(location.slot.to_bytes(BLOCK_KEY_BYTES, "big"))
