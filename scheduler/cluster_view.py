@@ -52,6 +52,7 @@ class ClusterView:
         self._infos: dict[NodeId, NodeInfo] = {}
         self._missing: dict[NodeId, int] = {}
         self._clients: dict[NodeId, tuple[Incarnation, ComputeClient]] = {}
+        self._retired: list[ComputeClient] = []
 
     async def refresh(self) -> tuple[SeenNode, ...]:
         """Look at the list of compute nodes.
@@ -68,7 +69,8 @@ class ClusterView:
         compute = [s for s in self.nodes if s.info.role.prefills or s.info.role.decodes]
         for state in compute:
             self._infos[state.info.node_id] = state.info
-        await self._close_stale({s.info.node_id for s in compute})
+        await self._close_retired()
+        self._retire({s.info.node_id for s in compute})
         return tuple(SeenNode(s.info, s.report.load, s.state) for s in compute)
 
     async def _describe_fixed(self) -> tuple[SeenNode, ...]:
@@ -99,8 +101,11 @@ class ClusterView:
             self._clients[node_id] = known
         return known[1]
 
-    async def _close_stale(self, listed: set[NodeId]) -> None:
-        """Close connections to earlier lives, and to nodes that stayed away."""
+    def _retire(self, listed: set[NodeId]) -> None:
+        """Put aside connections to earlier lives, and to nodes that stayed away.
+
+        They are closed at the next look: by then their requests have moved on.
+        """
         for node_id in list(self._infos):
             self._missing[node_id] = 0 if node_id in listed else self._missing.get(node_id, 0) + 1
             gone = self._missing[node_id] >= FORGET_AFTER_LOOKS
@@ -108,13 +113,17 @@ class ClusterView:
             known = self._clients.get(node_id)
             if known is not None and (gone or known[0] != info.incarnation):
                 del self._clients[node_id]
-                await known[1].close()
+                self._retired.append(known[1])
             if gone:
                 del self._infos[node_id], self._missing[node_id]
 
+    async def _close_retired(self) -> None:
+        retired, self._retired = self._retired, []
+        for client in retired:
+            await client.close()
+
     async def close(self) -> None:
         """Close every connection made here."""
-        clients = [client for _, client in self._clients.values()]
+        self._retired += [client for _, client in self._clients.values()]
         self._clients.clear()
-        for client in clients:
-            await client.close()
+        await self._close_retired()

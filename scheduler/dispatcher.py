@@ -437,6 +437,12 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
             return await anext(events)
     except TimeoutError:
         raise TransportError("the node's life ended") from None
+    except asyncio.CancelledError:
+        # grpc raises this too when its channel is closed; only our own task's end is an end.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise TransportError("the connection to the node was closed") from None
     except StopAsyncIteration:
         raise TransportError("the node's stream ended without a last event") from None
     finally:

@@ -319,6 +319,20 @@ async def test_a_dead_node_is_left_for_a_live_one_but_not_for_nobody() -> None:
         assert cluster["c2"].seen
 
 
+async def test_a_channel_closed_under_a_stream_is_a_lost_node_not_a_cancelled_task() -> None:
+    async with running(make_info("c1"), make_info("c2")) as cluster:
+        healthy = cluster["c1"].generate
+
+        async def closed_channel(request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+            async with aclosing(healthy(request)) as events:
+                yield await anext(events)
+                raise asyncio.CancelledError
+
+        cluster["c1"].generate = closed_channel
+        assert tokens_of(await ask(cluster)) == await expected()
+        assert cluster["c2"].seen[0].resumed_tokens == 1
+
+
 async def test_requests_follow_the_cached_prefix() -> None:
     async with running(make_info("c1"), make_info("c2", host=HostId("h2"))) as cluster:
         cluster.meta.reply = LocateReply(coverage=(NodeCoverage(NodeId("c2"), 2, 2),))
