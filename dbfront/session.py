@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dbfront.admin_views import ClusterSource, Row, cluster_rows, timestamp, to_json
+from dbfront.activity import Activity, activity_row
+from dbfront.admin_views import ClusterSource, Row, cluster_rows, to_json
 from dbfront.answers import AnswerBook
 from dbfront.contracts import (
     ClientInfo,
@@ -47,16 +47,6 @@ from sql.views import view_variable
 T = TypeVar("T")
 
 _EXPLAIN_COLUMNS = (Column("explain_key", "VARCHAR"), Column("explain_value", "VARCHAR"))
-
-
-@dataclass(slots=True)
-class Activity:
-    """What a session is doing, for tierkv.stat_activity."""
-
-    state: str = "idle"
-    query: str = ""
-    query_start_s: float = 0.0
-    progress: StatementProgress | None = None
 
 
 class DuckDbSession:
@@ -357,7 +347,10 @@ class DuckDbSqlServer:
     async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
         """Return an admin view's rows, as ``asking`` may see them."""
         if view == "stat_activity":
-            return [_activity_row(session) for session in self._sessions.values()]
+            return [
+                activity_row(session.pid, session.client, session.activity)
+                for session in self._sessions.values()
+            ]
         rows: list[Row] = []
         if self._cluster is not None:
             rows = await cluster_rows(view, self._cluster, now_s=self.clock.wall())
@@ -365,28 +358,6 @@ class DuckDbSqlServer:
             names = ("name", "setting", "source", "description")
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
-
-
-def _activity_row(session: DuckDbSession) -> Row:
-    activity, progress = session.activity, session.activity.progress
-    stats = progress.stats if progress else AiStats()
-    started = activity.query_start_s
-    return {
-        "pid": session.pid,
-        "usename": session.client.user,
-        "application_name": session.client.application_name,
-        "state": activity.state,
-        "phase": progress.phase if progress else "",
-        "round": stats.rounds,
-        "calls_done": stats.distinct_calls,
-        "calls_total": progress.calls_total if progress else 0,
-        "errors": stats.errors,
-        "prompt_tokens": stats.prompt_tokens,
-        "cached_tokens": stats.hit_tokens.total,
-        "completion_tokens": stats.completion_tokens,
-        "query_start": timestamp(started) if started else None,
-        "query": activity.query,
-    }
 
 
 def _warned(tag: str, message: str, sqlstate: str) -> StatementResult:

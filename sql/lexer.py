@@ -44,8 +44,8 @@ _TOKEN: Final = re.compile(
     | (?P<parameter>\$\w+|\?)
     | (?P<quoted>"(?:[^"]|"")*")
     | (?P<number>\d[\d_]*(?:\.\d[\d_]*|\.(?!\.))?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)
-    | (?P<word>[^\W\d][\w$]*)
     | (?P<unterminated>[eE]?'|")
+    | (?P<word>[^\W\d][\w$]*)
     | (?P<operator>=>|:=|::|->>|->|<=|>=|<>|!=|\|\||.)
     """,
     re.VERBOSE | re.DOTALL,

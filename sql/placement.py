@@ -159,6 +159,18 @@ class _Walk:
         return stage
 
 
+_SOURCES_OF_ROWS: Final = (
+    exp.From,
+    exp.Join,
+    exp.Lateral,
+    exp.Insert,
+    exp.Create,
+    exp.Copy,
+    exp.SetOperation,
+    type(None),
+)
+
+
 def _is_expression_subquery(node: exp.Expr) -> bool:
     """Say whether a SELECT is a scalar, EXISTS or IN subquery of the plain kind.
 
@@ -173,7 +185,7 @@ def _is_expression_subquery(node: exp.Expr) -> bool:
         return False
     holder = node.parent.parent if isinstance(node.parent, exp.Subquery) else node.parent
     if isinstance(node.parent, exp.Subquery) and node.parent.arg_key in ("this", "joins"):
-        return not isinstance(holder, exp.From | exp.Join | exp.Lateral)
+        return not isinstance(holder, _SOURCES_OF_ROWS)
     return isinstance(node.parent, exp.Subquery | exp.Exists | exp.In)
 
 

@@ -218,7 +218,8 @@ def _shifted(
 
 def _refuse(tokens: list[Token], kind: StatementKind, explain: Explain) -> None:
     if kind not in _MAY_HOLD_CALLS:
-        what = tokens[0].upper if kind is StatementKind.OTHER else kind.value.upper()
+        words = 2 if kind is StatementKind.CREATE else 1
+        what = " ".join(token.upper for token in tokens[:words])
         raise FeatureNotSupportedError(
             f"{what} can't hold AI calls",
             hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS; "

@@ -1,0 +1,186 @@
+"""The small parts of the SQL room: lexer, statement kinds, literals, settings, parameters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.errors import SqlSyntaxError, UserError
+from sql.lexer import TokenKind, string_value, tokenize
+from sql.literals import NotConstantError, literal_value
+from sql.options import CallOptions, parse_options
+from sql.parameters import parameter_types
+from sql.settings import parse_setting, setting_command
+from sql.statement import StatementKind, classify, split_statements
+from sql.views import VIEW_COLUMNS, view_ddl
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("'it''s'", "it's"),
+        (r"E'a\tb\'c\x41\u00e9\101'", "a\tb'cA\u00e9A"),
+        ("$$a'b$$", "a'b"),
+        ("$tag$ $$ $tag$", " $$ "),
+    ],
+)
+def test_string_value(sql: str, value: str) -> None:
+    (token,) = tokenize(sql)
+    assert string_value(token) == value
+
+
+@pytest.mark.parametrize("sql", ["'a", '"a', "/* a /* b */", "$$a", "E'a\\'", "$x$ a $y$"])
+def test_text_without_an_end_is_a_syntax_error(sql: str) -> None:
+    with pytest.raises(SqlSyntaxError) as raised:
+        tokenize("SELECT " + sql)
+    assert raised.value.position == 8
+
+
+def test_tokens_of_a_line() -> None:
+    tokens = tokenize('a.b::INT=>$1 -- c\n"x y" 1.5e3 ? /* d */ := .5')
+    assert [token.text for token in tokens] == [
+        *("a", ".", "b", "::", "INT", "=>", "$1", '"x y"', "1.5e3", "?", ":=", ".5"),
+    ]
+    assert tokens[6].kind is TokenKind.PARAMETER
+
+
+@given(st.text(alphabet="aA1'\"$?/*-; \n()=>:.,é", max_size=40))
+def test_lexer_never_loses_text(text: str) -> None:
+    try:
+        tokens = tokenize(text)
+    except SqlSyntaxError as error:
+        assert 1 <= error.position <= len(text)
+        return
+    assert all(text[token.start : token.end] == token.text for token in tokens)
+    ends = [0, *(token.end for token in tokens)]
+    starts = [*(token.start for token in tokens), len(text)]
+    for end, start in zip(ends, starts, strict=True):
+        between = text[end:start]
+        assert not between.strip() or between.strip()[:2] in ("--", "/*")
+    for statement in split_statements(text):
+        assert statement in text
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("select 1", StatementKind.QUERY),
+        ("-- hi\n(select 1) union select 2", StatementKind.QUERY),
+        ("with a as (select 1), b(x) as (select 2) insert into t select 1", StatementKind.INSERT),
+        ("with recursive a as (select 1 union all select 2) select * from a", StatementKind.QUERY),
+        ("from t", StatementKind.QUERY),
+        ("create temp table a as select 1", StatementKind.CREATE_TABLE_AS),
+        ("create table a (b int default (1))", StatementKind.CREATE),
+        ("create or replace table a(x) as from t", StatementKind.CREATE_TABLE_AS),
+        ("create view a as select 1", StatementKind.CREATE),
+        ("explain analyze select 1", StatementKind.EXPLAIN),
+        ("begin isolation level serializable read only", StatementKind.BEGIN),
+        ("start transaction", StatementKind.BEGIN),
+        ("end", StatementKind.COMMIT),
+        ("abort", StatementKind.ROLLBACK),
+        ("rollback to savepoint a", StatementKind.SAVEPOINT),
+        ("release a", StatementKind.SAVEPOINT),
+        ("pragma version", StatementKind.OTHER),
+        ("", StatementKind.OTHER),
+        ("with a as (select 1)", StatementKind.OTHER),
+    ],
+)
+def test_classify(sql: str, kind: StatementKind) -> None:
+    assert classify(tokenize(sql)) is kind
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("NULL", None),
+        ("-5", -5),
+        ("'{\"a\": 1}'::jsonb", '{"a": 1}'),
+        ("JSON '{}'", "{}"),
+        ("{'a': [1, 2.5], b: {\"c\": true}}", {"a": [1, 2.5], "b": {"c": True}}),
+    ],
+)
+def test_literals(sql: str, value: object) -> None:
+    assert literal_value(tokenize(sql)) == value
+
+
+@pytest.mark.parametrize("sql", ["a", "1 + 1", "f(1)", "[a]", "{'a': b}", "$1", "'a' || 'b'", "["])
+def test_what_is_not_a_literal(sql: str) -> None:
+    with pytest.raises(NotConstantError):
+        literal_value(tokenize(sql))
+
+
+def test_options() -> None:
+    text = '{"temperature": 1, "stop": "x", "cache": false, "timeout_ms": 5, "seed": null}'
+    assert parse_options(text) == CallOptions(
+        temperature=1.0, stop=("x",), cache=False, timeout_ms=5
+    )
+    assert parse_options(None) == parse_options("null") == parse_options({}) == CallOptions()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '{"temperature": "hot"}',
+        '{"top_p": 0}',
+        '{"max_tokens": 1.5}',
+        '{"stop": [""]}',
+        '{"stop": 1}',
+        '{"seed": true}',
+        '{"cache": "no"}',
+        '{"nothing": 1}',
+        "[]",
+        "{",
+        "5",
+    ],
+)
+def test_bad_options(options: str) -> None:
+    with pytest.raises(UserError) as raised:
+        parse_options(options)
+    assert raised.value.sqlstate == "22023"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("tierkv.max_calls", "0", 0),
+        ("TierKV.Temperature", "0.5", 0.5),
+        ("tierkv.request_timeout", "1500", 1.5),
+        ("tierkv.request_timeout", "2 min", 120.0),
+        ("tierkv.prefix_order", "off", False),
+        ("tierkv.seed", "", None),
+        ("tierkv.on_error", "NULL", "null"),
+    ],
+)
+def test_setting_values(name: str, text: str, value: object) -> None:
+    assert parse_setting(name, text) == value
+
+
+def test_setting_commands() -> None:
+    command = setting_command(tokenize("SET LOCAL tierkv.temperature TO -1"))
+    assert command is not None
+    assert (command.name, command.value, command.local) == ("tierkv.temperature", "-1", True)
+    assert setting_command(tokenize("SET search_path = tierkv")) is None
+    default = setting_command(tokenize("SET tierkv.model = DEFAULT"))
+    assert default is not None
+    assert default.value is None
+
+
+def test_parameter_types() -> None:
+    assert parameter_types("SELECT $2::int4, CAST($1 AS date), $4 LIMIT $3") == (
+        "DATE",
+        "INTEGER",
+        "BIGINT",
+        "VARCHAR",
+    )
+    assert parameter_types("SELECT ?, ?::text") == ("VARCHAR", "VARCHAR")
+    assert parameter_types("SELECT 1") == ()
+
+
+def test_every_view_has_its_ddl() -> None:
+    ddl = view_ddl()
+    for view, columns in VIEW_COLUMNS.items():
+        assert f"CREATE OR REPLACE VIEW tierkv.{view} AS" in ddl
+        body = ddl.split(f"VIEW tierkv.{view} AS")[1].split(";")[0]
+        for name, type_name in columns.items():
+            assert f'"{name}":"{type_name}"' in body
