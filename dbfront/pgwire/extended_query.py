@@ -131,6 +131,10 @@ class ExtendedQuery:
         self._send_shape(description.columns, ())
 
     async def _describe_portal(self, name: str) -> None:
+        cursor = self._exchange.session.cursors.columns(name)
+        if cursor is not None and name not in self._portals:
+            self._send_shape(cursor, ())  # an SQL cursor is a portal too
+            return
         portal = self._portal(name)
         if portal.described is None:
             statement = portal.statement
