@@ -123,6 +123,7 @@ class _Replay:
         self.errors: list[str] = []
         self.stopped_at_default_length = 0
         self._calls_total = 0
+        self._engine_error: TierKVError | None = None
 
     async def run(self) -> StatementResult:
         """Run the statement in one transaction: the client's, or one of its own."""
@@ -155,8 +156,11 @@ class _Replay:
         """Learn the answers a write needs, with the SELECT that meets the same calls."""
         try:
             await self._until_answered(sql, writes=False)
-        except SqlError:
-            # The SELECT is only a way to collect; the statement itself says what is wrong.
+        except TierKVError as error:
+            # The SELECT is only a way to collect; what the engine has against it may not hold for
+            # the statement itself, which will say what is wrong.
+            if error is not self._engine_error or isinstance(error, CancelledByUserError):
+                raise
             if not await self.context.transaction.start_again():
                 raise
 
@@ -195,6 +199,7 @@ class _Replay:
             raise
         except TierKVError as error:
             # NULL stands where an answer is missing, so the error may not be the statement's own.
+            self._engine_error = error
             if not self.book.has_misses:
                 raise
             if not await self.context.transaction.start_again():

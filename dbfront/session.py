@@ -177,6 +177,7 @@ class DuckDbSession:
             return self._setting(command)
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
+            return StatementResult("RESET")
         stats = AiStats()
         result = await run_statement(sql, params, self._context(stats))
         if kind is not StatementKind.QUERY:

@@ -54,7 +54,7 @@ def queries(draw: st.DrawFn) -> str:
             [
                 f"SELECT i, {value} AS v FROM t WHERE {where} ORDER BY i",
                 f"SELECT {value} AS v, count(*) AS c FROM t WHERE {where} GROUP BY 1 ORDER BY ALL",
-                f"SELECT i FROM t WHERE {where} ORDER BY {value}, i LIMIT 3",
+                f"SELECT i FROM t WHERE {where} ORDER BY {value} || '', i LIMIT 3",
                 f"SELECT i, (SELECT max({value}) FROM t WHERE t.i = x.i) AS v FROM t x ORDER BY i",
                 f"SELECT DISTINCT {value} AS v FROM t ORDER BY v",
                 f"SELECT i FROM t WHERE {where} LIMIT 4",

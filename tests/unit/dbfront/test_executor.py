@@ -329,6 +329,9 @@ async def test_on_error_and_error_ratio(
     assert await rows(session, "SELECT body FROM docs WHERE id = 3") == [(None,)]
     await session.execute("SET tierkv.max_error_ratio = 0")
     with pytest.raises(SqlError, match="max_error_ratio"):
+        await session.execute("UPDATE docs SET body = ai_generate('body 3') WHERE id = 4")
+    assert await rows(session, "SELECT body FROM docs WHERE id = 4") == [("body 4",)]
+    with pytest.raises(SqlError, match="max_error_ratio"):
         await session.execute("SELECT ai_generate('body 3')")
 
 
