@@ -98,6 +98,13 @@ class Cluster:
         pid = self.pid_of(node)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: self.pid_of(node) not in (0, pid), what=f"{node} started again")
+        wait_for(self._views_work, what="the meta server answers the views")
+
+    def _views_work(self) -> bool:
+        try:
+            return bool(self.nodes())
+        except psycopg.OperationalError:
+            return False
 
     def pid_of(self, node: str) -> int:
         """Find a child's process by its command line; 0 while there is none."""

@@ -6,7 +6,8 @@ embedded cluster uses the same part with its compute node in the process and no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compute import client as compute_client
@@ -21,13 +22,26 @@ from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.server import PgWireServer
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
-from kvcore.errors import DirectoryUnavailableError
+from kvcore.errors import DirectoryUnavailableError, NoNodeError
 from kvcore.node import ModelInfo, NodeInfo
 from metaserver.client import BlockListing, MetaClient, NodeState
 from scheduler.cluster_view import ClusterView
 from scheduler.dispatcher import Dispatcher
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.settings import FrontSettings
+
+
+@contextmanager
+def _no_directory_is_no_view() -> Iterator[None]:
+    """Tell a DBA to try again: AI calls go on without the meta server, its views can't."""
+    try:
+        yield
+    except DirectoryUnavailableError as error:
+        raise NoNodeError(
+            "the admin views need the meta server, which does not answer",
+            detail=error.message,
+            hint="AI calls go on without it; `tierkv status` shows when it is back",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +54,13 @@ class MetaSource:
 
     async def nodes(self) -> tuple[NodeState, ...]:
         """Every node the meta server knows."""
-        return await self.meta.list_nodes()
+        with _no_directory_is_no_view():
+            return await self.meta.list_nodes()
 
     async def blocks(self, limit: int) -> BlockListing:
         """Copies of blocks, at most ``limit``."""
-        return await self.meta.list_blocks(limit)
+        with _no_directory_is_no_view():
+            return await self.meta.list_blocks(limit)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Models that nodes serve."""
