@@ -22,7 +22,7 @@ demo: setup ## Run the main job and print what happened
 	$(BIN)/tierkv demo
 
 test: setup ## Run the tests
-	$(BIN)/python deploy/apt_packages.py --install postgresql-client
+	deploy/install-test-packages.sh
 	$(BIN)/pytest -m 'not slow'
 
 test-slow: setup ## Run the slow tests too

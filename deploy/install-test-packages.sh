@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Installs the system programs the tests use as real clients (psql, openssl) where they are missing.
+set -euo pipefail
+missing=()
+command -v psql >/dev/null || missing+=(postgresql-client)
+command -v openssl >/dev/null || missing+=(openssl)
+[ ${#missing[@]} -eq 0 ] && exit 0
+if ! command -v apt-get >/dev/null; then
+  echo "please install: ${missing[*]}" >&2
+  exit 1
+fi
+sudo=""
+[ "$(id -u)" -eq 0 ] || sudo="sudo"
+echo "installing ${missing[*]}" >&2
+$sudo apt-get update -qq
+DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${missing[@]}" >/dev/null
