@@ -6,6 +6,7 @@ parser can't read a statement, every call is placed as unknown, which costs call
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from sqlglot.errors import SqlglotError
 
 from sql.calls import FoundCall
 from sql.lexer import Token
+
+# sqlglot warns on the log about statements it reads only in part; here that just costs a stage.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 _SITE: Final = re.compile(r"tierkv_site_(\d+)", re.IGNORECASE)
 _MAX_PARSED_CHARS: Final = 200_000

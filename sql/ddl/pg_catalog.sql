@@ -315,3 +315,5 @@ CREATE VIEW pg_indexes AS
          NULL::VARCHAR AS tablespace, pg_get_indexdef(i.indexrelid) AS indexdef
   FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid
   JOIN pg_namespace n ON n.oid = c.relnamespace;
+-- session.py carries out a set_config that stands alone; inside larger queries it only answers.
+CREATE MACRO set_config(setting, new_value, is_local) AS new_value;
