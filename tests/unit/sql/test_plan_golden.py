@@ -72,9 +72,11 @@ def test_rewritten_text_binds(statement: str, engine: duckdb.DuckDBPyConnection)
     plan = plan_statement(statement)
     for rewritten in (plan.engine_sql, plan.collect_sql, plan.returning_sql):
         if rewritten is not None and plan.kind not in ("copy", "set", "show"):
-            engine.execute("BEGIN")
-            engine.execute(rewritten.text, dict.fromkeys(rewritten.parameters, "1") or None)
-            engine.execute("ROLLBACK")
+            engine.begin()
+            try:
+                engine.execute(rewritten.text, dict.fromkeys(rewritten.parameters, "1") or None)
+            finally:
+                engine.rollback()
 
 
 def test_positions_map_back_to_the_users_text() -> None:
