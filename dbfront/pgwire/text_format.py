@@ -205,6 +205,7 @@ _FORMS: Final[dict[str, TextForm]] = {
     "int2": str,
     "int4": str,
     "int8": str,
+    "oid": str,
     "float4": float4_text,
     "float8": float8_text,
     "numeric": numeric_text,

@@ -40,6 +40,7 @@ INT8: Final = PgType("int8", 20, 8, "BIGINT")
 # DuckDB gives an integer literal the type of its neighbour, so a SMALLINT parameter would make
 # ``$1 * 1000`` overflow where PostgreSQL's int2 * int4 does not: int2 parameters become INTEGER.
 INT2: Final = PgType("int2", 21, 2, "INTEGER")
+OID: Final = PgType("oid", 26, 4, "BIGINT")
 INT4: Final = PgType("int4", 23, 4, "INTEGER")
 TEXT: Final = PgType("text", 25, -1)
 JSON: Final = PgType("json", 114, -1, "JSON")
@@ -61,6 +62,7 @@ _ARRAYS: Final = (
     (INT2, 1005),
     (INT4, 1007),
     (TEXT, 1009),
+    (OID, 1028),
     (JSON, 199),
     (FLOAT4, 1021),
     (FLOAT8, 1022),
@@ -88,7 +90,6 @@ _BY_OID: Final = {
     # Only ever parameters: types whose values we treat as one of the above.
     18: TEXT,
     19: TEXT,
-    26: INT8,
     705: TEXT,
     1042: TEXT,
     1043: TEXT,
@@ -118,6 +119,7 @@ DUCKDB_TYPES: Final = {
     "FLOAT": FLOAT4,
     "DOUBLE": FLOAT8,
     "BLOB": BYTEA,
+    "OID": OID,
     "DATE": DATE,
     "TIME": TIME,
     "TIME_NS": TIME,

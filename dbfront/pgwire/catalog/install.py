@@ -32,7 +32,6 @@ _EXTRA_TYPES: Final = (  # known to clients, never sent by us
     ("varchar", 1043, 1015, -1, "S", "character varying"),
     ("bpchar", 1042, 1014, -1, "S", "character"),
     ("name", 19, 1003, 64, "S", "name"),
-    ("oid", 26, 1028, 4, "N", "oid"),
     ("jsonb", 3802, 3807, -1, "U", "jsonb"),
 )
 _CATEGORIES: Final = {"bool": "B", "text": "S", "interval": "T", "bytea": "U", "json": "U"}

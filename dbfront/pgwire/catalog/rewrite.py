@@ -20,7 +20,7 @@ _TELLING: Final = re.compile(
     r"pg_|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
     r"|\bcurrent_(?:user|role|catalog)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
-    r"|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
+    r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
 _TYPES: Final = {

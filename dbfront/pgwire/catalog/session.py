@@ -10,7 +10,8 @@ import asyncio
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from dbfront.contracts import (
     ClientInfo,
@@ -23,7 +24,7 @@ from dbfront.contracts import (
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.install import catalog_names, install
-from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.rewrite import DATABASE, rewrite
 from dbfront.pgwire.catalog.settings import SERVER_VERSION, Settings
 from dbfront.pgwire.sql_tokens import first_word, tokens
 from kvcore.errors import FeatureNotSupportedError, SqlError
@@ -136,7 +137,8 @@ class CatalogSession:
             return StatementDescription(self._show_columns(command))
         if word in _NO_ROWS:
             return StatementDescription(None)
-        return await self._inner.describe(self._rewrite(sql))
+        rewritten = self._rewrite(sql)
+        return _with_oids(await self._inner.describe(rewritten), rewritten)
 
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
         word = first_word(sql)
@@ -144,7 +146,8 @@ class CatalogSession:
         try:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
-                result = await self._inner.execute(self._rewrite(sql), params)
+                rewritten = self._rewrite(sql)
+                result = _with_oids(await self._inner.execute(rewritten, params), rewritten)
         finally:
             if self.transaction_status == "I":
                 self.settings.end_transaction()
@@ -354,6 +357,19 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "SAVEPOINT": CatalogSession._on_savepoint,
     "RELEASE": CatalogSession._on_savepoint,
 }
+
+
+_Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
+
+
+def _with_oids(shaped: _Shaped, rewritten: str) -> _Shaped:
+    """Lists of numbers in catalog queries are ``oid[]``: asyncpg can't read any other there."""
+    if shaped.columns is None or DATABASE not in rewritten:
+        return shaped
+    columns = tuple(
+        Column(c.name, "OID[]") if c.type_name == "BIGINT[]" else c for c in shaped.columns
+    )
+    return replace(shaped, columns=columns)
 
 
 def _zone_stays(zone: str, why: str) -> Notice:
