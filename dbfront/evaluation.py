@@ -135,8 +135,9 @@ async def _prepare(
 
 def _ordered(prepared: list[tuple[AiCall, PreparedCall]], defaults: CallDefaults) -> list[_Job]:
     leaders: list[int | None] = [None] * len(prepared)
-    if defaults.prefix_order and prepared:
+    if defaults.prefix_order:
         prepared = sorted(prepared, key=lambda pair: pair[1].request.token_ids)
+    if defaults.prefix_order and defaults.cache and prepared:
         leaders = prefix_leaders(
             [pair[1].request.token_ids for pair in prepared],
             block_tokens=prepared[0][1].model.layout.block_tokens,
