@@ -20,10 +20,10 @@ from tests.fix_scheduler import FakeCompute, make_request
 
 @dataclass(frozen=True)
 class Subject:
-    """A client, and how to make its node die; a node in this process dies only with it."""
+    """A client, and how to make its node die."""
 
     client: ComputeClient
-    kill: Callable[[], Awaitable[None]] | None = None
+    kill: Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ async def fake_subject() -> AsyncIterator[Subject]:
 @asynccontextmanager
 async def local_subject() -> AsyncIterator[Subject]:
     async with running_node() as node:
-        yield Subject(LocalComputeClient(node))
+        yield Subject(LocalComputeClient(node), node.stop)
 
 
 @asynccontextmanager
@@ -132,8 +132,6 @@ async def test_1_a_handoff_ends_after_the_first_token(client: ComputeClient) -> 
 
 
 async def test_2_a_dead_node_is_a_transport_error(subject: Subject) -> None:
-    if subject.kill is None:
-        pytest.skip("a node in this process dies only with it")
     await subject.kill()
     with pytest.raises(TransportError):
         await collect(subject.client, ask(subject.client))

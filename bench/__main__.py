@@ -1,0 +1,10 @@
+"""``make bench``: run every benchmark and print its numbers; ``--quick`` for a coarse round."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import block_layers, chat_reuse, front_overhead, start_time
+
+for script in (start_time, block_layers, front_overhead, chat_reuse):
+    script.main(sys.argv[1:])
