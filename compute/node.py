@@ -80,7 +80,6 @@ class ComputeNode:
         self._control_address = control_address
         self._archive = archive
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = False
         self._running = False
         self._streams: dict[int, asyncio.Queue[Answer]] = {}
         self._by_request: dict[RequestId, set[int]] = {}

@@ -89,17 +89,27 @@ def timestamp(unix_s: float) -> str:
 
 
 def _tiers(stats: Any) -> list[Row]:
-    """Sum counters over nodes, per tier, medium and model."""
-    sums: dict[tuple[str, str, str], Row] = {}
+    """Sum counters over nodes, one row per tier.
+
+    Readers count queries and hits, owners capacity and use; both belong to the same tier.
+    """
+    sums: dict[str, Row] = {}
     for tier in stats:
         row = _tier(tier)
-        key = (row["tier"], row["medium"], row["model_name"])
-        known = sums.setdefault(key, {})
+        known = sums.setdefault(row["tier"], {})
         for name, value in row.items():
-            known[name] = known.get(name, 0) + value if isinstance(value, int | float) else value
+            known[name] = _joined(known.get(name), value)
     for row in sums.values():
         row["hit_ratio"] = _ratio(row)
     return [sums[key] for key in sorted(sums)]
+
+
+def _joined(known: Any, value: Any) -> Any:
+    """Add numbers; list different names once each."""
+    if isinstance(value, int | float):
+        return (known or 0) + value
+    names = [name for name in (known or "").split(", ") if name]
+    return ", ".join([*names, value] if value and value not in names else names)
 
 
 def _tier(stats: TierStats) -> Row:

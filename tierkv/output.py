@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any
 from uuid import UUID
 
@@ -67,13 +68,16 @@ def _render_csv(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> s
 
 def _render_table(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> str:
     header = [column.name for column in columns]
-    cells = [[_one_line(_cell(value)) for value in row] for row in rows]
+    cells = [[_cell(value).replace("\t", "    ").split("\n") for value in row] for row in rows]
     widths = [
-        max([_width(name), *(_width(row[i]) for row in cells)]) for i, name in enumerate(header)
+        max([_width(name), *(_width(line) for row in cells for line in row[i])])
+        for i, name in enumerate(header)
     ]
     right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
     lines = [_line(header, widths, [False] * len(header)), "-+-".join("-" * w for w in widths)]
-    lines += [_line(row, widths, right) for row in cells]
+    for row in cells:
+        # A cell of several lines, such as a plan, makes the row as high as it needs.
+        lines += [_line(parts, widths, right) for parts in zip_longest(*row, fillvalue="")]
     lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -93,10 +97,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, bytes):
         return "\\x" + value.hex()
     return str(value)
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 def _is_number(value: object) -> bool:
