@@ -1,7 +1,8 @@
-"""SCRAM-SHA-256 logins, on top of the scramp library.
+"""SCRAM-SHA-256 logins (RFC 5802 and 7677).
 
 The server makes one ``Authenticator`` from its users and one ``login`` per client; no I/O here.
-An unknown user goes through the same motions as a wrong password and fails at the same step.
+The exchange is ours because scramp's refuses the empty user name that libpq sends; keys and
+SASLprep are scramp's. An unknown user goes through the same motions as a wrong password.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import scramp
 
@@ -22,6 +24,13 @@ from kvcore.errors import AuthenticationError, ConfigError, RemoteProtocolError
 MECHANISM: Final = "SCRAM-SHA-256"
 _ITERATIONS: Final = 4_096
 _SALT_BYTES: Final = 16
+_NONCE_BYTES: Final = 18
+_CLIENT_FIRST: Final = re.compile(
+    r"(?P<header>[ny],(?:a=[^,]*)?,)(?P<bare>n=[^,]*,r=(?P<nonce>[!-+\--~]{8,256})(?:,[a-z]=[^,]*)*)"
+)
+_CLIENT_FINAL: Final = re.compile(
+    r"(?P<unproved>c=(?P<channel>[^,]+),r=(?P<nonce>[^,]+)(?:,[a-z]=[^,]*)*),p=(?P<proof>[^,]+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +86,11 @@ class ScramLogin:
 
     def __init__(self, user: str, verifier: ScramVerifier, *, known: bool) -> None:
         self._user = user
+        self._verifier = verifier
         self._known = known
-        info = (verifier.salt, verifier.stored_key, verifier.server_key, verifier.iterations)
-        # PostgreSQL ignores the name inside SCRAM: the startup message's counts.
-        self._server = scramp.ScramMechanism(MECHANISM).make_server(lambda _name: info)
+        self._header = ""
+        self._nonce = ""
+        self._said = ""
 
     def first(self, mechanism: str, client_first: bytes) -> bytes:
         """Answer the client's first message.
@@ -90,36 +100,47 @@ class ScramLogin:
         """
         if mechanism != MECHANISM:
             raise RemoteProtocolError(f"client selected an invalid SASL mechanism {mechanism!r}")
-        return self._step(
-            self._server.set_client_first, self._server.get_server_first, client_first
-        )
+        match = _CLIENT_FIRST.fullmatch(client_first.decode("utf-8", "replace"))
+        if match is None:
+            raise RemoteProtocolError("malformed SCRAM message")
+        self._header = match["header"]
+        self._nonce = match["nonce"] + secrets.token_urlsafe(_NONCE_BYTES)
+        salt = base64.b64encode(self._verifier.salt).decode()
+        answer = f"r={self._nonce},s={salt},i={self._verifier.iterations}"
+        self._said = f"{match['bare']},{answer}"
+        return answer.encode()
 
     def final(self, client_final: bytes) -> bytes:
         """Check the client's proof and answer with ours.
 
         Raises:
+            RemoteProtocolError: malformed message, or not an answer to our first one.
             AuthenticationError: wrong password or unknown user.
         """
-        try:
-            answer = self._step(
-                self._server.set_client_final, self._server.get_server_final, client_final
-            )
-        except RemoteProtocolError:
-            raise self._refused() from None
-        if not self._known:
-            raise self._refused()
-        return answer
+        match = _CLIENT_FINAL.fullmatch(client_final.decode("utf-8", "replace"))
+        channel = base64.b64encode(self._header.encode()).decode()
+        if match is None or match["channel"] != channel or match["nonce"] != self._nonce:
+            raise RemoteProtocolError("malformed SCRAM message")
+        said = f"{self._said},{match['unproved']}".encode()
+        if not self._proves(match["proof"], said) or not self._known:
+            raise AuthenticationError(f'password authentication failed for user "{self._user}"')
+        return b"v=" + base64.b64encode(_hmac(self._verifier.server_key, said))
 
-    def _refused(self) -> AuthenticationError:
-        return AuthenticationError(f'password authentication failed for user "{self._user}"')
-
-    @staticmethod
-    def _step(take: Any, give: Any, data: bytes) -> bytes:
+    def _proves(self, proof_text: str, said: bytes) -> bool:
+        """Whether the proof comes from someone who knows the password (RFC 5802, section 3)."""
         try:
-            take(data.decode())
-            return bytes(give().encode())
-        except (scramp.ScramException, ValueError):
-            raise RemoteProtocolError("malformed SCRAM message") from None
+            proof = base64.b64decode(proof_text, validate=True)
+        except binascii.Error:
+            return False
+        signature = _hmac(self._verifier.stored_key, said)
+        if len(proof) != len(signature):
+            return False
+        client_key = bytes(x ^ y for x, y in zip(proof, signature, strict=True))
+        return hmac.compare_digest(hashlib.sha256(client_key).digest(), self._verifier.stored_key)
+
+
+def _hmac(key: bytes, data: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).digest()
 
 
 class Authenticator:

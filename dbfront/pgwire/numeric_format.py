@@ -79,4 +79,4 @@ def _assemble(groups: tuple[int, ...], weight: int, scale: int, *, negative: boo
     exponent = 4 * (weight + 1 - len(groups))
     number = Decimal(coefficient).scaleb(exponent, context=_EXACT) if coefficient else Decimal(0)
     number = number.quantize(Decimal(1).scaleb(-scale, context=_EXACT), context=_EXACT)
-    return -number if negative else number
+    return number.copy_negate() if negative else number  # unary minus would round

@@ -23,6 +23,7 @@ _EPOCH: Final = dt.datetime(2000, 1, 1)
 _TRUE: Final = ("t", "true", "y", "yes", "on", "1")
 _FALSE: Final = ("f", "false", "n", "no", "off", "0")
 _MAX_DIMENSIONS: Final = 6
+_SPACES: Final = " \t\n\r\v\f"  # PostgreSQL's; str.isspace knows more
 
 
 def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
@@ -101,8 +102,9 @@ def _from_text(text: str, kind: PgType) -> Any:
 
 
 def _array_from_text(text: str, element: PgType) -> list[Any]:
-    items, end = _array_items(text.strip(), 0, element, depth=1)
-    if end != len(text.strip()):
+    text = text.strip(_SPACES)
+    items, end = _array_items(text, 0, element, depth=1)
+    if end != len(text):
         raise ValueError("text after the array")
     return items
 
@@ -132,7 +134,7 @@ def _array_items(text: str, at: int, element: PgType, depth: int) -> tuple[list[
 
 
 def _skip_space(text: str, at: int) -> int:
-    while text[at : at + 1].isspace():
+    while at < len(text) and text[at] in _SPACES:
         at += 1
     return at
 
@@ -150,7 +152,7 @@ def _array_value(text: str, at: int, element: PgType) -> tuple[Any, int]:
     word = "".join(out)
     if quoted:
         return _from_text(word, element), at + 1
-    word = word.rstrip()
+    word = word.rstrip(_SPACES)
     if not word:
         raise ValueError("empty array item")
     return (None if word.upper() == "NULL" else _from_text(word, element)), at

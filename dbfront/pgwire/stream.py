@@ -26,12 +26,14 @@ class PgStream(asyncio.Protocol):
 
     Attributes:
         on_connect: called once with the stream, when the TCP connection stands.
+        peer: address of the client.
         on_hangup: called once, when the client is gone; the session cancels what it runs.
     """
 
     def __init__(self, on_connect: Callable[[PgStream], None]) -> None:
         self.on_connect: Callable[[PgStream], None] | None = on_connect
         self.on_hangup: Callable[[], None] | None = None
+        self.peer = ""
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._incoming = bytearray()
@@ -48,15 +50,11 @@ class PgStream(asyncio.Protocol):
         assert self._transport is not None
         return self._transport
 
-    @property
-    def peer(self) -> str:
-        """Address of the client."""
-        name = self.transport.get_extra_info("peername")
-        return str(name[0]) if isinstance(name, tuple) else ""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else ""
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         if self.on_connect is not None:
             callback, self.on_connect = self.on_connect, None

@@ -28,6 +28,9 @@ def bool_text(value: Any) -> str:
 
 def float8_text(value: float) -> str:
     """Shortest text that reads back the same, in PostgreSQL's spelling."""
+    text = repr(float(value))
+    if "e" not in text and "n" not in text and -1e15 < value < 1e15:
+        return text.removesuffix(".0")
     return _pg_float(repr(float(value)), value, fixed_below=15)
 
 

@@ -162,15 +162,21 @@ def test_copy_in_and_out(conn: psycopg.Connection) -> None:
 
 
 def test_failed_copy_loads_nothing(conn: psycopg.Connection) -> None:
-    with pytest.raises(psycopg.errors.BadCopyFileFormat), conn.cursor() as cursor:
-        with cursor.copy("COPY t FROM STDIN") as copy:
-            copy.write("1\tone\n")
-            copy.write("2\n" * 20_000)
-            copy.write("3\tthree\n" * 20_000)
-    with pytest.raises(ZeroDivisionError), conn.cursor() as cursor:  # psycopg sends CopyFail
-        with cursor.copy("COPY t FROM STDIN") as copy:
-            copy.write("1\tone\n")
-            raise ZeroDivisionError
+    with (
+        pytest.raises(psycopg.errors.BadCopyFileFormat),
+        conn.cursor() as cursor,
+        cursor.copy("COPY t FROM STDIN") as copy,
+    ):
+        copy.write("1\tone\n")
+        copy.write("2\n" * 20_000)
+        copy.write("3\tthree\n" * 20_000)
+    with (
+        pytest.raises(ZeroDivisionError),  # psycopg sends CopyFail
+        conn.cursor() as cursor,
+        cursor.copy("COPY t FROM STDIN") as copy,
+    ):
+        copy.write("1\tone\n")
+        raise ZeroDivisionError
     assert conn.execute("SELECT count(*) FROM t").fetchone() == (0,)
 
 
@@ -217,13 +223,15 @@ def test_streaming_and_large_results(conn: psycopg.Connection) -> None:
 
 
 def test_named_cursor(server: RunningServer) -> None:
-    with psycopg.connect(server.dsn) as connection:
-        with connection.cursor("walk", scrollable=True) as cursor:
-            cursor.execute("SELECT range AS n FROM range(%s)", [10])
-            assert cursor.fetchmany(3) == [(0,), (1,), (2,)]
-            cursor.scroll(2)
-            assert cursor.fetchone() == (5,)
-            assert cursor.fetchall() == [(6,), (7,), (8,), (9,)]
+    with (
+        psycopg.connect(server.dsn) as connection,
+        connection.cursor("walk", scrollable=True) as cursor,
+    ):
+        cursor.execute("SELECT range AS n FROM range(%s)", [10])
+        assert cursor.fetchmany(3) == [(0,), (1,), (2,)]
+        cursor.scroll(2)
+        assert cursor.fetchone() == (5,)
+        assert cursor.fetchall() == [(6,), (7,), (8,), (9,)]
 
 
 def test_settings_and_session_facts(conn: psycopg.Connection) -> None:
@@ -261,8 +269,8 @@ def test_type_introspection(conn: psycopg.Connection) -> None:
 def test_identifiers_are_quoted(conn: psycopg.Connection) -> None:
     name = sql.Identifier('odd "name; --')
     conn.execute(sql.SQL("CREATE OR REPLACE TABLE {} (a INT)").format(name))
-    with conn.cursor() as cursor:
-        with cursor.copy(sql.SQL("COPY {} FROM STDIN").format(name)) as copy:
-            copy.write_row([5])
+    copying = sql.SQL("COPY {} FROM STDIN").format(name)
+    with conn.cursor() as cursor, cursor.copy(copying) as copy:
+        copy.write_row([5])
     row = conn.execute(sql.SQL("SELECT * FROM {}").format(name)).fetchone()
     assert row == (5,)

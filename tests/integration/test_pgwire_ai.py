@@ -1,0 +1,52 @@
+"""AI calls through the wire: SELECT and COPY, NULL prompts, and Describe that calls no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.pgwire.config import PgWireConfig
+from dbfront.pgwire.server import PgWireServer
+from dbfront.session import DuckDbSqlServer
+from kvcore.clock import SystemClock
+from tests.fix_text import running_front, write_model_folder
+
+pytestmark = pytest.mark.integration
+
+
+async def test_ai_calls_in_select_and_copy(tmp_path: Path) -> None:
+    async with running_front(write_model_folder(tmp_path)) as front:
+        sql_server = DuckDbSqlServer(DuckDbConfig(threads=1), front.generation)
+        server = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+        port = await server.start()
+        conn = await asyncpg.connect(
+            host="127.0.0.1", port=port, user="alice", database="main", ssl=False
+        )
+        await conn.execute(
+            "CREATE TABLE docs AS SELECT * FROM (VALUES (1, 'one'), (2, NULL)) v(id, b)"
+        )
+        query = (
+            "SELECT id, ai_generate('say ' || b, options => '{\"max_tokens\": 4}') AS a FROM docs"
+        )
+        statement = await conn.prepare(f"{query} ORDER BY id")
+        assert [(a.name, a.type.name) for a in statement.get_attributes()] == [
+            ("id", "int4"),
+            ("a", "text"),
+        ]
+        rows = [tuple(row) for row in await statement.fetch()]
+        assert rows[1] == (2, None)
+        assert rows[0][1]
+        out = bytearray()
+
+        async def keep(data: bytes) -> None:
+            out.extend(data)
+
+        status = await conn.copy_from_query(f"{query} ORDER BY id", output=keep)
+        assert status == "COPY 2"
+        assert out.decode() == f"1\t{rows[0][1]}\n2\t\\N\n"
+        await conn.close()
+        await server.stop()
+        await sql_server.close()

@@ -1,0 +1,128 @@
+"""TLS, SCRAM, limits on who may come in, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dbfront.pgwire.auth import make_verifier
+from dbfront.pgwire.config import PgWireConfig
+from dbfront.pgwire.server import PgWireServer
+from kvcore.clock import SystemClock
+from kvcore.errors import ConfigError
+from tests.fix_pgwire import plain_sql, running_pgwire
+from tests.plain_sql import PlainSqlServer
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return str(cert), str(key)
+
+
+def test_scram_right_wrong_and_unknown() -> None:
+    users = {"alice": "s3cret ü", "bob": make_verifier("builder").text}
+    with running_pgwire(plain_sql, users=users) as server:
+        for user, password in (("alice", "s3cret ü"), ("bob", "builder")):
+            with psycopg.connect(server.dsn, user=user, password=password) as conn:
+                assert conn.execute("SELECT current_user").fetchone() == (user,)
+        for user, password in (("alice", "wrong"), ("nobody", "s3cret ü"), ("bob", "s3cret ü")):
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+                psycopg.connect(server.dsn, user=user, password=password)
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(server.dsn)
+
+
+def test_tls_with_verification_and_scram(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    users = {"alice": "pw"}
+    with running_pgwire(plain_sql, tls_cert_file=cert, tls_key_file=key, users=users) as server:
+        dsn = f"{server.dsn} sslmode=verify-full sslrootcert={cert} password=pw"
+        with psycopg.connect(dsn) as conn:
+            assert conn.pgconn.ssl_in_use
+            assert len(conn.execute("SELECT repeat('x', 500000)").fetchone()[0]) == 500_000
+        with psycopg.connect(f"{server.dsn} sslmode=disable password=pw") as conn:
+            assert not conn.pgconn.ssl_in_use
+
+
+def test_require_tls(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    with running_pgwire(
+        plain_sql, tls_cert_file=cert, tls_key_file=key, require_tls=True
+    ) as server:
+        with pytest.raises(psycopg.OperationalError, match="TLS connections only"):
+            psycopg.connect(f"{server.dsn} sslmode=disable")
+        psycopg.connect(f"{server.dsn} sslmode=require").close()
+
+
+def test_plaintext_behind_the_ssl_request_is_refused(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    with (
+        running_pgwire(plain_sql, tls_cert_file=cert, tls_key_file=key) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
+    ):
+        sock.sendall(struct.pack("!II", 8, 80877103) + b"injected")
+        answer = sock.recv(4096)
+        assert answer[:1] == b"E"
+        assert b"unencrypted data" in answer
+
+
+def test_max_connections_and_shutdown_notice() -> None:
+    with running_pgwire(plain_sql, max_connections=1) as server:
+        conn = psycopg.connect(server.dsn, autocommit=True)
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            psycopg.connect(server.dsn)
+        server.call(server.server.stop())
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            conn.execute("SELECT 1")
+        conn.close()
+        assert all(session.closed for session in server.sql_server.sessions)
+
+
+def test_silent_clients_are_sent_away() -> None:
+    with (
+        running_pgwire(plain_sql, auth_timeout_s=0.1) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
+    ):
+        assert sock.recv(100) == b""
+
+
+async def test_port_in_use_and_unsafe_settings(tmp_path: Path) -> None:
+    sql_server = PlainSqlServer()
+    first = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+    port = await first.start()
+    with pytest.raises(ConfigError, match=f"port {port} .* in use") as caught:
+        await PgWireServer(PgWireConfig(port=port), sql_server, SystemClock()).start()
+    assert "--pg-port" in caught.value.hint
+    bad = [
+        PgWireConfig(bind="0.0.0.0"),
+        PgWireConfig(bind="example.org"),
+        PgWireConfig(tls_cert_file="x"),
+        PgWireConfig(require_tls=True),
+        PgWireConfig(port=70_000),
+        PgWireConfig(users={"a": ""}),
+        PgWireConfig(users={"a": "SCRAM-SHA-256$oops"}),
+        PgWireConfig(tls_cert_file=str(tmp_path / "no"), tls_key_file=str(tmp_path / "no")),
+    ]
+    for config in bad:
+        with pytest.raises(ConfigError):
+            await PgWireServer(config, sql_server, SystemClock()).start()
+    await first.stop()
+    await sql_server.close()
+    await asyncio.sleep(0)

@@ -1,0 +1,120 @@
+"""The real psql against the real SQL server."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fix_pgwire import RunningServer, running_pgwire
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("psql") is None, reason="psql (postgresql-client) is missing"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_pgwire() as running:
+        psql(
+            running,
+            "CREATE TABLE docs (id INTEGER PRIMARY KEY, body VARCHAR NOT NULL DEFAULT 'x', "
+            "price DECIMAL(10,2) CHECK (price > 0));"
+            "CREATE INDEX docs_price ON docs (price);"
+            "CREATE VIEW cheap AS SELECT * FROM docs WHERE price < 5;"
+            "INSERT INTO docs VALUES (1, 'one', 1.5), (2, 'two', NULL)",
+        )
+        yield running
+
+
+def psql(server: RunningServer, command: str, *flags: str, stdin: str | None = None) -> str:
+    done = subprocess.run(
+        ["psql", "-X", "-w", *flags, *(() if stdin is not None else ("-c", command)), server.dsn],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        input=stdin,
+    )
+    return done.stdout + done.stderr
+
+
+def test_list_and_describe_tables(server: RunningServer) -> None:
+    assert " main   | docs | table | tierkv" in psql(server, "\\dt")
+    described = psql(server, "\\d docs")
+    assert " price  | numeric(10,2) |           |          | " in described
+    assert " body   | text          |           | not null | 'x'" in described
+    assert '"docs_id_pkey" PRIMARY KEY, btree (id)' in described
+    assert '"docs_price" btree (price)' in described
+    assert "CHECK" in described
+    assert "Did not find any relation" in psql(server, "\\d nowhere")
+    assert 'View "main.cheap"' in psql(server, "\\d cheap")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("\\l", "memory"),
+        ("\\dn", "main"),
+        ("\\du", "Superuser"),
+        ("\\df", "List of functions"),
+        ("\\dv", "cheap"),
+        ("\\di", "docs_price"),
+        ("\\dt+", "permanent"),
+        ("\\d+ docs", "numeric(10,2)"),
+        ("\\dT", "Description"),
+        ("\\conninfo", 'as user "alice"'),
+        ("\\dt tierkv.*", "Did not find any relation"),
+        ("\\dv tierkv.*", "stat_kvcache"),
+    ],
+)
+def test_backslash_commands(server: RunningServer, command: str, expected: str) -> None:
+    output = psql(server, command)
+    assert expected in output
+    assert "ERROR" not in output
+
+
+def test_errors_show_their_state(server: RunningServer) -> None:
+    output = psql(
+        server, "", stdin="\\set VERBOSITY verbose\nSELECT * FROM nowhere;\nSELECT 7 AS n;"
+    )
+    assert "ERROR:  42P01:" in output
+    assert " 7" in output
+
+
+def test_multi_statement_and_transactions(server: RunningServer) -> None:
+    output = psql(server, "SELECT 1 AS a; SELECT 2 AS b")
+    assert " a \n" in output
+    assert " b \n" in output
+    script = (
+        "BEGIN;\nINSERT INTO docs VALUES (1, 'dup', 1);\nSELECT 1;\nROLLBACK;\n"
+        "SELECT count(*) FROM docs;"
+    )
+    output = psql(server, "", "-At", stdin=script)
+    assert "current transaction is aborted" in output
+    assert "ROLLBACK\n2\n" in output
+
+
+def test_copy_out_and_in(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "docs.csv"
+    assert "COPY 2" in psql(server, f"\\copy docs to '{file}' csv header")
+    assert file.read_text() == "id,body,price\n1,one,1.50\n2,two,\n"
+    psql(server, "CREATE OR REPLACE TABLE back (id INTEGER, body VARCHAR, price DECIMAL(10,2))")
+    assert "COPY 2" in psql(server, f"\\copy back from '{file}' with (format csv, header)")
+    inline = "\\copy back from stdin\n7\ta\\tb\\\\\t\\N\n\\.\nSELECT * FROM back ORDER BY id;"
+    output = psql(server, "", "-At", stdin=inline)
+    assert "1|one|1.50\n2|two|\n7|a\tb\\|" in output
+    bad = psql(
+        server, "", stdin="\\copy back from stdin\nseven\tx\t1\n\\.\nSELECT count(*) FROM back;"
+    )
+    assert "ERROR" in bad
+    assert "     3" in bad
+
+
+def test_variables_and_prompt_facts(server: RunningServer) -> None:
+    assert psql(server, "SELECT current_user", "-At") == "alice\n"
+    assert psql(server, "SHOW server_version", "-At") == "16.0 (TierKV)\n"
+    assert "WARNING:  there is no transaction in progress" in psql(server, "COMMIT")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+
+from dbfront.contracts import Column, StatementResult
+from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
+from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
+from dbfront.pgwire.catalog.install import catalog_names, catalog_statements
+from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.settings import Settings, milliseconds
+from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
+
+FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting datestyle": "'ISO'"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT 1 FROM t", "SELECT 1 FROM t"),
+        ("SELECT 'pg_class' FROM pg_class", "SELECT 'pg_class' FROM tierkv_pg.main.pg_class"),
+        (
+            "SELECT pg_catalog.format_type(a, b), pg_catalog.lower(c)",
+            "SELECT tierkv_pg.main.format_type(a, b), lower(c)",
+        ),
+        ("SELECT x.pg_class, pg_class.oid", "SELECT x.pg_class, pg_class.oid"),
+        (
+            "WHERE a OPERATOR(pg_catalog.!~*) 'x' COLLATE pg_catalog.default",
+            "WHERE a !~* 'x' ",
+        ),
+        ("SELECT 't'::regclass::oid", "SELECT tierkv_pg.main.to_regclass('t'):: BIGINT"),
+        (
+            "SELECT c.oid::pg_catalog.regclass::pg_catalog.text",
+            "SELECT tierkv_pg.main.regclass_name(c.oid):: text",
+        ),
+        ('SELECT CAST(x AS name), x::"char"', "SELECT CAST(x as VARCHAR), x:: VARCHAR"),
+        ("SELECT pg_backend_pid()", 'SELECT 7 AS "pg_backend_pid"'),
+        ("SELECT f(1, current_user, 2)", "SELECT f(1, 'al', 2)"),
+        ("SELECT t.current_user, current_user", "SELECT t.current_user, 'al' AS \"current_user\""),
+        ("SELECT current_setting('DateStyle', true) x", "SELECT 'ISO' x"),
+        ("SELECT current_setting('threads')", "SELECT current_setting('threads')"),
+    ],
+)
+def test_rewrite(sql: str, expected: str) -> None:
+    assert rewrite(sql, catalog_names(), FACTS) == expected
+
+
+def test_ddl_names_are_qualified() -> None:
+    assert all("tierkv_pg.main." in statement for statement in catalog_statements())
+    assert "pg_class" in catalog_names().views
+    assert "to_regclass" in catalog_names().functions
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SET a.b TO 'x'", SettingCommand("SET", "a.b", "x")),
+        ("SET LOCAL DateStyle = ISO, MDY;", SettingCommand("SET", "datestyle", "ISO, MDY", True)),
+        ("SET SESSION statement_timeout = DEFAULT", SettingCommand("SET", "statement_timeout")),
+        ("SET TIME ZONE 'UTC'", SettingCommand("SET", "TimeZone", "UTC")),
+        ("SET NAMES utf8", SettingCommand("SET", "client_encoding", "utf8")),
+        ("SHOW TRANSACTION ISOLATION LEVEL", SettingCommand("SHOW", "transaction_isolation")),
+        ("SHOW ALL", SettingCommand("SHOW", "all")),
+        ("RESET ALL", SettingCommand("RESET", "all")),
+        (
+            "SELECT pg_catalog.set_config('search_path', '', false);",
+            SettingCommand("SET_CONFIG", "search_path", ""),
+        ),
+        ("SET VARIABLE x = 1", None),
+        ("SELECT 1", None),
+    ],
+)
+def test_setting_commands(sql: str, expected: SettingCommand | None) -> None:
+    assert parse_setting_command(sql) == expected
+
+
+def test_settings_layers_and_reports() -> None:
+    settings = Settings("al", "psql")
+    settings.set("Application_Name", "x", local=True)
+    assert settings.take_changes() == [("application_name", "x")]
+    settings.end_transaction()
+    assert settings.take_changes() == [("application_name", "psql")]
+    settings.set("statement_timeout", "1.5s")
+    assert settings.statement_timeout_s == 1.5
+    for name, value in (("server_version", "9"), ("statement_timeout", "soon")):
+        with pytest.raises(SqlError):
+            settings.set(name, value)
+    with pytest.raises(FeatureNotSupportedError):
+        settings.set("client_encoding", "latin1")
+    assert milliseconds("2min") == 120_000
+
+
+def test_cursor_directions() -> None:
+    cursors = Cursors()
+    rows = [(n,) for n in range(1, 6)]
+    declared = parse_declare("DECLARE c NO SCROLL CURSOR WITH HOLD FOR SELECT 1;")
+    assert (declared.name, declared.query, declared.hold) == ("c", "SELECT 1", True)
+    cursors.declare(declared, StatementResult("SELECT 5", (Column("n", "INTEGER"),), rows))
+
+    def fetch(words: str) -> list[int]:
+        return [row[0] for row in cursors.fetch(f"FETCH {words} c").rows]
+
+    assert fetch("") == [1]
+    assert fetch("FORWARD 2 FROM") == [2, 3]
+    assert fetch("PRIOR FROM") == [2]
+    assert fetch("ALL IN") == [3, 4, 5]
+    assert fetch("BACKWARD ALL") == [5, 4, 3, 2, 1]
+    assert fetch("NEXT") == [1]
+    assert fetch("LAST") == [5]
+    assert fetch("ABSOLUTE -2") == [4]
+    assert fetch("RELATIVE -3") == [1]
+    assert cursors.fetch("MOVE 3 IN c").command_tag == "MOVE 3"
+    assert fetch("10") == [5]
+    assert fetch("1") == []
+    cursors.end_transaction()
+    cursors.close("c")
+    with pytest.raises(SqlError):
+        cursors.fetch("FETCH c")
+    with pytest.raises(SqlSyntaxError):
+        parse_declare("DECLARE c SELECT 1")
