@@ -131,7 +131,8 @@ def _reserve(
     count = config.l1_pages or config.l1_bytes // layout.payload_bytes
     if count < 2:
         raise ConfigError(
-            f"l1_bytes={config.l1_bytes} holds {count} pages of {layout.payload_bytes} bytes",
+            f"compute.l1_capacity of {config.l1_bytes} bytes holds {count} pages of "
+            f"{layout.payload_bytes} bytes",
             hint=f"give at least {2 * layout.payload_bytes} bytes, better 64 times as much",
         )
     try:

@@ -75,8 +75,8 @@ class DmpConfig:
             )
         if self.capacity_bytes < self.extent_bytes:
             raise ConfigError(
-                f"dmp.capacity_bytes {self.capacity_bytes} is smaller than one extent "
-                f"({self.extent_bytes}); raise it or lower dmp.extent_bytes"
+                f"dmp.capacity {self.capacity_bytes} is smaller than one extent "
+                f"({self.extent_bytes}); raise it"
             )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"dmp.port must be in [0, 65535], got {self.port}")

@@ -309,8 +309,8 @@ def _allocate(path: Path, fd: int, size: int) -> None:
     room = os.statvfs(path.parent)
     free = room.f_bavail * room.f_frsize
     cure = (
-        f"lower dmp.capacity_bytes, enlarge it (mount -o remount,size=... {path.parent}), "
-        "or put dmp.segment_path elsewhere"
+        f"lower dmp.capacity, enlarge it (mount -o remount,size=... {path.parent}), "
+        "or put dmp.segment_dir elsewhere"
     )
     message = f"segment {path} needs {size} bytes but {free} are free in {path.parent}; {cure}"
     if size > free:
@@ -342,7 +342,7 @@ def _lock(path: Path, fd: int) -> None:
     except OSError as error:
         raise ConfigError(
             f"segment {path} is owned by a running process; stop it, or give this DMP node another "
-            "dmp.node_id or dmp.segment_path"
+            "--node-id or dmp.segment_dir"
         ) from error
 
 

@@ -72,7 +72,7 @@ def test_a_damaged_header_is_dropped(path: Path, at: int) -> None:
 
 def test_one_owner_only(path: Path) -> None:
     segment = open_segment(path, SHAPE)
-    with pytest.raises(ConfigError, match=r"owned by a running process.*dmp\.node_id"):
+    with pytest.raises(ConfigError, match=r"owned by a running process.*--node-id"):
         open_segment(path, SHAPE)
     segment.close()
     open_segment(path, SHAPE).close()
@@ -135,7 +135,7 @@ def test_too_little_space_is_said_in_bytes_before_any_is_taken(path: Path) -> No
         ConfigError, match=rf"needs {monster.file_bytes} bytes but \d+ are free"
     ) as c:
         open_segment(path, monster)
-    assert "dmp.capacity_bytes" in str(c.value)
+    assert "dmp.capacity" in str(c.value)
     assert list(path.parent.iterdir()) == []
 
 

@@ -1,0 +1,98 @@
+"""Bad input at the command line: each has its own message that names the cure, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tierkv
+from compute.demo_model import data as demo_data
+from tierkv import dbapi
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = Path(demo_data.__file__).parent / "weights"
+pytestmark = pytest.mark.integration
+
+
+def sql(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tierkv", "sql", "-q", "--set", "dmp.capacity=64MiB", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ("", "there is no model folder"),
+        ("config.json", "config.json"),
+        ("model.safetensors", "safetensors"),
+    ],
+)
+def test_model_folder_that_can_not_be_served(tmp_path: Path, missing: str, says: str) -> None:
+    folder = tmp_path / "model"
+    if missing:
+        shutil.copytree(WEIGHTS, folder)
+        (folder / missing).unlink()
+    done = sql("--model", str(folder), "-c", "SELECT 1")
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert str(folder) in done.stderr
+
+
+def test_architecture_nobody_serves(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(WEIGHTS, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    done = sql("--model", str(folder), "-c", "SELECT 1")
+    assert done.returncode == 1
+    assert "GPT2LMHeadModel" in done.stderr
+    assert "LlamaForCausalLM" in done.stderr
+
+
+def test_too_little_shared_memory_says_how_much_is_needed() -> None:
+    done = sql("--set", "dmp.capacity=900GiB", "-c", "SELECT 1")
+    assert done.returncode == 1
+    assert "bytes" in done.stderr
+    assert "dmp.capacity" in done.stderr
+
+
+BAD_STATEMENTS = {
+    "SELECT ai_generate('x', model => 'nope')": "42704",
+    "SELECT ai_generate('x', options => '{\"temprature\": 1}')": "22023",
+    "SELECT ai_generate()": "22023",
+    "SELECT ai_sumarize('x')": "42883",
+    "SELEC 1": "42601",
+    "SELECT * FROM nope": "42P01",
+    "SELECT 1/'x'::INT": "22P02",
+    "SET tierkv.modle = 'x'": "42704",
+    "INSERT INTO kept SELECT 2, ai_generate(repeat('word ', 5000))": "54000",
+}
+
+
+def test_statement_errors_carry_sqlstate_and_leave_the_session_usable() -> None:
+    with tierkv.connect(dmp__capacity="64MiB", compute__threads=1) as connection:
+        connection.execute("CREATE TABLE kept (id INTEGER, t VARCHAR)")
+        connection.execute("INSERT INTO kept VALUES (1, 'a')")
+        for statement, sqlstate in BAD_STATEMENTS.items():
+            with pytest.raises(dbapi.Error) as caught:
+                connection.execute(statement)
+            assert caught.value.sqlstate == sqlstate, statement
+            assert connection.execute("SELECT id FROM kept").fetchall() == [(1,)]
+
+
+def test_a_prompt_beyond_the_context_is_null_and_a_warning_in_reads() -> None:
+    with tierkv.connect(dmp__capacity="64MiB", compute__threads=1) as connection:
+        cursor = connection.execute("SELECT ai_generate(repeat('word ', 5000)) AS a")
+        assert cursor.fetchall() == [(None,)]
+        (notice,) = cursor.notices
+        assert notice.severity == "WARNING"
+        assert "4096" in notice.message
