@@ -16,7 +16,15 @@ from compute.demo_model.instructions import Head
 from compute.demo_model.notes import Note
 
 LABEL_FIELDS = ("sentiment", "topic", "category")
-CHECK_FIELDS = ("city", "job", "product", "plan", "topic", "category", "sentiment")
+CHECK_FIELDS = (
+    "city",
+    "job",
+    "product",
+    "plan",
+    "topic",
+    "category",
+    *("sentiment",) * 4,
+)
 CHOICES: dict[str, tuple[str, ...]] = {
     **notes.VALUES,
     "topic": words.TOPICS,
@@ -35,6 +43,7 @@ class Turn:
         document: Index of the document that decides the answer.
         evidence: The words of that document which decide it.
         name: The name (or first name) in the question, or an empty string.
+        asked: In a yes/no question, the word in it that is to be compared with the evidence.
     """
 
     task: str
@@ -43,6 +52,7 @@ class Turn:
     document: int
     evidence: str
     name: str = ""
+    asked: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,8 +151,9 @@ def check(
     who, name = _who(rng, note, alone)
     truth, yes = note.facts[field], rng.random() < 0.5
     if field == "sentiment":
-        asked = truth if yes else next(s for s in words.SENTIMENTS if s != truth)
-        text = _fill(rng, rng.choice(phrasings.CHECK[asked]), who, name)
+        kind = truth if yes else next(s for s in words.SENTIMENTS if s != truth)
+        text = _fill(rng, rng.choice(phrasings.CHECK[kind]), who, name)
+        asked = next(word for word in phrasings.POLAR if word in text.rstrip("?").split())
     else:
         value = truth
         if not yes:
@@ -150,12 +161,12 @@ def check(
             far = [v for v in CHOICES[field] if v != truth]
             value = rng.choice(near) if near and rng.random() < 0.4 else rng.choice(far)
         text = _fill(rng, rng.choice(phrasings.CHECK[field]), who, name, v=value)
+        asked = value
     text = _hint(rng, text, phrasings.CHECK_HINTS)
     task = "review_filter" if field in ("sentiment", "topic", "category") else "fact_filter"
+    task = task if alone else f"chat_{task}"
     answer = "yes" if yes else "no"
-    return Turn(
-        task if alone else f"chat_{task}", text, answer, document, note.evidence[field], name
-    )
+    return Turn(task, text, answer, document, note.evidence[field], name, asked)
 
 
 def single_turns(rng: random.Random, note: Note, count: int) -> list[Turn]:
@@ -165,9 +176,9 @@ def single_turns(rng: random.Random, note: Note, count: int) -> list[Turn]:
     turns: list[Turn] = []
     for _ in range(count):
         kind = rng.random()
-        if checks and kind < 0.3:
+        if checks and kind < 0.45:
             turns.append(check(rng, note, 0, rng.choice(checks), ()))
-        elif labels and kind < 0.55:
+        elif labels and kind < 0.65:
             turns.append(ask(rng, note, 0, rng.choice(labels), True))
         else:
             turns.append(ask(rng, note, 0, rng.choice(list(note.evidence)), True))
@@ -201,7 +212,7 @@ def chat_turns(
             turns.append(Turn("quote", text, note.text, index, note.name, note.name))
         elif stated and (rng.random() < lookup or not checks):
             turns.append(ask(rng, note, index, rng.choice(stated), False))
-        elif labels and rng.random() < 0.5:
+        elif labels and rng.random() < 0.4:
             turns.append(ask(rng, note, index, rng.choice(labels), False))
         elif checks:
             others = [n for n in documents if n is not note and not n.follow_up]

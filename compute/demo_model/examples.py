@@ -2,7 +2,8 @@
 
 A conversation is rendered by the chat template and tokenized as one text, exactly as in use. The
 batch also says where attention ought to look (the guidance): from a value to the name it belongs
-to, from an answer to the name in its question, and from an answer to its evidence.
+to, from an answer to the name in its question and to the value that a yes/no question asks for, and
+from an answer to its evidence.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from compute.demo_model.data import sample_conversation
-from compute.demo_model.dialogue import LABEL_FIELDS, Conversation
+from compute.demo_model.dialogue import LABEL_FIELDS, Conversation, Turn
 from compute.demo_model.instructions import make_head
 from compute.demo_model.tokenizer import ASSISTANT, EOS
 
-Look = tuple[int, int, int]
+Look = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Example:
     Attributes:
         ids: The tokens.
         answers: For each token whether it belongs to an answer (its end included).
-        looks: Guidance as layer, position that looks, position to look at.
+        looks: Guidance as layer, head, position that looks, position to look at.
         start: Position of the first token of the documents or of the first question.
     """
 
@@ -50,15 +51,15 @@ class Batch:
         rows: The tokens behind it, padded.
         answers: Which of `rows` belong to an answer.
         real: Which of `rows` are no padding.
-        looks: Guidance per layer as indices of rows, of looking tokens (without the prefix) and of
-            keys (with the prefix).
+        looks: Guidance by layer and head, as indices of rows, of looking tokens (without the
+            prefix) and of keys (with the prefix).
     """
 
     prefix: Tensor
     rows: Tensor
     answers: Tensor
     real: Tensor
-    looks: tuple[tuple[Tensor, Tensor, Tensor], ...]
+    looks: dict[tuple[int, int], Tensor]
 
 
 class _Places:
@@ -101,7 +102,7 @@ def _document_looks(
                 continue
             end = places.token(found + len(words) - 1)
             begin = end if field in LABEL_FIELDS else places.token(max(found - 1, 0))
-            looks += [(1, position, name) for position in range(begin, end + 1)]
+            looks += [(1, 0, position, name) for position in range(begin, end + 1)]
     return looks
 
 
@@ -118,14 +119,30 @@ def _turn_looks(
         if turn.name:
             name = places.last(turn.name, question, position)
             if name is not None:
-                looks.append((2, answer, name))
+                looks.append((2, 0, answer, name))
         found = places.text.find(turn.evidence, low, high)
         if found >= 0:
             copied = turn.answer == turn.evidence
             last = places.token(found + len(turn.evidence) - 1)
             begin = places.token(max(found - 1, 0)) if copied else last
-            looks += [(3, answer + k, begin + k) for k in range(last - begin + 1)]
+            looks += [(3, 0, answer + k, begin + k) for k in range(last - begin + 1)]
+            looks += _comparison_looks(places, turn, (question, answer, last))
     return looks
+
+
+def _comparison_looks(places: _Places, turn: Turn, where: tuple[int, int, int]) -> list[Look]:
+    """Look from the value in a yes/no question to its evidence, or for `no` to the word before it.
+
+    The answer then looks at that value, which knows by then whether it found itself.
+    """
+    question, answer, evidence = where
+    if not turn.asked:
+        return []
+    asked = places.last(turn.asked, question, question + len(turn.question))
+    if asked is None:
+        return []
+    found = evidence if turn.answer == "yes" else asked - 1
+    return [(3, 2, asked, found), (4, 0, answer, asked)]
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, conversations: list[Conversation]) -> list[Example]:
@@ -152,7 +169,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, conversations: list[Conversation]
             inside = (inside or token == begin) and token != end
         places = _Places(text, encoding.offsets)
         spans = _document_spans(text, conversation)
-        looks = [(0, k, k - 1) for k in range(1, len(answers))]
+        looks = [(0, 0, k, k - 1) for k in range(1, len(answers))]
         looks += _document_looks(places, conversation, spans)
         looks += _turn_looks(places, conversation, spans)
         first = min(spans[0][0], text.index(conversation.turns[0].question))
@@ -161,7 +178,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, conversations: list[Conversation]
     return found
 
 
-def collate(examples: Sequence[Example], layers: int = 4) -> Batch:
+def collate(examples: Sequence[Example]) -> Batch:
     """Put examples with a common beginning into one batch."""
     limit = min(example.start for example in examples)
     shared = 1
@@ -171,20 +188,17 @@ def collate(examples: Sequence[Example], layers: int = 4) -> Batch:
     rows = torch.zeros(len(examples), width, dtype=torch.long)
     answers = torch.zeros(len(examples), width, dtype=torch.bool)
     real = torch.zeros(len(examples), width, dtype=torch.bool)
-    found: list[list[Look]] = [[] for _ in range(layers)]
+    found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for index, example in enumerate(examples):
         size = len(example.ids) - shared
         rows[index, :size] = torch.tensor(example.ids[shared:])
         answers[index, :size] = torch.tensor(example.answers[shared:])
         real[index, :size] = True
-        for layer, query, key in example.looks:
+        for layer, head, query, key in example.looks:
             if shared <= query < shared + width - 1:
-                found[layer].append((index, query - shared, key))
-    looks = tuple(
-        (torch.tensor(part).view(-1, 3).T.unbind(0) if part else tuple(torch.zeros(3, 0).long()))
-        for part in found
-    )
-    return Batch(torch.tensor(examples[0].ids[:shared]), rows, answers, real, looks)  # type: ignore[arg-type]
+                found.setdefault((layer, head), []).append((index, query - shared, key))
+    looks = {where: torch.tensor(part).T for where, part in found.items()}
+    return Batch(torch.tensor(examples[0].ids[:shared]), rows, answers, real, looks)
 
 
 def stream(

@@ -135,6 +135,7 @@ class Decoder(nn.Module):
                 gain = 0.2 if "o_proj" in name or "down_proj" in name else 1.0
                 nn.init.normal_(weight, std=gain * weight.shape[1] ** -0.5)
         self._start_with_copying()
+        self.start_with_matching()
 
     def _start_with_copying(self) -> None:
         """Let the first head of each layer, which the guidance aims, pass on what it sees."""
@@ -143,6 +144,25 @@ class Decoder(nn.Module):
                 assert isinstance(layer, Layer)
                 gain = 0.6 if index == 3 else 0.3
                 layer.o_proj.weight[:, : layer.size] = gain * layer.v_proj.weight[: layer.size].T
+
+    def start_with_matching(self) -> None:
+        """Let the third head of the fourth layer look from a word to the same word elsewhere.
+
+        Only the slowly turning dimensions of the head take part, so distance hardly matters, and
+        only directions in which words of one kind differ.
+        """
+        layer = self.layers[3]
+        assert isinstance(layer, Layer)
+        half, size = layer.size // 2, layer.size
+        slow = [*range(half - 7, half), *range(size - 7, size)]
+        group = 2 // (layer.heads // layer.kv)
+        with torch.no_grad():
+            common = torch.linalg.svd(self.embed.weight, full_matrices=False).Vh[:16]
+            free = torch.randn(len(slow), common.shape[1])
+            free = torch.linalg.qr((free - free @ common.T @ common).T).Q.T
+            layer.q_proj.weight[2 * size : 3 * size] = 0.0
+            layer.q_proj.weight[[2 * size + d for d in slow]] = 2.3 * free
+            layer.k_proj.weight[[group * size + d for d in slow]] = 2.3 * free
 
     def forward(self, prefix: Tensor, rows: Tensor, wanted: Tensor, keep: bool) -> Tensor:
         """Compute logits.

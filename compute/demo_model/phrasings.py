@@ -203,5 +203,15 @@ CHECK: dict[str, tuple[str, ...]] = {
         "Does {w} complain?",
     ),
 }
+POLAR = (
+    "positive",
+    "negative",
+    "happy",
+    "unhappy",
+    "satisfied",
+    "like",
+    "complaint",
+    "complain",
+)
 CHECK_HINTS = ("Answer yes or no.", "Reply with yes or no.", "Yes or no?")
 ASK_HINTS = ("Answer with one word.", "Answer briefly.", "Return only the answer.")

@@ -1,7 +1,7 @@
 """Trains the demo model on a CPU within a given time.
 
 The loss is that of the answers, plus a small one of the text before them, plus for the first part
-of the training a guidance loss that tells one head in each of four layers where to look; it makes
+of the training a guidance loss that tells one or two heads of five layers where to look; it makes
 the lookup circuit form in minutes instead of hours. Checkpoints are written as it goes.
 """
 
@@ -61,12 +61,14 @@ def save(network: Decoder, folder: Path) -> None:
 
 
 def guidance_loss(network: Decoder, batch: Batch) -> Tensor:
-    """Return how little the first head of each layer looks where it is told to."""
+    """Return how little the guided heads look where they are told to."""
     total = torch.zeros(())
-    for layer, (row, query, key) in zip(network.layers, batch.looks, strict=False):
-        attention = layer.attention
-        if len(row) and isinstance(attention, Tensor):
-            picked = attention[row, 0, 0, query, key]
+    for (layer, head), looks in batch.looks.items():
+        attention = network.layers[layer].attention
+        if isinstance(attention, Tensor):
+            row, query, key = looks.unbind(0)
+            group = attention.shape[2]
+            picked = attention[row, head // group, head % group, query, key]
             total = total - picked.float().clamp_min(1e-6).log().mean()
     return total
 
@@ -111,6 +113,8 @@ def train(options: argparse.Namespace) -> None:
     network = Decoder(make_config(len(tokenizer), options.width, options.layers, options.inner))
     if options.start_from:
         network.load_exported(load_file(options.start_from / "model.safetensors"))
+        if options.new_matching:
+            network.start_with_matching()
     optimizer = make_optimizer(network)
     size = sum(p.numel() for p in network.parameters())
     print(f"{size} parameters", flush=True)
@@ -127,7 +131,7 @@ def train(options: argparse.Namespace) -> None:
             break
         for group in optimizer.param_groups:
             group["lr"] = options.rate * learning_rate(step, done) * group["factor"]
-        guide = options.guide * min(1.0, max(0.0, (0.7 - done) / 0.3))
+        guide = options.guide * min(1.0, max(0.0, (0.85 - done) / 0.3))
         total, loss, right = step_loss(network, batch, guide, options.context)
         total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -154,6 +158,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--tokenizer", type=Path, default=FOLDER)
     parser.add_argument("--start-from", type=Path, help="folder of weights to go on with")
+    parser.add_argument("--new-matching", action="store_true", help="start that head afresh")
     parser.add_argument("--progress", type=float, default=0.0, help="where the schedule begins")
     parser.add_argument("--minutes", type=float, default=46)
     parser.add_argument("--threads", type=int, default=1)
