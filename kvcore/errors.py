@@ -7,7 +7,7 @@
     └── ProtocolError      a developer, or the peer                08P01 / 400 / INTERNAL
 
 Each leaf carries its codes as class attributes; each boundary has one translator
-(kvwire/status.py, dbfront/pgwire/server.py, dbfront/http/app.py). CacheError is caught and counted
+(kvwire/status.py, dbfront/pgwire/errors.py, dbfront/http/app.py). CacheError is caught and counted
 in compute/tiers.py and scheduler/dispatcher.py only. docs/errors.md lists every leaf.
 """
 

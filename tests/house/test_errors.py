@@ -17,7 +17,7 @@ FAMILIES = (errors.UserError, errors.RetryableError, errors.CacheError, errors.P
 
 
 def _leaves(kind: type[errors.TierKVError]) -> Iterator[type[errors.TierKVError]]:
-    below = kind.__subclasses__()
+    below = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
     if not below:
         yield kind
     for child in below:

@@ -165,7 +165,8 @@ def test_handoff_through_the_pool_equals_one_node(split: Cluster) -> None:
     expected = oracle(split, prompts)
     for _ in range(2):
         assert [text_of(split.complete(p)) for p in prompts] == expected
-    hits = "SELECT sum(hit_tokens) FROM tierkv.stat_kvcache_node WHERE role = 'decode' AND tier = 'L3'"
+    view = "tierkv.stat_kvcache_node WHERE role = 'decode' AND tier = 'L3'"
+    hits = f"SELECT sum(hit_tokens) FROM {view}"
     wait_for(lambda: int(split.query(hits)[0][0]) > 0, what="L3 hits of the decode node")
 
 
