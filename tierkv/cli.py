@@ -95,7 +95,7 @@ def sql(
 
     Without -c and -f it reads statements from a pipe, or shows a prompt.
 
-    Example: tierkv sql -c "SELECT ai_generate('Name a colour.') AS answer"
+    Example: tierkv sql -c "SELECT ai_generate('Mia bought a kettle. Question: What did she buy?')"
     """
     from tierkv import sql_shell
 

@@ -205,7 +205,7 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
     typer.echo("\nNow type, in another terminal:")
     typer.echo(
         f"  psql -h {pg_host} -p {pg_port} -U tierkv main "
-        "-c \"SELECT ai_generate('Name a colour.')\""
+        "-c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
     )
     typer.echo("Ctrl-C stops everything.")
     sys.stdout.flush()

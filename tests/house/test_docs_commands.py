@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.doc_blocks import PAGES, ROOT, blocks, sql_examples, tierkv_lines
 from tierkv.cli import app
+from tierkv.config import load_config
 
 LANGUAGES = {
     "", "sql", "sql no-run", "python", "python no-run", "sh", "sh run", "toml", "json",
@@ -38,7 +39,7 @@ def test_a_wrong_command_would_be_found(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_are_of_known_kinds_and_well_formed(page: Path) -> None:
+def test_blocks_are_of_known_kinds_and_well_formed(page: Path, tmp_path: Path) -> None:
     assert page.read_text().count("\n```") % 2 == 0, "a fence is not closed"
     for block in blocks(page):
         assert block.info in LANGUAGES, block.where
@@ -46,6 +47,9 @@ def test_blocks_are_of_known_kinds_and_well_formed(page: Path) -> None:
             ast.parse(block.text, filename=block.where)
         if block.info == "json":
             json.loads(block.text)
+        if block.info == "toml":
+            (tmp_path / "tierkv.toml").write_text(block.text)
+            load_config(tmp_path / "tierkv.toml", environ={})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

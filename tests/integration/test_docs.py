@@ -1,0 +1,106 @@
+"""The documentation's examples are run: SQL in one embedded session, Python and curl on a cluster.
+
+Ports in the examples (5433, 8000) are replaced by those of a cluster the test starts; see
+tests/doc_blocks.py for which blocks are run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tierkv
+from tests.doc_blocks import PAGES, ROOT, Block, Example, blocks, sql_examples
+from tests.fix_cluster import Cluster
+from tierkv import dbapi
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SMALL = {"dmp__capacity": "64MiB", "compute__l1_capacity": "32MiB", "compute__threads": 1}
+SQL_PAGES = [page for page in PAGES if blocks(page, "sql")]
+PYTHON = [block for page in PAGES for block in blocks(page, "python")]
+SHELL = [block for page in PAGES for block in blocks(page, "sh run")]
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
+    return start_cluster()
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """Settings for embedded clusters that examples start themselves."""
+    small = {f"TIERKV_{key.replace('__', '_').upper()}": str(value) for key, value in SMALL.items()}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def on_cluster(text: str, cluster: Cluster) -> str:
+    return text.replace("5433", str(cluster.pg_port)).replace("8000", str(cluster.http_port))
+
+
+def run(argv: list[str], environment: dict[str, str], folder: Path) -> str:
+    done = subprocess.run(
+        argv, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def database() -> Iterator[dbapi.Connection]:
+    with tierkv.connect(**SMALL) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("page", SQL_PAGES, ids=lambda page: page.name)
+def test_sql_examples_do_what_the_page_says(page: Path, database: dbapi.Connection) -> None:
+    for example in sql_examples(page):
+        check_example(example, database)
+
+
+def check_example(example: Example, database: dbapi.Connection) -> None:
+    if not example.fails:
+        try:
+            database.execute(example.sql)
+        except dbapi.Error as error:
+            pytest.fail(f"{example.where}: {error}\n{example.sql}")
+        return
+    with pytest.raises(dbapi.Error) as caught:
+        database.execute(example.sql)
+    assert example.fails in str(caught.value), example.where
+
+
+def test_the_statement_followed_round_by_round_takes_three(database: dbapi.Connection) -> None:
+    """docs/sql.md tells its numbers; the plan's last row must say the same."""
+    for example in sql_examples(ROOT / "docs/sql.md"):
+        cursor = database.execute(example.sql) if not example.fails else None
+        if cursor is not None and example.sql.lstrip().startswith("EXPLAIN ANALYZE"):
+            plan = str(cursor.fetchall()[-1][1])
+            assert "calls 5, distinct 3, errors 0, rounds 3" in plan
+            return
+    pytest.fail("docs/sql.md has no EXPLAIN ANALYZE example")
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+def test_python_examples_run(
+    block: Block, cluster: Cluster, environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(on_cluster(block.text, cluster))
+    assert run([sys.executable, "-W", "error", str(script)], environment, tmp_path).strip()
+
+
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
+def test_shell_examples_run(
+    block: Block, cluster: Cluster, environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = "set -euo pipefail\n" + on_cluster(block.text, cluster)
+    output = run(["bash", "-c", script], environment, tmp_path)
+    assert output.strip()
+    assert '"error"' not in output, output
