@@ -85,6 +85,7 @@ class Supervisor:
         """
         child = Child(spec)
         self.children[spec.name] = child
+        earlier = spec.log_path.stat().st_size if spec.log_path.exists() else 0
         await self._spawn(child)
         watcher = asyncio.create_task(self._watch(child, first=True), name=f"watch-{spec.name}")
         self._watchers[spec.name] = watcher
@@ -97,7 +98,7 @@ class Supervisor:
             ready.cancel()
         if not child.is_ready.is_set():
             raise NoNodeError(
-                f"{spec.name} did not start: {_last_lines(spec.log_path)}",
+                f"{spec.name} did not start: {_last_words(spec.log_path, earlier)}",
                 hint=f"its log is {spec.log_path}",
             )
         return child.ready
@@ -171,6 +172,12 @@ async def _create(argv: tuple[str, ...], errors: IO[bytes]) -> asyncio.subproces
     )
 
 
-def _last_lines(path: Path, count: int = 5) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return " / ".join(lines[-count:]) or "it wrote no log"
+def _last_words(path: Path, start: int, count: int = 5) -> str:
+    """Return the last lines logged from byte ``start`` on; those for people, if there are any.
+
+    A role ends with an error in plain words after its JSON records.
+    """
+    text = path.read_bytes()[start:].decode(errors="replace") if path.exists() else ""
+    lines = text.strip().splitlines()
+    plain = [line.strip() for line in lines if not line.startswith("{")]
+    return " / ".join((plain or lines)[-count:]) or "it wrote no log"

@@ -17,6 +17,10 @@ from tierkv.config import load_config
 LANGUAGES = {
     "", "sql", "sql no-run", "python", "python no-run", "sh", "sh run", "toml", "json",
 }  # fmt: skip
+ROOMS = (
+    "compute", "dbfront", "dmp", "kvcore", "kvwire", "metaserver", "scheduler", "sql", "storage",
+    "tierkv",
+)  # fmt: skip
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -63,3 +67,29 @@ def test_every_expected_failure_is_cut_out_alone() -> None:
     failing = [example for example in examples if example.fails]
     assert len(failing) >= 10
     assert all(example.sql.count(";") == 1 for example in failing)
+
+
+def said_by_the_program() -> str:
+    """Return every string of the sources, one per line; a placeholder becomes ``...``."""
+    found: list[str] = []
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [p.value if isinstance(p, ast.Constant) else "..." for p in node.values]
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return "\n".join(found)
+
+
+def test_messages_of_the_troubleshooting_table_are_said_by_the_program() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    table = page.partition("## Troubleshooting")[2]
+    messages = re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (`[^|]+) \|", table, re.M)))
+    assert len(messages) > 15
+    corpus = said_by_the_program()
+    for message in messages:
+        pieces = [piece.strip() for piece in message.split("...") if len(piece.strip()) > 4]
+        assert pieces
+        assert [piece for piece in pieces if piece not in corpus] == [], message

@@ -55,3 +55,17 @@ async def test_child_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path:
     with pytest.raises(NoNodeError, match="the port is taken"):
         await supervisor.start(_spec(tmp_path, "import sys; sys.exit('the port is taken')"))
     await supervisor.stop()
+
+
+async def test_only_the_last_start_is_told_and_plain_words_before_records(tmp_path: Path) -> None:
+    (tmp_path / "child.log").write_text("an older story\n")
+    code = """
+import sys
+print('{"event": "segment attached"}', file=sys.stderr)
+sys.exit('too little memory')
+"""
+    supervisor = Supervisor()
+    with pytest.raises(NoNodeError) as caught:
+        await supervisor.start(_spec(tmp_path, code))
+    assert caught.value.message == "child did not start: too little memory"
+    await supervisor.stop()
