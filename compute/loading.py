@@ -141,5 +141,5 @@ def _reserve(
         raise ConfigError(
             f"could not reserve {count * layout.payload_bytes} bytes of {device} memory for L1",
             detail=str(error),
-            hint="lower l1_bytes",
+            hint="lower compute.l1_capacity",
         ) from error

@@ -83,7 +83,7 @@ class DmpConfig:
         if not self.token and not _is_loopback(self.bind):
             raise ConfigError(
                 f"dmp.bind {self.bind} is reachable from other machines but no cluster token is "
-                "set; set security.cluster_token or bind 127.0.0.1"
+                "set; set cluster.token or bind 127.0.0.1"
             )
 
     @property

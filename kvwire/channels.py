@@ -92,7 +92,7 @@ def bind_server(address: str, *, token: str | None = None, setting: str = "addre
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"{setting} = {address!r} can be reached from other machines, but no token is set",
-            hint="set a cluster token, the same on all nodes, or listen on 127.0.0.1",
+            hint="set cluster.token, the same on all nodes, or listen on 127.0.0.1",
         )
     interceptors = () if token is None else (_CheckToken(token),)
     server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
@@ -169,7 +169,8 @@ class _CheckToken(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         await abort_with(
             context,
             AuthenticationError(
-                "the cluster token is missing or wrong", hint="set the same token on all nodes"
+                "the cluster token is missing or wrong",
+                hint="set the same cluster.token on all nodes",
             ),
         )
 

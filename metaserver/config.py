@@ -50,5 +50,5 @@ class MetaConfig:
             )
         if self.cluster_secret is not None and not 16 <= len(self.cluster_secret) <= 64:
             raise ConfigError(
-                f"meta.cluster_secret must have 16 to 64 bytes, got {len(self.cluster_secret)}"
+                f"cluster.secret must have 16 to 64 bytes, got {len(self.cluster_secret)}"
             )

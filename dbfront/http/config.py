@@ -49,10 +49,10 @@ class HttpConfig:
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to serve HTTP on {self.host} without API keys",
-                hint="set http.api_keys, or listen on 127.0.0.1",
+                hint="set front.api_keys, or listen on 127.0.0.1",
             )
         if any(not key or not tenant for key, tenant in self.api_keys.items()):
-            raise ConfigError("http.api_keys has an empty key or tenant")
+            raise ConfigError("front.api_keys has an empty key or tenant")
 
 
 def is_loopback(host: str) -> bool:
