@@ -124,6 +124,8 @@ def _run(
     console.print("\n[bold]chat[/bold], ten turns through the openai client:")
     for question, answer in zip(questions, chat_on.answers, strict=True):
         console.print(f"  {question.splitlines()[-1]}  ->  {answer}", highlight=False)
+    right = sum(t.answer == a for t, a in zip(chat.turns, chat_on.answers, strict=True))
+    console.print(f"({right} of {len(chat.turns)} answered right)")
     _print_table(console, off, on, chat_off, chat_on)
     return _conclude(console, off, on, chat_off, chat_on)
 
