@@ -297,6 +297,10 @@ def _plain_output(node: exp.Expr) -> bool:
 def _needs_answer(conjunct: exp.Expr) -> bool:
     """Say whether a conjunct can only be true once its calls are answered."""
     node = conjunct.unnest()
+    if isinstance(node, exp.Not):
+        node = node.this.unnest()
+        if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+            return _strict(node.this)
     if not isinstance(node, _COMPARISONS) or node.args.get("query") is not None:
         return False
     return all(not _has_site(child) or _strict(child) for child in _children(node))

@@ -222,8 +222,8 @@ def _refuse(tokens: list[Token], kind: StatementKind, explain: Explain) -> None:
         what = " ".join(token.upper for token in tokens[:words])
         raise FeatureNotSupportedError(
             f"{what} can't hold AI calls",
-            hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS; "
-            "for MERGE, compute the answers into a table first.",
+            hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
+            "and use the table it fills here.",
         )
     if explain is Explain.ANALYZE and kind.writes:
         raise FeatureNotSupportedError(

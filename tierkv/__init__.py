@@ -6,9 +6,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tierkv.dbapi import Connection
+    from tierkv.dbapi import (
+        Connection,
+        Cursor,
+        DatabaseError,
+        DataError,
+        Error,
+        IntegrityError,
+        InterfaceError,
+        InternalError,
+        NotSupportedError,
+        OperationalError,
+        ProgrammingError,
+        Warning,
+    )
 
-__all__ = ["apilevel", "connect", "paramstyle", "threadsafety"]
+__all__ = [
+    "Connection",
+    "Cursor",
+    "DataError",
+    "DatabaseError",
+    "Error",
+    "IntegrityError",
+    "InterfaceError",
+    "InternalError",
+    "NotSupportedError",
+    "OperationalError",
+    "ProgrammingError",
+    "Warning",
+    "apilevel",
+    "connect",
+    "paramstyle",
+    "threadsafety",
+]
 
 apilevel = "2.0"
 threadsafety = 1
@@ -36,11 +66,12 @@ def connect(
         connection: DB-API 2.0; ``connection.execute(sql).fetchall()`` works too.
 
     Raises:
-        kvcore.errors.ConfigError: a setting that can't be used.
-        kvcore.errors.ModelFolderError: the model can't be served.
+        Error: a setting, a file or the model can't be used; the message says what to do.
     """
     # Torch and DuckDB take seconds to import; `tierkv --help` and role processes don't need both.
+    from kvcore.errors import TierKVError
     from tierkv.config import load_config
+    from tierkv.dbapi import translate_error
     from tierkv.embedded import connect_with
 
     flags = {key.replace("__", ".", 1): value for key, value in settings.items()}
@@ -48,5 +79,17 @@ def connect(
         flags["front.database"] = database
     if model is not None:
         flags["compute.model"] = str(model)
-    loaded = load_config(Path(config) if config is not None else None, flags=flags)
-    return connect_with(loaded, user=user)
+    try:
+        loaded = load_config(Path(config) if config is not None else None, flags=flags)
+        return connect_with(loaded, user=user)
+    except TierKVError as error:
+        raise translate_error(error) from error
+
+
+def __getattr__(name: str) -> Any:
+    """Find PEP 249's exceptions and classes without importing them for every process."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tierkv' has no attribute {name!r}")
+    from tierkv import dbapi
+
+    return getattr(dbapi, name)

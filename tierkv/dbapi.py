@@ -7,11 +7,15 @@ transaction was begun; parameters are ``?`` or ``$1``.
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # for its exit hook, see the end of this file
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from dbfront.contracts import ClientInfo, Column, Notice, SqlServer, SqlSession, StatementResult
 from kvcore import errors
+from sql.parameters import parameter_types
 from tierkv.loop_thread import LoopThread
 
 apilevel = "2.0"
@@ -99,6 +103,7 @@ class Cursor:
         self._loop = loop
         self._session: SqlSession | None = session
         self._result: StatementResult | None = None
+        self._total: int | None = None
         self._position = 0
         self.arraysize = 1
         self.notices: tuple[Notice, ...] = ()
@@ -111,7 +116,7 @@ class Cursor:
             InterfaceError: the cursor is closed.
         """
         if self._session is None:
-            raise InterfaceError(errors.UserError("the cursor is closed"))
+            raise InterfaceError(errors.SqlError("the cursor is closed", sqlstate="08003"))
         return self._session
 
     @property
@@ -129,6 +134,8 @@ class Cursor:
     @property
     def rowcount(self) -> int:
         """Rows returned or changed by the last statement; -1 when unknown."""
+        if self._total is not None:
+            return self._total
         if self._result is None:
             return -1
         if self._result.columns is not None:
@@ -149,23 +156,32 @@ class Cursor:
         Raises:
             Error: a subclass by SQLSTATE.
         """
-        session = self.session
-        self._result, self._position, self.notices = None, 0, ()
+        self._result, self._total, self._position, self.notices = None, None, 0, ()
+        error = self._run(self.session, sql, parameters)
+        if error is not None:
+            # Raised here, the traceback shows the caller's code and keeps no engine alive.
+            raise error
+        return self
+
+    def _run(self, session: SqlSession, sql: str, parameters: Parameters | None) -> Error | None:
         try:
             statements = session.split(sql)
+            _check_count(statements, parameters)
             for statement in statements:
                 self._result = self._loop.run(
                     session.execute(statement, parameters), on_interrupt=session.cancel
                 )
                 self.notices += self._result.notices
         except errors.TierKVError as error:
-            raise translate_error(error) from error
-        return self
+            return translate_error(error)
+        return None
 
     def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
-        """Run a statement once per parameter row."""
+        """Run a statement once per parameter row; ``rowcount`` is of all of them."""
+        total = 0
         for row in rows:
-            self.execute(sql, row)
+            total += max(0, self.execute(sql, row).rowcount)
+        self._total = total
         return self
 
     def fetchone(self) -> tuple[Any, ...] | None:
@@ -203,9 +219,18 @@ class Cursor:
             self._loop.run(self._session.close())
             self._session = None
 
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def _rows(self) -> Sequence[tuple[Any, ...]]:
+        _ = self.session
         if self._result is None or self._result.columns is None:
-            raise InterfaceError(errors.UserError("the last statement gave no rows to fetch"))
+            raise InterfaceError(
+                errors.SqlError("the last statement gave no rows to fetch", sqlstate="24000")
+            )
         return self._result.rows
 
 
@@ -218,10 +243,16 @@ class Connection:
         self._close = close
         self._client = client
         self._cursors: list[Cursor] = []
+        _open_connections.add(self)
         self._default = self.cursor()
 
     def cursor(self) -> Cursor:
-        """Open another session."""
+        """Open another session.
+
+        Raises:
+            InterfaceError: the connection is closed.
+        """
+        self._check_open()
         session = self._loop.run(self._server.open_session(self._client))
         cursor = Cursor(self._loop, session)
         self._cursors.append(cursor)
@@ -229,10 +260,12 @@ class Connection:
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> Cursor:
         """Run SQL on the default cursor and return it."""
+        self._check_open()
         return self._default.execute(sql, parameters)
 
     def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
         """Run SQL once per parameter row on the default cursor."""
+        self._check_open()
         return self._default.executemany(sql, rows)
 
     def begin(self) -> None:
@@ -241,11 +274,13 @@ class Connection:
 
     def commit(self) -> None:
         """Commit the default cursor's transaction, if there is one."""
+        self._check_open()
         if self._default.session.transaction_status != "I":
             self.execute("COMMIT")
 
     def rollback(self) -> None:
         """Roll the default cursor's transaction back, if there is one."""
+        self._check_open()
         if self._default.session.transaction_status != "I":
             self.execute("ROLLBACK")
 
@@ -253,14 +288,46 @@ class Connection:
         """Close all cursors and stop the embedded cluster. Safe to call twice."""
         if self._close is None:
             return
+        _open_connections.discard(self)
         for cursor in self._cursors:
             cursor.close()
         self._loop.run(self._close())
         self._close = None
+        del self._server
         self._loop.stop()
+
+    def _check_open(self) -> None:
+        if self._close is None:
+            raise InterfaceError(errors.SqlError("the connection is closed", sqlstate="08003"))
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_count(statements: Sequence[str], parameters: Parameters | None) -> None:
+    """Refuse values that no statement uses; the engine refuses missing ones."""
+    if parameters is None or isinstance(parameters, Mapping):
+        return
+    used = max((len(parameter_types(statement)) for statement in statements), default=0)
+    if len(parameters) > used:
+        raise errors.SqlError(
+            f"{len(parameters)} values were given, but the SQL has places for {used}",
+            sqlstate="42P02",
+        )
+
+
+_open_connections: WeakSet[Connection] = WeakSet()
+
+
+def _close_all() -> None:
+    """Stop the clusters of a script that forgets close() or ends with a traceback."""
+    for connection in list(_open_connections):
+        connection.close()
+
+
+# Not atexit: it runs after thread pools refuse work, and a cluster needs them to stop. Hooks run
+# last in, first out, so the pools' own one has to be there before ours: hence the import above.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # no public name for it

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from compute import client as compute_client
 from compute.client import ComputeClient
 from dbfront.admin_views import SettingRow
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.generation import Generation
-from dbfront.http.config import HttpConfig
 from dbfront.http.metrics import Metrics
-from dbfront.http.server import HttpServer
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.server import PgWireServer
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
 from kvcore.errors import DirectoryUnavailableError, NoNodeError
@@ -29,6 +26,11 @@ from scheduler.cluster_view import ClusterView
 from scheduler.dispatcher import Dispatcher
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.settings import FrontSettings
+
+if TYPE_CHECKING:
+    from dbfront.http.server import HttpServer
+    from dbfront.pgwire.config import PgWireConfig
+    from dbfront.pgwire.server import PgWireServer
 
 
 @contextmanager
@@ -138,6 +140,9 @@ class FrontPart:
         Raises:
             ConfigError: a port is taken, or a public address has no authentication.
         """
+        # `tierkv sql` opens no door and should not wait for their import.
+        from dbfront.pgwire.server import PgWireServer
+
         settings = self._config.settings.front
         self._pg = PgWireServer(_pg_config(settings), self.sql, SystemClock())
         pg_port = await self._pg.start()
@@ -146,6 +151,9 @@ class FrontPart:
 
     async def open_http(self) -> int:
         """Listen for REST clients only; answers the port."""
+        from dbfront.http.config import HttpConfig
+        from dbfront.http.server import HttpServer  # as above: FastAPI
+
         settings = self._config.settings.front
         self._http = HttpServer(
             HttpConfig(host=settings.bind, port=settings.http_port, api_keys=settings.api_keys),
@@ -179,6 +187,8 @@ def _is_open(settings: FrontSettings, auto: bool) -> bool:
 
 
 def _pg_config(settings: FrontSettings) -> PgWireConfig:
+    from dbfront.pgwire.config import PgWireConfig
+
     return PgWireConfig(
         bind=settings.bind,
         port=settings.pg_port,

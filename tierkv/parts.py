@@ -21,7 +21,7 @@ from kvcore.block_event import BlockEvent, BlockReporter, NullReporter
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import DirectoryUnavailableError, TransportError
 from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
+from kvcore.node import NodeInfo, NodeReport, NodeRole
 from metaserver.agent import NodeAgent
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
@@ -104,6 +104,14 @@ class DmpPart:
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
         await asyncio.to_thread(self.node.stop)
+
+
+async def announce(meta: MetaClient, info: NodeInfo) -> NodeAgent:
+    """Make a process that holds no blocks known, so that a DBA sees it; stop the agent to leave."""
+    reporter = MetaReporter(info.node_id, info.incarnation)
+    agent = NodeAgent(meta, info, reporter, NodeReport)
+    await agent.start()
+    return agent
 
 
 class PoolWatcher:

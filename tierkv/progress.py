@@ -6,16 +6,28 @@ pipe. It never changes what a statement does.
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import sys
+from typing import TYPE_CHECKING, Any
 
 from dbfront.contracts import SqlSession
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
 def make_bar(console: Console | None = None) -> Progress:
     """Return the bar every long work here uses."""
+    # A pipe shows no bar and should not wait for rich to be imported.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -34,11 +46,11 @@ class StatementBar:
     ) -> None:
         self._session: Any = session
         self._label = label
-        self._progress = make_bar() if enabled else None
+        self._progress = make_bar() if enabled and sys.stderr.isatty() else None
         self._task: Any = None
 
     def __enter__(self) -> StatementBar:
-        if self._progress is not None and self._progress.console.is_terminal:
+        if self._progress is not None:
             self._progress.start()
             self._session.on_progress = self._show
         return self

@@ -17,15 +17,16 @@ from hashlib import blake2b
 from pathlib import Path
 
 from dmp.config import DmpConfig
+from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
-from kvcore.ids import HostId, NodeId
-from kvcore.node import NodeRole
+from kvcore.ids import HostId, Incarnation, NodeId
+from kvcore.node import NodeInfo, NodeRole
 from metaserver import client as meta_client
 from metaserver.client import MetaClient
 from metaserver.config import MetaConfig
 from tierkv.config import LoadedConfig
 from tierkv.log import configure_logging
-from tierkv.parts import DmpPart
+from tierkv.parts import DmpPart, announce
 
 
 async def serve_role(
@@ -74,6 +75,9 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     )
     address = await server.start()
     stack.push_async_callback(server.stop)
+    assert server.local is not None, "a started meta server has its local side"
+    info = _info(config, name, NodeRole.META, address)
+    stack.push_async_callback((await announce(server.local, info)).stop)
     return {"address": address}
 
 
@@ -134,10 +138,14 @@ async def _start_decode(
 async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
     from tierkv.front_part import FrontPart  # DuckDB, FastAPI: only this role
 
-    part = FrontPart(config, _meta(config, stack), external_access=False)
+    meta = _meta(config, stack)
+    part = FrontPart(config, meta, external_access=False)
     await part.start()
     stack.push_async_callback(part.stop)
-    return await part.open_doors()
+    told = await part.open_doors()
+    info = _info(config, name, NodeRole.FRONT, told["pg"])
+    stack.push_async_callback((await announce(meta, info)).stop)
+    return told
 
 
 def _meta(config: LoadedConfig, stack: AsyncExitStack) -> MetaClient:
@@ -149,6 +157,11 @@ def _meta(config: LoadedConfig, stack: AsyncExitStack) -> MetaClient:
     meta = meta_client.connect(address, token=config.settings.cluster.token or None)
     stack.push_async_callback(meta.close)
     return meta
+
+
+def _info(config: LoadedConfig, name: NodeId, role: NodeRole, address: str) -> NodeInfo:
+    incarnation = Incarnation(int(SystemClock().wall() * 1000))
+    return NodeInfo(name, incarnation, role, _host(config), control_address=address)
 
 
 def _host(config: LoadedConfig) -> HostId:

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 import typer
-from prompt_toolkit import PromptSession
-from prompt_toolkit.history import FileHistory
 
 from dbfront.statistics import AiStats
 from kvcore.errors import TierKVError
@@ -89,6 +87,10 @@ class Shell:
 
     def prompt(self, history: Path) -> int:
         """Read statements from a terminal until the user leaves."""
+        # Only the prompt needs it, and it takes a while to import.
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import FileHistory
+
         history.parent.mkdir(parents=True, exist_ok=True)
         session: PromptSession[str] = PromptSession(history=FileHistory(str(history)))
         typer.echo("TierKV. " + HELP)

@@ -5,7 +5,7 @@
 CREATE SCHEMA IF NOT EXISTS tierkv;
 
 CREATE OR REPLACE VIEW tierkv.kvcache_blocks AS
-SELECT unnest(from_json(getvariable('tierkv_kvcache_blocks'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_kvcache_blocks'), '[]'), '[{
     "block_hash":"VARCHAR",
     "parent_hash":"VARCHAR",
     "model_name":"VARCHAR",
@@ -20,7 +20,7 @@ SELECT unnest(from_json(getvariable('tierkv_kvcache_blocks'), '[{
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.models AS
-SELECT unnest(from_json(getvariable('tierkv_models'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_models'), '[]'), '[{
     "model_name":"VARCHAR",
     "revision":"VARCHAR",
     "architecture":"VARCHAR",
@@ -32,7 +32,7 @@ SELECT unnest(from_json(getvariable('tierkv_models'), '[{
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.nodes AS
-SELECT unnest(from_json(getvariable('tierkv_nodes'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_nodes'), '[]'), '[{
     "node_id":"VARCHAR",
     "incarnation":"BIGINT",
     "role":"VARCHAR",
@@ -46,7 +46,7 @@ SELECT unnest(from_json(getvariable('tierkv_nodes'), '[{
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.settings AS
-SELECT unnest(from_json(getvariable('tierkv_settings'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_settings'), '[]'), '[{
     "name":"VARCHAR",
     "setting":"VARCHAR",
     "source":"VARCHAR",
@@ -54,7 +54,7 @@ SELECT unnest(from_json(getvariable('tierkv_settings'), '[{
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.stat_activity AS
-SELECT unnest(from_json(getvariable('tierkv_stat_activity'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_stat_activity'), '[]'), '[{
     "pid":"BIGINT",
     "usename":"VARCHAR",
     "application_name":"VARCHAR",
@@ -72,7 +72,7 @@ SELECT unnest(from_json(getvariable('tierkv_stat_activity'), '[{
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.stat_kvcache AS
-SELECT unnest(from_json(getvariable('tierkv_stat_kvcache'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_stat_kvcache'), '[]'), '[{
     "tier":"VARCHAR",
     "medium":"VARCHAR",
     "model_name":"VARCHAR",
@@ -95,7 +95,7 @@ SELECT unnest(from_json(getvariable('tierkv_stat_kvcache'), '[{
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.stat_kvcache_node AS
-SELECT unnest(from_json(getvariable('tierkv_stat_kvcache_node'), '[{
+SELECT unnest(from_json(coalesce(getvariable('tierkv_stat_kvcache_node'), '[]'), '[{
     "node_id":"VARCHAR",
     "role":"VARCHAR",
     "address":"VARCHAR",

@@ -86,6 +86,8 @@ def test_every_door_answers(cluster: Cluster) -> None:
     assert answer.usage.prompt_tokens_details is not None
     assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 0
     assert {node[0] for node in cluster.nodes().values()} == {"alive"}
+    roles = {row[0] for row in cluster.query("SELECT role FROM tierkv.nodes")}
+    assert roles == {"front", "meta", "dmp", "compute"}
 
 
 def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:

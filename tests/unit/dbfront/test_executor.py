@@ -28,9 +28,19 @@ async def rows(session: DuckDbSession, sql: str, *params: object) -> list[tuple[
     return list((await session.execute(sql, list(params))).rows)
 
 
-async def test_limit_stops_early(session: DuckDbSession, generator: InstantGenerator) -> None:
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "ai_generate(p) = 'yes'",
+        "NOT (ai_generate(p) <> 'yes')",
+        "ai_generate(p) IS NOT NULL AND ai_generate(p) NOT LIKE 'no%' AND ai_generate(p) = 'yes'",
+    ],
+)
+async def test_limit_stops_early(
+    session: DuckDbSession, generator: InstantGenerator, condition: str
+) -> None:
     await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(5000) r(i)")
-    found = await rows(session, "SELECT id FROM big WHERE ai_generate(p) = 'yes' LIMIT 5")
+    found = await rows(session, f"SELECT id FROM big WHERE {condition} LIMIT 5")
     expected = [(i,) for i in range(5000) if answer_text(f"p{i}") == "yes"][:5]
     assert found == expected
     assert len(generator.prompts) == 64
@@ -68,6 +78,9 @@ async def test_limit_zero_makes_no_call(
         "SELECT id FROM docs WHERE coalesce(ai_generate(body), 'yes') = 'yes' LIMIT 6",
         "SELECT DISTINCT topic FROM docs WHERE ai_generate(body) = 'yes' LIMIT 4",
         "SELECT id FROM docs WHERE NOT (ai_generate(body) <> 'yes') LIMIT 3",
+        "SELECT id FROM docs WHERE ai_generate(body) IS NOT NULL LIMIT 3",
+        "SELECT id FROM docs WHERE NOT (ai_generate(body) IS NULL) LIMIT 9",
+        "SELECT id FROM docs WHERE NOT (ai_generate(body) IS NOT NULL) LIMIT 9",
     ],
 )
 async def test_limit_never_changes_the_answer(session: DuckDbSession, query: str) -> None:

@@ -429,3 +429,10 @@ async def test_stat_activity_shows_a_running_statement(
         f"SELECT state, query_start IS NOT NULL FROM tierkv.stat_activity WHERE pid = {session.pid}"
     )
     assert await rows(watcher, state) == [("idle", True)]
+
+
+async def test_an_admin_view_is_described_before_it_was_ever_filled(
+    session: DuckDbSession,
+) -> None:
+    described = await session.describe("SELECT pid, state FROM tierkv.stat_activity WHERE pid = $1")
+    assert described.columns == (Column("pid", "BIGINT"), Column("state", "VARCHAR"))

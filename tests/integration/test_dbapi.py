@@ -1,0 +1,90 @@
+"""``tierkv.connect()`` as PEP 249 asks: names, errors, counts, closing; scripts that forget."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import tierkv
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[tierkv.Connection]:
+    with tierkv.connect(dmp__capacity="64MiB", compute__threads=1) as connection:
+        yield connection
+
+
+def test_the_module_exports_the_exceptions_of_pep_249() -> None:
+    assert issubclass(tierkv.ProgrammingError, tierkv.DatabaseError)
+    assert issubclass(tierkv.InterfaceError, tierkv.Error)
+    assert all(getattr(tierkv, name) is not None for name in tierkv.__all__)
+
+
+def test_executemany_counts_all_rows(connection: tierkv.Connection) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE TABLE many (id INTEGER, t VARCHAR)")
+        assert cursor.rowcount == -1
+        cursor.executemany("INSERT INTO many VALUES (?, ?)", [(1, "a"), (2, None), (3, "c")])
+        assert cursor.rowcount == 3
+        assert cursor.execute("SELECT count(*) FROM many").fetchone() == (3,)
+        assert cursor.rowcount == 1
+
+
+def test_values_that_nothing_uses_are_refused(connection: tierkv.Connection) -> None:
+    with pytest.raises(tierkv.ProgrammingError, match=r"2 values were given.*places for 1"):
+        connection.execute("SELECT ?", (1, 2))
+    assert connection.execute("SELECT $1 + $1", (2,)).fetchall() == [(4,)]
+
+
+def test_a_closed_cursor_or_connection_says_so() -> None:
+    connection = tierkv.connect(dmp__capacity="64MiB", compute__threads=1)
+    cursor = connection.execute("SELECT 1")
+    other = connection.cursor()
+    other.close()
+    with pytest.raises(tierkv.InterfaceError, match="the cursor is closed"):
+        other.fetchall()
+    connection.close()
+    connection.close()
+    for use in (connection.cursor, connection.commit, lambda: connection.execute("SELECT 1")):
+        with pytest.raises(tierkv.InterfaceError, match="the connection is closed"):
+            use()
+    with pytest.raises(tierkv.InterfaceError, match="the cursor is closed"):
+        cursor.fetchone()
+
+
+def test_connect_errors_are_errors_of_the_module() -> None:
+    with pytest.raises(tierkv.Error, match="no model folder"):
+        tierkv.connect(model="/nowhere/model")
+    with pytest.raises(tierkv.Error, match=r"did you mean dmp\.capacity"):
+        tierkv.connect(dmp__capacty="1GiB")
+
+
+def test_a_script_that_ends_with_a_traceback_stops_its_cluster() -> None:
+    script = (
+        "import tierkv\n"
+        "c = tierkv.connect(dmp__capacity='64MiB', compute__threads=1)\n"
+        "print(c.execute('SELECT 41 + 1').fetchall())\n"
+        "c.execute('SELEC 1')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "[(42,)]\n"
+    assert done.returncode == 1
+    assert "tierkv.dbapi.ProgrammingError" in done.stderr.splitlines()[-1]
+
+
+def test_a_pipe_gets_rows_and_the_summary_and_nothing_else() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tierkv", "sql", "--format", "csv", "--set", "dmp.capacity=64MiB",
+         "-c", "SELECT 1 AS a; SELECT ai_generate('x') IS NULL AS b"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "a\n1\nb\nfalse\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("1 calls (1 run)")
