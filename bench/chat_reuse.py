@@ -125,8 +125,8 @@ async def _chat(
     answers, times = [], []
     for turn in turns:
         prompt += turn
+        await node.flush()  # A person thinks longer between turns than write-behind takes.
         if mode in ("L2", "L3"):
-            await node.flush()
             assert flush is not None
             await flush.flush()
             await node.drop_cache()
