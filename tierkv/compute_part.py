@@ -70,18 +70,23 @@ class ComputePart:
         self._watcher: PoolWatcher | None = None
         self._agent: NodeAgent | None = None
 
-    async def start(self, *, listen: str = "", token: str = "") -> None:
-        """Start the engine; with ``listen`` (``host:port``) serve gRPC and watch the pool.
+    async def start(self, *, listen: str = "", advertise: str = "", token: str = "") -> None:
+        """Start the engine; with ``listen`` serve gRPC and watch the pool.
 
+        Args:
+            listen: ``host:port`` of the service; empty for a node in this process.
+            advertise: host that others reach it by; empty means the bound one.
+            token: the cluster token.
         Raises:
             ConfigError: the port is taken.
         """
         await self.node.start()
         if listen:
             self._bound = await serve_node(self.node, listen, token=token or None)
-            self.address = self._bound.address
-            host = self._config.host
-            self._watcher = PoolWatcher(self.node, self._meta, host=host, token=token)
+            host, _, port = self._bound.address.rpartition(":")
+            self.address = f"{advertise or host}:{port}"
+            self.node.set_control_address(self.address)
+            self._watcher = PoolWatcher(self.node, self._meta, host=self._config.host, token=token)
             await self._watcher.start()
         info, source = self.node.info(), self.node.report
         self._agent = NodeAgent(self._meta, info, self._reporter, source)

@@ -194,5 +194,6 @@ def _pg_config(settings: FrontSettings) -> PgWireConfig:
         port=settings.pg_port,
         tls_cert_file=settings.tls_cert,
         tls_key_file=settings.tls_key,
+        require_tls=settings.require_tls,
         users=settings.users,
     )

@@ -16,6 +16,8 @@ from contextlib import AsyncExitStack
 from hashlib import blake2b
 from pathlib import Path
 
+import structlog
+
 from dmp.config import DmpConfig
 from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
@@ -27,6 +29,8 @@ from metaserver.config import MetaConfig
 from tierkv.config import LoadedConfig
 from tierkv.log import configure_logging
 from tierkv.parts import DmpPart, announce
+
+log = structlog.get_logger(__name__)
 
 
 async def serve_role(
@@ -65,6 +69,10 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     from metaserver.server import MetaServer  # gRPC: only this role serves it
 
     settings = config.settings
+    if not settings.meta.database and not settings.cluster.secret:
+        log.warning(
+            "blocks can't be found again after a restart: set meta.database or cluster.secret"
+        )
     server = MetaServer(
         MetaConfig(
             address=f"{settings.meta.bind}:{settings.meta.port}",
@@ -91,6 +99,7 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
             capacity_bytes=int(settings.dmp.capacity),
             bind=settings.dmp.bind,
             port=settings.dmp.port,
+            advertise_host=settings.cluster.advertise,
             token=settings.cluster.token,
             remove_on_stop=settings.dmp.remove_on_stop,
         ),
@@ -117,7 +126,9 @@ async def _start_compute(
     wanted = compute_config(settings.compute, node_id=name, host=_host(config), role=role)
     part = await make_compute_part(wanted, _meta(config, stack))
     await part.start(
-        listen=f"{settings.compute.bind}:{settings.compute.port}", token=settings.cluster.token
+        listen=f"{settings.compute.bind}:{settings.compute.port}",
+        advertise=settings.cluster.advertise,
+        token=settings.cluster.token,
     )
     stack.push_async_callback(part.stop)
     return {"address": part.address, "model": part.node.model.name}

@@ -40,6 +40,9 @@ class ClusterSettings(Section):
     host: str = Field(
         default="", description="name of this machine; nodes of one host share memory (L2)"
     )
+    advertise: str = Field(
+        default="", description="name others reach this machine by; empty: the address bound"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"
     )
@@ -70,6 +73,7 @@ class FrontSettings(Section):
     )
     tls_cert: str = Field(default="", description="PEM certificate for the PostgreSQL port")
     tls_key: str = Field(default="", description="PEM key for the PostgreSQL port")
+    require_tls: bool = Field(default=False, description="refuse SQL clients without TLS")
 
 
 class MetaSettings(Section):
