@@ -13,7 +13,8 @@ from pathlib import Path
 import typer
 
 from dbfront.statistics import AiStats
-from kvcore.errors import TierKVError
+from kvcore.errors import SqlSyntaxError, TierKVError
+from sql.lexer import tokenize
 from tierkv import dbapi
 from tierkv.config import LoadedConfig
 from tierkv.embedded import connect_with
@@ -109,7 +110,7 @@ class Shell:
                 self._meta(line.strip())
                 continue
             pending += line + "\n"
-            if line.rstrip().endswith(";"):
+            if is_complete(pending):
                 self.run_text(pending)
                 pending = ""
 
@@ -121,6 +122,15 @@ class Shell:
             self.run_text(f"DESCRIBE {name}")
         else:
             typer.echo(HELP)
+
+
+def is_complete(text: str) -> bool:
+    """Say whether typed text may run: it ends with ';', which no string or comment holds."""
+    try:
+        tokens = tokenize(text)
+    except SqlSyntaxError:
+        return False
+    return bool(tokens) and tokens[-1].text == ";"
 
 
 def summarise(stats: AiStats) -> str:
