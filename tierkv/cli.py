@@ -111,6 +111,8 @@ def _read_sql(file: Path) -> str:
         return file.read_text()
     except OSError as error:
         raise typer.BadParameter(f"can't read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is not UTF-8 text") from None
 
 
 @app.command()

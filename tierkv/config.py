@@ -196,8 +196,8 @@ def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> 
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:2])
+        shown = str(SecretStr("x")) if key in SECRET_KEYS else repr(first["input"])
         raise ConfigError(
-            f"{key} = {first['input']!r} is not usable ({sources.get(key, 'unknown')}): "
-            f"{first['msg']}",
+            f"{key} = {shown} is not usable ({sources.get(key, 'unknown')}): {first['msg']}",
             hint="`tierkv config show` describes every setting",
         ) from None

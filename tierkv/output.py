@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -42,13 +43,27 @@ def render_rows(
 
 def _render_json(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> str:
     names = [column.name for column in columns]
-    records = [dict(zip(names, row, strict=True)) for row in rows]
-    return json.dumps(records, ensure_ascii=False, indent=2, default=_json_value) + "\n"
+    records = [
+        {name: _finite(value) for name, value in zip(names, row, strict=True)} for row in rows
+    ]
+    text = json.dumps(records, ensure_ascii=False, indent=2, default=_json_value, allow_nan=False)
+    return text + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Spell infinities and NaN as PostgreSQL's to_json does, because JSON has no number for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value
 
 
 def _json_value(value: object) -> object:
     if isinstance(value, Decimal):
-        return float(value)
+        return float(value) if value.is_finite() else str(value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, (datetime, date, time)):

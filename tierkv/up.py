@@ -196,15 +196,23 @@ def _tell_restart(name: str, code: int, delay_s: float) -> None:
     typer.secho(f"{name} ended with {code}; starting it again in {delay_s:.1f} s", err=True)
 
 
+def dialable(address: str) -> tuple[str, str]:
+    """Split ``host:port`` into what a client here may dial: loopback where all are listened on."""
+    host, _, port = address.rpartition(":")
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(host, host), port
+
+
 def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: Path) -> None:
     front = ready["front"]
-    pg_host, _, pg_port = front["pg"].rpartition(":")
+    pg_host, pg_port = dialable(front["pg"])
+    http_host, http_port = dialable(front["http"])
+    user = next(iter(settings.front.users), "tierkv")
     typer.echo(f"\nTierKV is up: {len(ready)} processes, logs in {run_dir / 'logs'}")
-    typer.echo(f"  SQL   postgresql://tierkv@{front['pg']}/main")
-    typer.echo(f"  REST  http://{front['http']}/v1")
+    typer.echo(f"  SQL   postgresql://{user}@{pg_host}:{pg_port}/main")
+    typer.echo(f"  REST  http://{http_host}:{http_port}/v1")
     typer.echo("\nNow type, in another terminal:")
     typer.echo(
-        f"  psql -h {pg_host} -p {pg_port} -U tierkv main "
+        f"  psql -h {pg_host.strip('[]')} -p {pg_port} -U {user} main "
         "-c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
     )
     typer.echo("Ctrl-C stops everything.")

@@ -57,3 +57,21 @@ def test_port_in_use_names_port_and_flag() -> None:
     assert done.returncode == 1
     assert str(port) in done.stderr
     assert "--pg-port" in done.stderr
+
+
+def test_a_refused_secret_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "tierkv.toml"
+    file.write_text('[front]\napi_keys = ["sk-hidden"]\n')
+    done = _tierkv("config", "show", "--config", str(file))
+    assert done.returncode == 1
+    assert "front.api_keys" in done.stderr
+    assert "sk-hidden" not in done.stderr
+
+
+def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "q.sql"
+    file.write_bytes(b"SELECT \xff\xfe")
+    done = _tierkv("sql", "-f", str(file))
+    assert done.returncode == 2
+    assert "UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr

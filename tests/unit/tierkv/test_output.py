@@ -43,3 +43,12 @@ def test_csv_reads_back(rows: list[tuple[int, str]]) -> None:
     read = list(csv.reader(io.StringIO(text)))
     assert read[0] == ["id", "text"]
     assert [(int(a), b) for a, b in read[1:]] == rows
+
+
+def test_json_stays_json_for_numbers_it_does_not_know() -> None:
+    columns = (Column("a", "DOUBLE"), Column("b", "DOUBLE[]"), Column("c", "DECIMAL"))
+    rows = [(float("inf"), [float("nan"), 1.5], Decimal("NaN"))]
+    text = render_rows(columns, rows, OutputFormat.JSON)
+    assert json.loads(text, parse_constant=lambda name: 1 / 0) == [
+        {"a": "Infinity", "b": ["NaN", 1.5], "c": "NaN"}
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tierkv.up import ClusterShape, plan_nodes
+from tierkv.up import ClusterShape, dialable, plan_nodes
 
 
 def test_one_host_keeps_its_name() -> None:
@@ -22,3 +22,9 @@ def test_several_dmp_nodes_act_as_hosts_and_compute_is_dealt_out() -> None:
         ("decode-0", "box-1"),
         ("decode-1", "box-0"),
     ]
+
+
+def test_the_next_command_dials_what_a_client_here_can_reach() -> None:
+    assert dialable("0.0.0.0:5433") == ("127.0.0.1", "5433")
+    assert dialable("[::]:5433") == ("[::1]", "5433")
+    assert dialable("10.1.2.3:5433") == ("10.1.2.3", "5433")
