@@ -30,7 +30,7 @@ from compute.sequence import Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
-from kvcore.errors import RowLevelError, TierKVError
+from kvcore.errors import RowLevelError, TierKVError, TransportError
 from kvcore.location import Tier
 from kvcore.node import NodeLoad
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
@@ -48,6 +48,8 @@ class _Loading:
     job: LoadJob
     deadline_s: float
     first_layer: bool = False
+    late: bool = False
+    """A step went on without a layer; that the layer came later does not mend the step."""
 
 
 @dataclass(slots=True)
@@ -125,7 +127,10 @@ class Engine:
     def submit(self, seq_id: int, request: GenerateRequest) -> None:
         """Queue a checked request; its events come through ``deliver``."""
         arrival_s = self._clock.now()
-        self.inbox.post(lambda: self._submit(seq_id, request, arrival_s))
+        self.inbox.post(
+            lambda: self._submit(seq_id, request, arrival_s),
+            refused=lambda: self._deliver([Delivery(seq_id, TransportError("the engine stopped"))]),
+        )
 
     def cancel(self, seq_id: int) -> None:
         """End a request within a step; it answers with CANCELLED unless it ended before."""
@@ -144,6 +149,7 @@ class Engine:
                     _log.critical("the engine stopped", exc_info=True)
                     self._break_down(error)
                 self._flush_out()
+        self.inbox.close()
 
     def _break_down(self, error: Exception) -> None:
         """End everything after a broken invariant; the node refuses requests from now on."""
@@ -279,11 +285,12 @@ class Engine:
 
     def _wait_for_layer(self, loading: _Loading, layer: int) -> None:
         left = max(0.0, loading.deadline_s - self._clock.now())
-        loading.job.layer_ready[layer].wait(left)
+        if not loading.job.layer_ready[layer].wait(left):
+            loading.late = True
 
     def _finish_load(self, loading: _Loading) -> None:
         """Settle a load the step was computed behind; a short one makes the step's work void."""
-        if loading.job.layer_ready[-1].is_set():
+        if loading.job.layer_ready[-1].is_set() and not loading.late:
             self._loading.pop(loading.order.seq.seq_id, None)
             self.batcher.loaded(loading.order, tuple(loading.job.tiers[: loading.job.good]))
         else:

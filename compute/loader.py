@@ -81,6 +81,9 @@ class Loader:
                 ready.set()
                 if layer == 0 and job.good:
                     first_layer()
+        except BaseException:
+            job.good = 0  # Before the events: who waits on them reads it at once.
+            raise
         finally:
             for ready in job.layer_ready:
                 ready.set()

@@ -1,0 +1,152 @@
+"""Loads that go wrong in the one moment in which it is easy to believe them, and engines that end.
+
+The KV of a step computed behind a load counts only if every layer was there when it was needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from compute.node import ComputeNode
+from dmp.pool import RangeRead
+from kvcore.errors import TierKVError, TransportError
+from tests.fix_model import answer, make_request, running_node
+from tests.fix_pool import MemoryPoolNode
+
+pytestmark = pytest.mark.integration
+PROMPT = [i * 7 % 128 for i in range(70)]
+DEADLINE_S = 20.0
+
+
+class GatedPoolNode(MemoryPoolNode):
+    """Holds reads of a layer back until ``gate`` opens; raises what is no CacheError if told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = -1
+        self.gate = threading.Event()
+        self.error: Exception | None = None
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        if reads[0].index == self.layer:
+            self.gate.wait(DEADLINE_S)
+            if self.error is not None:
+                raise self.error
+        super().read_ranges(reads)
+
+
+async def published(pool: MemoryPoolNode) -> list[int]:
+    async with running_node(pool) as node:
+        tokens, _ = await answer(node, make_request(PROMPT))
+        assert await node.flush()
+    return tokens
+
+
+async def test_a_layer_that_comes_after_it_was_needed_does_not_count() -> None:
+    pool = GatedPoolNode()
+    want = await published(pool)
+    pool.layer = 1
+    async with running_node(pool, load_timeout_s=0.2) as node:
+        waits: list[int] = []
+        wait_for_layer = node._engine._wait_for_layer
+
+        def wait_then_open(loading, layer: int) -> None:
+            wait_for_layer(loading, layer)
+            waits.append(layer)
+            if layer == 1:
+                pool.gate.set()
+                assert loading.job.ended.wait(DEADLINE_S)
+
+        node._engine._wait_for_layer = wait_then_open
+        got, last = await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
+        assert waits == [0, 1, 2], "the step was not computed behind the load"
+        assert got == want
+        assert last.usage.hit_tokens.total == 0
+        # What was computed is kept under its key: it must be right for the next one, too.
+        assert (await answer(node, make_request(PROMPT)))[0] == want
+
+
+async def test_a_load_that_fails_by_a_bug_counts_for_nothing() -> None:
+    pool = GatedPoolNode()
+    want = await published(pool)
+    pool.layer, pool.error = 1, ValueError("a bug in a transport")
+    released = threading.Event()
+    release = pool.release
+
+    def late_release(locations) -> None:
+        released.wait(DEADLINE_S)
+        release(locations)
+
+    pool.release = late_release
+    async with running_node(pool) as node:
+        finish_load = node._engine._finish_load
+
+        def finish_then_release(loading) -> None:
+            finish_load(loading)
+            released.set()
+
+        node._engine._finish_load = finish_then_release
+        wait_for_layer = node._engine._wait_for_layer
+
+        def open_then_wait(loading, layer: int) -> None:
+            if layer == 1:
+                pool.gate.set()
+            wait_for_layer(loading, layer)
+
+        node._engine._wait_for_layer = open_then_wait
+        got, last = await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
+        assert got == want
+        assert last.usage.hit_tokens.total == 0
+
+
+async def test_a_caller_that_stops_waiting_leaves_the_engine_running() -> None:
+    async with running_node() as node:
+        busy, go_on = threading.Event(), threading.Event()
+        node._engine.inbox.post(lambda: (busy.set(), go_on.wait(DEADLINE_S)))
+        assert await asyncio.to_thread(busy.wait, DEADLINE_S)
+        waiting = asyncio.create_task(node.drop_cache())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+        tokens, _ = await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
+        assert len(tokens) == 12
+
+
+async def refused_request(node: ComputeNode) -> TierKVError:
+    with pytest.raises(TierKVError) as caught:
+        await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
+    return caught.value
+
+
+async def test_an_engine_that_breaks_answers_what_was_queued_behind_the_bug(caplog) -> None:
+    node_context = running_node()
+    node = await node_context.__aenter__()
+    try:
+        busy, go_on = threading.Event(), threading.Event()
+
+        def bug() -> None:
+            busy.set()
+            go_on.wait(DEADLINE_S)
+            raise ZeroDivisionError("a bug")
+
+        node._engine.inbox.post(bug)
+        assert await asyncio.to_thread(busy.wait, DEADLINE_S)
+        asked = asyncio.create_task(refused_request(node))
+        await asyncio.sleep(0)  # It is in the inbox now, behind the bug.
+        dropped = asyncio.create_task(node.drop_cache())
+        await asyncio.sleep(0)
+        go_on.set()
+        assert isinstance(await asked, TransportError)
+        with pytest.raises(TransportError):
+            await asyncio.wait_for(dropped, DEADLINE_S)
+        assert isinstance(await refused_request(node), TransportError)
+        assert "the engine stopped" in caplog.text
+    finally:
+        await node.stop()
+        await node_context.gen.aclose()
