@@ -317,6 +317,8 @@ class DuckDbSqlServer:
         SessionSettings(self._defaults)
         self._cluster = cluster
         self._engine = DuckDbEngine(config)
+        self._engine.cancel_session = self._cancel_session
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, DuckDbSession] = {}
         self._pids = itertools.count(1)
 
@@ -330,10 +332,19 @@ class DuckDbSqlServer:
             name: text for name, text in client.options.items() if name.startswith("tierkv.")
         }
         settings = SessionSettings(self._defaults, options)
+        self._loop = asyncio.get_running_loop()
         pid = next(self._pids)
         session = DuckDbSession(self, self._engine.connect(pid), client, pid, settings)
         self._sessions[pid] = session
         return session
+
+    def _cancel_session(self, pid: int) -> bool:
+        """Stop a session's statement, asked on an engine thread; False when there is none."""
+        session = self._sessions.get(pid)
+        if session is None or self._loop is None:
+            return False
+        asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
+        return True
 
     def forget(self, session: DuckDbSession) -> None:
         """Drop a closed session."""
@@ -379,3 +390,8 @@ def _check_length(sql: str) -> None:
             f"the SQL text has more than {limits.MAX_SQL_BYTES} characters",
             hint="Load data with COPY.",
         )
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        # Python reads bytes it can't decode as lone surrogates; the engine takes text only.
+        raise SqlError("the SQL text is not valid UTF-8", sqlstate="22021") from None

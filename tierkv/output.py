@@ -51,7 +51,7 @@ def _render_json(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> 
 
 
 def _finite(value: Any) -> Any:
-    """Spell infinities and NaN as PostgreSQL's to_json does, because JSON has no number for them."""
+    """Spell infinities and NaN as PostgreSQL's to_json does: JSON has no number for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

@@ -60,6 +60,7 @@ class DuckDbEngine:
 
     Attributes:
         books: the AnswerBook each session's AI calls look into, by session number.
+        cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
     """
 
     def __init__(self, config: DuckDbConfig) -> None:
@@ -69,6 +70,7 @@ class DuckDbEngine:
             ConfigError: it can't be opened or configured.
         """
         self.books: dict[int, AnswerBook] = {}
+        self.cancel_session: Callable[[int], bool] = lambda pid: False
         try:
             self._root = duckdb.connect(config.path or ":memory:")
             self._set_up(config)
@@ -97,6 +99,13 @@ class DuckDbEngine:
                     null_handling="special",  # type: ignore[call-overload]  # text is accepted
                     side_effects=kept,
                 )
+        self._root.create_function(
+            "pg_cancel_backend",
+            lambda pid: self.cancel_session(pid),
+            ["BIGINT"],
+            "BOOLEAN",
+            side_effects=True,
+        )
         for statement in _settings(config):
             self._root.execute(statement)
         if (self._root.execute("SELECT current_database()").fetchone() or ("",))[0] == SCHEMA:

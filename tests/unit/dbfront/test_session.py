@@ -12,7 +12,13 @@ from dbfront.contracts import ClientInfo, Column
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.clock import ManualClock
-from kvcore.errors import ConfigError, FeatureNotSupportedError, SqlError, UserError
+from kvcore.errors import (
+    CancelledByUserError,
+    ConfigError,
+    FeatureNotSupportedError,
+    SqlError,
+    UserError,
+)
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Tier
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
@@ -436,3 +442,24 @@ async def test_an_admin_view_is_described_before_it_was_ever_filled(
 ) -> None:
     described = await session.describe("SELECT pid, state FROM tierkv.stat_activity WHERE pid = $1")
     assert described.columns == (Column("pid", "BIGINT"), Column("state", "VARCHAR"))
+
+
+async def test_pg_cancel_backend_stops_another_session(
+    server: DuckDbSqlServer, session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    watcher = await server.open_session(ClientInfo(user="dba"))
+    generator.gate = asyncio.Event()
+    running = asyncio.create_task(session.execute("SELECT ai_generate(body) FROM docs"))
+    await generator.started.wait()
+    cancel = "SELECT pg_cancel_backend(pid) FROM tierkv.stat_activity WHERE phase = 'llm'"
+    assert await rows(watcher, cancel) == [(True,)]
+    with pytest.raises(CancelledByUserError):
+        await running
+    assert await rows(session, "SELECT 1") == [(1,)]
+    assert await rows(watcher, "SELECT pg_cancel_backend(4711)") == [(False,)]
+
+
+async def test_text_that_is_no_utf8_is_refused(session: DuckDbSession) -> None:
+    with pytest.raises(SqlError, match="UTF-8") as caught:
+        await session.execute("SELECT '\udcff'")
+    assert caught.value.sqlstate == "22021"
