@@ -274,3 +274,24 @@ def test_identifiers_are_quoted(conn: psycopg.Connection) -> None:
         copy.write_row([5])
     row = conn.execute(sql.SQL("SELECT * FROM {}").format(name)).fetchone()
     assert row == (5,)
+
+
+def test_show_all_lists_our_settings_too(conn: psycopg.Connection) -> None:
+    conn.execute("SET tierkv.on_error = 'error'")
+    shown = {row[0]: row[1] for row in conn.execute("SHOW ALL").fetchall()}
+    assert shown["server_encoding"] == "UTF8"
+    assert shown["tierkv.on_error"] == "error"
+
+
+def test_an_admin_view_takes_parameters_at_once(conn: psycopg.Connection) -> None:
+    pid = conn.info.backend_pid
+    asked = conn.execute("SELECT state FROM tierkv.stat_activity WHERE pid = %s", (pid,))
+    assert asked.fetchall() == [("active",)]
+
+
+def test_pg_cancel_backend_takes_the_pid_a_client_knows(conn: psycopg.Connection) -> None:
+    assert conn.execute("SELECT pg_cancel_backend(%s)", (987654,)).fetchone() == (False,)
+    with psycopg.connect(conn.info.dsn, autocommit=True) as other:
+        cancel = "SELECT pg_cancel_backend(%s)"
+        assert other.execute(cancel, (conn.info.backend_pid,)).fetchone() == (True,)
+    assert conn.execute("SELECT 1").fetchone() == (1,)

@@ -38,6 +38,9 @@ _NO_ROWS: Final = frozenset(
     | {"RELEASE", "CHECKPOINT", "VACUUM", "USE", "ATTACH", "DETACH", "LOAD", "INSTALL"}
 )
 
+_OUR_SETTINGS: Final = (
+    "SELECT name, setting, description FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
+)
 _PASSED_ON: Final = {"timezone": "TimeZone", "search_path": "search_path"}
 _LOCKED: Final = "42501"
 _SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
@@ -193,7 +196,8 @@ class CatalogSession:
         self._refuse_if_aborted()
         columns = self._show_columns(command)
         if command.name.lower() == "all":
-            return StatementResult("SHOW", columns, self.settings.all())
+            ours = (await self._inner.execute(_OUR_SETTINGS)).rows
+            return StatementResult("SHOW", columns, [*self.settings.all(), *ours])
         if command.name.lower() in _PASSED_ON:
             asked = f"SELECT current_setting('{_PASSED_ON[command.name.lower()]}')"
             rows = (await self._inner.execute(asked)).rows
