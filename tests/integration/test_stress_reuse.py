@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
 
 from compute.node import ComputeNode
-from dmp.pool import PoolNode
+from dmp.pool import PoolNode, RangeRead
 from dmp.slots import SlotState
 from dmp.transport.inproc import InprocPoolNode
 from dmp.transport.select import connect_pool_node
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]
 REQUESTS = 300
 DEADLINE_S = 60.0
+LOAD_TIMEOUT_S = 0.02
 PAGES = 33
 """One request needs up to 13 pages: three of them fill L1, sixteen run."""
 
@@ -51,6 +53,20 @@ async def wanted_answers(prompts: list[list[int]]) -> list[list[int]]:
             (await answer(node, make_request(p, use_cache=False, sampling={"max_tokens": 24})))[0]
             for p in prompts
         ]
+
+
+class TardyPoolNode(InprocPoolNode):
+    """Answers some reads only when the loader's patience has ended, and writes all the same."""
+
+    def __init__(self, rig: Rig, seed: int) -> None:
+        super().__init__(rig.node, clock=rig.clock)
+        self._rng = random.Random(seed)
+        self._never = threading.Event()
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        if self._rng.random() < 0.3:
+            self._never.wait(2 * LOAD_TIMEOUT_S)
+        super().read_ranges(reads)
 
 
 class Storm:
@@ -181,9 +197,15 @@ async def test_no_storm_makes_a_wrong_answer(make_rig: MakeRig, seed: int) -> No
     rig = make_rig(clock=ManualClock(), capacity_bytes=8 << 18, extent_bytes=1 << 18)
     shm = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("here"))
     tcp = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("there"))
-    pools: list[PoolNode] = [InprocPoolNode(rig.node, clock=rig.clock), shm, tcp]
+    pools: list[PoolNode] = [
+        InprocPoolNode(rig.node, clock=rig.clock),
+        shm,
+        tcp,
+        TardyPoolNode(rig, seed),
+    ]
     try:
-        async with running_node(pools[0], l1_pages=PAGES, max_waiting=REQUESTS) as node:
+        settings = {"l1_pages": PAGES, "max_waiting": REQUESTS, "load_timeout_s": LOAD_TIMEOUT_S}
+        async with running_node(pools[-1], **settings) as node:
             storm = Storm(node, rig, pools, seed)
             stop = asyncio.Event()
             damage = asyncio.create_task(storm.damage(stop))
