@@ -59,6 +59,7 @@ class _Flushing:
     seq: EngineSequence
     event: GenerateEvent | None = None
     pending_jobs: int = 0
+    deadline_s: float = 0.0
 
 
 class Engine:
@@ -141,7 +142,7 @@ class Engine:
         with torch.inference_mode():
             while self._running:
                 try:
-                    timeout_s = _IDLE_CHECK_S if self._sequences else None
+                    timeout_s = _IDLE_CHECK_S if self._sequences or self._flushing else None
                     self.inbox.run_pending(wait=not busy, timeout_s=timeout_s)
                     self._check_deadlines()
                     busy = self._step()
@@ -228,6 +229,9 @@ class Engine:
             self.tiers.cache_errors["locate_timeout"] += 1
             if seq_id in self._sequences:
                 self.batcher.located(self._sequences[seq_id], 0)
+        for flushing in [x for x in self._flushing.values() if x.event and x.deadline_s < now]:
+            self.tiers.cache_errors["handoff_timeout"] += 1
+            self._hand_off(flushing)
 
     def _step(self) -> bool:
         """Do one step; False when there was nothing to compute."""
@@ -345,8 +349,13 @@ class Engine:
             return
         flushing.pending_jobs -= 1
         if flushing.event is not None and flushing.pending_jobs == 0:
-            del self._flushing[job.seq_id]
-            self._out.append(Delivery(job.seq_id, flushing.event))
+            self._hand_off(flushing)
+
+    def _hand_off(self, flushing: _Flushing) -> None:
+        """Let the next node go on; it computes what the pool does not have (yet)."""
+        assert flushing.event is not None
+        del self._flushing[flushing.seq.seq_id]
+        self._out.append(Delivery(flushing.seq.seq_id, flushing.event))
 
     def _finish(
         self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason
@@ -359,6 +368,7 @@ class Engine:
         flushing = self._flushing.get(seq.seq_id)
         if reason is FinishReason.HANDOFF and flushing is not None and flushing.pending_jobs:
             flushing.event = event
+            flushing.deadline_s = self._clock.now() + self._config.load_timeout_s
             return
         self._flushing.pop(seq.seq_id, None)
         self._out.append(Delivery(seq.seq_id, event))

@@ -14,6 +14,7 @@ import pytest
 from compute.node import ComputeNode
 from dmp.pool import RangeRead
 from kvcore.errors import TierKVError, TransportError
+from kvcore.request import FinishReason
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import MemoryPoolNode
 
@@ -116,6 +117,29 @@ async def test_a_caller_that_stops_waiting_leaves_the_engine_running() -> None:
         go_on.set()
         tokens, _ = await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
         assert len(tokens) == 12
+
+
+async def test_a_handoff_does_not_wait_for_ever_for_a_silent_pool() -> None:
+    pool = GatedPoolNode()
+    reserve = pool.reserve
+
+    def silent_reserve(puts, *, deadline_s: float = 30.0):
+        pool.gate.wait(DEADLINE_S)
+        return reserve(puts, deadline_s=deadline_s)
+
+    pool.reserve = silent_reserve
+    async with running_node(pool, load_timeout_s=0.05) as node:
+        try:
+            asked = answer(node, make_request(PROMPT, handoff=True))
+            tokens, last = await asyncio.wait_for(asked, DEADLINE_S / 2)
+            assert not pool.gate.is_set() and len(tokens) == 1
+            assert last.finish_reason is FinishReason.HANDOFF
+            assert dict(node.report().cache_errors) == {"handoff_timeout": 1}
+        finally:
+            pool.gate.set()
+        assert await node.flush()
+        assert len(pool.sealed_keys) == len(PROMPT) // 8
+        assert not node._engine._flushing
 
 
 async def refused_request(node: ComputeNode) -> TierKVError:
