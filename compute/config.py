@@ -61,7 +61,8 @@ class ComputeConfig:
         publish: whether new blocks are written to the pool.
         publish_queue_blocks: blocks waiting for publication before more are skipped.
         load_threads: threads that look blocks up and load them.
-        load_timeout_s: a load that takes longer counts as failed; a handoff waits as long for its blocks.
+        load_timeout_s: a load that takes longer counts as failed; a handoff waits for its blocks
+            as long.
         locate_timeout_s: longest wait for the directory.
         threads: torch's intra-op threads; 0 leaves torch's choice.
     """
