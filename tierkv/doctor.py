@@ -155,7 +155,6 @@ def check_run_dir(settings: Settings) -> Finding:
 def check_model(settings: Settings) -> Finding:
     """A model folder that can be read."""
     from storage.model_folder import inspect_model_folder
-
     from tierkv.shipped_model import model_folder
 
     folder = model_folder(settings.compute)

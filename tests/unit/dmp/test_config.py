@@ -19,7 +19,7 @@ def test_the_segment_is_named_after_the_node() -> None:
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
 def test_a_public_address_needs_a_token(bind: str) -> None:
-    with pytest.raises(ConfigError, match="cluster.token"):
+    with pytest.raises(ConfigError, match=r"cluster\.token"):
         make(bind=bind)
     assert "secret" not in repr(make(bind=bind, token="secret"))
 
