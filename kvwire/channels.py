@@ -145,12 +145,12 @@ def _credentials(token: str) -> str:
     return f"Bearer {token}"
 
 
-class _CheckToken(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class _CheckToken(grpc.aio.ServerInterceptor):
     """Refuses calls without the cluster token."""
 
     def __init__(self, token: str) -> None:
         self._expected = _credentials(token).encode()
-        self._refusal = grpc.unary_unary_rpc_method_handler(self._refuse)
+        self._refusal: Any = grpc.unary_unary_rpc_method_handler(self._refuse)
 
     async def intercept_service(
         self,
@@ -175,7 +175,7 @@ class _CheckToken(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
 
-class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):
     """Adds the cluster token to calls with one answer."""
 
     def __init__(self, token: str) -> None:
@@ -187,7 +187,7 @@ class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg
         return await continuation(_with_token(client_call_details, self._value), request)
 
 
-class _SendStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+class _SendStream(grpc.aio.UnaryStreamClientInterceptor):
     """Adds the cluster token to calls with a stream of answers."""
 
     def __init__(self, token: str) -> None:

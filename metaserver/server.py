@@ -30,7 +30,7 @@ class MetaServer:
         self._config = config
         self._clock = clock
         self._bound: BoundServer | None = None
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # stubs lag
+        self._health = health.aio.HealthServicer()
         self.local: LocalMeta | None = None
 
     @property
