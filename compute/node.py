@@ -118,6 +118,11 @@ class ComputeNode:
         self._engine.start()
         self._running = True
 
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken: started, not stopped, and no bug ended the engine."""
+        return self._running and not self._engine.broken
+
     async def stop(self) -> None:
         """End all requests as cancelled, publish what is queued, stop all threads."""
         if self._running:
