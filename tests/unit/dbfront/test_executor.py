@@ -433,11 +433,18 @@ async def test_cancel_stops_calls_and_leaves_the_session_usable(
     assert len(await rows(session, "SELECT ai_generate(body) FROM docs")) == 60
 
 
+async def until_active(session: DuckDbSession) -> None:
+    """Wait until the session works on a statement; a cancel from now on must end it."""
+    async with asyncio.timeout(10):
+        while session.activity.state != "active":
+            await asyncio.sleep(0)
+
+
 async def test_cancel_interrupts_the_engine(session: DuckDbSession) -> None:
     running = asyncio.create_task(
         session.execute("SELECT count(*) FROM range(1000000000) a, range(1000000000) b")
     )
-    await asyncio.sleep(0.05)
+    await until_active(session)
     await session.cancel()
     with pytest.raises(CancelledByUserError):
         await running
@@ -449,7 +456,7 @@ async def test_cancelling_the_awaiting_task_interrupts_too(session: DuckDbSessio
         return await session.execute("SELECT count(*) FROM range(1000000000) a, range(1000000) b")
 
     running = asyncio.create_task(run())
-    await asyncio.sleep(0.05)
+    await until_active(session)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
