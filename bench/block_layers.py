@@ -17,7 +17,7 @@ import xxhash
 from bench.report import Report, finish, median_seconds, parse_arguments
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
-from dmp.pool import PoolNode, PutRequest, RangeRead
+from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
 from dmp.server import DmpServer
 from dmp.transport.connection import Peer
 from dmp.transport.select import connect_pool_node
@@ -106,9 +106,13 @@ def _store_and_load(
             for _ in range(BLOCKS)
         ]  # fmt: skip
         grants = [grant for grant in client.reserve(puts) if grant is not None]
-        for block, grant in enumerate(grants):
-            for layer in range(LAYERS):
-                client.write_range(grant, layer, memoryview(source[block * LAYERS + layer]))
+        client.write_ranges(
+            [
+                RangeWrite(grant, layer, memoryview(source[block * LAYERS + layer]))
+                for layer in range(LAYERS)
+                for block, grant in enumerate(grants)
+            ]
+        )
         locations[:] = [place for place in client.seal(grants) if place is not None]
 
     def load() -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from dmp.placement import rank_nodes
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from kvcore import limits
 from kvcore.errors import CacheError
 from kvcore.ids import BlockKey, HostId, NodeId

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from compute.finder import Absorb, Source
 from compute.pages import L1Pages
-from dmp.pool import PoolNode, RangeRead
+from dmp.pool_node import PoolNode, RangeRead
 from kvcore.clock import Clock
 from kvcore.errors import TransportError
 from kvcore.ids import NodeId

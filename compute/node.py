@@ -22,7 +22,7 @@ from compute.page_pool import PageEvent
 from compute.publisher import PublishJob
 from compute.store_reader import StoreReader
 from compute.tiers import Tiers
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored, NullReporter
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from compute.batcher import FullBlock
 from compute.finder import Absorb, BlockFinder
 from compute.pages import L1Pages
-from dmp.pool import PoolNode, PutGrant, PutRequest
+from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
 from kvcore.clock import Clock
 from kvcore.ids import NodeId
 
@@ -150,6 +150,7 @@ class Publisher:
                 node.abort(granted)
 
     def _write(self, node: PoolNode, wanted: Sequence[tuple[PutGrant, int]]) -> None:
-        for grant, page in wanted:
-            for layer in range(self._pages.layout.layers):
-                node.write_range(grant, layer, self._pages.read_range(layer, page))
+        for layer in range(self._pages.layout.layers):
+            node.write_ranges(
+                [RangeWrite(grant, layer, self._pages.read_range(layer, p)) for grant, p in wanted]
+            )

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
 from kvcore.errors import PoolFullError
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location
 from storage.block_store import BlockStore
 
 
-class StoreReader:
+class StoreReader(PoolNode):
     """A read-only PoolNode over a BlockStore."""
 
     def __init__(self, store: BlockStore, *, node_id: NodeId, host: HostId) -> None:
@@ -30,6 +38,13 @@ class StoreReader:
     @property
     def host(self) -> HostId:
         return self._host
+
+    @property
+    def path(self) -> PathInfo:
+        return PathInfo("inproc", "an archive of this node")
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self.lookup(keys)
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         return [self._location(key) if self._store.exists(key) else None for key in keys]
@@ -49,7 +64,7 @@ class StoreReader:
     ) -> list[PutGrant | None]:
         return [None] * len(puts)
 
-    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
         raise PoolFullError("an archive is read-only here")
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:

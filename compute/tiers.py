@@ -20,7 +20,7 @@ from compute.meter import ASSUMED_BYTES_PER_S, Rate, TierMeter
 from compute.pages import L1Pages
 from compute.publisher import Publisher, PublishJob
 from compute.sequence import Sequence as EngineSequence
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from kvcore.clock import Clock
 from kvcore.errors import CacheError
 from kvcore.ids import BlockKey

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
-from dmp.pool import PutRequest
+from dmp.pool_node import PutRequest
 from kvcore import limits
 
 FILE_MAGIC: Final = b"TIERKVSG"

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Final
 
 from dmp.packing import Packer, Unpacker
-from dmp.pool import PoolNodeStats, PutRequest
+from dmp.pool_node import PoolNodeStats, PutRequest
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId

@@ -17,7 +17,7 @@ import xxhash
 from dmp.config import MAX_HOLD_S, MAX_RESERVE_S, DmpConfig
 from dmp.geometry import Geometry
 from dmp.messages import RangeRef, Sealing, check_put
-from dmp.pool import PoolNodeStats, PutRequest
+from dmp.pool_node import PoolNodeStats, PutRequest
 from dmp.segment import Segment, open_segment
 from dmp.slots import Slot, SlotState, SlotTable
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored

@@ -25,7 +25,7 @@ import numpy as np
 from dmp import geometry as g
 from dmp.extents import slot_bytes_for
 from dmp.geometry import Geometry, SlotHeader
-from dmp.pool import PutRequest
+from dmp.pool_node import PutRequest
 from dmp.slots import Slot, SlotState
 from kvcore.errors import ConfigError
 from kvcore.ids import BlockKey

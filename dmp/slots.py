@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final
 
 from dmp.extents import Extent, ExtentTable, slot_bytes_for
-from dmp.pool import PutRequest
+from dmp.pool_node import PutRequest
 from kvcore.ids import BlockKey
 
 _COMING: Final = -1

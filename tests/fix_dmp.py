@@ -10,7 +10,7 @@ import pytest
 
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
-from dmp.pool import PoolNode, PutRequest, RangeRead
+from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
 from dmp.server import DmpServer
 from kvcore.block_event import BlockEvent
 from kvcore.block_key import ROOT_PARENT
@@ -110,7 +110,7 @@ def store(pool: PoolNode, name: str, parent: str | None = None) -> Location:
     (grant,) = pool.reserve([put])
     assert grant is not None, f"no room for {name}"
     for index in range(put.range_count):
-        pool.write_range(grant, index, memoryview(make_range(name, index)))
+        pool.write_ranges([RangeWrite(grant, index, memoryview(make_range(name, index)))])
     (location,) = pool.seal([grant])
     assert location is not None
     return location

@@ -8,7 +8,7 @@ from typing import Any
 
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from compute.node import ComputeNode
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
 from metaserver.client import MetaClient

@@ -5,13 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
 from kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location
 
 
-class MemoryPoolNode:
+class MemoryPoolNode(PoolNode):
     """Blocks in a dictionary; slots are numbers that are never used again."""
 
     def __init__(self, name: str = "pool", host: str = "here") -> None:
@@ -44,6 +52,13 @@ class MemoryPoolNode:
     def ranges(self, location: Location) -> list[bytes]:
         return self._bytes[location.slot]
 
+    @property
+    def path(self) -> PathInfo:
+        return PathInfo("inproc", "in memory")
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self.lookup(keys)
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         with self._lock:
             return [self._sealed.get(key) for key in keys]
@@ -63,9 +78,10 @@ class MemoryPoolNode:
             location = Location(self._id, Incarnation(1), 0, self._next, 1, length)
             return PutGrant(put.key, location, put.range_bytes, put.range_count)
 
-    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        assert len(data) == grant.range_bytes
-        self._bytes[grant.location.slot][index] = bytes(data)
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        for write in writes:
+            assert len(write.data) == write.grant.range_bytes
+            self._bytes[write.grant.location.slot][write.index] = bytes(write.data)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         with self._lock:
@@ -135,9 +151,13 @@ class DyingPoolNode(MemoryPoolNode):
         self._check("reserve")
         return super().reserve(puts, deadline_s=deadline_s)
 
-    def write_range(self, grant, index, data):
-        self._check("write_range")
-        super().write_range(grant, index, data)
+    def write_ranges(self, writes):
+        self._check("write_ranges")
+        super().write_ranges(writes)
+
+    def promote(self, keys):
+        self._check("promote")
+        return super().promote(keys)
 
     def seal(self, grants):
         self._check("seal")

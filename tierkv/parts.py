@@ -14,7 +14,7 @@ from typing import Protocol
 
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from dmp.server import DmpServer
 from dmp.transport.select import connect_pool_node
 from kvcore.block_event import BlockEvent, BlockReporter, NullReporter

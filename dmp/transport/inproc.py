@@ -12,7 +12,15 @@ import xxhash
 
 from dmp.messages import RangeRef
 from dmp.node import DmpNode
-from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
 from dmp.transport.pending import PendingPuts
 from dmp.transport.tcp import as_grant
 from kvcore.clock import Clock, SystemClock
@@ -21,7 +29,7 @@ from kvcore.ids import BlockKey, HostId, NodeId
 from kvcore.location import Location
 
 
-class InprocPoolNode:
+class InprocPoolNode(PoolNode):
     """PoolNode around a DmpNode; closing it leaves the node running."""
 
     def __init__(self, node: DmpNode, *, clock: Clock | None = None) -> None:
@@ -39,12 +47,19 @@ class InprocPoolNode:
         return self._dmp.host
 
     @property
+    def path(self) -> PathInfo:
+        return PathInfo("inproc", "same process")
+
+    @property
     def _node(self) -> DmpNode:
         if self._closed:
             raise TransportError(f"the connection to {self.node_id} is closed")
         return self._dmp
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self._node.lookup(keys)
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         return self._node.lookup(keys)
 
     def reserve(
@@ -59,12 +74,13 @@ class InprocPoolNode:
         self._pending.opened(grants, deadline=deadline)
         return grants
 
-    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        data = data.cast("B")
-        self._pending.check(grant, index, data)
-        with self._node.open_write(grant.location, index) as view:
-            copy_bytes(view, data)
-        self._pending.written(grant, index, data)
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        for write in writes:
+            data = write.data.cast("B")
+            self._pending.check(write.grant, write.index, data)
+            with self._node.open_write(write.grant.location, write.index) as view:
+                copy_bytes(view, data)
+            self._pending.written(write.grant, write.index, data)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         items = self._pending.closed(grants)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from dmp.messages import Sealing
-from dmp.pool import PutGrant
+from dmp.pool_node import PutGrant
 from kvcore.clock import Clock
 from kvcore.errors import BlockNotFoundError, LeaseExpiredError
 

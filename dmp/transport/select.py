@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from dmp.transport.connection import Peer
 from dmp.transport.shm import ShmPoolNode
 from dmp.transport.tcp import TcpPoolNode

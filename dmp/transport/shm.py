@@ -1,7 +1,7 @@
 """A DMP node of the same host: bytes through the mapped segment, control over TCP (tier L2).
 
-Implements dmp.pool.PoolNode. Nothing is locked while bytes are copied: a reader compares state,
-generation and key before and after, and verifies the checksum. Reads go on while the node's
+Implements dmp.pool_node.PoolNode. Nothing is locked while bytes are copied: a reader compares
+state, generation and key before and after, and verifies the checksum. Reads go on while the node's
 process is away; its next incarnation makes old references stale.
 """
 
@@ -17,7 +17,15 @@ import xxhash
 
 from dmp.extents import slot_bytes_for
 from dmp.messages import RangeRef
-from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
 from dmp.segment import Segment, Stamp, map_segment
 from dmp.slots import SlotState
 from dmp.transport.inproc import copy_bytes
@@ -39,7 +47,7 @@ _MAX_UNREPORTED: Final = 1_024
 """Distinct slots read before the node is told; their order of use is a little late."""
 
 
-class ShmPoolNode:
+class ShmPoolNode(PoolNode):
     """PoolNode over a mapped segment."""
 
     def __init__(self, control: TcpPoolNode, segment_path: Path) -> None:
@@ -60,6 +68,13 @@ class ShmPoolNode:
     def host(self) -> HostId:
         return self._control.host
 
+    @property
+    def path(self) -> PathInfo:
+        return PathInfo("shm", "same host")
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self._control.promote(keys)
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         return self._control.lookup(keys)
 
@@ -70,8 +85,11 @@ class ShmPoolNode:
         self._report_touched()
         return self._control.reserve(puts, deadline_s=deadline_s)
 
-    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        data = data.cast("B")
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        for write in writes:
+            self._write(write.grant, write.index, write.data.cast("B"))
+
+    def _write(self, grant: PutGrant, index: int, data: memoryview) -> None:
         self._control.pending.check(grant, index, data)
         segment = self._segment_of(grant.location)
         stamp = segment.read_stamp(grant.location.slot)

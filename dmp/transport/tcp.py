@@ -1,7 +1,7 @@
 """A DMP node reached over TCP (tier L3, and the control side of shared memory).
 
-Implements dmp.pool.PoolNode. Bytes go straight between the caller's buffers and the socket; each
-range is verified against the checksum that came with it.
+Implements dmp.pool_node.PoolNode. Bytes go straight between the caller's buffers and the socket;
+each range is verified against the checksum that came with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ import xxhash
 from dmp import messages as m
 from dmp.frame import FrameType
 from dmp.messages import RangeRef
-from dmp.pool import PoolNodeStats, PutGrant, PutRequest, RangeRead
+from dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
 from dmp.transport.connection import Connection, ConnectionPool, Peer
 from dmp.transport.pending import PendingPuts
 from kvcore import limits
@@ -33,14 +41,17 @@ _READ_BYTES: Final = 64 << 20
 """Bytes per READ frame; keeps one operation well inside its timeout on a 1 Gbit/s link."""
 
 
-class TcpPoolNode:
+class TcpPoolNode(PoolNode):
     """PoolNode over TCP."""
 
-    def __init__(self, peer: Peer, *, host: HostId, clock: Clock | None = None) -> None:
+    def __init__(
+        self, peer: Peer, *, host: HostId, clock: Clock | None = None, reason: str = "asked for"
+    ) -> None:
         self._peer = peer
         self._host = host
         self._clock = clock or SystemClock()
         self._pool = ConnectionPool(peer)
+        self._path = PathInfo("tcp", reason)
         self.pending = PendingPuts(self._clock)
 
     @property
@@ -57,6 +68,13 @@ class TcpPoolNode:
             answer += self._maybe_refs(FrameType.LOOKUP, m.Lookup(part).pack(), len(part))
         return answer
 
+    @property
+    def path(self) -> PathInfo:
+        return self._path
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self.lookup(keys)
+
     def reserve(
         self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
@@ -70,8 +88,11 @@ class TcpPoolNode:
         self.pending.opened(grants, deadline=deadline)
         return grants
 
-    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        data = data.cast("B")
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        for write in writes:
+            self._write(write.grant, write.index, write.data.cast("B"))
+
+    def _write(self, grant: PutGrant, index: int, data: memoryview) -> None:
         self.pending.check(grant, index, data)
         head = m.Ranges([RangeRef(grant.location, index)]).pack()
         self._pool.run(lambda c: c.call(FrameType.WRITE, head, data))

@@ -1,4 +1,4 @@
-"""The numbered sentences of dmp.pool.PoolNode, for every transport."""
+"""The numbered sentences of dmp.pool_node.PoolNode, for every transport."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dmp.pool import PoolNode, RangeRead
+from dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from dmp.transport.inproc import InprocPoolNode
 from dmp.transport.select import connect_pool_node
 from dmp.transport.shm import ShmPoolNode
@@ -84,7 +84,7 @@ def test_2_nothing_is_readable_before_seal(pool: PoolNode) -> None:
     (grant,) = pool.reserve([make_put("a")])
     assert grant is not None
     for index in (0, 1):
-        pool.write_range(grant, index, memoryview(make_range("a", index)))
+        pool.write_ranges([RangeWrite(grant, index, memoryview(make_range("a", index)))])
     assert pool.lookup([block_key("a")]) == [None]
     with pytest.raises(CacheError):
         fetch(pool, grant.location)
@@ -98,18 +98,18 @@ def test_3_write_range_refuses_a_wrong_size_index_or_grant(pool: PoolNode) -> No
     assert grant is not None
     good = memoryview(make_range("a", 0))
     with pytest.raises(CacheError):
-        pool.write_range(grant, 0, good[:-1])
+        pool.write_ranges([RangeWrite(grant, 0, good[:-1])])
     with pytest.raises(CacheError):
-        pool.write_range(grant, 2, good)
+        pool.write_ranges([RangeWrite(grant, 2, good)])
     pool.abort([grant])
     with pytest.raises(LeaseExpiredError):
-        pool.write_range(grant, 0, good)
+        pool.write_ranges([RangeWrite(grant, 0, good)])
 
 
 def test_4_seal_answers_none_for_what_is_not_wholly_written(pool: PoolNode) -> None:
     (grant,) = pool.reserve([make_put("a")])
     assert grant is not None
-    pool.write_range(grant, 0, memoryview(make_range("a", 0)))
+    pool.write_ranges([RangeWrite(grant, 0, memoryview(make_range("a", 0)))])
     assert pool.seal([grant]) == [None]
     assert pool.lookup([block_key("a")]) == [None]
     store(pool, "a")
@@ -120,7 +120,7 @@ def test_4_seal_answers_none_for_a_grant_that_expired(pool: PoolNode, rig: Rig) 
     assert early is not None and late is not None
     for grant, name in ((early, "a"), (late, "b")):
         for index in (0, 1):
-            pool.write_range(grant, index, memoryview(make_range(name, index)))
+            pool.write_ranges([RangeWrite(grant, index, memoryview(make_range(name, index)))])
     assert pool.seal([early]) == [early.location]
     clock_of(rig).advance(31.0)
     assert pool.seal([late]) == [None]
@@ -241,7 +241,7 @@ def test_7_after_close_every_call_raises(pool: PoolNode) -> None:
     calls: list[Callable[[], object]] = [
         lambda: pool.lookup([block_key("a")]),
         lambda: pool.reserve([make_put("c")]),
-        lambda: pool.write_range(grant, 0, memoryview(make_range("b", 0))),
+        lambda: pool.write_ranges([RangeWrite(grant, 0, memoryview(make_range("b", 0)))]),
         lambda: pool.abort([grant]),
         lambda: fetch(pool, location),
         lambda: pool.hold([location], ttl_s=1.0),

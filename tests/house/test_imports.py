@@ -16,7 +16,7 @@ MAY_LOAD = {
     "kvcore.node": (),
     "kvwire.convert": (),
     "sql": (),
-    "dmp.pool": (),
+    "dmp.pool_node": (),
     "dmp.node": (),
     "storage.model_folder": (),
     "metaserver.client": (),

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode
 from dmp.transport.select import connect_pool_node
 from kvcore.errors import DirectoryUnavailableError
 from kvcore.ids import HostId

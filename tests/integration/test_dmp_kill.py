@@ -13,7 +13,7 @@ import pytest
 
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
-from dmp.pool import PoolNode
+from dmp.pool_node import PoolNode, RangeWrite
 from dmp.server import DmpServer
 from dmp.transport.select import connect_pool_node
 from dmp.transport.shm import ShmPoolNode
@@ -103,7 +103,7 @@ def test_sealed_blocks_survive_kill_9_and_half_written_ones_do_not(
     sealed = [store(pool, f"n{i}", f"n{i - 1}" if i else None) for i in range(4)]
     (half,) = pool.reserve([make_put("half", "n3")])
     assert half is not None
-    pool.write_range(half, 0, memoryview(make_range("half", 0)))
+    pool.write_ranges([RangeWrite(half, 0, memoryview(make_range("half", 0)))])
     first.kill()
 
     if isinstance(pool, ShmPoolNode):  # The memory is there while nobody owns it.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dmp import messages as m
 from dmp.frame import HEADER_BYTES, FrameType, pack_header, parse_header
-from dmp.pool import RangeRead
+from dmp.pool_node import RangeRead, RangeWrite
 from dmp.server import DmpServer
 from dmp.transport.connection import Peer
 from dmp.transport.select import connect_pool_node
@@ -328,7 +328,7 @@ def put_if_possible(name: str, pool: object) -> None:
     (grant,) = pool.reserve([make_put(name)])  # type: ignore[attr-defined]
     if grant is not None:
         for index in range(2):
-            pool.write_range(grant, index, memoryview(make_range(name, index)))  # type: ignore[attr-defined]
+            pool.write_ranges([RangeWrite(grant, index, memoryview(make_range(name, index)))])  # type: ignore[attr-defined]
         pool.seal([grant])  # type: ignore[attr-defined]
 
 

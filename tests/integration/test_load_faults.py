@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from compute.node import ComputeNode
-from dmp.pool import RangeRead
+from dmp.pool_node import RangeRead
 from kvcore.errors import TierKVError, TransportError
 from kvcore.request import FinishReason
 from tests.fix_model import answer, make_request, running_node

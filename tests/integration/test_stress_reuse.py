@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from compute.node import ComputeNode
-from dmp.pool import PoolNode, RangeRead
+from dmp.pool_node import PoolNode, RangeRead
 from dmp.slots import SlotState
 from dmp.transport.inproc import InprocPoolNode
 from dmp.transport.select import connect_pool_node

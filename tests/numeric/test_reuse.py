@@ -132,7 +132,7 @@ async def test_a_corrupt_block_is_recomputed(slot, layer) -> None:
         assert (await answer(node, make_request(asked[0])))[0] == want[0]
 
 
-CALLS = ["lookup", "hold", "read_ranges", "release", "reserve", "write_range", "seal", "abort"]
+CALLS = ["lookup", "hold", "read_ranges", "release", "reserve", "write_ranges", "seal", "abort"]
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dmp import messages as m
 from dmp.frame import HEADER_BYTES, parse_header
 from dmp.packing import Packer
-from dmp.pool import PoolNodeStats, PutRequest
+from dmp.pool_node import PoolNodeStats, PutRequest
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId

@@ -64,6 +64,34 @@ class RangeRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeWrite:
+    """One range (layer) of a granted slot, and the bytes that go there.
+
+    Attributes:
+        grant: an open grant.
+        index: which range.
+        data: C-contiguous, exactly ``range_bytes`` long.
+    """
+
+    grant: PutGrant
+    index: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class PathInfo:
+    """How bytes travel to a node, and why that way.
+
+    Attributes:
+        transport: ``inproc``, ``shm``, ``rdma`` or ``tcp``.
+        reason: for people: why this one, or why no better one.
+    """
+
+    transport: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolNodeStats:
     """Counters of one DMP node; cumulative, but for used and total."""
 
@@ -85,7 +113,8 @@ class PoolNode(Protocol):
     1. ``lookup`` answers one entry per key: where it is sealed now, or None.
     2. ``reserve`` answers one entry per request: a grant; or None when the block is already
        sealed or being written, or no slot can be freed. Nothing is readable before ``seal``.
-    3. ``write_range`` copies once, straight into the slot (shm) or the socket (TCP).
+    3. ``write_ranges`` copies once, straight into the slots (shm) or the socket (TCP), with
+       several in flight; when it returns the caller may reuse its buffers.
     4. ``seal`` makes the blocks readable, with one xxh3_64 per range computed from the written
        bytes; it answers the locations, or None for a grant that expired. ``abort`` frees grants.
        A grant neither sealed nor aborted expires by itself.
@@ -95,6 +124,13 @@ class PoolNode(Protocol):
     6. ``hold`` keeps blocks from eviction until ``release`` or ``ttl_s`` passed; it answers
        which of the locations are still valid.
     7. After ``close`` every call raises TransportError.
+    8. ``put`` is reserve, write and seal in one go, one entry per request: where it is sealed now;
+       or None when the block was here already, is being written, or no slot can be freed. After
+       an error nothing of it stays reserved.
+    9. ``promote`` is ``lookup`` that also brings blocks resting on the node's disk or archive
+       (tier L4) into its memory. What can't be brought is None.
+    10. ``register`` is a hint that bytes will often move to and from this memory; it may do
+        nothing. ``path`` says how bytes travel and why.
     """
 
     @property
@@ -103,13 +139,16 @@ class PoolNode(Protocol):
     @property
     def host(self) -> HostId: ...
 
+    @property
+    def path(self) -> PathInfo: ...
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]: ...
 
     def reserve(
         self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]: ...
 
-    def write_range(self, grant: PutGrant, index: int, data: memoryview) -> None: ...
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None: ...
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]: ...
 
@@ -121,6 +160,44 @@ class PoolNode(Protocol):
 
     def release(self, locations: Sequence[Location]) -> None: ...
 
+    def put(
+        self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+    ) -> list[Location | None]:
+        """Store whole blocks; the transports that can do it in one round trip override this."""
+        return put_in_steps(self, puts, payloads)
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]: ...
+
+    def register(self, memory: memoryview) -> None:
+        """Take the hint, or not."""
+        return None
+
     def stats(self) -> PoolNodeStats: ...
 
     def close(self) -> None: ...
+
+
+def put_in_steps(
+    node: PoolNode, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+) -> list[Location | None]:
+    """Reserve, write and seal whole blocks; what was reserved is aborted on an error."""
+    grants = node.reserve(puts)
+    granted = [grant for grant in grants if grant is not None]
+    try:
+        node.write_ranges(
+            [
+                RangeWrite(grant, index, _range(payload, grant, index))
+                for grant, payload in zip(grants, payloads, strict=True)
+                if grant is not None
+                for index in range(grant.range_count)
+            ]
+        )
+        sealed = iter(node.seal(granted))
+    except BaseException:
+        node.abort(granted)  # Its own failure is a CacheError too; the node expires the rest.
+        raise
+    return [None if grant is None else next(sealed) for grant in grants]
+
+
+def _range(payload: memoryview, grant: PutGrant, index: int) -> memoryview:
+    return payload.cast("B")[index * grant.range_bytes : (index + 1) * grant.range_bytes]
