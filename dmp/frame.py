@@ -51,6 +51,7 @@ class FrameType(IntEnum):
     TOUCH = 10
     SUSPECT = 11
     STATS = 12
+    DESCRIBE = 24
     REPLY = 64
     ERROR = 65
 

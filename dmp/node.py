@@ -20,6 +20,7 @@ from dmp.messages import RangeRef, Sealing, check_put
 from dmp.pool_node import PoolNodeStats, PutRequest
 from dmp.segment import Segment, open_segment
 from dmp.slots import Slot, SlotState, SlotTable
+from dmp.stored import StoredBlock
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored
 from kvcore.clock import Clock
 from kvcore.errors import (
@@ -243,6 +244,18 @@ class DmpNode:
             table, _ = self._parts()
             slots = [table.find(key) for key in keys]
             return [self._location(slot) if slot else None for slot in slots]
+
+    def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+        """Return where each block is sealed and how it is cut into ranges, or None."""
+        with self._lock:
+            table, _ = self._parts()
+            slots = [table.find(key) for key in keys]
+            return [
+                StoredBlock(self._location(slot), slot.put.range_bytes, slot.put.range_count)
+                if slot
+                else None
+                for slot in slots
+            ]
 
     @contextlib.contextmanager
     def open_read(self, refs: Sequence[RangeRef]) -> Iterator[list[OpenRange]]:

@@ -18,6 +18,7 @@ from dmp import messages as m
 from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, pack_header, parse_header
 from dmp.node import DmpNode
 from dmp.socket_io import Buffer, discard, receive, receive_into, send_all
+from dmp.stored import pack_stored
 from kvcore import limits
 from kvcore.errors import (
     AuthenticationError,
@@ -51,6 +52,7 @@ class Session:
             FrameType.TOUCH: self._touch,
             FrameType.SUSPECT: self._suspect,
             FrameType.STATS: self._stats,
+            FrameType.DESCRIBE: self._describe,
         }
 
     def run(self) -> None:
@@ -174,6 +176,9 @@ class Session:
 
     def _lookup(self, head: bytearray) -> bytes:
         return m.MaybeRefs(self._node.lookup(m.Lookup.unpack(head).keys)).pack()
+
+    def _describe(self, head: bytearray) -> bytes:
+        return pack_stored(self._node.describe(m.Lookup.unpack(head).keys))
 
     def _reserve(self, head: bytearray) -> bytes:
         ask = m.Reserve.unpack(head)

@@ -42,6 +42,14 @@ _BY_CODE: Final[dict[str, type[CacheError]]] = {
 }
 
 
+class RefusedError(TransportError):
+    """The peer understood and said no; ``refusal`` is the code of its error."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.refusal = code
+
+
 class BrokenConnectionError(TransportError):
     """The peer closed or reset the connection; a new one may work."""
 
@@ -51,7 +59,7 @@ class Peer:
     """Whom to connect to, and how patiently.
 
     Attributes:
-        node_id: who must answer.
+        node_id: who must answer; empty where the caller only knows an address.
         address: ``host:port``.
         token: cluster token.
         connect_timeout_s: for connecting and HELLO.
@@ -81,7 +89,7 @@ class Connection:
             with _translated(peer):
                 tune(self._sock)
             self.welcome = m.Welcome.unpack(self._call_hello())
-            if self.welcome.node_id != peer.node_id:
+            if peer.node_id and self.welcome.node_id != peer.node_id:
                 raise TransportError(
                     f"{peer.address} is node {self.welcome.node_id}, not {peer.node_id}"
                 )
@@ -221,5 +229,6 @@ def _translated(peer: Peer) -> Iterator[None]:
 def _as_error(failure: m.Failure, peer: Peer) -> CacheError:
     kind = _BY_CODE.get(failure.code)
     if kind is None:
-        return TransportError(f"{peer.node_id} refused ({failure.code}): {failure.message}")
+        text = f"{peer.node_id or peer.address} refused ({failure.code}): {failure.message}"
+        return RefusedError(text, code=failure.code)
     return kind(failure.message)

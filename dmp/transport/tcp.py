@@ -24,6 +24,7 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
+from dmp.stored import StoredBlock, unpack_stored
 from dmp.transport.connection import Connection, ConnectionPool, Peer
 from dmp.transport.pending import PendingPuts
 from kvcore import limits
@@ -156,6 +157,16 @@ class TcpPoolNode(PoolNode):
         for part in _parts(locations, _ITEMS):
             self._ask(FrameType.TOUCH, m.Refs(part, float(read_bytes)).pack())
             read_bytes = 0
+
+    def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+        """Look blocks up whose layout is not known here."""
+        answer: list[StoredBlock | None] = []
+        for part in _parts(keys, _ITEMS):
+            reply = self._ask(FrameType.DESCRIBE, m.Lookup(part).pack())
+            answer += _trust(partial(unpack_stored, node=self.node_id), reply)
+        if len(answer) != len(keys):
+            raise TransportError(f"{self.node_id} answered {len(answer)} of {len(keys)} items")
+        return answer
 
     def suspect(self, refs: Sequence[RangeRef]) -> None:
         """Ask the node to check ranges that look bad here, and to quarantine them if they are."""
