@@ -143,24 +143,30 @@ class DmpNode:
     # Puts
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0, owner: str = ""
     ) -> list[Location | None]:
-        """Take a slot per block, in order; None where it is here already or there is no room."""
+        """Take a slot per block, in order; None where it is here already or there is no room.
+
+        Args:
+            puts: the blocks.
+            deadline_s: when the reservations expire.
+            owner: client whose death ends them early (``release_owner``); empty for none.
+        """
         for put in puts:
             check_put(put)
         removed: list[BlockEvent] = []
         with self._lock:
             self._expire()
             deadline = self._clock.now() + min(deadline_s, MAX_RESERVE_S)
-            answer = [self._reserve_one(put, deadline, removed) for put in puts]
+            answer = [self._reserve_one(put, deadline, removed, owner) for put in puts]
             self._report(removed)
         return answer
 
     def _reserve_one(
-        self, put: PutRequest, deadline: float, removed: list[BlockEvent]
+        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str
     ) -> Location | None:
         table, segment = self._parts()
-        decision = table.reserve(put, deadline=deadline)
+        decision = table.reserve(put, deadline=deadline, owner=owner)
         if decision is None:
             return None
         for victim in decision.victims:
@@ -236,6 +242,18 @@ class DmpNode:
                     if slot is not None:
                         segment.set_state(slot.index, SlotState.FREE)
 
+    def release_owner(self, owner: str) -> None:
+        """Abort the unsealed reservations of a client that is gone, and end its holds.
+
+        O(its reservations and holds); an unknown or empty owner is ignored.
+        """
+        if not owner:
+            return
+        with self._lock:
+            if self._table is not None and self._segment is not None:
+                for slot in self._table.release_owner(owner):
+                    self._segment.set_state(slot.index, SlotState.FREE)
+
     # Gets
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
@@ -256,6 +274,10 @@ class DmpNode:
                 else None
                 for slot in slots
             ]
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        """Return where each block is sealed, bringing those that rest in the lower tier up."""
+        return self.lookup(keys)
 
     @contextlib.contextmanager
     def open_read(self, refs: Sequence[RangeRef]) -> Iterator[list[OpenRange]]:
@@ -285,23 +307,24 @@ class DmpNode:
                 for slot in slots:
                     self._unpin(slot)
 
-    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
+    def hold(self, locations: Sequence[Location], *, ttl_s: float, owner: str = "") -> list[bool]:
         """Keep blocks from eviction; answers which are still there."""
         with self._lock:
             table, _ = self._parts()
             until = self._clock.now() + min(ttl_s, MAX_HOLD_S)
             return [
-                self._is_mine(place) and table.hold(place.slot, place.generation, until=until)
+                self._is_mine(place)
+                and table.hold(place.slot, place.generation, until=until, owner=owner)
                 for place in locations
             ]
 
-    def release(self, locations: Sequence[Location]) -> None:
-        """Undo one hold on each."""
+    def release(self, locations: Sequence[Location], *, owner: str = "") -> None:
+        """Undo one hold of that owner on each."""
         with self._lock:
             table, _ = self._parts()
             for place in locations:
                 if self._is_mine(place):
-                    table.release(place.slot, place.generation)
+                    table.release(place.slot, place.generation, owner=owner)
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
         """Count reads that a process of this host made without asking."""

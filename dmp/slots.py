@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -48,6 +48,8 @@ class Slot:
         last_used: position in the order of uses.
         queued: whether the eviction queue of its size has an entry for it.
         doomed: expired or aborted while pinned; freed with the last pin.
+        owner: who reserved it; empty for nobody in particular.
+        holders: how many holds each owner has; ``holds`` is their sum.
     """
 
     index: int
@@ -61,6 +63,8 @@ class Slot:
     last_used: int = 0
     queued: bool = False
     doomed: bool = False
+    owner: str = ""
+    holders: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class SlotTable:
         self._queues: dict[int, list[tuple[int, int, int]]] = {}
         self._deadlines: list[tuple[float, int, int]] = []
         self._uses = 0
+        self._owned: dict[str, set[int]] = {}
 
     # Questions
 
@@ -125,7 +130,7 @@ class SlotTable:
 
     # The life of a slot
 
-    def reserve(self, put: PutRequest, *, deadline: float) -> Reserved | None:
+    def reserve(self, put: PutRequest, *, deadline: float, owner: str = "") -> Reserved | None:
         """Take a slot for a block, evicting leaves if there is no free one.
 
         Returns:
@@ -149,6 +154,9 @@ class SlotTable:
             return None
         slot = self._occupy(index, put)
         slot.deadline = deadline
+        slot.owner = owner
+        if owner:
+            self._owned.setdefault(owner, set()).add(index)
         heapq.heappush(self._deadlines, (deadline, slot.index, slot.generation))
         return Reserved(slot, self.extents.of(index).index, size, tuple(victims))
 
@@ -158,9 +166,36 @@ class SlotTable:
         if slot is None or slot.state is not SlotState.WRITING or slot.pins or slot.deadline <= now:
             return None
         slot.state = SlotState.SEALED
+        self._disown(slot)
         self._touch(slot)
         self._queue_if_leaf(slot)
         return slot
+
+    def release_owner(self, owner: str) -> list[Slot]:
+        """Abort an owner's reservations and end its holds; answers the freed slots.
+
+        O(its reservations and holds).
+        """
+        freed: list[Slot] = []
+        for index in self._owned.pop(owner, set()):
+            slot = self._slots.get(index)
+            if slot is None:
+                continue
+            if slot.state is SlotState.WRITING and slot.owner == owner and not slot.doomed:
+                gone = self._free_or_doom(slot)
+                freed.extend([gone] if gone else [])
+            elif slot.holders.pop(owner, 0):
+                slot.holds = sum(slot.holders.values())
+                self._queue_if_leaf(slot)
+        return freed
+
+    def _disown(self, slot: Slot) -> None:
+        owned = self._owned.get(slot.owner)
+        if owned is not None:
+            owned.discard(slot.index)
+            if not owned:
+                del self._owned[slot.owner]
+        slot.owner = ""
 
     def abort(self, index: int, generation: int) -> Slot | None:
         """Give a reservation up; answers the freed slot, None if it was gone or is pinned."""
@@ -182,25 +217,30 @@ class SlotTable:
                 freed.extend([gone] if gone else [])
             elif slot.holds and slot.hold_deadline <= now:
                 slot.holds = 0
+                slot.holders.clear()
                 self._queue_if_leaf(slot)
         return freed
 
-    def hold(self, index: int, generation: int, *, until: float) -> bool:
+    def hold(self, index: int, generation: int, *, until: float, owner: str = "") -> bool:
         """Keep a sealed block from eviction until released or ``until``; False if it is gone."""
         slot = self.get(index, generation)
         if slot is None or slot.state is not SlotState.SEALED:
             return False
         slot.hold_deadline = max(slot.hold_deadline, until) if slot.holds else until
         slot.holds += 1
+        slot.holders[owner] = slot.holders.get(owner, 0) + 1
+        if owner:
+            self._owned.setdefault(owner, set()).add(index)
         heapq.heappush(self._deadlines, (slot.hold_deadline, index, generation))
         self._touch(slot)
         return True
 
-    def release(self, index: int, generation: int) -> None:
-        """Undo one hold; unknown ones are ignored."""
+    def release(self, index: int, generation: int, *, owner: str = "") -> None:
+        """Undo one hold of that owner; unknown ones are ignored."""
         slot = self.get(index, generation)
-        if slot is not None and slot.holds:
+        if slot is not None and slot.holders.get(owner):
             slot.holds -= 1
+            slot.holders[owner] -= 1
             self._queue_if_leaf(slot)
 
     def touch(self, index: int, generation: int) -> None:
@@ -230,6 +270,7 @@ class SlotTable:
             return None
         slot.state = SlotState.QUARANTINED
         slot.holds = 0
+        slot.holders.clear()
         self._forget_key(slot)
         return slot
 
@@ -268,6 +309,7 @@ class SlotTable:
         return slot
 
     def _free_or_doom(self, slot: Slot) -> Slot | None:
+        self._disown(slot)
         self._forget_key(slot)
         if slot.pins:
             slot.doomed = True

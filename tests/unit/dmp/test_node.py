@@ -180,3 +180,29 @@ def test_a_nameless_segment_leaves_nothing_even_while_it_is_used(make_rig: MakeR
     assert rig.node.info().segment_path == ""
     pool = InprocPoolNode(rig.node)
     assert fetch(pool, store(pool, "a"))[1] == make_range("a", 1)
+
+
+def test_a_dead_client_leaves_no_reservation_and_no_hold(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    node = rig.node
+    kept = store(InprocPoolNode(node), "kept")
+    node.reserve([make_put("a"), make_put("b")], owner="dead")
+    node.reserve([make_put("c")], owner="alive")
+    assert node.hold([kept], ttl_s=60.0, owner="dead") == [True]
+    node.release_owner("dead")
+    node.release_owner("dead")
+    assert node.stats().slots_writing == 1
+    assert all(node.reserve([make_put("a"), make_put("b")]))
+    for i in range(20):
+        store(InprocPoolNode(node), f"n{i}")
+    assert node.lookup([block_key("kept")]) == [None], "its hold went with it"
+
+
+def test_a_dead_clients_pinned_reservation_goes_with_the_pin(make_rig: MakeRig) -> None:
+    node = make_rig().node
+    (place,) = node.reserve([make_put("a")], owner="dead")
+    assert place is not None
+    with node.open_write(place, 0):
+        node.release_owner("dead")
+        assert node.stats().used_bytes > 0
+    assert node.stats().used_bytes == 0
