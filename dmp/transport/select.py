@@ -1,15 +1,20 @@
-"""Which transport reaches a DMP node from here: the one place that chooses.
+"""Opens the best path to a DMP node: the one place that carries out a transfer plan.
 
-Called by compute nodes for every DMP node the meta server lists.
+Called by the composition root for every DMP node the meta server lists, and by dmp/pool.py for
+every address it was given. What falls back says so once in the log, and in ``PoolNode.path``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from dmp.pool_node import PoolNode
+from dmp.pool_node import PathInfo, PoolNode
+from dmp.transfer_plan import Ends, TransferPlan, Transport, plan_transfer, settle
 from dmp.transport.connection import Peer
+from dmp.transport.rdma_here import why_no_rdma
 from dmp.transport.shm import ShmPoolNode
 from dmp.transport.tcp import TcpPoolNode
 from kvcore.errors import ConfigError, TransportError
@@ -19,29 +24,92 @@ from kvcore.node import NodeInfo
 log = logging.getLogger(__name__)
 
 
-def connect_pool_node(info: NodeInfo, *, host: HostId, token: str | None = None) -> PoolNode:
-    """Return a PoolNode for a DMP node: shared memory on the same host, else TCP.
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An open path.
 
-    Does not connect yet; the first call does, and every later one that finds no connection.
+    Attributes:
+        node: moves bytes; closing it closes both.
+        control: asks questions over TCP; the same object where bytes go over TCP too.
+    """
+
+    node: PoolNode
+    control: TcpPoolNode
+
+
+def connect_pool_node(
+    info: NodeInfo,
+    *,
+    host: HostId,
+    token: str | None = None,
+    transport: Transport = Transport.AUTO,
+) -> PoolNode:
+    """Return a PoolNode for a DMP node, over the best path there is.
+
+    TCP and shared memory don't connect yet; their first call does, and every later one that finds
+    no connection. RDMA asks the node whether it has a door, which may take ``connect_timeout_s``.
 
     Args:
         info: the DMP node's registration.
         host: where the caller runs.
         token: cluster token, if the cluster has one.
+        transport: what the user wants.
 
     Raises:
         TransportError: the node has no data address.
     """
     if not info.data_address:
         raise TransportError(f"DMP node {info.node_id} has no data address")
-    tcp = TcpPoolNode(Peer(info.node_id, info.data_address, token or ""), host=info.host)
-    if info.host != host:
-        log.info("dmp %s: tcp to %s (host %s)", info.node_id, info.data_address, info.host)
-        return tcp
+    peer = Peer(info.node_id, info.data_address, token or "")
+    ends = Ends(host, info.host, info.segment_path, why_no_rdma())
+    return open_link(peer, ends, transport).node
+
+
+def open_link(peer: Peer, ends: Ends, transport: Transport = Transport.AUTO) -> Link:
+    """Try the paths of the plan in order; TCP is the last and always opens."""
+    plan = plan_transfer(transport, ends)
+    failed: list[PathInfo] = []
+    for step in plan.steps:
+        link = _open(step, peer, ends, failed, plan)
+        if link is not None:
+            _tell(link.node, peer, failed)
+            return link
+    raise AssertionError("a plan ends in TCP")
+
+
+def _open(
+    step: PathInfo, peer: Peer, ends: Ends, failed: list[PathInfo], plan: TransferPlan
+) -> Link | None:
+    reason = settle(step, plan.ruled_out, failed).reason
+    control = TcpPoolNode(peer, host=ends.there, reason=reason)
+    if step.transport == "tcp":
+        return Link(control, control)
+    opened = _OPENERS[step.transport](control, ends)
+    if isinstance(opened, str):
+        control.close()
+        failed.append(PathInfo(step.transport, opened))
+        return None
+    return Link(opened, control)
+
+
+def _open_shm(control: TcpPoolNode, ends: Ends) -> PoolNode | str:
     try:
-        shm = ShmPoolNode(tcp, Path(info.segment_path))
+        return ShmPoolNode(control, Path(ends.segment_path))
     except ConfigError as error:
-        log.warning("dmp %s: tcp, although on this host: %s", info.node_id, error)
-        return tcp
-    log.info("dmp %s: shm through %s (same host)", info.node_id, info.segment_path)
-    return shm
+        return error.message
+
+
+def _open_rdma(control: TcpPoolNode, ends: Ends) -> PoolNode | str:
+    return "this build has no RDMA"
+
+
+_OPENERS: dict[str, Callable[[TcpPoolNode, Ends], PoolNode | str]] = {
+    "shm": _open_shm,
+    "rdma": _open_rdma,
+}
+
+
+def _tell(node: PoolNode, peer: Peer, failed: list[PathInfo]) -> None:
+    path = node.path
+    told = log.warning if failed else log.info
+    told("dmp %s at %s: %s (%s)", peer.node_id, peer.address, path.transport, path.reason)
