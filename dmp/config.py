@@ -42,6 +42,8 @@ class DmpConfig:
         port: 0 lets the system choose.
         advertise_host: what other machines connect to; empty means ``bind``.
         token: cluster token every client must show; empty means none is asked for.
+        rdma: ``auto`` opens an RDMA door where there is a device, ``off`` never does.
+        rdma_devices: which devices it uses; empty means all.
         tick_interval_s: how often expired reservations and holds are swept.
         frame_timeout_s: longest silence inside a frame before a peer is dropped.
         max_connections: further connections are closed at once.
@@ -59,6 +61,8 @@ class DmpConfig:
     port: int = 0
     advertise_host: str = ""
     token: str = field(default="", repr=False)
+    rdma: str = "auto"
+    rdma_devices: tuple[str, ...] = ()
     tick_interval_s: float = 1.0
     frame_timeout_s: float = 30.0
     max_connections: int = 512
@@ -78,6 +82,8 @@ class DmpConfig:
                 f"dmp.capacity {self.capacity_bytes} is smaller than one extent "
                 f"({self.extent_bytes}); raise it"
             )
+        if self.rdma not in ("auto", "off"):
+            raise ConfigError(f"dmp.rdma must be auto or off, got {self.rdma!r}")
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"dmp.port must be in [0, 65535], got {self.port}")
         if not self.token and not _is_loopback(self.bind):

@@ -79,6 +79,11 @@ class DmpNode:
         """Its machine."""
         return self.config.host
 
+    @property
+    def segment(self) -> Segment:
+        """The open segment, for a door that registers it with a network device."""
+        return self._parts()[1]
+
     # Life
 
     def start(self) -> None:

@@ -39,6 +39,7 @@ _COLUMNS = (
 _MADV_POPULATE_WRITE = 23  # <linux/mman.h>; the mmap module has no name for it.
 _POPULATE_BYTES = 1 << 20  # madvise keeps the GIL; this is half a millisecond.
 _STAMP = struct.Struct("<I4xQ16s16xQQI")
+STAMP_BYTES = _STAMP.size
 
 
 class Stamp(NamedTuple):
@@ -153,7 +154,12 @@ class Segment:
 
     def read_stamp(self, slot: int) -> Stamp:
         """Return state, generation, key and sizes of a slot; not checked in any way."""
-        return Stamp(*_STAMP.unpack_from(self._view, self.geometry.header_offset(slot)))
+        return parse_stamp(self._view, self.geometry.header_offset(slot))
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole file, to register with a network device; not to be kept beyond ``close``."""
+        return self._view
 
     def read_header(self, slot: int) -> SlotHeader:
         """Return one slot header, with whether its check number fits."""
@@ -229,6 +235,11 @@ class Segment:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
+
+
+def parse_stamp(raw: memoryview, at: int = 0) -> Stamp:
+    """Unpack the first STAMP_BYTES of a slot header, wherever they were read from."""
+    return Stamp(*_STAMP.unpack_from(raw, at))
 
 
 def open_segment(path: Path, geometry: Geometry) -> Segment:
