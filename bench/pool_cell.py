@@ -143,7 +143,7 @@ def run_round(contender: Contender, cell: Cell, *, seconds: float) -> Round:
 
     _on_threads(work, cell.threads)
     if failures:
-        raise next((e for e in failures if not isinstance(e, threading.BrokenBarrierError)))
+        raise next(e for e in failures if not isinstance(e, threading.BrokenBarrierError))
     if cell.op == "put":
         contender.tidy()
     wall = max(end for _, end in spans) - min(start for start, _ in spans)

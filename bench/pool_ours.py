@@ -1,4 +1,4 @@
-"""Our pool as a contender: a DMP node in a process of its own, reached over TCP and by shared memory.
+"""Our pool as a contender: a DMP node in a process of its own, over TCP and by shared memory.
 
 Called by bench.pool_worker. Every get verifies the value's xxh3 checksum and every put computes it
 and evicts nothing that is held; the raw limits beside it do neither.
@@ -10,11 +10,12 @@ import itertools
 import multiprocessing
 import os
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from bench.pool_cell import BATCH, POOL_BYTES, Cell, Contender, Operation, Values
+from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
 from dmp.pool_node import PoolNode, PutRequest, RangeRead
@@ -56,10 +57,14 @@ class OurServer:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
         extent = max(32 << 20, 8 * size + (1 << 20))
-        self._process = context.Process(target=_serve, args=(theirs, extent), daemon=True)
+        capacity = max(1 << 30, 11 * BATCH * size)
+        args = (theirs, extent, capacity)
+        self._process = context.Process(target=_serve, args=args, daemon=True)
         self._process.start()
         self.info, self._size, self._control = ours.recv(), size, ours
         assert self.info is not None
+        assert self._process.pid is not None
+        await_populated(self._process.pid)
         return self.info
 
     def stop(self) -> None:
@@ -89,6 +94,7 @@ class Ours:
             self._node.close()
         self._values = values
         self._node = connect_pool_node(self._server.start(values.size), host=self._host)
+        await_populated(os.getpid())
         self._kept = [_sealed(place) for place in self._put(range(BATCH))]
         assert all(self._node.hold(self._kept, ttl_s=_HOLD_S))
 
@@ -108,16 +114,13 @@ class Ours:
 
     def _put(self, chosen: range) -> list[Location | None]:
         assert self._node is not None
-        puts = [
-            PutRequest(self._new_key(), ROOT_PARENT, self._values.size, 1, 64) for _ in chosen
-        ]
+        puts = [PutRequest(self._new_key(), ROOT_PARENT, self._values.size, 1, 64) for _ in chosen]
         places = self._node.put(puts, [memoryview(self._values.source[k]) for k in chosen])
         assert None not in places, "the pool had no room"
         return places
 
     def _new_key(self) -> BlockKey:
-        return BlockKey(os.getpid().to_bytes(4, "little") + id(self).to_bytes(8, "little")[:8] +
-                        next(self._numbers).to_bytes(4, "little"))
+        return BlockKey(id(self).to_bytes(8, "little") + next(self._numbers).to_bytes(8, "little"))
 
     def stored(self) -> list[bytes]:
         assert self._node is not None
@@ -143,12 +146,29 @@ def _sealed(place: Location | None) -> Location:
     return place
 
 
-def _serve(control: Connection, extent_bytes: int) -> None:
+def await_populated(pid: int) -> None:
+    """Wait until a process has entered its segment's pages into its page table.
+
+    That goes on in the background for a second or two after a start; measured meanwhile, everybody
+    looks slow, the raw socket too.
+    """
+    before, now = -1, _shared_pages(pid)
+    deadline = time.monotonic() + 20.0
+    while now != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+        before, now = now, _shared_pages(pid)
+
+
+def _shared_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[2])
+
+
+def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
     """Run a node until ``control`` ends."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-bench-") as folder:
         config = DmpConfig(
             NodeId("dmp-bench"), HOST, str(Path(folder) / "segment"),
-            capacity_bytes=POOL_BYTES, extent_bytes=extent_bytes,
+            capacity_bytes=capacity_bytes, extent_bytes=extent_bytes,
         )  # fmt: skip
         node = DmpNode(config, NullReporter(), SystemClock())
         node.start()

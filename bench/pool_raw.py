@@ -127,9 +127,7 @@ class RawSocket:
 
         return get if cell.op == "get" else put
 
-    def _put(
-        self, sock: socket.socket, kind: int, chosen: range, views: list[memoryview]
-    ) -> None:
+    def _put(self, sock: socket.socket, kind: int, chosen: range, views: list[memoryview]) -> None:
         request = _REQUEST.pack(kind, chosen.start, len(chosen))
         _send(sock, [memoryview(request), *(views[k] for k in chosen)])
         _fill(sock, memoryview(bytearray(16)))

@@ -60,15 +60,18 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
-def parse_arguments(
-    description: str, argv: Sequence[str] | None = None, **extra: object
-) -> argparse.Namespace:
+def parse_arguments(description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options all benchmarks take: --quick, --seed, --format."""
+    return make_parser(description).parse_args(argv)
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Return the parser of those options, for scripts that add their own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="under a minute, coarser")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--format", choices=("text", "json"), default="text")
-    return parser.parse_args(argv)
+    return parser
 
 
 def finish(report: Report, output: str) -> None:

@@ -1,0 +1,184 @@
+"""What the pool benchmark says: metrics, Markdown tables, and the aims with met or missed.
+
+Called by bench.pool; pure. A ratio is the median over rounds of two contenders measured one after
+the other, so it need not equal the quotient of the medians beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.pool_cell import Cell, size_name
+from bench.pool_run import Results
+from bench.report import render_number
+
+MIB = 1 << 20
+REDIS = ("redis", "redis_pipe")
+SHM_VIEW_AIM_S = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """One aim over several cells.
+
+    Attributes:
+        text: what is aimed at.
+        values: per cell, the number compared; cells that were not measured are left out.
+        limit: what each value is compared with.
+        at_most: the values should stay below the limit, not above it.
+    """
+
+    text: str
+    values: dict[Cell, float]
+    limit: float
+    at_most: bool = False
+
+    def met_by(self, value: float) -> bool:
+        """Say whether one value is good enough."""
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    @property
+    def met(self) -> int:
+        """Cells that reach it."""
+        return sum(map(self.met_by, self.values.values()))
+
+    @property
+    def worst(self) -> Cell:
+        """The cell furthest from it."""
+        pick = max if self.at_most else min
+        return pick(self.values, key=lambda cell: self.values[cell])
+
+    def verdict(self) -> str:
+        """Say met or missed, in how many cells, and the worst of them."""
+        if not self.values:
+            return "not measured"
+        said = "met" if self.met == len(self.values) else "missed"
+        worst = f"{render_number(self.values[self.worst])} at {self.worst.name}"
+        return f"{said}: {self.met} of {len(self.values)} cells; worst {worst}"
+
+
+def aims(results: Results) -> list[Aim]:
+    """Compare a run with what the pool is meant to reach."""
+    cells = list(results.rounds)
+    large = [cell for cell in cells if cell.size >= MIB]
+    small = [c for c in cells if (c.op, c.size, c.batch, c.threads) == ("get", 64 << 10, 1, 1)]
+    gets = [cell for cell in cells if cell.op == "get" and cell.batch == 1 and cell.threads == 1]
+
+    def over(chosen: Iterable[Cell], value: Callable[[Cell], float | None]) -> dict[Cell, float]:
+        found = {cell: value(cell) for cell in chosen}
+        return {cell: number for cell, number in found.items() if number is not None}
+
+    return [
+        Aim("tcp: 0.9 of the raw socket from 1 MiB up",
+            over(large, lambda c: results.ratio(c, "tcp", "raw")), 0.9),
+        Aim("tcp: ahead of Mooncake over TCP at every size",
+            over(cells, lambda c: results.ratio(c, "tcp", "mooncake")), 1.0),
+        Aim("tcp: ahead of Redis at every size",
+            over(cells, lambda c: results.ratio(c, "tcp", results.best(c, REDIS))), 1.0),
+        Aim("tcp: 64 KiB get, p50 at most 1.5 raw round trips",
+            over(small, lambda c: results.ratio(c, "tcp", "raw", "p50_s")), 1.5, at_most=True),
+        Aim("shm: get without copy, p50 in us below 5",
+            over(gets, lambda c: _us(results.latency(c, "shm_view", "p50_s"))), 5.0, at_most=True),
+        Aim("shm: get with copy, 0.9 of memcpy",
+            over([c for c in cells if c.op == "get"],
+                 lambda c: results.ratio(c, "shm", "memcpy")), 0.9),
+        Aim("L4: 0.9 of fio", over(cells, lambda c: results.ratio(c, "l4", "fio")), 0.9),
+    ]  # fmt: skip
+
+
+def metrics(results: Results) -> Iterator[tuple[str, float]]:
+    """Yield every number with its name."""
+    for cell, rounds in results.rounds.items():
+        for name in rounds:
+            yield f"{name}_{cell.name}_gb_per_s", (results.speed(cell, name) or 0.0) / 1e9
+            for which in ("p50", "p99"):
+                latency = results.latency(cell, name, f"{which}_s") or 0.0
+                yield f"{name}_{cell.name}_{which}_us", latency * 1e6
+        for name, other in _pairs(results, cell):
+            ratio = results.ratio(cell, name, other)
+            if ratio is not None:
+                yield f"{name}_of_{other}_{cell.name}", ratio
+    for aim in aims(results):
+        if aim.values:
+            yield f"aim {aim.text}: cells met", aim.met
+            yield f"aim {aim.text}: cells", len(aim.values)
+
+
+def _pairs(results: Results, cell: Cell) -> list[tuple[str, str]]:
+    redis = results.best(cell, REDIS)
+    return [("tcp", "raw"), ("tcp", redis), ("tcp", "mooncake"), ("shm", "memcpy"), ("l4", "fio")]
+
+
+def throughput_table(results: Results) -> str:
+    """Return GB/s and ratios of every cell."""
+    head = ("", "raw socket", "tcp", "of raw", "Redis", "tcp to it", "Mooncake", "tcp to it",
+            "memcpy", "shm", "of memcpy")  # fmt: skip
+    rows = []
+    for cell in results.rounds:
+        redis = results.best(cell, REDIS)
+        rows.append((
+            _title(cell), *(_gb(results.speed(cell, name)) for name in ("raw", "tcp")),
+            _number(results.ratio(cell, "tcp", "raw")),
+            _gb(results.speed(cell, redis)), _number(results.ratio(cell, "tcp", redis)),
+            _gb(results.speed(cell, "mooncake")), _number(results.ratio(cell, "tcp", "mooncake")),
+            _gb(results.speed(cell, "memcpy")), _gb(results.speed(cell, "shm")),
+            _number(results.ratio(cell, "shm", "memcpy")),
+        ))  # fmt: skip
+    return _markdown(head, rows)
+
+
+def latency_table(results: Results) -> str:
+    """Return p50 / p99 of single operations of one thread, in microseconds."""
+    names = ("raw", "tcp", "redis", "mooncake", "memcpy", "shm", "shm_view")
+    rows = [
+        (_title(cell), *(_latency(results, cell, name) for name in names))
+        for cell in results.rounds
+        if cell.batch == 1 and cell.threads == 1
+    ]
+    head = ("", "raw socket", "tcp", "Redis", "Mooncake", "memcpy", "shm", "shm, no copy")
+    return _markdown(head, rows)
+
+
+def disk_table(results: Results) -> str:
+    """Return GB/s of the disk tier beside fio; empty when it was not measured."""
+    rows = [
+        (_title(cell), _gb(results.speed(cell, "fio")), _gb(results.speed(cell, "l4")),
+         _number(results.ratio(cell, "l4", "fio")))
+        for cell, rounds in results.rounds.items()
+        if "fio" in rounds or "l4" in rounds
+    ]  # fmt: skip
+    return _markdown(("", "fio, O_DIRECT", "L4", "of fio"), rows) if rows else ""
+
+
+def aims_table(results: Results) -> str:
+    """Return each aim with its verdict."""
+    return _markdown(("aim", "result"), [(aim.text, aim.verdict()) for aim in aims(results)])
+
+
+def _title(cell: Cell) -> str:
+    many = f" x {cell.batch}" if cell.batch > 1 else ""
+    threads = f", {cell.threads} threads" if cell.threads > 1 else ""
+    return f"{cell.op} {size_name(cell.size)}{many}{threads}"
+
+
+def _latency(results: Results, cell: Cell, name: str) -> str:
+    p50, p99 = (_us(results.latency(cell, name, which)) for which in ("p50_s", "p99_s"))
+    return "" if p50 is None or p99 is None else f"{render_number(p50)} / {render_number(p99)}"
+
+
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
+
+
+def _gb(speed: float | None) -> str:
+    return "" if speed is None else render_number(speed / 1e9)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
