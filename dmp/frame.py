@@ -52,6 +52,8 @@ class FrameType(IntEnum):
     SUSPECT = 11
     STATS = 12
     DESCRIBE = 24
+    RDMA_OFFER = 16
+    RDMA_CONNECT = 17
     REPLY = 64
     ERROR = 65
 
