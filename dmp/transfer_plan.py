@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dmp.pool_node import PathInfo
-from kvcore.ids import HostId
+from kvcore.ids import HostId, Incarnation
 
 
 class Transport(StrEnum):
@@ -32,12 +32,14 @@ class Ends:
         there: the node's host.
         segment_path: the node's memory file; empty when it shares none.
         no_rdma: why this machine can't do RDMA; empty if it can.
+        incarnation: the node's start number, which its segment carries too; 0 if not known.
     """
 
     here: HostId
     there: HostId
     segment_path: str
     no_rdma: str
+    incarnation: Incarnation = Incarnation(0)
 
 
 @dataclass(frozen=True, slots=True)

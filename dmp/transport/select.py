@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmp.pool_node import PathInfo, PoolNode
+from dmp.segment import map_segment
 from dmp.transfer_plan import Ends, TransferPlan, Transport, plan_transfer, settle
 from dmp.transport.connection import Peer
 from dmp.transport.rdma_here import why_no_rdma
 from dmp.transport.shm import ShmPoolNode
 from dmp.transport.tcp import TcpPoolNode
 from kvcore.errors import ConfigError, TransportError
-from kvcore.ids import HostId
+from kvcore.ids import HostId, Incarnation
 from kvcore.node import NodeInfo
 
 log = logging.getLogger(__name__)
@@ -93,10 +94,20 @@ def _open(
 
 
 def _open_shm(control: TcpPoolNode, ends: Ends) -> PoolNode | str:
+    path = Path(ends.segment_path)
     try:
-        return ShmPoolNode(control, Path(ends.segment_path))
+        if not ends.here and not _is_segment_of(path, ends.incarnation):
+            return f"another host ({ends.there})"  # A file of that name, but not the node's.
+        return ShmPoolNode(control, path)
     except ConfigError as error:
         return error.message
+
+
+def _is_segment_of(path: Path, incarnation: Incarnation) -> bool:
+    segment = map_segment(path)
+    found = segment.incarnation
+    segment.close()
+    return found == incarnation
 
 
 def _open_rdma(control: TcpPoolNode, ends: Ends) -> PoolNode | str:
