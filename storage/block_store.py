@@ -1,7 +1,8 @@
 """Blocks at rest (tier L4): the contract of a block store, and its values.
 
-Implemented by storage/memory.py and storage/file_store.py; the disk pool and object storage come
-behind the same Protocol. Blocks are put whole and read by range, verified on every read.
+Implemented by storage/memory.py (reference), storage/segment_store.py (disk) and
+storage/archive.py (object storage). Blocks are put whole and read by range or whole, verified on
+every read.
 """
 
 from __future__ import annotations
@@ -43,6 +44,23 @@ class StoredBlock:
         return self.range_bytes * self.range_count
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """A whole block, and where its bytes go: writable, C-contiguous, exactly its payload long."""
+
+    key: BlockKey
+    destination: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """One range of one block, and where its bytes go: writable, C-contiguous, range_bytes long."""
+
+    key: BlockKey
+    index: int
+    destination: memoryview
+
+
 class BlockStore(Protocol):
     """A place where blocks rest.
 
@@ -53,14 +71,18 @@ class BlockStore(Protocol):
     3. ``exists`` says whether ``get_range`` would find the block.
     4. ``delete`` forgets a block; an unknown one is ignored.
     5. ``blocks`` lists what is stored, oldest put first.
-    6. A full or broken medium is PoolFullError or TransportError on ``put``; nothing of the block
-       is left then.
+    6. A full store refuses a ``put`` with PoolFullError, or makes room by evicting other blocks.
+       A broken medium is TransportError or PoolFullError; nothing of the block is left then.
     7. All calls are thread-safe. After ``close`` every call raises TransportError.
+    8. ``get_block`` fills the destination with the whole payload, verified like every range, or
+       raises as ``get_range`` does.
     """
 
     def put(self, block: StoredBlock, payload: memoryview) -> None: ...
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None: ...
+
+    def get_block(self, key: BlockKey, destination: memoryview) -> None: ...
 
     def exists(self, key: BlockKey) -> bool: ...
 
@@ -84,8 +106,26 @@ def check_block(block: StoredBlock, payload: memoryview) -> None:
         raise ValueError(f"a block has 1 to {limits.MAX_LAYERS} ranges, got {block.range_count}")
     if not 1 <= block.payload_bytes <= limits.MAX_SLOT_BYTES:
         raise ValueError(f"a block of {block.payload_bytes} bytes")
+    if not 0 <= block.tokens < 1 << 32:
+        raise ValueError(f"a block of {block.tokens} tokens")
+    for name in (block.model, block.tenant):
+        if len(name.encode()) > limits.MAX_NAME_CHARS or "\0" in name:
+            raise ValueError(f"a name of {len(name)} characters, or with a zero byte")
     if payload.nbytes != block.payload_bytes:
         raise ValueError(f"{payload.nbytes} bytes given for a block of {block.payload_bytes}")
+
+
+def block_size_checked(block: StoredBlock, destination: memoryview) -> memoryview:
+    """Return the destination of a whole block as flat bytes.
+
+    Raises:
+        BlockNotFoundError: it has another size than the block.
+    """
+    if destination.nbytes != block.payload_bytes:
+        raise BlockNotFoundError(
+            f"block {block.key.hex()} has {block.payload_bytes} bytes, not {destination.nbytes}"
+        )
+    return destination.cast("B")
 
 
 def range_span(block: StoredBlock, index: int, destination: memoryview) -> slice:

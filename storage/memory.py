@@ -9,7 +9,7 @@ import xxhash
 
 from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from kvcore.ids import BlockKey
-from storage.block_store import StoredBlock, check_block, range_span
+from storage.block_store import StoredBlock, block_size_checked, check_block, range_span
 
 
 class MemoryBlockStore:
@@ -50,6 +50,18 @@ class MemoryBlockStore:
         if xxhash.xxh3_64_intdigest(destination) != sums[index]:
             self.delete(key)
             raise ChecksumError(f"range {index} of block {key.hex()} has bad bytes")
+
+    def get_block(self, key: BlockKey, destination: memoryview) -> None:
+        with self._lock:
+            self._check_open()
+            found = self._held.get(key)
+        if found is None:
+            raise BlockNotFoundError(f"block {key.hex()} is not stored")
+        block = found[0]
+        flat = block_size_checked(block, destination)
+        for index in range(block.range_count):
+            start = index * block.range_bytes
+            self.get_range(key, index, flat[start : start + block.range_bytes])
 
     def exists(self, key: BlockKey) -> bool:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,22 +12,30 @@ import pytest
 from kvcore.block_key import ROOT_PARENT
 from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from storage.block_store import BlockStore, StoredBlock
-from storage.file_store import FileBlockStore
 from storage.memory import MemoryBlockStore
+from storage.segment_store import SegmentStore
 from tests.fix_dmp import block_key, make_range
 
 SIZE = 5_000
 CAPACITY = 10 * 3 * SIZE
 
 
-@pytest.fixture(params=["memory", "file"])
+def make_segments(folder: Path) -> SegmentStore:
+    """Three files of four blocks each, one file spare."""
+    size = 4096 * (1 + 4 * 5)
+    return SegmentStore(folder, capacity_bytes=3 * size, segment_bytes=size)
+
+
+@pytest.fixture(params=["memory", "segments"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockStore]:
-    made: BlockStore = (
-        MemoryBlockStore(capacity_bytes=CAPACITY)
-        if request.param == "memory"
-        else FileBlockStore(tmp_path / "l4", capacity_bytes=CAPACITY)
-    )
+    made: BlockStore
+    if request.param == "memory":
+        made = MemoryBlockStore(capacity_bytes=CAPACITY)
+    else:
+        made = make_segments(tmp_path / "l4")
     yield made
+    if isinstance(made, SegmentStore):
+        made.check_invariants()
     made.close()
 
 
@@ -44,13 +53,25 @@ def read(store: BlockStore, name: str, index: int) -> bytes:
     return bytes(buffer)
 
 
+def read_whole(store: BlockStore, name: str) -> bytes:
+    buffer = bytearray(3 * SIZE)
+    store.get_block(block_key(name), memoryview(buffer))
+    return bytes(buffer)
+
+
 def damage(store: BlockStore, name: str) -> None:
     """Flip one bit of the second range."""
-    if isinstance(store, FileBlockStore):
-        path = store._path(block_key(name))
-        data = bytearray(path.read_bytes())
-        data[-(2 * SIZE) + 3] ^= 1
-        path.write_bytes(data)
+    if isinstance(store, SegmentStore):
+        entry = store._index.find(block_key(name))
+        assert entry is not None
+        path = store._folder.files[entry.place.file].file.path
+        with path.open("r+b") as file:
+            file.seek(entry.place.offset + 4096 + SIZE + 3)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+            file.flush()
+            os.fsync(file.fileno())
     else:
         assert isinstance(store, MemoryBlockStore)
         store._held[block_key(name)][1][SIZE + 3] ^= 1
@@ -112,13 +133,18 @@ def test_5_blocks_are_listed_oldest_first(store: BlockStore) -> None:
     assert store.blocks() == [make_block(name) for name in ("c", "a", "b")]
 
 
-def test_6_a_full_store_refuses_and_keeps_what_it_has(store: BlockStore) -> None:
-    for i in range(10):
-        store.put(make_block(f"n{i}"), payload(f"n{i}"))
-    with pytest.raises(PoolFullError):
-        store.put(make_block("more"), payload("more"))
-    assert not store.exists(block_key("more"))
-    store.delete(block_key("n0"))
+def test_6_a_full_store_refuses_or_evicts_and_keeps_the_rest(store: BlockStore) -> None:
+    names = [f"n{i}" for i in range(30)]
+    for name in names:
+        try:
+            store.put(make_block(name), payload(name))
+        except PoolFullError:
+            assert not store.exists(block_key(name))
+    kept = [name for name in names if store.exists(block_key(name))]
+    assert 4 <= len(kept) < len(names)
+    assert store.blocks() == [make_block(name) for name in kept]
+    assert [read_whole(store, name) for name in kept] == [bytes(payload(n)) for n in kept]
+    store.delete(block_key(kept[0]))
     store.put(make_block("more"), payload("more"))
     assert read(store, "more", 0) == make_range("more", 0, SIZE)
 
@@ -141,6 +167,7 @@ def test_7_after_close_every_call_raises(store: BlockStore) -> None:
     calls: list[Callable[[], object]] = [
         lambda: store.put(make_block("b"), payload("b")),
         lambda: read(store, "a", 0),
+        lambda: read_whole(store, "a"),
         lambda: store.exists(block_key("a")),
         lambda: store.delete(block_key("a")),
         lambda: store.blocks(),
@@ -148,3 +175,20 @@ def test_7_after_close_every_call_raises(store: BlockStore) -> None:
     for call in calls:
         with pytest.raises(TransportError):
             call()
+
+
+def test_8_a_whole_block_is_read_at_once(store: BlockStore) -> None:
+    store.put(make_block("a"), payload("a"))
+    assert read_whole(store, "a") == bytes(payload("a"))
+    with pytest.raises(BlockNotFoundError):
+        store.get_block(block_key("a"), memoryview(bytearray(3 * SIZE - 1)))
+    with pytest.raises(BlockNotFoundError):
+        read_whole(store, "b")
+
+
+def test_8_bad_bytes_are_found_in_a_whole_block(store: BlockStore) -> None:
+    store.put(make_block("a"), payload("a"))
+    damage(store, "a")
+    with pytest.raises(ChecksumError):
+        read_whole(store, "a")
+    assert not store.exists(block_key("a"))
