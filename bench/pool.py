@@ -80,7 +80,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 def _text(results: Results, took_s: float) -> str:
     facts = ", ".join(f"{key} {value}" for key, value in machine_facts().items())
     parts = [
-        f"{time.strftime("%Y-%m")}, one run of {took_s:.0f} s ({facts}).",
+        f"{time.strftime('%Y-%m')}, one run of {took_s:.0f} s ({facts}).",
         "Aims:",
         pool_table.aims_table(results),
         "Throughput in GB/s, and our tcp as a multiple of the raw socket, Redis and Mooncake, our "
