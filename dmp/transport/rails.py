@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 TRIP_ERRORS: Final = 3
 TRIP_WINDOW_S: Final = 10.0
@@ -86,17 +87,32 @@ def cut(piece: Piece, limit: int) -> list[Piece]:
     ]
 
 
-def share_out(pieces: Sequence[Piece], rails: Sequence[R]) -> list[tuple[R, list[Piece]]]:
-    """Give every piece to the rail with the fewest bytes so far; rails left without are left out.
+def join(pieces: Sequence[Piece]) -> list[Piece]:
+    """Join pieces that follow each other here and there: one request instead of several."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        ends = (last.local + last.size, last.at + last.size) if last else None
+        if last is not None and ends == (piece.local, piece.at):
+            joined[-1] = Piece(last.local, last.at, last.size + piece.size)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def share_out(
+    items: Sequence[T], sizes: Sequence[int], rails: Sequence[R]
+) -> list[tuple[R, list[T]]]:
+    """Give every item to the rail with the fewest bytes so far; rails left without are left out.
 
     Order within a rail is the order given, so neighbours in memory stay neighbours on the wire.
     """
-    shares: list[list[Piece]] = [[] for _ in rails]
+    shares: list[list[T]] = [[] for _ in rails]
     loads = [0] * len(rails)
-    for piece in pieces:
+    for item, size in zip(items, sizes, strict=True):
         least = loads.index(min(loads))
-        loads[least] += piece.size
-        shares[least].append(piece)
+        loads[least] += size
+        shares[least].append(item)
     return [(rail, share) for rail, share in zip(rails, shares, strict=True) if share]
 
 

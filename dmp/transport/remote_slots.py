@@ -1,0 +1,110 @@
+"""Where the parts of a slot are in a node's segment, computed from a reference alone.
+
+Pure; called by dmp/transport/verbs.py. Addresses are checked here against the geometry the node
+told, once more by the network device against the registered ranges; whether the slot still holds
+the block is known only after its header was read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmp.extents import slot_bytes_for
+from dmp.geometry import Geometry
+from dmp.rdma_messages import RdmaAccept
+from dmp.segment import Stamp
+from dmp.slots import SlotState
+from kvcore import limits
+from kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError, TransportError
+from kvcore.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSpan:
+    """Offsets of one range in the segment file.
+
+    Attributes:
+        payload_at: its bytes.
+        checksum_at: its xxh3_64.
+        header_at: header of its slot.
+    """
+
+    payload_at: int
+    checksum_at: int
+    header_at: int
+
+
+def range_span(
+    shape: Geometry, location: Location, *, index: int, range_bytes: int, range_count: int
+) -> RangeSpan:
+    """Find a range of a slot.
+
+    Raises:
+        BlockNotFoundError: the segment has no such slot or the slot no such range.
+    """
+    _check_slot(shape, location)
+    if not 0 <= index < range_count <= limits.MAX_LAYERS:
+        raise BlockNotFoundError(f"range {index} is outside [0, {range_count})")
+    size = slot_bytes_for(range_bytes, range_count)
+    if (location.slot % shape.slots_per_extent + 1) * size > shape.extent_bytes:
+        raise BlockNotFoundError(f"slot {location.slot} has no room for {size} bytes")
+    start = shape.payload_offset(location.slot, size)
+    return RangeSpan(
+        payload_at=start + index * range_bytes,
+        checksum_at=start + size - 8 * (range_count - index),
+        header_at=shape.header_offset(location.slot),
+    )
+
+
+def ranges_in(shape: Geometry, location: Location, range_bytes: int) -> int:
+    """Return how many ranges of that size a block has.
+
+    Raises:
+        BlockNotFoundError: the segment has no such slot.
+        TransportError: the size does not divide the block.
+    """
+    _check_slot(shape, location)
+    if range_bytes < 1 or location.length % range_bytes:
+        raise TransportError("a range is not as long as its destination")
+    return location.length // range_bytes
+
+
+def _check_slot(shape: Geometry, location: Location) -> None:
+    if location.segment != 0 or not 0 <= location.slot < shape.slot_count:
+        raise BlockNotFoundError(f"{location.node} has no slot {location.slot}")
+
+
+def check_stamp(location: Location, stamp: Stamp, *, range_bytes: int) -> None:
+    """Decide, from a header read after the bytes, whether the bytes were the block's.
+
+    A slot's generation grows before anybody may write to it again, so bytes that were read before
+    this header are those of this generation.
+
+    Raises:
+        StaleEpochError: the slot was reused.
+        BlockNotFoundError: it holds no sealed block.
+        TransportError: it is cut into other ranges than the reader thought.
+    """
+    error: CacheError | None = None
+    if stamp.generation != location.generation:
+        error = StaleEpochError(f"slot {location.slot} was reused")
+    elif stamp.state != SlotState.SEALED:
+        error = BlockNotFoundError(f"slot {location.slot} holds no sealed block")
+    elif stamp.range_bytes != range_bytes or stamp.length != location.length:
+        error = TransportError("a range is not as long as its destination")
+    if error is not None:
+        raise error
+
+
+def remote_of(accept: RdmaAccept, at: int, size: int) -> tuple[int, int]:
+    """Turn an offset in the segment file into an address and its key.
+
+    Raises:
+        BlockNotFoundError: the bytes are not inside one of the node's two registered ranges.
+    """
+    shape = accept.geometry
+    if at >= 0 and size > 0 and at + size <= shape.payload_at:
+        return accept.headers.address + at, accept.headers.rkey
+    if shape.payload_at <= at and size > 0 and at + size <= shape.file_bytes:
+        return accept.payload.address + at - shape.payload_at, accept.payload.rkey
+    raise BlockNotFoundError(f"bytes [{at}, {at + size}) are outside the segment")

@@ -1,0 +1,182 @@
+"""This process's side of RDMA: its devices, opened once, and the memory registered with them.
+
+Shared by the VerbsPoolNodes of a process, because registering memory is slow (it pins every page)
+and holds for all peers. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import logging
+import mmap
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmp.transport.rdma_affinity import Place, device_place, distance, memory_place
+from dmp.transport.verbs_device import Access, Device, RdmaPort, Region, discover
+from kvcore.errors import TransportError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMemory:
+    """Memory all our devices may read and write.
+
+    Attributes:
+        start: its first address.
+        size: bytes.
+        place: where it sits.
+        regions: its registration with each device of the fabric, in their order.
+        owner: keeps the memory alive.
+    """
+
+    start: int
+    size: int
+    place: Place
+    regions: tuple[Region, ...]
+    owner: object
+
+    def holds(self, address: int, size: int) -> bool:
+        """Say whether a range lies inside."""
+        return self.start <= address and address + size <= self.start + self.size
+
+    def close(self) -> None:
+        """Deregister; no work request may use it any more."""
+        for region in self.regions:
+            region.close()
+
+
+class Bounce:
+    """Registered memory of our own, through which unregistered memory is moved.
+
+    Attributes:
+        view: its bytes.
+        memory: its registration.
+    """
+
+    def __init__(self, fabric: Fabric, size: int) -> None:
+        self._map = mmap.mmap(-1, size)
+        self.view = memoryview(self._map)
+        self.view[:: mmap.PAGESIZE] = bytes(len(self.view[:: mmap.PAGESIZE]))  # A place to sit.
+        try:
+            self.memory = fabric.register_own(self.view)
+        except TransportError:
+            self.view.release()
+            self._map.close()
+            raise
+
+    def close(self) -> None:
+        """Deregister and unmap."""
+        self.memory.close()
+        self.view.release()
+        self._map.close()
+
+
+class Fabric:
+    """The RDMA ports of this machine that this process uses.
+
+    Attributes:
+        ports: in the order of ``devices``.
+        devices: opened.
+    """
+
+    def __init__(self, ports: Sequence[RdmaPort]) -> None:
+        self.ports = tuple(ports)
+        self.devices: tuple[Device, ...] = ()
+        opened: list[Device] = []
+        try:
+            for port in ports:
+                opened.append(Device(port))
+        except TransportError:
+            for device in opened:
+                device.close()
+            raise
+        self.devices = tuple(opened)
+        self.places = tuple(device_place(port.device) for port in ports)
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._memories: list[LocalMemory] = []
+
+    def register(self, memory: memoryview) -> None:
+        """Register a caller's memory for good; a range that is registered already costs nothing.
+
+        Raises:
+            TransportError: a device refused.
+        """
+        address, size = address_of(memory), memory.nbytes
+        with self._lock:
+            if size == 0 or self._find(address, size) is not None:
+                return
+            entry = self.register_own(memory)
+            at = bisect.bisect(self._starts, address)
+            self._starts.insert(at, address)
+            self._memories.insert(at, entry)
+
+    def register_own(self, memory: memoryview) -> LocalMemory:
+        """Register memory that its owner will deregister."""
+        address = address_of(memory)
+        regions: list[Region] = []
+        try:
+            for device in self.devices:
+                regions.append(device.register(address, memory.nbytes, Access.LOCAL))
+        except TransportError:
+            for region in regions:
+                region.close()
+            raise
+        return LocalMemory(address, memory.nbytes, memory_place(address), tuple(regions), memory)
+
+    def find(self, address: int, size: int) -> LocalMemory | None:
+        """Return the registered memory a range lies in."""
+        with self._lock:
+            return self._find(address, size)
+
+    def distances(self, place: Place) -> list[int]:
+        """Return how far each device is from a place."""
+        return [distance(device, place) for device in self.places]
+
+    def close(self) -> None:
+        """Deregister everything and close the devices; queue pairs must be closed before."""
+        with self._lock:
+            memories, self._memories, self._starts = self._memories, [], []
+        for memory in memories:
+            memory.close()
+        for device in self.devices:
+            device.close()
+
+    def _find(self, address: int, size: int) -> LocalMemory | None:
+        # Registered ranges may overlap, so the nearest start is not always the one.
+        for at in range(bisect.bisect(self._starts, address) - 1, -1, -1):
+            if self._memories[at].holds(address, size):
+                return self._memories[at]
+        return None
+
+
+@functools.cache
+def local_fabric(names: tuple[str, ...] = ()) -> Fabric | str:
+    """Return this process's fabric, opened at the first call; or why there is no RDMA.
+
+    It lives as long as the process, as do its devices.
+
+    Args:
+        names: devices to use; empty means all.
+    """
+    found = discover(names)
+    if not found.ports:
+        return found.reason
+    try:
+        return Fabric(found.ports)
+    except TransportError as error:
+        return f"no RDMA: {error.message}"
+
+
+def address_of(view: memoryview) -> int:
+    """Return the address of a buffer's first byte; works for read-only ones too."""
+    if view.nbytes == 0:
+        return 0
+    data: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return data

@@ -1,0 +1,266 @@
+"""What one thread needs to move bytes to and from a DMP node: a link per rail and a bounce buffer.
+
+Called by dmp/transport/verbs.py, one thread per lane at a time. Work of a failed link goes to the
+others; a link is never used again after an error, because its queue pair can't be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from dmp.transport.inproc import copy_bytes
+from dmp.transport.rail_board import NoRailError, Rail, RailBoard
+from dmp.transport.rails import Piece, cut, join, share_out
+from dmp.transport.rdma_affinity import Place
+from dmp.transport.verbs_device import Op
+from dmp.transport.verbs_fabric import Bounce, address_of
+from dmp.transport.verbs_link import Job, LinkSettings, RailLink, run_jobs
+from kvcore.clock import Clock
+from kvcore.errors import CacheError, StaleEpochError, TransportError
+from kvcore.ids import Incarnation
+
+_TRIES = 2
+"""Failures of one rail that end its part in a call: the first may be a link that died unseen."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerbsSettings:
+    """How a client moves bytes over RDMA.
+
+    Attributes:
+        lanes: threads that transfer at once; each has a queue pair per rail.
+        bounce_bytes: registered memory per lane for buffers that are not registered themselves.
+        chunk_bytes: longest work request; rails share a transfer in such steps.
+        stripe_bytes: smaller transfers stay on one rail.
+        wait_s: how long a call waits for a free lane.
+        link: about one queue pair.
+    """
+
+    lanes: int = 4
+    bounce_bytes: int = 8 << 20
+    chunk_bytes: int = 1 << 20
+    stripe_bytes: int = 256 << 10
+    wait_s: float = 5.0
+    link: LinkSettings = field(default_factory=LinkSettings)
+
+
+@dataclass(slots=True)
+class Wave:
+    """Jobs that run together, and the copies between bounce buffer and caller around them.
+
+    Attributes:
+        jobs: work requests.
+        copies: (part of the bounce buffer, the caller's bytes).
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    copies: list[tuple[memoryview, memoryview]] = field(default_factory=list)
+
+
+class Lane:
+    """Links and bounce buffer of one thread at a time.
+
+    Attributes:
+        bounce: its own registered memory.
+    """
+
+    def __init__(self, number: int, board: RailBoard, settings: VerbsSettings, room: int) -> None:
+        self._number = number
+        self._board = board
+        self._settings = settings
+        self._links: dict[Rail, RailLink] = {}
+        self.bounce = Bounce(board.fabric, room + settings.bounce_bytes)
+        self._room = room
+
+    def link(self, incarnation: Incarnation) -> RailLink:
+        """Return any link to that life of the node.
+
+        Raises:
+            StaleEpochError: the node lives another one.
+            NoRailError: no rail works.
+            CacheError: the node does not answer.
+        """
+        return self._connected(self.bounce.memory.place, incarnation, Counter())[0][1]
+
+    def move(self, op: Op, jobs: Sequence[Job], incarnation: Incarnation, clock: Clock) -> None:
+        """Do all jobs, on whatever rails work.
+
+        Raises:
+            StaleEpochError, NoRailError, CacheError: as ``link``; some jobs may have been done.
+        """
+        failures: Counter[Rail] = Counter()
+        left = list(jobs)
+        while left:
+            links = self._connected(left[0].memory.place, incarnation, failures)
+            sizes = [job.piece.size for job in left]
+            if sum(sizes) < self._settings.stripe_bytes:
+                links = [links[self._number % len(links)]]
+            shares = share_out(left, sizes, [link for _, link in links])
+            failed = run_jobs(op, shares, clock)
+            rails = {link: rail for rail, link in links}
+            for link, _ in shares:
+                if link in failed:
+                    self._fail(rails[link], failed[link], failures)
+                else:
+                    self._board.succeeded(rails[link])
+            left = [job for link, share in shares if link in failed for job in share]
+
+    def waves(self, spans: Sequence[tuple[memoryview, int]]) -> list[Wave]:
+        """Plan the transfer of caller's bytes to or from offsets in the segment.
+
+        Registered memory is used where it is; the rest goes through the bounce buffer, as many
+        waves as that takes.
+        """
+        waves = [Wave()]
+        start = used = self._room
+        for view, at in spans:
+            memory = self._board.fabric.find(address_of(view), view.nbytes)
+            if memory is not None:
+                pieces = cut(Piece(address_of(view), at, view.nbytes), self._settings.chunk_bytes)
+                waves[-1].jobs += [Job(piece, memory) for piece in pieces]
+                continue
+            done = 0
+            while done < view.nbytes:
+                if used == len(self.bounce.view):
+                    waves.append(Wave())
+                    used = start
+                size = min(view.nbytes - done, len(self.bounce.view) - used)
+                size = min(size, self._settings.chunk_bytes)
+                piece = Piece(self.bounce.memory.start + used, at + done, size)
+                waves[-1].jobs.append(Job(piece, self.bounce.memory))
+                part = self.bounce.view[used : used + size]
+                waves[-1].copies.append((part, view[done : done + size]))
+                done, used = done + size, used + size
+        return waves
+
+    def own_jobs(self, pieces: Sequence[Piece]) -> list[Job]:
+        """Make jobs of pieces that lie in the bounce buffer."""
+        return [Job(piece, self.bounce.memory) for piece in join(pieces)]
+
+    def close(self) -> None:
+        """Close all links, then the buffer."""
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+        self.bounce.close()
+
+    def _connected(
+        self, place: Place, incarnation: Incarnation, failures: Counter[Rail]
+    ) -> list[tuple[Rail, RailLink]]:
+        while True:
+            without = [rail for rail, count in failures.items() if count >= _TRIES]
+            rails = self._board.usable(place, without=without)
+            links = [(r, self._link_of(r, incarnation, failures)) for r in rails]
+            found = [(rail, link) for rail, link in links if link is not None]
+            if found:
+                return found
+
+    def _link_of(
+        self, rail: Rail, incarnation: Incarnation, failures: Counter[Rail]
+    ) -> RailLink | None:
+        link = self._links.get(rail)
+        if link is not None and link.accept.incarnation < incarnation:
+            self._drop(rail)  # The node has started again since.
+            link = None
+        if link is None:
+            board, device = self._board, self._board.fabric.devices[rail.local]
+            try:
+                link = RailLink(device, rail.local, board.peer, rail.remote, self._settings.link)
+            except CacheError as error:
+                failures[rail] += _TRIES
+                board.failed(rail, error)
+                return None
+            self._links[rail] = link
+        if link.accept.incarnation != incarnation:
+            raise StaleEpochError(
+                f"{self._board.peer.node_id} is in incarnation {link.accept.incarnation}, "
+                f"not {incarnation}"
+            )
+        return link
+
+    def _fail(self, rail: Rail, error: TransportError, failures: Counter[Rail]) -> None:
+        self._drop(rail)
+        failures[rail] += 1
+        self._board.failed(rail, error)
+
+    def _drop(self, rail: Rail) -> None:
+        self._links.pop(rail).close()
+
+
+class LanePool:
+    """Lanes to one node; thread-safe."""
+
+    def __init__(self, board: RailBoard, settings: VerbsSettings, room: int) -> None:
+        self._board = board
+        self._settings = settings
+        self._room = room
+        self._changed = threading.Condition()
+        self._idle: list[Lane] = []
+        self._made = 0
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[Lane]:
+        """Give a lane of one's own.
+
+        Raises:
+            NoRailError: none became free in time, or no memory could be registered.
+            TransportError: the pool is closed.
+        """
+        lane = self._take()
+        try:
+            yield lane
+        finally:
+            with self._changed:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(lane)
+                self._changed.notify()
+            if not keep:
+                lane.close()
+
+    def close(self) -> None:
+        """Close idle lanes now, and busy ones when they are given back."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        for lane in idle:
+            lane.close()
+
+    def _take(self) -> Lane:
+        with self._changed:
+            self._changed.wait_for(self._has_one, self._settings.wait_s)
+            if self._closed:
+                raise TransportError(f"the connection to {self._board.peer.node_id} is closed")
+            if self._idle:
+                return self._idle.pop()
+            if self._made >= self._settings.lanes:
+                raise NoRailError("all RDMA lanes are busy")
+            number = self._made
+            self._made += 1
+        try:
+            return Lane(number, self._board, self._settings, self._room)
+        except TransportError as error:
+            with self._changed:
+                self._made -= 1
+            raise NoRailError(error.message) from error
+
+    def _has_one(self) -> bool:
+        return self._closed or bool(self._idle) or self._made < self._settings.lanes
+
+
+def copy_out(wave: Wave) -> None:
+    """Bring what was read to the callers."""
+    for part, view in wave.copies:
+        copy_bytes(view, part)
+
+
+def copy_in(wave: Wave) -> None:
+    """Bring what will be written into the bounce buffer."""
+    for part, view in wave.copies:
+        copy_bytes(part, view)
