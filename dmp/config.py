@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from dmp.tls import TlsFiles
 from kvcore import limits
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, NodeId
@@ -42,6 +43,7 @@ class DmpConfig:
         port: 0 lets the system choose.
         advertise_host: what other machines connect to; empty means ``bind``.
         token: cluster token every client must show; empty means none is asked for.
+        tls: certificate files; without a certificate the door speaks plain TCP.
         rdma: ``auto`` opens an RDMA door where there is a device, ``off`` never does.
         rdma_devices: which devices it uses; empty means all.
         tick_interval_s: how often expired reservations and holds are swept.
@@ -61,6 +63,7 @@ class DmpConfig:
     port: int = 0
     advertise_host: str = ""
     token: str = field(default="", repr=False)
+    tls: TlsFiles = TlsFiles()
     rdma: str = "auto"
     rdma_devices: tuple[str, ...] = ()
     tick_interval_s: float = 1.0

@@ -5,7 +5,7 @@
             5  u8     frame type (FrameType)
             6  u16    flags, 0
             8  u32    request id; the reply repeats it
-           12  u32    head bytes     (a message, dmp/messages.py)
+           12  u32    head bytes     (a message, dmp/messages.py and dmp/range_codec.py)
            16  u32    payload bytes  (KV bytes, never parsed)
 
 Little-endian. Sans I/O: sockets are dmp/server.py's and dmp/transport/connection.py's business.
@@ -18,15 +18,14 @@ slot table.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 
 MAGIC: Final = b"TKVD"
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 HEADER: Final = struct.Struct("<4sBBHIII")
 HEADER_BYTES: Final = HEADER.size
 MAX_HEAD_BYTES: Final = 4 << 20
@@ -51,6 +50,8 @@ class FrameType(IntEnum):
     TOUCH = 10
     SUSPECT = 11
     STATS = 12
+    PUT = 13
+    PROMOTE = 14
     DESCRIBE = 24
     RDMA_OFFER = 16
     RDMA_CONNECT = 17
@@ -58,8 +59,11 @@ class FrameType(IntEnum):
     ERROR = 65
 
 
-@dataclass(frozen=True, slots=True)
-class FrameHeader:
+_TYPES: Final = {int(kind): kind for kind in FrameType}
+CARRIES_PAYLOAD: Final = frozenset({FrameType.WRITE, FrameType.PUT, FrameType.REPLY})
+
+
+class FrameHeader(NamedTuple):
     """A parsed frame header; the sizes are within bounds."""
 
     type: FrameType
@@ -81,30 +85,29 @@ def parse_header(raw: bytes | bytearray | memoryview, *, trusted: bool = True) -
     """Check and unpack a frame header.
 
     Args:
-        raw: exactly HEADER_BYTES bytes.
+        raw: at least HEADER_BYTES bytes; the header stands first.
         trusted: whether the peer has shown its token; others may only say a short HELLO.
 
     Raises:
         RemoteProtocolError: wrong magic, version or type, or a size out of bounds. The stream
             can't be followed any further.
     """
-    magic, version, kind, flags, request_id, head_bytes, payload_bytes = HEADER.unpack(raw)
+    magic, version, kind, flags, request_id, head_bytes, payload_bytes = HEADER.unpack_from(raw)
     if magic != MAGIC:
         raise RemoteProtocolError("not a TierKV data-plane frame")
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
             f"peer speaks data-plane version {version}, this one {PROTOCOL_VERSION}"
         )
-    try:
-        frame_type = FrameType(kind)
-    except ValueError as error:
-        raise RemoteProtocolError(f"unknown frame type {kind}") from error
+    frame_type = _TYPES.get(kind)
+    if frame_type is None:
+        raise RemoteProtocolError(f"unknown frame type {kind}")
     if flags:
         raise RemoteProtocolError(f"unknown frame flags {flags:#x}")
     if head_bytes > MAX_HEAD_BYTES or payload_bytes > limits.MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame of {head_bytes} + {payload_bytes} bytes is too long")
-    if not trusted and (
-        frame_type is not FrameType.HELLO or head_bytes > MAX_HELLO_BYTES or payload_bytes
-    ):
+    if payload_bytes and frame_type not in CARRIES_PAYLOAD:
+        raise RemoteProtocolError(f"a {frame_type.name} frame carries no payload")
+    if not trusted and (frame_type is not FrameType.HELLO or head_bytes > MAX_HELLO_BYTES):
         raise RemoteProtocolError("the first frame must be a short HELLO")
     return FrameHeader(frame_type, request_id, head_bytes, payload_bytes)

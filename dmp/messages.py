@@ -1,12 +1,14 @@
 """Heads of the data-plane frames: one dataclass per message, ``pack`` and ``unpack``.
 
-Called by dmp/server.py and dmp/transport/tcp.py. Requests and replies are plain values; bounds come
-from kvcore/limits.py and are checked here, so that dmp/node.py sees only sane numbers.
+Called by dmp/session.py and dmp/transport/tcp.py. Requests and replies are plain values; bounds
+come from kvcore/limits.py and are checked here, so that dmp/node.py sees only sane numbers. The
+ranges of READ and WRITE are dmp/range_codec.py's.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
@@ -20,24 +22,34 @@ from kvcore.location import Location
 
 Head = bytes | bytearray | memoryview
 _NAME = re.compile(limits.NAME_PATTERN)
+_CLIENT_ID = re.compile(r"[0-9a-f]{0,64}")
+_PUT: Final = struct.Struct("<16s16sQII")
 _STATS_FIELDS: Final = len(PoolNodeStats.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame of a client."""
+    """First frame of a client.
+
+    Attributes:
+        token: cluster token, or empty.
+        client_id: random name of the client process; when its last connection closes, what it
+            reserved and held is freed. Empty: nothing is remembered of it.
+    """
 
     token: str
-    client: str = ""
+    client_id: str = ""
 
     def pack(self) -> bytes:
-        return Packer().text(self.token).text(self.client).bytes()
+        return Packer().text(self.token).text(self.client_id).bytes()
 
     @classmethod
     def unpack(cls, head: Head) -> Hello:
         u = Unpacker(head)
-        message = cls(token=u.text(), client=u.text())
+        message = cls(token=u.text(), client_id=u.text())
         u.end()
+        if not _CLIENT_ID.fullmatch(message.client_id):
+            raise RemoteProtocolError("a client id is at most 64 hexadecimal digits")
         return message
 
 
@@ -90,9 +102,7 @@ class Reserve:
     def pack(self) -> bytes:
         p = Packer().pack("dI", self.deadline_s, len(self.puts))
         for put in self.puts:
-            p.raw(put.key).raw(put.parent)
-            p.pack("QII", put.range_bytes, put.range_count, put.tokens)
-            p.text(put.model).text(put.tenant)
+            _pack_put(p, put)
         return p.bytes()
 
     @classmethod
@@ -114,7 +124,7 @@ class RangeRef:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Some ranges: what to read, or (one of them) where the payload goes, or what looks bad."""
+    """Ranges that look bad to a reader."""
 
     refs: Sequence[RangeRef]
 
@@ -133,31 +143,40 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeSum:
-    """Size and xxh3_64 of a range that follows in the payload."""
+class NewBlock:
+    """A block to store and the checksums of its ranges."""
 
-    size: int
-    checksum: int
+    put: PutRequest
+    checksums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadReply:
-    """The ranges that follow, in the order asked for."""
+class Put:
+    """Store these blocks; their payloads follow, whole and in order."""
 
-    sums: Sequence[RangeSum]
+    blocks: Sequence[NewBlock]
 
     def pack(self) -> bytes:
-        p = Packer().pack("I", len(self.sums))
-        for item in self.sums:
-            p.pack("QQ", item.size, item.checksum)
+        p = Packer().pack("I", len(self.blocks))
+        for block in self.blocks:
+            _pack_put(p, block.put)
+            p.pack(f"{block.put.range_count}Q", *block.checksums)
         return p.bytes()
 
     @classmethod
-    def unpack(cls, head: Head) -> ReadReply:
+    def unpack(cls, head: Head) -> Put:
         u = Unpacker(head)
-        message = cls([RangeSum(*u.integers("Q", 2)) for _ in range(u.count())])
+        blocks = []
+        for _ in range(u.count()):
+            put = _unpack_put(u)
+            blocks.append(NewBlock(put, u.integers("Q", put.range_count)))
         u.end()
-        return message
+        return cls(blocks)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that follow the head."""
+        return sum(block.put.range_bytes * block.put.range_count for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,15 +302,15 @@ def unpack_stats(head: Head) -> PoolNodeStats:
     return stats
 
 
+def _pack_put(p: Packer, put: PutRequest) -> None:
+    p.raw(_PUT.pack(put.key, put.parent, put.range_bytes, put.range_count, put.tokens))
+    p.text(put.model).text(put.tenant)
+
+
 def _unpack_put(u: Unpacker) -> PutRequest:
+    key, parent, range_bytes, range_count, tokens = _PUT.unpack(u.raw(_PUT.size))
     put = PutRequest(
-        key=u.key(),
-        parent=u.key(),
-        range_bytes=u.integer("Q"),
-        range_count=u.integer("I"),
-        tokens=u.integer("I"),
-        model=u.text(),
-        tenant=u.text(),
+        BlockKey(key), BlockKey(parent), range_bytes, range_count, tokens, u.text(), u.text()
     )
     check_put(put)
     return put

@@ -15,6 +15,7 @@ from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
 from kvcore.location import Location
 
 _REF = struct.Struct("<QIQQQ")
+_ONE = {code: struct.Struct("<" + code) for code in "BHIQ"}
 
 
 class Packer:
@@ -82,8 +83,12 @@ class Unpacker:
 
     def integer(self, code: str) -> int:
         """Take one integer of a struct code."""
-        layout = "<" + code
-        (value,) = struct.unpack(layout, self.raw(struct.calcsize(layout)))
+        layout = _ONE[code]
+        try:
+            (value,) = layout.unpack_from(self._view, self._at)
+        except struct.error as error:
+            raise RemoteProtocolError("a data-plane message ends too early") from error
+        self._at += layout.size
         return int(value)
 
     def number(self) -> float:

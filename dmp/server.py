@@ -9,14 +9,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import ssl
 import threading
+from typing import Final
 
+from dmp.clients import ByteBudget, Clients
 from dmp.node import DmpNode
 from dmp.session import Session
-from dmp.socket_io import tune
+from dmp.socket_io import TlsWire, Wire
+from dmp.tls import server_context
 from kvcore.errors import ConfigError
 
 log = logging.getLogger(__name__)
+HELLO_TIMEOUT_S: Final = 5.0
+"""For the TLS handshake, and again for the HELLO."""
+
+MAX_STRANGERS: Final = 64
+"""Connections that have not shown their token yet; further ones are closed at once."""
 
 
 class DmpServer:
@@ -28,6 +37,10 @@ class DmpServer:
         self._acceptor: threading.Thread | None = None
         self._lock = threading.Lock()
         self._sessions: dict[socket.socket, threading.Thread] = {}
+        self._strangers: set[socket.socket] = set()
+        self._clients = Clients()
+        self._budget = ByteBudget(node.config.capacity_bytes // 2)
+        self._tls: ssl.SSLContext | None = None
         self._stopping = False
 
     @property
@@ -42,9 +55,10 @@ class DmpServer:
         """Bind and accept in a thread.
 
         Raises:
-            ConfigError: the address can't be bound.
+            ConfigError: the address can't be bound, or a certificate can't be used.
         """
         config = self._node.config
+        self._tls = server_context(config.tls) if config.tls.serves else None
         family = socket.AF_INET6 if ":" in config.bind else socket.AF_INET
         try:
             listener = socket.create_server((config.bind, config.port), family=family, backlog=128)
@@ -92,21 +106,45 @@ class DmpServer:
 
     def _admit(self, sock: socket.socket) -> None:
         with self._lock:
-            if self._stopping or len(self._sessions) >= self._node.config.max_connections:
+            full = len(self._sessions) >= self._node.config.max_connections
+            if self._stopping or full or len(self._strangers) >= MAX_STRANGERS:
                 sock.close()
                 return
             thread = threading.Thread(target=self._run, args=(sock,), name="dmp-conn", daemon=True)
             self._sessions[sock] = thread
+            self._strangers.add(sock)
         thread.start()
 
     def _run(self, sock: socket.socket) -> None:
         try:
-            with sock:
-                tune(sock)
-                Session(sock, self._node).run()
+            with contextlib.closing(self._wire(sock)) as wire:
+                session = Session(
+                    wire,
+                    self._node,
+                    self._clients,
+                    self._budget,
+                    trusted=lambda: self._no_stranger(sock),
+                )
+                session.run()
+        except OSError as error:
+            log.debug("dmp %s: no TLS handshake: %s", self._node.node_id, error)
         except Exception:
             # The outermost loop of a peer: one of them must not end the server.
             log.exception("dmp %s: session failed", self._node.node_id)
         finally:
+            sock.close()
             with self._lock:
                 self._sessions.pop(sock, None)
+                self._strangers.discard(sock)
+
+    def _wire(self, sock: socket.socket) -> Wire:
+        if self._tls is None:
+            return Wire(sock, timeout_s=HELLO_TIMEOUT_S)
+        sock.settimeout(HELLO_TIMEOUT_S)
+        # A copy, so that ``stop`` can still shut the socket down: wrapping takes the original over.
+        secured = self._tls.wrap_socket(sock.dup(), server_side=True)
+        return TlsWire(secured, timeout_s=HELLO_TIMEOUT_S)
+
+    def _no_stranger(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._strangers.discard(sock)

@@ -1,25 +1,27 @@
-"""Client side of the data plane: one connection, and a small pool of them per peer.
+"""Client side of the data plane: one connection that has said HELLO.
 
-Called by dmp/transport/tcp.py. Errors are translated here, once: whatever goes wrong is a
-CacheError. Connections are made when needed and again after a failure.
+Called by dmp/transport/connection_pool.py, and by dmp/node_link.py to learn who lives at an
+address. Errors are translated here, once: whatever goes wrong is a CacheError.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from dmp import messages as m
-from dmp.frame import HEADER_BYTES, FrameType, pack_header, parse_header
-from dmp.socket_io import Buffer, receive, receive_into, send_all, tune
+from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, pack_header, parse_header
+from dmp.socket_io import TlsWire, Wire
+from dmp.tls import TlsFiles, client_context
+from dmp.transport.ask import Ask
 from kvcore.errors import (
     BlockNotFoundError,
     CacheError,
     ChecksumError,
+    ConfigError,
     LeaseExpiredError,
     PoolFullError,
     RemoteProtocolError,
@@ -27,8 +29,6 @@ from kvcore.errors import (
     TransportError,
 )
 from kvcore.ids import NodeId
-
-T = TypeVar("T")
 
 _BY_CODE: Final[dict[str, type[CacheError]]] = {
     kind.code: kind
@@ -40,6 +40,9 @@ _BY_CODE: Final[dict[str, type[CacheError]]] = {
         StaleEpochError,
     )
 }
+_WINDOW: Final = 4
+"""Frames in flight. Their requests together (READ: 4 x 10 KiB) fit the smallest socket buffers, so
+that asking never waits for answers that wait for us."""
 
 
 class RefusedError(TransportError):
@@ -62,9 +65,13 @@ class Peer:
         node_id: who must answer; empty where the caller only knows an address.
         address: ``host:port``.
         token: cluster token.
-        connect_timeout_s: for connecting and HELLO.
-        op_timeout_s: longest silence inside one operation.
+        connect_timeout_s: for connecting, TLS and HELLO, each.
+        op_timeout_s: longest wait for one frame, or for a piece of a long one.
+        promote_timeout_s: longest wait for blocks that come from disk.
         connections: most idle connections kept.
+        tls: certificate files; None speaks plain TCP.
+        client_id: says which connections belong together: when the last one closes, the node frees
+            what they reserved and held. Empty makes each connection pool a client of its own.
     """
 
     node_id: NodeId
@@ -72,158 +79,149 @@ class Peer:
     token: str = field(default="", repr=False)
     connect_timeout_s: float = 1.0
     op_timeout_s: float = 5.0
+    promote_timeout_s: float = 30.0
     connections: int = 4
+    tls: TlsFiles | None = None
+    client_id: str = ""
 
 
 class Connection:
-    """One connection that has said HELLO; used by one thread at a time."""
+    """A connection to one peer; used by one thread at a time.
+
+    Attributes:
+        welcome: who answered.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._request_id = 0
-        host, _, port = peer.address.rpartition(":")
-        with _translated(peer):
-            where = (host.strip("[]"), int(port))
-            self._sock = socket.create_connection(where, timeout=peer.connect_timeout_s)
         try:
-            with _translated(peer):
-                tune(self._sock)
-            self.welcome = m.Welcome.unpack(self._call_hello())
-            if peer.node_id and self.welcome.node_id != peer.node_id:
-                raise TransportError(
-                    f"{peer.address} is node {self.welcome.node_id}, not {peer.node_id}"
-                )
-            self._sock.settimeout(peer.op_timeout_s)
-        except RemoteProtocolError as error:
-            self._sock.close()
-            raise TransportError(f"{peer.address}: {error}") from error
+            self._wire = _connect(peer)
+        except (OSError, ValueError, ConfigError) as error:
+            raise _translated(error, peer) from error
+        try:
+            self.welcome = self._greet()
+            self._wire.set_timeout(peer.op_timeout_s)
         except BaseException:
-            self._sock.close()
+            self._wire.close()
             raise
 
-    def _call_hello(self) -> bytearray:
-        return self.call(FrameType.HELLO, m.Hello(self._peer.token, "tierkv").pack())
+    def _greet(self) -> m.Welcome:
+        peer = self._peer
+        head = self.call(FrameType.HELLO, m.Hello(peer.token, peer.client_id).pack())
+        try:
+            welcome = m.Welcome.unpack(head)
+        except RemoteProtocolError as error:
+            raise TransportError(f"{peer.address}: {error}") from error
+        if peer.node_id and welcome.node_id != peer.node_id:
+            raise TransportError(f"{peer.address} is node {welcome.node_id}, not {peer.node_id}")
+        return welcome
 
-    def call(
-        self,
-        kind: FrameType,
-        head: bytes,
-        payload: Buffer = b"",
-        *,
-        into: Callable[[bytearray], Sequence[memoryview]] | None = None,
-    ) -> bytearray:
+    def call(self, kind: FrameType, head: bytes, *, timeout_s: float = 0.0) -> bytearray:
         """Send one request and return the head of its reply.
-
-        Args:
-            kind: what to ask.
-            head: its packed message.
-            payload: raw bytes that follow.
-            into: given the reply's head, says where the reply's payload goes.
 
         Raises:
             CacheError: as the peer said, or TransportError.
         """
-        self._request_id = (self._request_id + 1) & 0xFFFFFFFF
-        lead = pack_header(kind, self._request_id, head_bytes=len(head), payload_bytes=len(payload))
-        with _translated(self._peer):
-            send_all(self._sock, [lead, head, payload])
-            reply = parse_header(receive(self._sock, HEADER_BYTES))
-            reply_head = receive(self._sock, reply.head_bytes)
-            if reply.type is FrameType.ERROR:
-                raise _as_error(m.Failure.unpack(reply_head), self._peer)
-            if reply.type is not FrameType.REPLY or reply.request_id != self._request_id:
-                raise RemoteProtocolError(f"unexpected {reply.type.name} frame")
-            views = into(reply_head) if into else ()
-            if sum(map(len, views)) != reply.payload_bytes:
-                raise RemoteProtocolError(f"{reply.payload_bytes} payload bytes, expected others")
-            for view in views:
-                receive_into(self._sock, view)
-        return reply_head
+        ask = Ask(kind, head)
+        if not timeout_s:
+            self.exchange([ask])
+            return ask.reply
+        self._wire.set_timeout(timeout_s)
+        try:
+            self.exchange([ask])
+        finally:
+            self._wire.set_timeout(self._peer.op_timeout_s)
+        return ask.reply
+
+    def exchange(self, asks: Iterable[Ask]) -> None:
+        """Send requests, a few in flight at a time, and take their replies in order.
+
+        After a refusal no more are sent, but what is in flight is taken, so that the connection
+        stays usable.
+
+        Raises:
+            CacheError: the first refusal, or TransportError.
+        """
+        waiting: deque[tuple[int, Ask]] = deque()
+        refused: CacheError | None = None
+        try:
+            for ask in asks:
+                if len(waiting) == _WINDOW:
+                    refused = self._receive(*waiting.popleft())
+                    if refused is not None:
+                        break
+                waiting.append((self._send(ask), ask))
+            while waiting:
+                refused = self._receive(*waiting.popleft()) or refused
+        except (OSError, EOFError, ValueError, RemoteProtocolError) as error:
+            raise _translated(error, self._peer) from error
+        if refused is not None:
+            raise refused
 
     def close(self) -> None:
         """Close the socket."""
-        self._sock.close()
+        self._wire.close()
+
+    def _send(self, ask: Ask) -> int:
+        self._request_id = (self._request_id + 1) & 0xFFFFFFFF
+        lead = pack_header(
+            ask.kind,
+            self._request_id,
+            head_bytes=len(ask.head),
+            payload_bytes=sum([len(part) for part in ask.payload]),
+        )
+        self._wire.send([lead + ask.head, *ask.payload])
+        return self._request_id
+
+    def _receive(self, request_id: int, ask: Ask) -> CacheError | None:
+        raw = bytearray(HEADER_BYTES)
+        self._wire.receive_into(memoryview(raw))
+        header = parse_header(raw)
+        if header.request_id not in (request_id, 0) or header.type not in _ANSWERS:
+            raise RemoteProtocolError(f"unexpected {header.type.name} frame")
+        if header.type is FrameType.ERROR:
+            return self._refusal(header)
+        ask.take(self._wire, header)
+        return None
+
+    def _refusal(self, header: FrameHeader) -> CacheError:
+        head = bytearray(header.head_bytes)
+        self._wire.receive_into(memoryview(head))
+        error = _as_error(m.Failure.unpack(head), self._peer)
+        if header.request_id == 0 or isinstance(error, TransportError):
+            raise error
+        return error
 
 
-class ConnectionPool:
-    """Idle connections to one peer; thread-safe."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []
-        self._closed = False
-
-    def run(self, action: Callable[[Connection], T]) -> T:
-        """Do something with a connection of one's own.
-
-        An idle connection may have died unseen (the node restarted): then all idle ones are
-        dropped and the action is tried again on a new one. Asking twice is harmless: what the
-        first time took is bound to the old incarnation or expires.
-
-        Raises:
-            CacheError: the action's, or TransportError when there is no connection.
-        """
-        connection = self._take()
-        if connection is not None:
-            try:
-                return self._use(connection, action)
-            except BrokenConnectionError:
-                self._drop_idle()
-        return self._use(Connection(self.peer), action)
-
-    def close(self) -> None:
-        """Close all; later calls raise TransportError."""
-        with self._lock:
-            self._closed = True
-        self._drop_idle()
-
-    def _use(self, connection: Connection, action: Callable[[Connection], T]) -> T:
-        try:
-            result = action(connection)
-        except TransportError:
-            connection.close()
-            raise
-        except CacheError:
-            self._give_back(connection)
-            raise
-        except BaseException:
-            connection.close()
-            raise
-        self._give_back(connection)
-        return result
-
-    def _take(self) -> Connection | None:
-        with self._lock:
-            if self._closed:
-                raise TransportError(f"the connection to {self.peer.node_id} is closed")
-            return self._idle.pop() if self._idle else None
-
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            if not self._closed and len(self._idle) < self.peer.connections:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _drop_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+_ANSWERS: Final = (FrameType.REPLY, FrameType.ERROR)
 
 
-@contextlib.contextmanager
-def _translated(peer: Peer) -> Iterator[None]:
-    """Turn socket and protocol errors into cache errors."""
+def _connect(peer: Peer) -> Wire:
+    host, _, port = peer.address.rpartition(":")
+    host = host.strip("[]")
+    sock = socket.create_connection((host, int(port)), timeout=peer.connect_timeout_s)
     try:
-        yield
-    except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, EOFError) as error:
-        raise BrokenConnectionError(f"{peer.node_id} at {peer.address}: {error}") from error
-    except (OSError, ValueError) as error:
-        raise TransportError(f"{peer.node_id} at {peer.address}: {error}") from error
-    except RemoteProtocolError as error:
-        raise TransportError(f"{peer.node_id} broke the protocol: {error}") from error
+        if peer.tls is None:
+            return Wire(sock, timeout_s=peer.connect_timeout_s)
+        name = peer.tls.server_name or host
+        secured = client_context(peer.tls).wrap_socket(sock, server_hostname=name)
+        return TlsWire(secured, timeout_s=peer.connect_timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _translated(error: Exception, peer: Peer) -> TransportError:
+    """Turn socket and protocol errors into cache errors."""
+    who = f"{peer.node_id} at {peer.address}"
+    if isinstance(error, (ConnectionError, EOFError)) and not isinstance(
+        error, ConnectionRefusedError
+    ):
+        return BrokenConnectionError(f"{who}: {error}")
+    if isinstance(error, RemoteProtocolError):
+        return TransportError(f"{who} broke the protocol: {error}")
+    return TransportError(f"{who}: {error}")
 
 
 def _as_error(failure: m.Failure, peer: Peer) -> CacheError:

@@ -21,7 +21,7 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
-from dmp.transport.pending import PendingPuts
+from dmp.transport.pending import PendingPuts, as_bytes
 from dmp.transport.tcp import as_grant
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import BlockNotFoundError, ChecksumError, RemoteProtocolError, TransportError
@@ -60,7 +60,7 @@ class InprocPoolNode(PoolNode):
         return self._node.lookup(keys)
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self._node.lookup(keys)
+        return self._node.promote(keys)
 
     def reserve(
         self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
@@ -75,12 +75,11 @@ class InprocPoolNode(PoolNode):
         return grants
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        self._pending.check(writes)
         for write in writes:
-            data = write.data.cast("B")
-            self._pending.check(write.grant, write.index, data)
             with self._node.open_write(write.grant.location, write.index) as view:
-                copy_bytes(view, data)
-            self._pending.written(write.grant, write.index, data)
+                copy_bytes(view, as_bytes(write.data))
+        self._pending.written(writes)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         items = self._pending.closed(grants)
@@ -100,9 +99,9 @@ class InprocPoolNode(PoolNode):
         bad: list[RangeRef] = []
         with self._node.open_read(refs) as items:
             for read, ref, item in zip(reads, refs, items, strict=True):
-                destination = read.destination.cast("B")
+                destination = as_bytes(read.destination)
                 if len(destination) != len(item.view):
-                    raise TransportError("a range is not as long as its destination")
+                    raise BlockNotFoundError("the range is not as long as its destination")
                 copy_bytes(destination, item.view)
                 if xxhash.xxh3_64_intdigest(destination) != item.checksum:
                     bad.append(ref)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from dmp.messages import Sealing
-from dmp.pool_node import PutGrant
+from dmp.pool_node import PutGrant, RangeWrite
 from kvcore.clock import Clock
 from kvcore.errors import BlockNotFoundError, LeaseExpiredError
 
@@ -42,30 +42,26 @@ class PendingPuts:
                 if grant is not None:
                     self._pending[grant.location] = _Pending(deadline)
 
-    def check(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        """Refuse a range that may not be written.
+    def check(self, writes: Sequence[RangeWrite]) -> None:
+        """Refuse ranges that may not be written.
 
         Raises:
-            LeaseExpiredError: the grant is unknown or too old.
+            LeaseExpiredError: a grant is unknown or too old.
             BlockNotFoundError: no such range, or not of that size.
         """
+        now = self._clock.now()
         with self._lock:
-            pending = self._pending.get(grant.location)
-        if pending is None or pending.deadline <= self._clock.now():
-            raise LeaseExpiredError(f"the grant for slot {grant.location.slot} expired")
-        if not 0 <= index < grant.range_count or data.nbytes != grant.range_bytes:
-            raise BlockNotFoundError(
-                f"range {index} of {data.nbytes} bytes does not fit a grant of "
-                f"{grant.range_count} x {grant.range_bytes}"
-            )
+            for write in writes:
+                _check(write, self._pending.get(write.grant.location), now)
 
-    def written(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        """Remember the checksum of a range that was written."""
-        checksum = xxhash.xxh3_64_intdigest(data)
+    def written(self, writes: Sequence[RangeWrite]) -> None:
+        """Remember the checksums of ranges that were written."""
+        sums = [xxhash.xxh3_64_intdigest(write.data) for write in writes]
         with self._lock:
-            pending = self._pending.get(grant.location)
-            if pending is not None:
-                pending.checksums[index] = checksum
+            for write, checksum in zip(writes, sums, strict=True):
+                pending = self._pending.get(write.grant.location)
+                if pending is not None:
+                    pending.checksums[write.index] = checksum
 
     def closed(self, grants: Sequence[PutGrant]) -> list[Sealing | None]:
         """Forget grants; answer what to seal, None for those not wholly written."""
@@ -79,3 +75,29 @@ class PendingPuts:
                 sums = tuple(pending.checksums[i] for i in range(grant.range_count))
                 answer.append(Sealing(grant.location, sums))
         return answer
+
+
+def _check(write: RangeWrite, pending: _Pending | None, now: float) -> None:
+    grant = write.grant
+    if pending is None or pending.deadline <= now:
+        raise LeaseExpiredError(f"the grant for slot {grant.location.slot} expired")
+    if not 0 <= write.index < grant.range_count or write.data.nbytes != grant.range_bytes:
+        raise BlockNotFoundError(
+            f"range {write.index} of {write.data.nbytes} bytes does not fit a grant of "
+            f"{grant.range_count} x {grant.range_bytes}"
+        )
+
+
+def as_bytes(view: memoryview) -> memoryview:
+    """Return a buffer as plain bytes, which it mostly is already."""
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def range_sums(payload: memoryview, range_bytes: int) -> tuple[int, ...]:
+    """Return the checksum of every range of a whole block."""
+    return tuple(
+        [
+            xxhash.xxh3_64_intdigest(payload[start : start + range_bytes])
+            for start in range(0, len(payload), range_bytes)
+        ]
+    )

@@ -29,6 +29,7 @@ from dmp.pool_node import (
 from dmp.segment import Segment, Stamp, map_segment
 from dmp.slots import SlotState
 from dmp.transport.inproc import copy_bytes
+from dmp.transport.pending import as_bytes
 from dmp.transport.tcp import TcpPoolNode
 from kvcore import limits
 from kvcore.errors import (
@@ -86,11 +87,12 @@ class ShmPoolNode(PoolNode):
         return self._control.reserve(puts, deadline_s=deadline_s)
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        self._control.pending.check(writes)
         for write in writes:
-            self._write(write.grant, write.index, write.data.cast("B"))
+            self._write(write.grant, write.index, as_bytes(write.data))
+        self._control.pending.written(writes)
 
     def _write(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        self._control.pending.check(grant, index, data)
         segment = self._segment_of(grant.location)
         stamp = segment.read_stamp(grant.location.slot)
         if (stamp.state, stamp.generation, stamp.key) != (
@@ -103,7 +105,6 @@ class ShmPoolNode(PoolNode):
         if len(view) != len(data):
             raise BlockNotFoundError("the range is not as long as the data")
         copy_bytes(view, data)
-        self._control.pending.written(grant, index, data)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         return self._control.seal(grants)
@@ -127,9 +128,9 @@ class ShmPoolNode(PoolNode):
         before = segment.read_stamp(location.slot)
         _check_sealed(location, before)
         view = _range_view(segment, location, before, read.index)
-        destination = read.destination.cast("B")
+        destination = as_bytes(read.destination)
         if len(view) != len(destination):
-            raise TransportError("a range is not as long as its destination")
+            raise BlockNotFoundError("the range is not as long as its destination")
         size = slot_bytes_for(before.range_bytes, before.range_count)
         expected = segment.checksum(location.slot, size, read.index, before.range_count)
         copy_bytes(destination, view)

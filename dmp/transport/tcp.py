@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-import xxhash
-
 from dmp import messages as m
 from dmp.frame import FrameType
 from dmp.messages import RangeRef
@@ -24,9 +22,12 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
+from dmp.range_codec import Ref, pack_ranges
 from dmp.stored import StoredBlock, unpack_stored
-from dmp.transport.connection import Connection, ConnectionPool, Peer
-from dmp.transport.pending import PendingPuts
+from dmp.transport.ask import Ask, ReadAsk
+from dmp.transport.connection import Peer
+from dmp.transport.connection_pool import ConnectionPool
+from dmp.transport.pending import PendingPuts, as_bytes, range_sums
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import BlockNotFoundError, ChecksumError, RemoteProtocolError, TransportError
@@ -38,8 +39,14 @@ _ITEMS: Final = limits.MAX_FRAME_ITEMS
 _SEAL_ITEMS: Final = 1_024
 """A seal carries up to 2 KiB of checksums per block; this many stay under MAX_HEAD_BYTES."""
 
-_READ_BYTES: Final = 64 << 20
-"""Bytes per READ frame; keeps one operation well inside its timeout on a 1 Gbit/s link."""
+_PROMOTE_ITEMS: Final = 256
+"""Blocks promoted by one frame; they may come from disk, one after the other."""
+
+_FRAME_BYTES: Final = 4 << 20
+"""Payload per frame (one block or range may be longer): several are in flight, so the node sends
+one while this side verifies another."""
+
+_FRAME_RANGES: Final = 256
 
 
 class TcpPoolNode(PoolNode):
@@ -74,7 +81,12 @@ class TcpPoolNode(PoolNode):
         return self._path
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self.lookup(keys)
+        answer: list[Location | None] = []
+        timeout_s = self._peer.promote_timeout_s
+        for part in _parts(keys, _PROMOTE_ITEMS):
+            head = m.Lookup(part).pack()
+            answer += self._maybe_refs(FrameType.PROMOTE, head, len(part), timeout_s=timeout_s)
+        return answer
 
     def reserve(
         self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
@@ -90,14 +102,41 @@ class TcpPoolNode(PoolNode):
         return grants
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
-        for write in writes:
-            self._write(write.grant, write.index, write.data.cast("B"))
+        datas = [as_bytes(write.data) for write in writes]
+        self.pending.check(writes)
+        parts = list(_by_bytes([len(data) for data in datas]))
 
-    def _write(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        self.pending.check(grant, index, data)
-        head = m.Ranges([RangeRef(grant.location, index)]).pack()
-        self._pool.run(lambda c: c.call(FrameType.WRITE, head, data))
-        self.pending.written(grant, index, data)
+        def asks() -> Iterator[Ask]:
+            for part in parts:
+                refs = [_ref(w.grant.location, w.index, w.grant.range_bytes) for w in writes[part]]
+                yield Ask(FrameType.WRITE, pack_ranges(refs), datas[part])
+
+        self._pool.run(lambda connection: connection.exchange(asks()))
+        self.pending.written(writes)
+
+    def put(
+        self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+    ) -> list[Location | None]:
+        datas = [as_bytes(payload) for payload in payloads]
+        for put, data in zip(puts, datas, strict=True):
+            if len(data) != put.range_bytes * put.range_count:
+                raise BlockNotFoundError(f"{len(data)} bytes are not the block's")
+        parts = list(_by_bytes([len(data) for data in datas]))
+        sent: list[Ask] = []
+
+        def asks() -> Iterator[Ask]:
+            sent.clear()
+            for part in parts:
+                pairs = zip(puts[part], datas[part], strict=True)
+                blocks = [m.NewBlock(p, range_sums(d, p.range_bytes)) for p, d in pairs]
+                sent.append(Ask(FrameType.PUT, m.Put(blocks).pack(), datas[part]))
+                yield sent[-1]
+
+        self._pool.run(lambda connection: connection.exchange(asks()))
+        answer: list[Location | None] = []
+        for part, ask in zip(parts, sent, strict=True):
+            answer += self._places(ask.reply, part.stop - part.start)
+        return answer
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         items = self.pending.closed(grants)
@@ -118,27 +157,17 @@ class TcpPoolNode(PoolNode):
             self._ask(FrameType.ABORT, m.Refs(part).pack())
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
-        for part in _read_parts(reads):
-            self._read_part(part)
-
-    def _read_part(self, reads: Sequence[RangeRead]) -> None:
-        views = [read.destination.cast("B") for read in reads]
-        refs = [RangeRef(self.mine(read.location), read.index) for read in reads]
-
-        def into(head: bytearray) -> Sequence[memoryview]:
-            sizes = [item.size for item in m.ReadReply.unpack(head).sums]
-            if sizes != [len(view) for view in views]:
-                raise TransportError("the ranges are not as long as the destinations")
-            return views
-
-        def read(connection: Connection) -> bytearray:
-            return connection.call(FrameType.READ, m.Ranges(refs).pack(), into=into)
-
-        sums = m.ReadReply.unpack(self._pool.run(read)).sums
-        pairs = zip(refs, views, sums, strict=True)
-        bad = [ref for ref, v, s in pairs if xxhash.xxh3_64_intdigest(v) != s.checksum]
+        views = [as_bytes(read.destination) for read in reads]
+        refs = [
+            _ref(self.mine(read.location), read.index, len(view))
+            for read, view in zip(reads, views, strict=True)
+        ]
+        parts = list(_by_bytes([len(view) for view in views]))
+        asks = [ReadAsk(refs[part], views[part]) for part in parts]
+        self._pool.run(lambda connection: connection.exchange(asks))
+        bad = [part.start + i for part, ask in zip(parts, asks, strict=True) for i in ask.bad]
         if bad:
-            self.suspect(bad)
+            self.suspect([RangeRef(reads[i].location, reads[i].index) for i in bad])
             raise ChecksumError(f"{len(bad)} ranges from {self.node_id} have wrong checksums")
 
     def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
@@ -185,11 +214,15 @@ class TcpPoolNode(PoolNode):
             raise BlockNotFoundError(f"a reference to {location.node} was given to {self.node_id}")
         return location
 
-    def _ask(self, kind: FrameType, head: bytes) -> bytearray:
-        return self._pool.run(lambda connection: connection.call(kind, head))
+    def _ask(self, kind: FrameType, head: bytes, *, timeout_s: float = 0.0) -> bytearray:
+        return self._pool.run(lambda connection: connection.call(kind, head, timeout_s=timeout_s))
 
-    def _maybe_refs(self, kind: FrameType, head: bytes, count: int) -> Sequence[Location | None]:
-        reply = self._ask(kind, head)
+    def _maybe_refs(
+        self, kind: FrameType, head: bytes, count: int, *, timeout_s: float = 0.0
+    ) -> Sequence[Location | None]:
+        return self._places(self._ask(kind, head, timeout_s=timeout_s), count)
+
+    def _places(self, reply: bytearray, count: int) -> Sequence[Location | None]:
         places = _trust(partial(m.MaybeRefs.unpack, node=self.node_id), reply).locations
         if len(places) != count:
             raise TransportError(f"{self.node_id} answered {len(places)} of {count} items")
@@ -201,6 +234,19 @@ def as_grant(put: PutRequest, location: Location | None) -> PutGrant | None:
     if location is None:
         return None
     return PutGrant(put.key, location, put.range_bytes, put.range_count)
+
+
+def _ref(location: Location, index: int, size: int) -> Ref:
+    if not 0 <= index < limits.MAX_LAYERS:
+        raise BlockNotFoundError(f"range {index} is outside [0, {limits.MAX_LAYERS})")
+    return (
+        location.incarnation,
+        location.segment,
+        location.slot,
+        location.generation,
+        index,
+        size,
+    )
 
 
 def _trust(unpack: Callable[[bytearray], T], head: bytearray) -> T:
@@ -216,13 +262,13 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def _read_parts(reads: Sequence[RangeRead]) -> Iterator[Sequence[RangeRead]]:
-    """Cut a long list of reads into frames of at most _READ_BYTES and _ITEMS."""
-    start, size = 0, 0
-    for i, read in enumerate(reads):
-        size += read.destination.nbytes
-        if i > start and (size > _READ_BYTES or i - start >= _ITEMS):
-            yield reads[start:i]
-            start, size = i, read.destination.nbytes
-    if start < len(reads):
-        yield reads[start:]
+def _by_bytes(sizes: Sequence[int]) -> Iterator[slice]:
+    """Cut a long list into frames of at most _FRAME_BYTES and _FRAME_RANGES."""
+    start, total = 0, 0
+    for i, size in enumerate(sizes):
+        total += size
+        if i > start and (total > _FRAME_BYTES or i - start >= _FRAME_RANGES):
+            yield slice(start, i)
+            start, total = i, size
+    if start < len(sizes):
+        yield slice(start, len(sizes))

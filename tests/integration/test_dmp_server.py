@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dmp import messages as m
 from dmp.frame import HEADER_BYTES, FrameType, pack_header, parse_header
 from dmp.pool_node import RangeRead, RangeWrite
+from dmp.range_codec import pack_ranges
 from dmp.server import DmpServer
 from dmp.transport.connection import Peer
 from dmp.transport.select import connect_pool_node
@@ -102,12 +103,12 @@ def assert_alive(rig: Rig) -> None:
     "raw",
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"TKVD\x02\x01\0\0" + bytes(12),
-        b"TKVD\x01\xee\0\0" + bytes(12),
-        b"TKVD\x01\x02\0\0" + bytes(12),
-        b"TKVD\x01\x01\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0",
-        b"TKVD\x01\x01\0\0\0\0\0\0\x02\0\0\0\xff\xff\xff\xff\0\0",
-        b"TKVD\x01\x01\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xff\xff",
+        b"TKVD\x01\x01\0\0" + bytes(12),
+        b"TKVD\x02\xee\0\0" + bytes(12),
+        b"TKVD\x02\x02\0\0" + bytes(12),
+        b"TKVD\x02\x01\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0",
+        b"TKVD\x02\x01\0\0\0\0\0\0\x02\0\0\0\xff\xff\xff\xff\0\0",
+        b"TKVD\x02\x01\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xff\xff",
     ],
 )
 def test_a_stranger_that_breaks_the_rules_is_dropped(rig: Rig, raw: bytes) -> None:
@@ -118,9 +119,15 @@ def test_a_stranger_that_breaks_the_rules_is_dropped(rig: Rig, raw: bytes) -> No
     assert_alive(rig)
 
 
-def nowhere() -> bytes:
+def one_range(place: Location, size: int, index: int = 0) -> bytes:
+    return pack_ranges(
+        [(place.incarnation, place.segment, place.slot, place.generation, index, size)]
+    )
+
+
+def nowhere(size: int = 10) -> bytes:
     place = Location(NodeId("dmp-a"), 1, 0, 1 << 40, 9, 10)  # type: ignore[arg-type]
-    return m.Ranges([m.RangeRef(place, 0)]).pack()
+    return one_range(place, size)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +177,14 @@ def test_noise_never_ends_the_server(rig: Rig, raw: bytes, kind: FrameType, fram
 
 
 def test_what_the_node_refuses_leaves_the_connection_usable(rig: Rig, peer: RawPeer) -> None:
-    name, body = peer.ask(FrameType.WRITE, nowhere(), b"x" * 300_000)
+    name, body = peer.ask(FrameType.WRITE, nowhere(300_000), b"x" * 300_000)
     assert (name, m.Failure.unpack(body).code) == ("ERROR", "stale_epoch")
     assert peer.ask(FrameType.READ, nowhere())[0] == "ERROR"
     (place,) = rig.node.reserve([make_put("a")])
     assert place is not None
-    head = m.Ranges([m.RangeRef(place, 0)]).pack()
-    name, body = peer.ask(FrameType.WRITE, head, b"too short")
+    name, body = peer.ask(FrameType.WRITE, one_range(place, 9), b"too short")
     assert (name, m.Failure.unpack(body).code) == ("ERROR", "block_not_found")
+    head = one_range(place, RANGE_BYTES)
     assert peer.ask(FrameType.WRITE, head, make_range("a", 0))[0] == "REPLY"
     assert peer.ask(FrameType.STATS, b"")[0] == "REPLY"
 
@@ -187,7 +194,7 @@ def test_requests_may_be_pipelined(rig: Rig, peer: RawPeer) -> None:
     places = [store(pool, f"n{i}") for i in range(5)]
     pool.close()
     for i, place in enumerate(places):
-        peer.send(FrameType.READ, m.Ranges([m.RangeRef(place, 1)]).pack(), id=i)
+        peer.send(FrameType.READ, one_range(place, RANGE_BYTES, 1), id=i)
     for i in range(5):
         name, body = peer.receive()
         assert name == "REPLY"
@@ -198,7 +205,7 @@ def test_a_writer_that_dies_in_the_middle_leaves_nothing_readable(rig: Rig) -> N
     (place,) = rig.node.reserve([make_put("a")], deadline_s=5.0)
     assert place is not None
     peer = RawPeer(rig)
-    head = m.Ranges([m.RangeRef(place, 0)]).pack()
+    head = one_range(place, RANGE_BYTES)
     lead = pack_header(FrameType.WRITE, 1, head_bytes=len(head), payload_bytes=RANGE_BYTES)
     peer.sock.sendall(lead + head + b"x" * 1000)
     peer.close()

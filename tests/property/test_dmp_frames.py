@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dmp import messages as m
 from dmp.frame import HEADER_BYTES, parse_header
 from dmp.packing import Packer
 from dmp.pool_node import PoolNodeStats, PutRequest
+from dmp.range_codec import MAX_RANGES, pack_ranges, pack_sums, unpack_ranges, unpack_sums
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -25,6 +27,10 @@ u32 = st.integers(0, 2**32 - 1)
 keys = st.binary(min_size=16, max_size=16).map(BlockKey)
 names = st.sampled_from(["", "demo", "org/model-1.5B:q8", "x" * 128])
 texts = st.text(max_size=40)
+client_ids = st.text("0123456789abcdef", max_size=64)
+ranges = st.tuples(
+    u64, u32, u64, u64, st.integers(0, limits.MAX_LAYERS - 1), st.integers(0, limits.MAX_SLOT_BYTES)
+)
 locations = st.builds(Location, st.just(NODE), u64.map(Incarnation), u32, u64, u64, u64)
 puts = st.builds(
     PutRequest,
@@ -43,8 +49,14 @@ def lists(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(items, max_size=5)
 
 
+def new_blocks(put: PutRequest) -> st.SearchStrategy[m.NewBlock]:
+    put = replace(put, range_count=1 + put.range_count % 4)
+    sums = st.tuples(*[u64] * put.range_count)
+    return st.builds(m.NewBlock, st.just(put), sums)
+
+
 MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
-    m.Hello: (st.builds(m.Hello, texts, texts), m.Hello.unpack),
+    m.Hello: (st.builds(m.Hello, texts, client_ids), m.Hello.unpack),
     m.Welcome: (
         st.builds(m.Welcome, texts.map(NodeId), texts.map(HostId), u64.map(Incarnation), texts),
         m.Welcome.unpack,
@@ -55,10 +67,7 @@ MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
         st.builds(m.Ranges, lists(st.builds(m.RangeRef, locations, u32))),
         lambda head: m.Ranges.unpack(head, NODE),
     ),
-    m.ReadReply: (
-        st.builds(m.ReadReply, lists(st.builds(m.RangeSum, u64, u64))),
-        m.ReadReply.unpack,
-    ),
+    m.Put: (st.builds(m.Put, lists(puts.flatmap(new_blocks))), m.Put.unpack),
     m.Seal: (
         st.builds(m.Seal, lists(st.builds(m.Sealing, locations, lists(u64).map(tuple)))),
         lambda head: m.Seal.unpack(head, NODE),
@@ -108,7 +117,7 @@ def test_damaged_and_random_messages_are_refused_or_sane(kind: type, data: st.Da
 @fixed
 @given(raw=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), lead=st.booleans())
 def test_any_header_is_refused_or_within_bounds(raw: bytes, lead: bool) -> None:
-    raw = b"TKVD\1" + raw[5:6] + b"\0\0" + raw[8:] if lead else raw
+    raw = b"TKVD\2" + raw[5:6] + b"\0\0" + raw[8:] if lead else raw
     with contextlib.suppress(RemoteProtocolError):
         header = parse_header(raw)
         assert header.head_bytes <= 4 << 20
@@ -119,6 +128,44 @@ def test_any_header_is_refused_or_within_bounds(raw: bytes, lead: bool) -> None:
 @given(stats=st.builds(PoolNodeStats, *[u64] * 10))
 def test_stats_come_back(stats: PoolNodeStats) -> None:
     assert m.unpack_stats(m.pack_stats(stats)) == stats
+
+
+@fixed
+@given(refs=st.lists(ranges, min_size=1, max_size=6), data=st.data())
+def test_ranges_come_back_and_never_short_or_long(refs: list[Any], data: st.DataObject) -> None:
+    head = pack_ranges(refs)
+    assert unpack_ranges(head) == refs
+    cut = data.draw(st.integers(0, len(head) - 1))
+    for wrong in (head[:cut], head + b"\0"):
+        with pytest.raises(RemoteProtocolError):
+            unpack_ranges(wrong)
+
+
+@fixed
+@given(raw=st.binary(max_size=300), refs=st.lists(ranges, min_size=1, max_size=3), at=u32)
+def test_damaged_ranges_are_refused_or_sane(raw: bytes, refs: list[Any], at: int) -> None:
+    damaged = bytearray(pack_ranges(refs))
+    damaged[at % len(damaged)] ^= 1 << at % 8
+    for head in (raw, damaged):
+        with contextlib.suppress(RemoteProtocolError):
+            for ref in unpack_ranges(head):
+                assert ref[4] < limits.MAX_LAYERS and ref[5] <= limits.MAX_SLOT_BYTES
+
+
+@fixed
+@given(sums=st.lists(u64, max_size=9))
+def test_checksums_come_back(sums: list[int]) -> None:
+    head = pack_sums(sums)
+    assert list(unpack_sums(head, len(sums))) == sums
+    with pytest.raises(RemoteProtocolError):
+        unpack_sums(head, len(sums) + 1)
+
+
+@pytest.mark.parametrize("count", [0, MAX_RANGES + 1, 2**32 - 1])
+def test_a_frame_names_some_ranges_and_not_too_many(count: int) -> None:
+    head = count.to_bytes(4, "little") + bytes(40 * min(count, MAX_RANGES + 1))
+    with pytest.raises(RemoteProtocolError, match="allowed"):
+        unpack_ranges(head)
 
 
 def test_counts_are_bounded_before_memory_is_taken() -> None:

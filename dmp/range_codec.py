@@ -1,0 +1,67 @@
+"""Heads of READ and WRITE frames: lists of ranges as plain tuples, the hottest bytes we parse.
+
+Called by dmp/byte_frames.py and dmp/transport/tcp.py. One precompiled struct per item and no object
+per range: a layer-wise load names hundreds of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvcore import limits
+from kvcore.errors import RemoteProtocolError
+
+Ref = tuple[int, int, int, int, int, int]
+"""(incarnation, segment, slot, generation, index, size): one range and the bytes expected of it."""
+
+_ITEM: Final = struct.Struct("<QIQQIQ")
+_COUNT: Final = struct.Struct("<I")
+MAX_RANGES: Final = 1_024
+"""Ranges per frame: requests in flight stay far below a socket's buffer, so neither side's send
+can wait for the other's."""
+
+assert MAX_RANGES <= limits.MAX_FRAME_ITEMS
+
+
+def pack_ranges(refs: Sequence[Ref]) -> bytes:
+    """Return the head of a READ or WRITE frame."""
+    if len(refs) == 1:
+        return b"\1\0\0\0" + _ITEM.pack(*refs[0])
+    return _COUNT.pack(len(refs)) + b"".join([_ITEM.pack(*ref) for ref in refs])
+
+
+def unpack_ranges(head: bytes | bytearray) -> list[Ref]:
+    """Read the head of a READ or WRITE frame.
+
+    Raises:
+        RemoteProtocolError: its length does not fit its count, or it names nothing or too much.
+    """
+    size = len(head)
+    if size < 4:
+        raise RemoteProtocolError("a data-plane message ends too early")
+    (count,) = _COUNT.unpack_from(head)
+    if not 1 <= count <= MAX_RANGES:
+        raise RemoteProtocolError(f"{count} ranges in a frame, 1 to {MAX_RANGES} allowed")
+    if size != 4 + count * _ITEM.size:
+        raise RemoteProtocolError(f"{count} ranges in a head of {size} bytes")
+    refs: list[Ref] = list(_ITEM.iter_unpack(memoryview(head)[4:]))
+    for ref in refs:
+        if ref[4] >= limits.MAX_LAYERS:
+            raise RemoteProtocolError(f"range {ref[4]} is outside [0, {limits.MAX_LAYERS})")
+        if ref[5] > limits.MAX_SLOT_BYTES:
+            raise RemoteProtocolError(f"a range of {ref[5]} bytes")
+    return refs
+
+
+def pack_sums(checksums: Sequence[int]) -> bytes:
+    """Return the head of the reply to a READ: one xxh3_64 per range."""
+    return struct.pack(f"<{len(checksums)}Q", *checksums)
+
+
+def unpack_sums(head: bytes | bytearray | memoryview, count: int) -> Iterable[int]:
+    """Read the head of the reply to a READ of ``count`` ranges."""
+    if len(head) != 8 * count:
+        raise RemoteProtocolError(f"{len(head)} bytes of checksums for {count} ranges")
+    return struct.unpack(f"<{count}Q", head)
