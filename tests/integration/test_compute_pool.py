@@ -129,6 +129,7 @@ async def test_the_directory_leads_to_another_host_and_its_death_is_only_slower(
         ):
             got, last = await answer(node, make_request(PROMPT))
             assert got == want and last.usage.hit_tokens.l3 == 64
+            await node.flush()  # Blocks being published keep their pages.
             meta.off = True
             await node.drop_cache()
             got, last = await answer(node, make_request(PROMPT))
