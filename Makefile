@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-slow check bench proto format clean model
+.PHONY: help setup demo test test-rdma test-slow check bench proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ demo: setup ## Run the main job and print what happened
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
 	$(BIN)/pytest -m 'not slow'
+
+test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
+	tests/hardware/run-rdma
 
 test-slow: setup ## Run the slow tests too
 	$(BIN)/pytest

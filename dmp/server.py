@@ -15,6 +15,7 @@ from typing import Final
 
 from dmp.clients import ByteBudget, Clients
 from dmp.node import DmpNode
+from dmp.rdma_door import RdmaDoor
 from dmp.session import Session
 from dmp.socket_io import TlsWire, Wire
 from dmp.tls import server_context
@@ -41,6 +42,7 @@ class DmpServer:
         self._clients = Clients()
         self._budget = ByteBudget(node.config.capacity_bytes // 2)
         self._tls: ssl.SSLContext | None = None
+        self._rdma: RdmaDoor | None = None
         self._stopping = False
 
     @property
@@ -69,6 +71,7 @@ class DmpServer:
             ) from error
         self._stopping = False
         self._listener = listener
+        self._rdma = RdmaDoor(self._node)
         self._acceptor = threading.Thread(target=self._accept, name="dmp-accept", daemon=True)
         self._acceptor.start()
         log.info("dmp %s: data plane on %s", config.node_id, self.address)
@@ -88,6 +91,8 @@ class DmpServer:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             thread.join()
+        if self._rdma is not None:
+            self._rdma.close()  # Before the node unmaps the segment.
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -117,12 +122,17 @@ class DmpServer:
 
     def _run(self, sock: socket.socket) -> None:
         try:
-            with contextlib.closing(self._wire(sock)) as wire:
+            assert self._rdma is not None, "the server is not started"
+            with (
+                contextlib.closing(self._wire(sock)) as wire,
+                contextlib.closing(self._rdma.guest()) as rdma,
+            ):
                 session = Session(
                     wire,
                     self._node,
                     self._clients,
                     self._budget,
+                    rdma=rdma,
                     trusted=lambda: self._no_stranger(sock),
                 )
                 session.run()

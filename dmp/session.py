@@ -20,6 +20,7 @@ from dmp.clients import ByteBudget, Clients
 from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
+from dmp.rdma_door import RdmaGuest
 from dmp.socket_io import Wire, discard
 from dmp.stored import pack_stored
 from kvcore.errors import AuthenticationError, CacheError, RemoteProtocolError, TierKVError
@@ -39,6 +40,7 @@ class Session:
         clients: Clients,
         budget: ByteBudget,
         *,
+        rdma: RdmaGuest,
         trusted: Callable[[], None] = lambda: None,
     ) -> None:
         self._wire = wire
@@ -61,6 +63,7 @@ class Session:
             FrameType.STATS: self._stats,
             FrameType.PROMOTE: self._promote,
             FrameType.DESCRIBE: self._describe,
+            **rdma.handlers,
         }
 
     def run(self) -> None:

@@ -159,6 +159,11 @@ class Connection:
         if refused is not None:
             raise refused
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer has not hung up, as far as is known."""
+        return self._wire.is_open
+
     def close(self) -> None:
         """Close the socket."""
         self._wire.close()

@@ -7,6 +7,7 @@ and holds for all peers. Thread-safe.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import logging
 import mmap
@@ -73,8 +74,9 @@ class Bounce:
     def close(self) -> None:
         """Deregister and unmap."""
         self.memory.close()
-        self.view.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # Views still in use keep the mapping.
+            self.view.release()
+            self._map.close()
 
 
 class Fabric:

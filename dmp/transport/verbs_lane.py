@@ -163,8 +163,10 @@ class Lane:
         self, rail: Rail, incarnation: Incarnation, failures: Counter[Rail]
     ) -> RailLink | None:
         link = self._links.get(rail)
-        if link is not None and link.accept.incarnation < incarnation:
-            self._drop(rail)  # The node has started again since.
+        if link is not None and not (
+            link.is_alive and link.accept.incarnation >= incarnation
+        ):  # The node stopped, or has started again since.
+            self._drop(rail)
             link = None
         if link is None:
             board, device = self._board, self._board.fabric.devices[rail.local]

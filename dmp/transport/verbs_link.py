@@ -82,6 +82,11 @@ class RailLink:
                 self._pair.close()
             raise
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the node still holds its end; a node that stopped is noticed at once."""
+        return self._control.is_open
+
     def post(self, op: Op, piece: Piece, memory: LocalMemory, *, number: int, last: bool) -> None:
         """Start one piece; ``last`` of a group asks for a completion."""
         self._pair.post(

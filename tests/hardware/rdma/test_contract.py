@@ -1,0 +1,29 @@
+"""The sentences of PoolNode over one-sided RDMA; see tests/contract/test_pool_node.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.contract.test_pool_node import *  # noqa: F403 - the suite itself
+from tests.contract.test_pool_node import Connect
+from tests.fix_dmp import Rig
+from tests.fix_rdma import SERVED, OpenVerbs
+
+pytestmark = pytest.mark.rdma
+
+
+@pytest.fixture
+def transport() -> str:
+    return "rdma"
+
+
+@pytest.fixture
+def connect(open_verbs: OpenVerbs) -> Connect:
+    return open_verbs
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig(rdma_devices=SERVED)
