@@ -23,6 +23,7 @@ from compute.publisher import PublishJob
 from compute.store_reader import StoreReader
 from compute.tiers import Tiers
 from dmp.pool_node import PoolNode
+from kvcore import limits
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored, NullReporter
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
@@ -36,7 +37,7 @@ from kvcore.errors import (
 )
 from kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
 from kvcore.location import Tier
-from kvcore.node import NodeInfo, NodeReport, TierStats
+from kvcore.node import NodeInfo, NodeReport, PathReport, TierStats
 from kvcore.request import GenerateEvent, GenerateRequest
 from metaserver.client import LocateReply, MetaClient
 from storage.block_store import BlockStore
@@ -290,6 +291,7 @@ class ComputeNode:
             cache_errors=tuple(sorted(self._engine.tiers.cache_errors.copy().items())),
             transfer_bytes_in=sum(meter.read_bytes for meter in meters.values()),
             transfer_bytes_out=self._engine.tiers.publisher.written_bytes,
+            paths=tuple(_path_to(node) for node in self._engine.tiers.finder.nodes),
         )
 
     def _l1_stats(self) -> TierStats:
@@ -322,3 +324,8 @@ class ComputeNode:
             read_time_s=meter.read_time_s,
             write_time_s=publisher.write_time_s if writes else 0.0,
         )
+
+
+def _path_to(node: PoolNode) -> PathReport:
+    path = node.path
+    return PathReport(node.node_id, path.transport, path.reason[: limits.MAX_REASON_CHARS])

@@ -158,6 +158,7 @@ def _node(node: NodeState) -> Row:
         "heartbeat_age_s": node.heartbeat_age_s,
         "capacity_bytes": info.capacity_bytes,
         "models": ", ".join(model.name for model in info.models),
+        "paths": "; ".join(map(str, node.report.paths)),
     }
 
 

@@ -33,6 +33,9 @@ MAX_NAME_CHARS: Final = 128
 
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:\-/]{0,127}"
 
+MAX_REASON_CHARS: Final = 1_024
+"""Why a node uses the path it uses; longer ones are cut by their writer."""
+
 MAX_CHAIN_BLOCKS: Final = 8_192
 """Blocks in one locate or lookup: 512 K tokens at 64 tokens a block."""
 

@@ -137,6 +137,27 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PathReport:
+    """How KV bytes travel between the reporting node and another, and why that way.
+
+    Attributes:
+        node: the other end; empty for a door that is open to whoever connects.
+        transport: ``inproc``, ``shm``, ``rdma`` or ``tcp``.
+        reason: for people: why this one, where the door is, or why there is none.
+        usable: False for a door that this node can't open.
+    """
+
+    node: str
+    transport: str
+    reason: str
+    usable: bool = True
+
+    def __str__(self) -> str:
+        way = self.transport if self.usable else f"no {self.transport}"
+        return f"{self.node} {way}: {self.reason}".lstrip()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """What a node says with each heartbeat.
 
@@ -147,6 +168,7 @@ class NodeReport:
         transfer_bytes_in: bytes taken in over the data plane.
         transfer_bytes_out: bytes given out over the data plane.
         transfer_errors: failed transfers.
+        paths: of a compute node, one for each pool node it uses; of a pool node, its doors.
     """
 
     load: NodeLoad = NodeLoad()
@@ -155,3 +177,4 @@ class NodeReport:
     transfer_bytes_in: int = 0
     transfer_bytes_out: int = 0
     transfer_errors: int = 0
+    paths: tuple[PathReport, ...] = ()

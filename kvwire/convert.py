@@ -12,7 +12,7 @@ from kvcore.errors import RemoteProtocolError
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.location import Location, Replica, Tier
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
 from kvwire.check import (
     check_count,
     checked_amount,
@@ -147,6 +147,25 @@ def tier_stats_from_proto(message: pb.TierStats) -> TierStats:
     return TierStats(tier=checked_choice(Tier, message.tier, "tiers.tier"), **fields)
 
 
+def path_report_to_proto(path: PathReport) -> pb.PathReport:
+    """Convert a PathReport."""
+    return pb.PathReport(
+        node=path.node, transport=path.transport, reason=path.reason, usable=path.usable
+    )
+
+
+def path_report_from_proto(message: pb.PathReport) -> PathReport:
+    """Convert a PathReport; RemoteProtocolError for a name or reason nobody would write."""
+    if len(message.reason) > limits.MAX_REASON_CHARS:
+        raise RemoteProtocolError(f"paths.reason exceeds {limits.MAX_REASON_CHARS} characters")
+    return PathReport(
+        node=checked_name(message.node, "paths.node") if message.node else "",
+        transport=checked_name(message.transport, "paths.transport"),
+        reason=message.reason,
+        usable=message.usable,
+    )
+
+
 def node_report_to_proto(report: NodeReport) -> pb.NodeReport:
     """Convert a NodeReport."""
     return pb.NodeReport(
@@ -156,6 +175,7 @@ def node_report_to_proto(report: NodeReport) -> pb.NodeReport:
         transfer_bytes_in=report.transfer_bytes_in,
         transfer_bytes_out=report.transfer_bytes_out,
         transfer_errors=report.transfer_errors,
+        paths=[path_report_to_proto(path) for path in report.paths],
     )
 
 
@@ -163,6 +183,7 @@ def node_report_from_proto(message: pb.NodeReport) -> NodeReport:
     """Convert a NodeReport, its cache errors sorted by kind; RemoteProtocolError beyond bounds."""
     check_count(message.tiers, _MAX_TIER_STATS, "report.tiers")
     check_count(message.cache_errors, _MAX_ERROR_KINDS, "report.cache_errors")
+    check_count(message.paths, limits.MAX_NODES, "report.paths")
     return NodeReport(
         load=node_load_from_proto(message.load),
         tiers=tuple(tier_stats_from_proto(stats) for stats in message.tiers),
@@ -170,6 +191,7 @@ def node_report_from_proto(message: pb.NodeReport) -> NodeReport:
         transfer_bytes_in=message.transfer_bytes_in,
         transfer_bytes_out=message.transfer_bytes_out,
         transfer_errors=message.transfer_errors,
+        paths=tuple(path_report_from_proto(path) for path in message.paths),
     )
 
 

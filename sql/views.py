@@ -75,6 +75,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "heartbeat_age_s": "DOUBLE",
         "capacity_bytes": "BIGINT",
         "models": "VARCHAR",
+        "paths": "VARCHAR",
     },
     "models": {
         "model_name": "VARCHAR",

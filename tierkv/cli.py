@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+pool_app = typer.Typer(help="Use a memory pool by hand.", no_args_is_help=True)
+app.add_typer(pool_app, name="pool")
 
 ConfigOption = Annotated[
     Path | None,
@@ -153,6 +155,12 @@ def serve(
     node_id: Annotated[
         str | None, typer.Option(help="Unique, stable name; else ROLE-HOST.")
     ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of meta, dmp and compute nodes; 0: any.")
+    ] = None,
+    capacity: Annotated[
+        str | None, typer.Option(help="Memory of a dmp node, such as 4GiB.")
+    ] = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="End when standard input closes.")
     ] = False,
@@ -161,15 +169,26 @@ def serve(
 ) -> None:
     """Start one role of a cluster that spans machines, and run until it is told to stop.
 
-    Nodes find each other through the meta server: --set cluster.meta_address=HOST:PORT.
+    Nodes find each other through the meta server: --set cluster.meta_address=HOST:PORT. Without it
+    a dmp node stands alone, for programs that use the pool only (docs/pool.md).
     """
     from tierkv.serve import serve_role
 
-    loaded = _load(config, settings)
+    loaded = _load(config, settings, **_role_flags(role, port, capacity))
     name = node_id or ""
     raise typer.Exit(
         asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
     )
+
+
+def _role_flags(role: Role, port: int | None, capacity: str | None) -> dict[str, Any]:
+    """Turn --port and --capacity into settings of the role's section."""
+    if capacity is not None and role is not Role.DMP:
+        raise typer.BadParameter("--capacity is for dmp nodes")
+    if port is not None and role is Role.FRONT:
+        raise typer.BadParameter("a front has two ports: --set front.pg_port, front.http_port")
+    section = role.value if role in (Role.META, Role.DMP) else "compute"
+    return {"dmp__capacity": capacity} | ({f"{section}__port": port} if port is not None else {})
 
 
 @app.command()
@@ -218,6 +237,52 @@ def config_show(
         typer.echo(f"{entry.key:<{width}}  {entry.value}  ({entry.source})")
         if describe:
             typer.secho(f"{'':<{width}}  {entry.description}", dim=True)
+
+
+AddressOption = Annotated[
+    str, typer.Argument(help="HOST:PORT of one or more pool nodes, separated by commas.")
+]
+
+
+@pool_app.command("stats")
+def pool_stats(
+    addresses: AddressOption,
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show pool nodes: how bytes travel to them and what they hold."""
+    from tierkv import pool_shell
+
+    pool_shell.print_stats(_load(config, settings).settings, addresses, output)
+
+
+@pool_app.command("put")
+def pool_put(
+    addresses: AddressOption,
+    key: Annotated[str, typer.Argument(help="Any name.")],
+    file: Annotated[Path, typer.Argument(help="What to store.")],
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Store a file under a key."""
+    from tierkv import pool_shell
+
+    raise typer.Exit(pool_shell.put(_load(config, settings).settings, addresses, key, file))
+
+
+@pool_app.command("get")
+def pool_get(
+    addresses: AddressOption,
+    key: Annotated[str, typer.Argument(help="Its name.")],
+    file: Annotated[Path | None, typer.Argument(help="Where to; else standard output.")] = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Read a value; exit status 1 when it is not there."""
+    from tierkv import pool_shell
+
+    raise typer.Exit(pool_shell.get(_load(config, settings).settings, addresses, key, file))
 
 
 @app.callback(invoke_without_command=True)

@@ -11,6 +11,7 @@ import asyncio
 from compute.config import ComputeConfig, LoadPolicy
 from compute.node import ComputeNode
 from compute.service import serve_node
+from dmp.transfer_plan import Transport
 from kvcore.clock import Clock, SystemClock
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.node import NodeRole
@@ -70,13 +71,22 @@ class ComputePart:
         self._watcher: PoolWatcher | None = None
         self._agent: NodeAgent | None = None
 
-    async def start(self, *, listen: str = "", advertise: str = "", token: str = "") -> None:
+    async def start(
+        self,
+        *,
+        listen: str = "",
+        advertise: str = "",
+        token: str = "",
+        transport: Transport = Transport.AUTO,
+    ) -> None:
         """Start the engine; with ``listen`` serve gRPC and watch the pool.
 
         Args:
             listen: ``host:port`` of the service; empty for a node in this process.
             advertise: host that others reach it by; empty means the bound one.
             token: the cluster token.
+            transport: how bytes shall travel to and from the pool.
+
         Raises:
             ConfigError: the port is taken.
         """
@@ -86,7 +96,9 @@ class ComputePart:
             host, _, port = self._bound.address.rpartition(":")
             self.address = f"{advertise or host}:{port}"
             self.node.set_control_address(self.address)
-            self._watcher = PoolWatcher(self.node, self._meta, host=self._config.host, token=token)
+            self._watcher = PoolWatcher(
+                self.node, self._meta, host=self._config.host, token=token, transport=transport
+            )
             await self._watcher.start()
         info, source = self.node.info(), self.node.report
         self._agent = NodeAgent(self._meta, info, self._reporter, source)

@@ -10,18 +10,22 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
 from dmp.pool_node import PoolNode
 from dmp.server import DmpServer
+from dmp.transfer_plan import Transport
+from dmp.transport.rdma_here import why_no_rdma
 from dmp.transport.select import connect_pool_node
+from kvcore import limits
 from kvcore.block_event import BlockEvent, BlockReporter, NullReporter
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import DirectoryUnavailableError, TransportError
 from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeReport, NodeRole
+from kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
 from metaserver.agent import NodeAgent
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
@@ -52,7 +56,7 @@ class HasPoolNodes(Protocol):
 
 
 class DmpPart:
-    """A memory pool node, its data plane and its agent.
+    """A memory pool node, its data plane and, in a cluster, its agent.
 
     Attributes:
         node: the pool node.
@@ -62,7 +66,7 @@ class DmpPart:
     def __init__(
         self,
         config: DmpConfig,
-        meta: MetaClient,
+        meta: MetaClient | None,
         *,
         listen: bool = True,
         clock: Clock | None = None,
@@ -76,7 +80,7 @@ class DmpPart:
         self._agent: NodeAgent | None = None
 
     async def start(self) -> None:
-        """Attach the segment, listen, register.
+        """Attach the segment, listen and, in a cluster, register.
 
         Raises:
             ConfigError: no room for the segment, or the port is taken.
@@ -86,11 +90,29 @@ class DmpPart:
             self._server = DmpServer(self.node)
             self._server.start()
             self.address = self._server.address
+        if self._meta is None:
+            _log.info("pool node %s stands alone: no cluster.meta_address", self.node.node_id)
+            return
         info = self.node.info(data_address=self.address)
         reporter = MetaReporter(info.node_id, info.incarnation, self.node.inventory)
         self._reporter.target = reporter
-        self._agent = NodeAgent(self._meta, info, reporter, self.node.report)
+        self._agent = NodeAgent(self._meta, info, reporter, self.report)
         await self._agent.start()
+
+    def report(self) -> NodeReport:
+        """Return what goes into a heartbeat: the node's counters and its doors."""
+        return replace(self.node.report(), paths=self._doors())
+
+    def _doors(self) -> tuple[PathReport, ...]:
+        if not self._listen:
+            return (PathReport("", "inproc", "one process"),)
+        segment = str(self.node.config.segment_file)[: limits.MAX_REASON_CHARS]
+        no_rdma = why_no_rdma()
+        return (
+            PathReport("", "shm", segment),
+            PathReport("", "rdma", no_rdma, usable=not no_rdma),
+            PathReport("", "tcp", self.address),
+        )
 
     async def flush(self) -> None:
         """Wait until the directory knows everything this node holds."""
@@ -117,11 +139,20 @@ async def announce(meta: MetaClient, info: NodeInfo) -> NodeAgent:
 class PoolWatcher:
     """Keeps a compute node connected to every live DMP node the meta server lists."""
 
-    def __init__(self, node: HasPoolNodes, meta: MetaClient, *, host: HostId, token: str) -> None:
+    def __init__(
+        self,
+        node: HasPoolNodes,
+        meta: MetaClient,
+        *,
+        host: HostId,
+        token: str,
+        transport: Transport = Transport.AUTO,
+    ) -> None:
         self._node = node
         self._meta = meta
         self._host = host
         self._token = token
+        self._transport = transport
         self._known: dict[tuple[NodeId, Incarnation], PoolNode] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -163,11 +194,13 @@ class PoolWatcher:
         for key, info in live.items():
             if key not in self._known:
                 with suppress(TransportError):
-                    self._known[key] = self._connect(info)
+                    self._known[key] = await asyncio.to_thread(self._connect, info)
         self._node.set_pool_nodes(tuple(self._known.values()))
         for pool_node in gone:
             await asyncio.to_thread(pool_node.close)
 
     def _connect(self, info: NodeInfo) -> PoolNode:
         _log.info("pool node %s at %s", info.node_id, info.data_address)
-        return connect_pool_node(info, host=self._host, token=self._token or None)
+        return connect_pool_node(
+            info, host=self._host, token=self._token or None, transport=self._transport
+        )

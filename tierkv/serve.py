@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from dmp.config import DmpConfig
+from dmp.transfer_plan import Transport
 from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, Incarnation, NodeId
@@ -103,11 +104,15 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
             token=settings.cluster.token,
             remove_on_stop=settings.dmp.remove_on_stop,
         ),
-        _meta(config, stack),
+        _meta(config, stack) if settings.cluster.meta_address else None,
     )
     await part.start()
     stack.push_async_callback(part.stop)
-    return {"address": part.address, "segment": str(part.node.config.segment_file)}
+    return {
+        "address": part.address,
+        "segment": str(part.node.config.segment_file),
+        "next": f"tierkv pool stats {part.address}",
+    }
 
 
 def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
@@ -129,6 +134,7 @@ async def _start_compute(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
         advertise=settings.cluster.advertise,
         token=settings.cluster.token,
+        transport=Transport(settings.pool.transport),
     )
     stack.push_async_callback(part.stop)
     return {"address": part.address, "model": part.node.model.name}

@@ -100,6 +100,15 @@ class DmpSettings(Section):
     )
 
 
+class PoolSettings(Section):
+    """How this machine's clients reach the memory pool."""
+
+    transport: Literal["auto", "shm", "rdma", "tcp"] = Field(
+        default="auto",
+        description="path to pool nodes; auto: shared memory, else RDMA, else TCP",
+    )
+
+
 class ComputeSettings(Section):
     """A prefill/decode node."""
 
@@ -131,4 +140,5 @@ class Settings(Section):
     front: FrontSettings = FrontSettings()
     meta: MetaSettings = MetaSettings()
     dmp: DmpSettings = DmpSettings()
+    pool: PoolSettings = PoolSettings()
     compute: ComputeSettings = ComputeSettings()

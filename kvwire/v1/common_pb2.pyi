@@ -246,6 +246,34 @@ class TierStats(_message.Message):
 Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
 
 @_typing.final
+class PathReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    USABLE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    transport: _builtins.str
+    reason: _builtins.str
+    usable: _builtins.bool
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        usable: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "reason", b"reason", "transport", b"transport", "usable", b"usable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PathReport: _TypeAlias = PathReport  # noqa: Y015
+
+@_typing.final
 class NodeReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -275,6 +303,7 @@ class NodeReport(_message.Message):
     TRANSFER_BYTES_IN_FIELD_NUMBER: _builtins.int
     TRANSFER_BYTES_OUT_FIELD_NUMBER: _builtins.int
     TRANSFER_ERRORS_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
     transfer_bytes_in: _builtins.int
     transfer_bytes_out: _builtins.int
     transfer_errors: _builtins.int
@@ -284,6 +313,8 @@ class NodeReport(_message.Message):
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]: ...
     @_builtins.property
     def cache_errors(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___PathReport]: ...
     def __init__(
         self,
         *,
@@ -293,10 +324,11 @@ class NodeReport(_message.Message):
         transfer_bytes_in: _builtins.int = ...,
         transfer_bytes_out: _builtins.int = ...,
         transfer_errors: _builtins.int = ...,
+        paths: _abc.Iterable[Global___PathReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,7 +42,8 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_nodes'), '[]'), '[{
     "state":"VARCHAR",
     "heartbeat_age_s":"DOUBLE",
     "capacity_bytes":"BIGINT",
-    "models":"VARCHAR"
+    "models":"VARCHAR",
+    "paths":"VARCHAR"
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.settings AS

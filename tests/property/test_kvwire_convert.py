@@ -15,7 +15,7 @@ from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
 from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.location import Location, Replica, Tier
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
 from kvcore.request import (
     FinishReason,
     GenerateEvent,
@@ -93,6 +93,9 @@ REPORTS = st.builds(
     transfer_bytes_in=U64,
     transfer_bytes_out=U64,
     transfer_errors=U64,
+    paths=st.lists(
+        st.builds(PathReport, st.just("") | NAMES, NAMES, TEXTS, usable=st.booleans()), max_size=2
+    ).map(tuple),
 )
 LOCATIONS = st.builds(
     Location,

@@ -21,7 +21,15 @@ from kvcore.errors import (
 )
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Tier
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from kvcore.node import (
+    ModelInfo,
+    NodeInfo,
+    NodeLoad,
+    NodeReport,
+    NodeRole,
+    PathReport,
+    TierStats,
+)
 from metaserver.client import BlockListing, BlockRecord, NodeState
 from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
 
@@ -339,6 +347,13 @@ async def test_database_file(tmp_path: Path, generator: InstantGenerator) -> Non
         DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "no" / "a.db")), generator)
 
 
+PATHS = (
+    PathReport("dmp-0", "shm", "same host"),
+    PathReport("", "rdma", "no RDMA device here", usable=False),
+    PathReport("", "tcp", "127.0.0.1:7401"),
+)
+
+
 class ThreeNodes:
     """A cluster with fixed numbers."""
 
@@ -353,7 +368,7 @@ class ThreeNodes:
                     HostId("h"),
                     models=(make_model(),),
                 ),
-                report=NodeReport(load=NodeLoad(kv_usage=0.5), tiers=(l2,)),
+                report=NodeReport(load=NodeLoad(kv_usage=0.5), tiers=(l2,), paths=PATHS),
                 heartbeat_age_s=0.25,
                 state="alive",
             )
@@ -407,6 +422,9 @@ async def test_admin_views(generator: InstantGenerator) -> None:
         ("tiny", 16)
     ]
     assert await rows(session, "SELECT count(*), min(state) FROM tierkv.nodes") == [(3, "alive")]
+    assert await rows(session, "SELECT DISTINCT paths FROM tierkv.nodes") == [
+        ("dmp-0 shm: same host; no rdma: no RDMA device here; tcp: 127.0.0.1:7401",)
+    ]
     assert ("front.pg_port", "5433") in await rows(
         session, "SELECT name, setting FROM tierkv.settings"
     )

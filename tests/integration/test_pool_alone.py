@@ -1,0 +1,128 @@
+"""``tierkv serve dmp`` with nothing else of TierKV, and ``tierkv pool`` against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dmp.pool import Pool
+from tests.fix_cluster import ROOT, wait_for
+from tierkv.cli import app
+
+pytestmark = pytest.mark.integration
+
+
+class Alone:
+    """One ``tierkv serve dmp`` process and what it said when it was ready."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log = folder / "dmp.log"
+        command = [
+            sys.executable, "-m", "tierkv", "serve", "dmp", "--capacity", "64MiB",
+            "--set", f"dmp.segment_dir={folder}", *arguments,
+        ]  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()
+        self.told = json.loads(line)
+
+    @property
+    def address(self) -> str:
+        address: str = self.told["address"]
+        return address
+
+    @property
+    def port(self) -> str:
+        return self.address.rpartition(":")[2]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+        code = self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+StartNode = Callable[..., Alone]
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[StartNode]:
+    started: list[Alone] = []
+
+    def start(*arguments: str) -> Alone:
+        started.append(Alone(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for node in started:
+        node.end()
+
+
+def tierkv(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.output
+
+
+def test_a_node_stands_alone_and_says_so(start_node: StartNode, tmp_path: Path) -> None:
+    node = start_node("--port", "0", "--node-id", "alone")
+    assert (node.told["node"], node.told["next"]) == ("alone", f"tierkv pool stats {node.address}")
+    assert "stands alone: no cluster.meta_address" in node.log.read_text()
+    file = tmp_path / "value"
+    file.write_bytes(bytes(range(256)) * 1000)
+    assert tierkv("pool", "put", node.address, "a", str(file)) == (0, "")
+    assert tierkv("pool", "get", node.address, "a", str(tmp_path / "copy")) == (0, "")
+    assert (tmp_path / "copy").read_bytes() == file.read_bytes()
+    assert tierkv("pool", "get", node.address, "b") == (1, "tierkv: 'b' is not in the pool\n")
+    code, said = tierkv(*node.told["next"].split()[1:], "--format", "json")
+    (row,) = json.loads(said)
+    assert (code, row["node"], row["path"], row["blocks"]) == (0, "alone", "shm", 1)
+    assert node.end() == 0
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_values_survive_kill_9_of_the_node(start_node: StartNode, transport: str) -> None:
+    node = start_node("--node-id", "alone")
+    with Pool.connect(node.address, transport=transport) as pool:
+        assert pool.put("a", b"value") and pool.pin("a")
+        node.end(signal.SIGKILL)
+        pool.exists("a")
+        start_node("--node-id", "alone", "--port", node.port)
+        wait_for(lambda: pool.exists("a"), what="the node is back")
+        assert pool.get("a") == b"value"
+        assert pool.put("b", b"other")
+        pool.unpin("a")
+
+
+def test_two_processes_share_what_one_put(start_node: StartNode) -> None:
+    first, second = start_node("--node-id", "one"), start_node("--node-id", "two")
+    addresses = f"{first.address},{second.address}"
+    code = (
+        "import sys; from dmp.pool import Pool\n"
+        "with Pool.connect(sys.argv[1]) as pool:\n"
+        "    assert all(pool.put_many({f'k{i}': bytes([i]) * 999 for i in range(32)}))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, addresses], cwd=ROOT, check=True, timeout=60)
+    with Pool.connect(addresses, transport="tcp") as pool:
+        got = pool.get_many([f"k{i}" for i in range(32)])
+        assert got == [bytes([i]) * 999 for i in range(32)]
+        blocks = [member.stats.slots_sealed for member in pool.stats().members if member.stats]
+        assert min(blocks) > 0 and sum(blocks) == 32
+
+
+def test_options_for_other_roles_are_refused() -> None:
+    assert "for dmp nodes" in tierkv("serve", "meta", "--capacity", "1GiB")[1]
+    assert "two ports" in tierkv("serve", "front", "--port", "1")[1]
