@@ -15,7 +15,6 @@ from typing import Final
 
 import xxhash
 
-from dmp.extents import slot_bytes_for
 from dmp.messages import RangeRef
 from dmp.pool_node import (
     PathInfo,
@@ -25,19 +24,17 @@ from dmp.pool_node import (
     PutRequest,
     RangeRead,
     RangeWrite,
+    put_in_steps,
 )
-from dmp.segment import Segment, Stamp, map_segment
-from dmp.slots import SlotState
+from dmp.segment import Segment, map_segment
 from dmp.transport.inproc import copy_bytes
+from dmp.transport.mapped_slots import MappedSlots
 from dmp.transport.pending import as_bytes
 from dmp.transport.tcp import TcpPoolNode
-from kvcore import limits
 from kvcore.errors import (
     BlockNotFoundError,
-    CacheError,
     ChecksumError,
     ConfigError,
-    LeaseExpiredError,
     StaleEpochError,
     TransportError,
 )
@@ -47,17 +44,22 @@ from kvcore.location import Location
 _MAX_UNREPORTED: Final = 1_024
 """Distinct slots read before the node is told; their order of use is a little late."""
 
+_SMALL_PUT_BYTES: Final = 128 << 10
+"""Up to here one round trip with the bytes in it is faster than two and a copy (measured)."""
+
 
 class ShmPoolNode(PoolNode):
     """PoolNode over a mapped segment."""
 
     def __init__(self, control: TcpPoolNode, segment_path: Path) -> None:
         self._control = control
+        self._node_id = control.node_id
         self._path = segment_path
         self._segment: Segment = map_segment(segment_path)
         self._segment.populate()
+        self._slots = MappedSlots(self._segment)
         self._lock = threading.Lock()
-        self._touched: dict[Location, None] = {}
+        self._touched: dict[int, Location] = {}
         self._touched_bytes = 0
         self._closed = False
 
@@ -89,22 +91,17 @@ class ShmPoolNode(PoolNode):
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
         self._control.pending.check(writes)
         for write in writes:
-            self._write(write.grant, write.index, as_bytes(write.data))
+            slots = self._slots_of(write.grant.location)
+            copy_bytes(slots.writable(write.grant, write.index), as_bytes(write.data))
         self._control.pending.written(writes)
 
-    def _write(self, grant: PutGrant, index: int, data: memoryview) -> None:
-        segment = self._segment_of(grant.location)
-        stamp = segment.read_stamp(grant.location.slot)
-        if (stamp.state, stamp.generation, stamp.key) != (
-            SlotState.WRITING,
-            grant.location.generation,
-            grant.key,
-        ):
-            raise LeaseExpiredError(f"the grant for slot {grant.location.slot} is gone")
-        view = _range_view(segment, grant.location, stamp, index)
-        if len(view) != len(data):
-            raise BlockNotFoundError("the range is not as long as the data")
-        copy_bytes(view, data)
+    def put(
+        self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+    ) -> list[Location | None]:
+        if sum(payload.nbytes for payload in payloads) <= _SMALL_PUT_BYTES:
+            self._report_touched()
+            return self._control.put(puts, payloads)
+        return put_in_steps(self, puts, payloads)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         return self._control.seal(grants)
@@ -113,32 +110,58 @@ class ShmPoolNode(PoolNode):
         self._control.abort(grants)
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        size = 0
         for read in reads:
-            self._read(read)
-        with self._lock:
-            self._touched.update(dict.fromkeys(read.location for read in reads))
-            self._touched_bytes += sum(read.destination.nbytes for read in reads)
-            many = len(self._touched) >= _MAX_UNREPORTED
-        if many:
-            self._report_touched()
+            size += self._read(read)
+        self._touch([read.location for read in reads], size)
 
-    def _read(self, read: RangeRead) -> None:
-        location = self._control.mine(read.location)
-        segment = self._segment_of(location)
-        before = segment.read_stamp(location.slot)
-        _check_sealed(location, before)
-        view = _range_view(segment, location, before, read.index)
+    def _read(self, read: RangeRead) -> int:
+        location = read.location
+        slots = self._slots_of(location)
+        before = slots.sealed(location)
+        view = slots.readable(location, before, read.index)
         destination = as_bytes(read.destination)
         if len(view) != len(destination):
             raise BlockNotFoundError("the range is not as long as its destination")
-        size = slot_bytes_for(before.range_bytes, before.range_count)
-        expected = segment.checksum(location.slot, size, read.index, before.range_count)
+        expected = slots.checksum(location, before, read.index)
         copy_bytes(destination, view)
-        if segment.read_stamp(location.slot) != before:
+        if slots.stamp(location.slot) != before:
             raise StaleEpochError(f"slot {location.slot} was reused while it was read")
         if xxhash.xxh3_64_intdigest(destination) != expected:
-            self._control.suspect([RangeRef(location, read.index)])
-            raise ChecksumError(f"range {read.index} of slot {location.slot} has a wrong checksum")
+            self._refuse_bytes(location, read.index)
+        return len(view)
+
+    def view(self, location: Location, index: int, *, verify: bool = False) -> memoryview:
+        """Return one range in place, read-only: no copy, and no round trip.
+
+        The caller holds the block (``hold``) for as long as it looks: the memory is used again
+        after an eviction, and only a hold prevents that.
+
+        Args:
+            location: the block's slot.
+            index: which range.
+            verify: compare the checksum too; that reads every byte once.
+
+        Raises:
+            CacheError: as ``read_ranges``.
+        """
+        slots = self._slots_of(location)
+        before = slots.sealed(location)
+        view = slots.readable(location, before, index)
+        if verify and xxhash.xxh3_64_intdigest(view) != slots.checksum(location, before, index):
+            if slots.stamp(location.slot) != before:
+                raise StaleEpochError(f"slot {location.slot} was reused while it was read")
+            self._refuse_bytes(location, index)
+        self._touch((location,), len(view))
+        return view.toreadonly()
+
+    def mapped(self) -> memoryview:
+        """Return the payload memory as it is mapped here, to register it with a device."""
+        return self._segment.memory[self._segment.geometry.payload_at :]
+
+    def _refuse_bytes(self, location: Location, index: int) -> None:
+        self._control.suspect([RangeRef(location, index)])
+        raise ChecksumError(f"range {index} of slot {location.slot} has a wrong checksum")
 
     def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
         return self._control.hold(locations, ttl_s=ttl_s)
@@ -155,56 +178,48 @@ class ShmPoolNode(PoolNode):
         self._segment.stop_populating()
         self._control.close()
 
-    def _report_touched(self) -> None:
+    def _touch(self, locations: Sequence[Location], size: int) -> None:
         with self._lock:
-            touched, self._touched = list(self._touched), {}
-            size, self._touched_bytes = self._touched_bytes, 0
-        if touched:
-            self._control.touch(touched, read_bytes=size)
+            for location in locations:
+                self._touched[location.slot] = location
+            self._touched_bytes += size
+            many = len(self._touched) >= _MAX_UNREPORTED
+        if many:
+            self._report_touched()
 
-    def _segment_of(self, location: Location) -> Segment:
+    def _report_touched(self) -> None:
+        if not self._touched:
+            return
+        with self._lock:
+            touched, self._touched = list(self._touched.values()), {}
+            size, self._touched_bytes = self._touched_bytes, 0
+        self._control.touch(touched, read_bytes=size)
+
+    def _slots_of(self, location: Location) -> MappedSlots:
         """Return the mapping of that incarnation; map again when the node made a new file."""
         if self._closed:
             raise TransportError(f"the connection to {self.node_id} is closed")
-        if self._segment.incarnation != location.incarnation:
-            self._map_again()
-        segment = self._segment
-        if segment.incarnation != location.incarnation:
-            raise StaleEpochError(
-                f"{self.node_id} is in incarnation {segment.incarnation}, not "
-                f"{location.incarnation}"
-            )
-        if location.segment != 0 or not 0 <= location.slot < segment.geometry.slot_count:
+        if location.node != self._node_id:
+            self._control.mine(location)
+        slots = self._slots
+        if slots.incarnation != location.incarnation:
+            slots = self._map_again()
+            if slots.incarnation != location.incarnation:
+                raise StaleEpochError(
+                    f"{self.node_id} is in incarnation {slots.incarnation}, not "
+                    f"{location.incarnation}"
+                )
+        if location.segment != 0 or not 0 <= location.slot < slots.slot_count:
             raise BlockNotFoundError(f"{self.node_id} has no slot {location.slot}")
-        return segment
+        return slots
 
-    def _map_again(self) -> None:
+    def _map_again(self) -> MappedSlots:
         try:
             if os.stat(self._path).st_ino != self._segment.inode:
                 # The old mapping lives until its last reader lets go.
                 self._segment = map_segment(self._path)
                 self._segment.populate()
+                self._slots = MappedSlots(self._segment)
         except (OSError, ConfigError) as error:
             raise TransportError(f"segment {self._path} can't be mapped: {error}") from error
-
-
-def _check_sealed(location: Location, stamp: Stamp) -> None:
-    error: CacheError | None = None
-    if stamp.generation != location.generation:
-        error = StaleEpochError(f"slot {location.slot} was reused")
-    elif stamp.state != SlotState.SEALED:
-        error = BlockNotFoundError(f"slot {location.slot} holds no sealed block")
-    if error is not None:
-        raise error
-
-
-def _range_view(segment: Segment, location: Location, stamp: Stamp, index: int) -> memoryview:
-    """Return the bytes of a range, inside its extent whatever the header claims."""
-    if not 0 <= index < stamp.range_count <= limits.MAX_LAYERS:
-        raise BlockNotFoundError(f"range {index} is outside [0, {stamp.range_count})")
-    size = slot_bytes_for(stamp.range_bytes, stamp.range_count)
-    place = location.slot % segment.geometry.slots_per_extent
-    if (place + 1) * size > segment.geometry.extent_bytes:
-        raise StaleEpochError(f"the header of slot {location.slot} is being rewritten")
-    start = index * stamp.range_bytes
-    return segment.payload(location.slot, size, start, start + stamp.range_bytes)
+        return self._slots
