@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import pool_table
+from bench.pool_disk import FILL_BYTES, measure_disk
 from bench.pool_plot import render_plot
 from bench.pool_run import ROOT, Plan, Results, measure
 from bench.report import Report, finish, machine_facts, make_parser
@@ -29,10 +30,13 @@ MARKS: Final = ("<!-- pool:begin -->", "<!-- pool:end -->")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run and print."""
     arguments = _parse(argv)
+    plan = _plan(arguments)
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:
         try:
-            results = measure(_plan(arguments), log)
+            results = measure(plan, log)
+            if not arguments.no_disk:
+                measure_disk(plan, results, fill_bytes=FILL_BYTES >> 2 * arguments.quick)
         except RuntimeError:
             log.seek(0)
             print(log.read().decode(errors="replace")[-4000:], file=sys.stderr)
@@ -52,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__ or "")
     parser.add_argument("--no-peers", action="store_true", help="without Redis and Mooncake")
+    parser.add_argument("--no-disk", action="store_true", help="without L4 and fio")
     parser.add_argument("--sizes", help="value sizes in KiB, such as 64,1024")
     parser.add_argument("--threads", default="1,4", help="client threads, such as 1,4")
     parser.add_argument("--rounds", type=int, help="per cell and contender; medians are taken")

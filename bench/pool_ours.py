@@ -6,38 +6,33 @@ and evicts nothing that is held; the raw limits beside it do neither.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
 
 from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
-from dmp.pool_node import PoolNode, PutRequest, RangeRead
+from dmp.pool import Pool
 from dmp.server import DmpServer
-from dmp.transport.select import connect_pool_node
 from kvcore.block_event import NullReporter
-from kvcore.block_key import ROOT_PARENT
 from kvcore.clock import SystemClock
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
-from kvcore.node import NodeInfo
-
-HOST: Final = HostId("bench")
-_HOLD_S: Final = 3_600.0
+from kvcore.ids import HostId, NodeId
 
 
 def contenders() -> dict[str, Contender]:
     """Return our transports by name."""
     server = OurServer()
     return {
-        "tcp": Ours(server, HostId("elsewhere")),
-        "shm": Ours(server, HOST),
+        "tcp": Ours(server, "tcp", b"tcp-----"),
+        "shm": Ours(server, "shm", b"shm-----"),
+        "shm_view": OurView(server, "shm", b"view----"),
     }
 
 
@@ -47,12 +42,12 @@ class OurServer:
     def __init__(self) -> None:
         self._size = 0
         self._process: multiprocessing.process.BaseProcess | None = None
-        self.info: NodeInfo | None = None
+        self.address = ""
 
-    def start(self, size: int) -> NodeInfo:
-        """Run a node for values of ``size`` bytes; the same one for both transports."""
-        if size == self._size and self.info is not None:
-            return self.info
+    def start(self, size: int) -> str:
+        """Run a node for values of ``size`` bytes, the same for all, and return its address."""
+        if size == self._size and self._process is not None:
+            return self.address
         self.stop()
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
@@ -61,11 +56,10 @@ class OurServer:
         args = (theirs, extent, capacity)
         self._process = context.Process(target=_serve, args=args, daemon=True)
         self._process.start()
-        self.info, self._size, self._control = ours.recv(), size, ours
-        assert self.info is not None
+        self.address, self._size, self._control = ours.recv(), size, ours
         assert self._process.pid is not None
         await_populated(self._process.pid)
-        return self.info
+        return self.address
 
     def stop(self) -> None:
         """End the process."""
@@ -74,76 +68,98 @@ class OurServer:
             self._process.join(10)
             self._process.kill()
             self._process.join()
-            self._process = self.info = None
+            self._process = None
 
 
 class Ours:
-    """One client of the node."""
+    """The public client, by one transport; all threads share it, as in a program."""
 
     ops: tuple[str, ...] = ("get", "put")
 
-    def __init__(self, server: OurServer, host: HostId) -> None:
+    def __init__(self, server: OurServer, transport: str, prefix: bytes) -> None:
         self._server = server
-        self._host = host
-        self._node: PoolNode | None = None
+        self._prefix = prefix
+        self._transport = transport
+        self._pool: Pool | None = None
         self._numbers = itertools.count()
-        self._last: list[Location | None] = []
+        self._last: list[bytes] = []
 
     def store(self, values: Values) -> None:
-        if self._node is not None:
-            self._node.close()
+        if self._pool is not None:
+            self._pool.close()
         self._values = values
-        self._node = connect_pool_node(self._server.start(values.size), host=self._host)
+        address = self._server.start(values.size)
+        self._pool = Pool.connect(address, transport=self._transport)
+        (member,) = self._pool.stats().members
+        assert member.path.transport == self._transport, member.path.reason
         await_populated(os.getpid())
-        self._kept = [_sealed(place) for place in self._put(range(BATCH))]
-        assert all(self._node.hold(self._kept, ttl_s=_HOLD_S))
+        self._kept = self._put(range(BATCH))
+        assert all(self._pool.pin(key) for key in self._kept)
 
     def operation(self, cell: Cell, thread: int) -> Operation:
-        values, node, kept = self._values, self._node, self._kept
-        assert node is not None
+        values, pool, kept = self._values, self._pool, self._kept
+        assert pool is not None
         targets = [memoryview(row) for row in values.targets[thread]]
+        pairs = list(zip(kept, targets, strict=True))
 
-        def get(i: int) -> None:
-            chosen = values.chosen(i, cell.batch)
-            node.read_ranges([RangeRead(kept[k], 0, targets[k]) for k in chosen])
+        def get_one(i: int) -> None:
+            k = values.chosen(i, 1).start
+            _found([pool.get_into(kept[k], targets[k])])
+
+        def get_many(i: int) -> None:
+            _found(pool.get_many_into(pairs))
 
         def put(i: int) -> None:
             self._last = self._put(values.chosen(i, cell.batch))
 
-        return get if cell.op == "get" else put
+        if cell.op == "put":
+            return put
+        return get_one if cell.batch == 1 else get_many
 
-    def _put(self, chosen: range) -> list[Location | None]:
-        assert self._node is not None
-        puts = [PutRequest(self._new_key(), ROOT_PARENT, self._values.size, 1, 64) for _ in chosen]
-        places = self._node.put(puts, [memoryview(self._values.source[k]) for k in chosen])
-        assert None not in places, "the pool had no room"
-        return places
-
-    def _new_key(self) -> BlockKey:
-        return BlockKey(id(self).to_bytes(8, "little") + next(self._numbers).to_bytes(8, "little"))
+    def _put(self, chosen: range) -> list[bytes]:
+        assert self._pool is not None
+        views = [memoryview(self._values.source[k]) for k in chosen]
+        keys = [self._prefix + next(self._numbers).to_bytes(8, "big") for _ in chosen]
+        assert all(self._pool.put_many(zip(keys, views, strict=True))), "the pool had no room"
+        return keys
 
     def stored(self) -> list[bytes]:
-        assert self._node is not None
-        buffers = [bytearray(self._values.size) for _ in self._last]
-        reads = [
-            RangeRead(_sealed(place), 0, memoryview(b))
-            for place, b in zip(self._last, buffers, strict=True)
-        ]
-        self._node.read_ranges(reads)
-        return [bytes(b) for b in buffers]
+        assert self._pool is not None
+        return [_found_bytes(value) for value in self._pool.get_many(self._last)]
 
     def tidy(self) -> None:
-        """Nothing to do: the pool evicts what is oldest and not held."""
+        """Nothing to do: the pool evicts what is oldest and not pinned."""
 
     def close(self) -> None:
-        if self._node is not None:
-            self._node.close()
+        if self._pool is not None:
+            self._pool.close()
         self._server.stop()
 
 
-def _sealed(place: Location | None) -> Location:
-    assert place is not None, "a value was not stored"
-    return place
+class OurView(Ours):
+    """Gets that lend the value in place; each is given back by the next one."""
+
+    ops = ("get",)
+
+    def operation(self, cell: Cell, thread: int) -> Operation:
+        values, pool, kept = self._values, self._pool, self._kept
+        assert pool is not None
+        lent = contextlib.ExitStack()
+
+        def get(i: int) -> list[memoryview]:
+            lent.close()
+            return [lent.enter_context(pool.view(kept[k])) for k in values.chosen(i, cell.batch)]
+
+        return get
+
+
+def _found(sizes: Sequence[int | None]) -> None:
+    assert None not in sizes, "a value was not found"
+
+
+def _found_bytes(value: bytes | None) -> bytes:
+    assert value is not None, "a value was not found"
+    return value
 
 
 def await_populated(pid: int) -> None:
@@ -167,7 +183,7 @@ def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
     """Run a node until ``control`` ends."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-bench-") as folder:
         config = DmpConfig(
-            NodeId("dmp-bench"), HOST, str(Path(folder) / "segment"),
+            NodeId("dmp-bench"), HostId("bench"), str(Path(folder) / "segment"),
             capacity_bytes=capacity_bytes, extent_bytes=extent_bytes,
         )  # fmt: skip
         node = DmpNode(config, NullReporter(), SystemClock())
@@ -175,7 +191,7 @@ def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
         server = DmpServer(node)
         server.start()
         try:
-            control.send(node.info(data_address=server.address))
+            control.send(server.address)
             control.poll(None)
         finally:
             server.stop()

@@ -27,6 +27,14 @@ class PeerMissingError(Exception):
     """A peer can't run here; the message says why."""
 
 
+def cache_folder() -> Path:
+    """Return the benchmark's own folder, on a disk."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "tierkv-bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def peer_python(peer: str, *, timeout_s: float) -> Path:
     """Return the interpreter that has a peer's client, making its environment if need be.
 
@@ -35,8 +43,7 @@ def peer_python(peer: str, *, timeout_s: float) -> Path:
     """
     if peer == "redis":
         redis_server()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "tierkv-bench" / f"{peer}-py{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = cache_folder() / f"{peer}-py{sys.version_info[0]}.{sys.version_info[1]}"
     python = folder / "bin" / "python"
     done = folder / "installed"
     wanted = " ".join(PACKAGES[peer])

@@ -10,7 +10,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -33,6 +33,10 @@ class Plan:
     seed: int
     peers: bool
     install_s: float
+
+    def rounds_of(self, size: int) -> int:
+        """Return how many rounds a size gets: large values take longest and vary least."""
+        return self.rounds if size <= 1 << 20 else max(1, self.rounds * 3 // 5)
 
     def cells(self, size: int) -> Iterator[Cell]:
         """Yield the cells of one size."""
@@ -65,6 +69,11 @@ class Results:
         pairs = zip(rounds.get(name, ()), rounds.get(other, ()), strict=False)
         ratios = [getattr(a, which) / getattr(b, which) for a, b in pairs]
         return statistics.median(ratios) if ratios else None
+
+    def tell(self, cell: Cell, names: Iterable[str]) -> None:
+        """Say what was measured just now; a run takes minutes."""
+        speeds = ", ".join(f"{n} {(self.speed(cell, n) or 0) / 1e9:.3g}" for n in names)
+        print(f"  {cell.name} GB/s: {speeds}", file=sys.stderr, flush=True)
 
     def best(self, cell: Cell, names: Sequence[str]) -> str:
         """Return which of several ways to use one peer was fastest."""
@@ -124,7 +133,7 @@ def measure(plan: Plan, log: IO[bytes]) -> Results:
                 python = peer_python(peer, timeout_s=plan.install_s)
                 workers.append(WorkerProcess(peer, python, log))
             except (PeerMissingError, RuntimeError) as error:
-                _note(results, f"{peer} was not measured: {error}")
+                say(results, f"{peer} was not measured: {error}")
         for size in plan.sizes:
             lame = _take_size(plan, workers, size, results)
             for cell in plan.cells(size):
@@ -140,7 +149,7 @@ def _take_size(plan: Plan, workers: list[WorkerProcess], size: int, results: Res
     for worker in workers:
         ask = {"do": "size", "size": size, "threads": max(plan.threads), "seed": plan.seed}
         for name, why in worker.ask(**ask)["failed"].items():
-            _note(results, f"{name} was not measured with {size} bytes: {why}")
+            say(results, f"{name} was not measured with {size} bytes: {why}")
             lame.add(name)
     return lame
 
@@ -159,19 +168,18 @@ def _measure_cell(
     for worker, name in list(taking_part):
         if not _tried(worker, name, cell, results):
             taking_part.remove((worker, name))
-    for _ in range(plan.rounds):
+    for _ in range(plan.rounds_of(cell.size)):
         for worker, name in list(taking_part):
             try:
                 answer = worker.ask(do="round", name=name, cell=asdict(cell), seconds=plan.seconds)
             except RuntimeError as error:
-                _note(results, f"{name} failed in {cell.name}: {error}")
+                say(results, f"{name} failed in {cell.name}: {error}")
                 taking_part.remove((worker, name))
                 rounds.pop(name, None)
                 continue
             rounds.setdefault(name, []).append(Round(**answer))
     results.rounds[cell] = rounds
-    speeds = ", ".join(f"{n} {(results.speed(cell, n) or 0) / 1e9:.3g}" for n in rounds)
-    print(f"  {cell.name} GB/s: {speeds}", file=sys.stderr, flush=True)
+    results.tell(cell, rounds)
 
 
 def _tried(worker: WorkerProcess, name: str, cell: Cell, results: Results) -> bool:
@@ -179,11 +187,12 @@ def _tried(worker: WorkerProcess, name: str, cell: Cell, results: Results) -> bo
     try:
         worker.ask(do="verify", name=name, cell=asdict(cell))
     except RuntimeError as error:
-        _note(results, f"{name} was not measured in {cell.name}: {error}")
+        say(results, f"{name} was not measured in {cell.name}: {error}")
         return False
     return True
 
 
-def _note(results: Results, sentence: str) -> None:
+def say(results: Results, sentence: str) -> None:
+    """Add a note, at once to be seen."""
     results.notes.append(sentence)
     print(f"  {sentence}", file=sys.stderr, flush=True)

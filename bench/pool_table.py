@@ -115,7 +115,9 @@ def throughput_table(results: Results) -> str:
     head = ("", "raw socket", "tcp", "of raw", "Redis", "tcp to it", "Mooncake", "tcp to it",
             "memcpy", "shm", "of memcpy")  # fmt: skip
     rows = []
-    for cell in results.rounds:
+    for cell, rounds in results.rounds.items():
+        if not rounds.keys() - {"l4", "fio"}:
+            continue
         redis = results.best(cell, REDIS)
         rows.append((
             _title(cell), *(_gb(results.speed(cell, name)) for name in ("raw", "tcp")),
@@ -133,8 +135,8 @@ def latency_table(results: Results) -> str:
     names = ("raw", "tcp", "redis", "mooncake", "memcpy", "shm", "shm_view")
     rows = [
         (_title(cell), *(_latency(results, cell, name) for name in names))
-        for cell in results.rounds
-        if cell.batch == 1 and cell.threads == 1
+        for cell, rounds in results.rounds.items()
+        if cell.batch == 1 and cell.threads == 1 and rounds.keys() - {"l4", "fio"}
     ]
     head = ("", "raw socket", "tcp", "Redis", "Mooncake", "memcpy", "shm", "shm, no copy")
     return _markdown(head, rows)

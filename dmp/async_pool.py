@@ -77,6 +77,12 @@ class AsyncPool:
         """As ``Pool.get_into``; nothing is written to the buffer once the call has ended."""
         return await self._lent(partial(self.pool.get_into, key, buffer))
 
+    async def get_many_into(
+        self, items: Sequence[tuple[Key, bytearray | memoryview]]
+    ) -> list[int | None]:
+        """As ``Pool.get_many_into``; nothing is written to a buffer once the call has ended."""
+        return await self._lent(partial(self.pool.get_many_into, items))
+
     async def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
         """As ``Pool.get_ranges``."""
         return await self._own(partial(self.pool.get_ranges, key, indices))

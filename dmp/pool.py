@@ -193,17 +193,37 @@ class Pool:
         Raises:
             ValueError: the buffer is smaller than the value, read-only or not contiguous.
         """
-        target = to_writable_view(buffer)
-        size = 0
+        return self.get_many_into([(key, buffer)])[0]
 
-        def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
-            nonlocal size
-            size = block.size_bytes
-            if size > target.nbytes:
-                raise ValueError(f"a value of {size} bytes, a buffer of {target.nbytes}")
-            return whole(target, block)
+    def get_many_into(
+        self, items: Sequence[tuple[Key, bytearray | memoryview]]
+    ) -> list[int | None]:
+        """Read several values straight into memory of the caller's, one batch per node.
 
-        return size if self._fetch([Want(to_block_key(key), place)]) else None
+        Returns:
+            Each value's size, or None: then its buffer may hold garbage.
+
+        Raises:
+            ValueError: a buffer is unfit, as for ``get_into``, or a key is named twice.
+        """
+        targets = {to_block_key(key): to_writable_view(buffer) for key, buffer in items}
+        if len(targets) != len(items):
+            raise ValueError("a key is named twice")
+        sizes: dict[BlockKey, int] = {}
+
+        def place_for(key: BlockKey, target: memoryview) -> Place:
+            def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
+                sizes[key] = block.size_bytes
+                if block.size_bytes > target.nbytes:
+                    raise ValueError(
+                        f"a value of {block.size_bytes} bytes, a buffer of {target.nbytes}"
+                    )
+                return whole(target, block)
+
+            return place
+
+        got = self._fetch([Want(key, place_for(key, view)) for key, view in targets.items()])
+        return [sizes[key] if key in got else None for key in targets]
 
     def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
         """Return some ranges of a value, for example a few layers, or None.

@@ -100,6 +100,16 @@ def test_get_into_fills_the_callers_memory(pool: Pool) -> None:
         pool.get_into("a", memoryview(b"x" * 6000))
 
 
+def test_get_many_into_fills_each_buffer_or_says_none(pool: Pool) -> None:
+    pool.put_many([("a", blob(5000, 1)), ("b", blob(130_000, 2))])
+    buffers = [bytearray(6000), bytearray(10), bytearray(130_000)]
+    asked = list(zip(["a", "none", "b"], buffers, strict=True))
+    assert pool.get_many_into(asked) == [5000, None, 130_000]
+    assert (buffers[0][:5000], buffers[2]) == (blob(5000, 1), blob(130_000, 2))
+    with pytest.raises(ValueError, match="twice"):
+        pool.get_many_into([("a", buffers[0]), ("a", buffers[2])])
+
+
 def test_ranges_are_read_alone(pool: Pool) -> None:
     data = blob(8 * KIB)
     pool.put("a", data, range_bytes=KIB)
