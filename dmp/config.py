@@ -49,6 +49,14 @@ class DmpConfig:
         tick_interval_s: how often expired reservations and holds are swept.
         frame_timeout_s: longest silence inside a frame before a peer is dropped.
         max_connections: further connections are closed at once.
+        attach_wait_s: how long a start waits for the process that still owns the segment.
+        drain_s: how long a stop waits for open reservations and transfers.
+        scrub_rate_bytes_per_s: how fast sealed blocks are checked in the background; 0 is off.
+        damage_alert_per_hour: bad slots in an hour that raise an alarm in the log.
+        demote_above: share of the memory in use above which blocks are copied to the lower tier,
+            the next to be evicted first; what is below that share is not copied.
+        promote_threads: blocks read from the lower tier at one time.
+        promote_timeout_s: longest wait for it; what comes later is a miss.
         remove_on_stop: unlink the segment at a clean stop.
         nameless: unlink it as soon as it is open, for clusters that live in one process: no other
             process can map it, and nothing is left in memory however the process ends.
@@ -69,6 +77,13 @@ class DmpConfig:
     tick_interval_s: float = 1.0
     frame_timeout_s: float = 30.0
     max_connections: int = 512
+    attach_wait_s: float = 5.0
+    drain_s: float = 1.0
+    scrub_rate_bytes_per_s: int = 64 << 20
+    damage_alert_per_hour: int = 3
+    demote_above: float = 0.85
+    promote_threads: int = 4
+    promote_timeout_s: float = 10.0
     remove_on_stop: bool = False
     nameless: bool = False
 
@@ -87,6 +102,10 @@ class DmpConfig:
             )
         if self.rdma not in ("auto", "off"):
             raise ConfigError(f"dmp.rdma must be auto or off, got {self.rdma!r}")
+        if not 0.0 <= self.demote_above <= 1.0:
+            raise ConfigError(f"dmp.demote_above must be in [0, 1], got {self.demote_above}")
+        if self.damage_alert_per_hour < 1 or self.promote_threads < 1:
+            raise ConfigError("damage_alert_per_hour and promote_threads must be at least 1")
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"dmp.port must be in [0, 65535], got {self.port}")
         if not self.token and not _is_loopback(self.bind):

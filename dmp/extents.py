@@ -7,8 +7,12 @@ rounding up to powers of two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
 
@@ -19,7 +23,7 @@ def slot_bytes_for(range_bytes: int, range_count: int) -> int:
     return max(MIN_SLOT_BYTES, -(-need // SLOT_ALIGN) * SLOT_ALIGN)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Extent:
     """A stretch of the segment cut into slots of one size.
 
@@ -59,6 +63,18 @@ class ExtentTable:
         """Return the extent a slot number lies in."""
         return self._extents[slot // self.slots_per_extent]
 
+    def slot_sizes(self) -> list[int]:
+        """Return the slot size of every extent, 0 where none is assigned."""
+        return [extent.slot_bytes for extent in self._extents]
+
+    def note_uses(self, slots: np.ndarray[Any, Any], last: int) -> None:
+        """Set the extents' last uses after a restart; ``slots`` are ordered by age, up to last."""
+        youngest = np.zeros(len(self._extents), int)
+        first = last - len(slots) + 1
+        youngest[slots // self.slots_per_extent] = np.arange(first, last + 1)
+        for extent, used in zip(self._extents, youngest.tolist(), strict=True):
+            extent.last_used = used
+
     @property
     def slots_total(self) -> int:
         """Slots in the extents that have a size now."""
@@ -94,20 +110,30 @@ class ExtentTable:
             extent.free = []
             self._unassigned.append(extent.index)
 
-    def adopt(self, sizes: list[int], slots: Iterable[int]) -> None:
-        """Mark slots of an empty table as in use; ``sizes`` are the extents' slot sizes."""
-        live: dict[int, set[int]] = {}
-        for slot in slots:
-            live.setdefault(slot // self.slots_per_extent, set()).add(slot)
-        self._unassigned = [e.index for e in reversed(self._extents) if e.index not in live]
-        for index, numbers in live.items():
-            extent = self._extents[index]
-            self._assign(extent, sizes[index])
-            extent.live = numbers
-            extent.free = [slot for slot in extent.free if slot not in numbers]
-            self.used_bytes += extent.slot_bytes * len(numbers)
-            if not extent.free:
-                del self._roomy[extent.slot_bytes][index]
+    def adopt(self, sizes: Sequence[int], slots: Sequence[int]) -> None:
+        """Mark slots of an empty table as in use; ``sizes`` are the extents' slot sizes.
+
+        Args:
+            sizes: of every extent.
+            slots: numbers in use, ascending.
+        """
+        start = 0
+        taken: set[int] = set()
+        while start < len(slots):
+            extent = self.of(slots[start])
+            end = bisect_left(slots, (extent.index + 1) * self.slots_per_extent, start)
+            self._adopt(extent, sizes[extent.index], slots[start:end])
+            taken.add(extent.index)
+            start = end
+        self._unassigned = [e.index for e in reversed(self._extents) if e.index not in taken]
+
+    def _adopt(self, extent: Extent, size: int, slots: Sequence[int]) -> None:
+        self._assign(extent, size)
+        extent.live = set(slots)
+        extent.free = [slot for slot in extent.free if slot not in extent.live]
+        self.used_bytes += size * len(slots)
+        if not extent.free:
+            del self._roomy[size][extent.index]
 
     def coldest_of_other_sizes(self, size: int) -> list[Extent]:
         """Return assigned extents of other sizes, longest unused first; O(extents log extents)."""
@@ -119,13 +145,19 @@ class ExtentTable:
         extent.free = list(reversed(self._numbers(extent)))
         self._roomy.setdefault(size, {})[extent.index] = None
 
+    def offset(self, slot: int, extent: Extent) -> int:
+        """Return where a slot begins, counted from the first extent."""
+        place = slot % self.slots_per_extent
+        return extent.index * self.extent_bytes + place * extent.slot_bytes
+
     def _numbers(self, extent: Extent) -> range:
         first = extent.index * self.slots_per_extent
         return range(first, first + self.extent_bytes // extent.slot_bytes)
 
-    def check_invariants(self) -> None:
-        """Assert that free and used slots make up every extent; O(slots)."""
+    def check_invariants(self, live: int) -> None:
+        """Assert that free and used slots (``live`` of these) make up every extent; O(slots)."""
         used = 0
+        assert live == sum(len(extent.live) for extent in self._extents)
         for extent in self._extents:
             assert (extent.slot_bytes == 0) == (not extent.live), extent
             assert (extent.index in self._unassigned) == (not extent.live), extent

@@ -2,31 +2,37 @@
 
     [header page][extent table: u64 slot size each][slot headers][pad][extent 0][extent 1]...
 
-Called by dmp/segment.py only. A slot header is 384 bytes, little-endian, all headers in one
+Called by the dmp/segment*.py files. A slot header is 384 bytes, little-endian, all headers in one
 contiguous array, so that numpy scans a hundred thousand in milliseconds. A slot's payload starts
 on a page border; its checksums (one xxh3_64 per range) stand at the end of its slot.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
-from dmp.pool_node import PutRequest
 from kvcore import limits
+from kvcore.errors import ConfigError
 
 FILE_MAGIC: Final = b"TIERKVSG"
 LAYOUT_VERSION: Final = 1
 SLOT_MAGIC: Final = 0x534B5654
 PAGE: Final = 4096
-FILE_HEADER: Final = struct.Struct("<8sIIQQQQ")
-"""Magic, layout version, slots per extent, extent count, extent bytes, file bytes, incarnation."""
+FILE_HEADER: Final = struct.Struct("<8sIIQQQQQ")
+"""Magic, layout version, slots per extent, extent count, extent bytes, file bytes, incarnation, and
+the highest generation that may have been given out (0 in files of the first versions)."""
 
-INCARNATION_AT: Final = FILE_HEADER.size - 8
+INCARNATION_AT: Final = 40
+GENERATION_AT: Final = 48
+MAX_COUNTER: Final = 1 << 62
+"""Incarnations and generations are below; what claims more is damaged."""
 
 _NAME: Final = f"S{limits.MAX_NAME_CHARS}"
 SLOT_DTYPE: Final = np.dtype(
@@ -118,25 +124,40 @@ class Geometry:
         return self.payload_at + extent * self.extent_bytes + place * slot_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SlotHeader:
-    """One slot header as read from a segment."""
-
-    state: int
-    generation: int
-    put: PutRequest
-    length: int
-    sealed_order: int
-    intact: bool
-
-
 def header_checks(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a check number per header row ([n, 48] uint64): a weighted sum modulo 2**64.
+    """Return a check number per header row ([..., 48] uint64): a weighted sum modulo 2**64.
 
     It finds torn and stray writes, not forgeries; payloads have xxh3 checksums of their own.
     """
-    sums: np.ndarray[Any, Any] = (rows * _WEIGHTS).sum(axis=1, dtype=np.uint64)
+    sums: np.ndarray[Any, Any] = rows @ _WEIGHTS
     return sums
+
+
+def read_geometry(path: Path, fd: int) -> Geometry:
+    """Check a segment's first page and size.
+
+    Raises:
+        ConfigError: not a segment, of another layout version, damaged or truncated.
+    """
+    cure = f"if nothing in it is needed, remove it (rm {path}) and start again"
+    raw = os.pread(fd, FILE_HEADER.size, 0)
+    if len(raw) < FILE_HEADER.size or not raw.startswith(FILE_MAGIC):
+        raise ConfigError(f"{path} is not a TierKV segment; {cure}")
+    fields = FILE_HEADER.unpack(raw)
+    _, version, slots_per_extent, extents, extent_bytes, size, incarnation, generation = fields
+    if version != LAYOUT_VERSION:
+        raise ConfigError(
+            f"segment {path} has layout version {version}, this program reads "
+            f"{LAYOUT_VERSION}; {cure}"
+        )
+    geometry = Geometry(extents, extent_bytes, slots_per_extent)
+    actual = os.fstat(fd).st_size
+    sane = extents > 0 and max(incarnation, generation) < MAX_COUNTER
+    if not sane or geometry != Geometry.of(extent_count=extents, extent_bytes=extent_bytes):
+        raise ConfigError(f"segment {path} has a damaged first page; {cure}")
+    if size != geometry.file_bytes or actual != size:
+        raise ConfigError(f"segment {path} has {actual} bytes instead of {size}; {cure}")
+    return geometry
 
 
 def _page_up(offset: int) -> int:

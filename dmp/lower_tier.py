@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kvcore.block_event import BlockStored
 from kvcore.ids import BlockKey
+from kvcore.location import Tier
 
 
 class BlockAtRest(Protocol):
@@ -107,3 +109,10 @@ class LowerTier(Protocol):
     def stats(self) -> LowerStats: ...
 
     def close(self) -> None: ...
+
+
+def resting(block: BlockAtRest) -> BlockStored:
+    """Return the event that a block rests below; it has no location until it is promoted."""
+    return BlockStored(
+        block.key, block.parent, Tier.L4, block.tokens, None, block.model, block.tenant
+    )

@@ -2,43 +2,34 @@
 
 The owning DMP node opens it with an exclusive lock and writes headers; processes of the same host
 map it to read and to fill reserved slots. This file moves bytes and checks them; who may use which
-slot is decided in dmp/slots.py.
+slot is decided in dmp/slot_table.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import logging
 import mmap
 import os
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dmp import geometry as g
-from dmp.extents import slot_bytes_for
-from dmp.geometry import Geometry, SlotHeader
-from dmp.pool_node import PutRequest
+from dmp.geometry import Geometry
+from dmp.restored import Column
 from dmp.slots import Slot, SlotState
 from kvcore.errors import ConfigError
-from kvcore.ids import BlockKey
 
-log = logging.getLogger(__name__)
-
-_COLUMNS = (
-    *("state", "magic", "layout_version", "generation", "length", "range_bytes"),
-    *("range_count", "tokens", "sealed_order", "model", "tenant"),
-)
 _MADV_POPULATE_WRITE = 23  # <linux/mman.h>; the mmap module has no name for it.
 _POPULATE_BYTES = 1 << 20  # madvise keeps the GIL; this is half a millisecond.
 _STAMP = struct.Struct("<I4xQ16s16xQQI")
+_WORD = struct.Struct("<Q")
+_STATE = struct.Struct("<I")
 STAMP_BYTES = _STAMP.size
 
 
@@ -51,25 +42,6 @@ class Stamp(NamedTuple):
     length: int
     range_bytes: int
     range_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentScan:
-    """What an attached segment holds.
-
-    Attributes:
-        generations: of every slot number.
-        extent_sizes: slot size of every extent, 0 when never assigned.
-        slots: sealed and quarantined slots, oldest seal first.
-        dropped: slot numbers that were half-written or whose header is damaged.
-        last_order: highest order of sealing among them.
-    """
-
-    generations: list[int]
-    extent_sizes: list[int]
-    slots: list[Slot]
-    dropped: list[int]
-    last_order: int
 
 
 class Segment:
@@ -98,11 +70,42 @@ class Segment:
 
     def set_incarnation(self, incarnation: int) -> None:
         """Begin a life; references from older ones are stale from here on."""
-        struct.pack_into("<Q", self._view, g.INCARNATION_AT, incarnation)
+        _WORD.pack_into(self._view, g.INCARNATION_AT, incarnation)
+
+    @property
+    def generation(self) -> int:
+        """The highest generation that may have been given out; 0 in files of old versions."""
+        return int.from_bytes(self._view[g.GENERATION_AT : g.GENERATION_AT + 8], "little")
+
+    def set_generation(self, generation: int) -> None:
+        """Note that a generation is given out; before anybody learns of it."""
+        _WORD.pack_into(self._view, g.GENERATION_AT, generation)
 
     def set_extent_size(self, extent: int, slot_bytes: int) -> None:
         """Note the slot size of an extent."""
-        struct.pack_into("<Q", self._view, self.geometry.extents_at + 8 * extent, slot_bytes)
+        _WORD.pack_into(self._view, self.geometry.extents_at + 8 * extent, slot_bytes)
+
+    def extent_sizes(self) -> Column:
+        """Return a copy of the slot sizes of all extents; not checked in any way."""
+        shape = self.geometry
+        return np.frombuffer(self._view, "<u8", shape.extent_count, shape.extents_at).copy()
+
+    def header_rows(self) -> Column:
+        """Return all slot headers in place; not to be kept, it holds the mapping."""
+        shape = self.geometry
+        return np.frombuffer(self._view, g.SLOT_DTYPE, shape.slot_count, shape.headers_at)
+
+    def span(self, offset: int, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the slot that begins at an offset (``Slot.offset``)."""
+        at = self.geometry.payload_at + offset
+        return self._view[at + start : at + stop]
+
+    def stored_checksum(self, slot: Slot, index: int) -> int:
+        """Return the stored xxh3_64 of range ``index`` of a slot."""
+        end = self.geometry.payload_at + slot.offset + slot.extent.slot_bytes
+        at = end - 8 * (slot.put.range_count - index)
+        checksum: int = _WORD.unpack_from(self._view, at)[0]
+        return checksum
 
     def payload(self, slot: int, slot_bytes: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a slot; the caller has checked that they are its own."""
@@ -120,10 +123,17 @@ class Segment:
         return int.from_bytes(self._view[at : at + 8], "little")
 
     def write_header(self, slot: Slot, *, order: int = 0) -> None:
-        """Store a slot's header, its state last; ``order`` keeps the age over a restart."""
-        at = self.geometry.header_offset(slot.index)
+        """Store a slot's header, its state last.
+
+        A slot about to be written gets no check number: a restart drops it.
+
+        Args:
+            slot: what to write down.
+            order: of sealing; keeps the age over a restart.
+        """
         put = slot.put
-        self.set_state(slot.index, SlotState.FREE)
+        at = self.geometry.header_offset(slot.index)
+        _STATE.pack_into(self._view, at, SlotState.FREE)
         g.SLOT_HEADER.pack_into(
             self._view,
             at,
@@ -143,14 +153,27 @@ class Segment:
             put.model.encode(),
             put.tenant.encode(),
         )
-        row = np.frombuffer(self._view, np.uint64, g.SLOT_HEADER_BYTES // 8, at)
-        check = int(g.header_checks(row[None, :])[0])
-        struct.pack_into("<Q", self._view, at + g.CHECK_AT, check)
-        self.set_state(slot.index, slot.state)
+        if slot.state is not SlotState.WRITING:
+            row = np.frombuffer(self._view, np.uint64, g.LANES, at)
+            _WORD.pack_into(self._view, at + g.CHECK_AT, int(g.header_checks(row)))
+        _STATE.pack_into(self._view, at, slot.state)
+
+    def check_header(self, slot: Slot) -> None:
+        """Assert that a sealed slot's header is intact and its own."""
+        at = self.geometry.header_offset(slot.index)
+        row = np.frombuffer(self._view, g.SLOT_DTYPE, 1, at)[0]
+        lanes = np.frombuffer(self._view, np.uint64, g.LANES, at)
+        assert int(row["check"]) == int(g.header_checks(lanes)), slot
+        stamp = self.read_stamp(slot.index)
+        assert (stamp.state, stamp.generation, stamp.key) == (
+            slot.state,
+            slot.generation,
+            slot.put.key,
+        ), slot
 
     def set_state(self, slot: int, state: SlotState) -> None:
         """Store a slot's state: one aligned word, so a reader sees the old or the new one."""
-        struct.pack_into("<I", self._view, self.geometry.header_offset(slot), state)
+        _STATE.pack_into(self._view, self.geometry.header_offset(slot), state)
 
     def read_stamp(self, slot: int) -> Stamp:
         """Return state, generation, key and sizes of a slot; not checked in any way."""
@@ -160,40 +183,6 @@ class Segment:
     def memory(self) -> memoryview:
         """The whole file, to register with a network device; not to be kept beyond ``close``."""
         return self._view
-
-    def read_header(self, slot: int) -> SlotHeader:
-        """Return one slot header, with whether its check number fits."""
-        at = self.geometry.header_offset(slot)
-        row = np.frombuffer(self._view, g.SLOT_DTYPE, 1, at)
-        lanes = row.view(np.uint64).reshape(1, -1)
-        intact = int(g.header_checks(lanes)[0]) == int(row["check"][0])
-        return _parse_headers(row, [intact])[0]
-
-    def scan(self) -> SegmentScan:
-        """Read all slot headers at once; cost is one pass over the used ones."""
-        geometry = self.geometry
-        rows = np.frombuffer(self._view, g.SLOT_DTYPE, geometry.slot_count, geometry.headers_at)
-        sizes = np.frombuffer(self._view, "<u8", geometry.extent_count, geometry.extents_at)
-        used = np.flatnonzero(rows["state"])
-        some = rows[used]
-        intact = g.header_checks(some.view(np.uint64).reshape(-1, g.LANES)) == some["check"]
-        headers = _parse_headers(some, intact.tolist())
-        extent_sizes = [int(s) for s in sizes]
-        kept: list[tuple[int, Slot]] = []
-        dropped: list[int] = []
-        for index, header in zip(used.tolist(), headers, strict=True):
-            size = extent_sizes[index // geometry.slots_per_extent]
-            if _is_sound(header, size, index % geometry.slots_per_extent, geometry):
-                slot = Slot(index, header.generation, header.put, SlotState(header.state))
-                kept.append((header.sealed_order, slot))
-            else:
-                dropped.append(index)
-        kept.sort(key=lambda pair: pair[0])
-        generations = rows["generation"].tolist()
-        last_order = kept[-1][0] if kept else 0
-        return SegmentScan(
-            generations, extent_sizes, [slot for _, slot in kept], dropped, last_order
-        )
 
     def populate(self) -> None:
         """Enter all pages into this process's page table, in a thread of its own.
@@ -242,31 +231,6 @@ def parse_stamp(raw: memoryview, at: int = 0) -> Stamp:
     return Stamp(*_STAMP.unpack_from(raw, at))
 
 
-def open_segment(path: Path, geometry: Geometry) -> Segment:
-    """Open a node's segment as its only owner, making it if there is none.
-
-    A segment of another size is replaced: its blocks are only cached, and the operator asked for
-    the new size.
-
-    Raises:
-        ConfigError: the file is no segment, of another layout version, truncated, owned by a
-            running process, or the memory for it is not there.
-    """
-    if path.exists():
-        fd = _open_locked(path)
-        try:
-            found = _read_geometry(path, fd)
-        except ConfigError:
-            os.close(fd)
-            raise
-        if found == geometry:
-            return Segment(path, fd, geometry)
-        log.warning("segment %s has another size than configured; its blocks are dropped", path)
-        path.unlink()
-        os.close(fd)
-    return _create(path, geometry)
-
-
 def map_segment(path: Path) -> Segment:
     """Map a running node's segment, to read it and to fill reserved slots.
 
@@ -278,139 +242,8 @@ def map_segment(path: Path) -> Segment:
     except OSError as error:
         raise ConfigError(f"segment {path} can't be opened: {error.strerror}") from error
     try:
-        segment = Segment(path, fd, _read_geometry(path, fd))
+        segment = Segment(path, fd, g.read_geometry(path, fd))
         segment.disown()
         return segment
     finally:
         os.close(fd)
-
-
-def _create(path: Path, geometry: Geometry) -> Segment:
-    """Make the file under another name first, so that a crash leaves no half-made segment."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"segment {path} can't be made: {error.strerror}") from error
-    try:
-        _lock(path, fd)
-        _allocate(path, fd, geometry.file_bytes)
-        header = g.FILE_HEADER.pack(
-            g.FILE_MAGIC,
-            g.LAYOUT_VERSION,
-            geometry.slots_per_extent,
-            geometry.extent_count,
-            geometry.extent_bytes,
-            geometry.file_bytes,
-            0,
-        )
-        os.pwrite(fd, header, 0)
-        os.rename(fresh, path)
-    except ConfigError:
-        fresh.unlink(missing_ok=True)
-        os.close(fd)
-        raise
-    return Segment(path, fd, geometry)
-
-
-def _allocate(path: Path, fd: int, size: int) -> None:
-    """Get all memory now: a sparse file on a full tmpfs would kill its writers with SIGBUS."""
-    os.ftruncate(fd, 0)
-    room = os.statvfs(path.parent)
-    free = room.f_bavail * room.f_frsize
-    cure = (
-        f"lower dmp.capacity, enlarge it (mount -o remount,size=... {path.parent}), "
-        "or put dmp.segment_dir elsewhere"
-    )
-    message = f"segment {path} needs {size} bytes but {free} are free in {path.parent}; {cure}"
-    if size > free:
-        raise ConfigError(message)
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
-            raise ConfigError(message) from error
-        raise ConfigError(f"segment {path} can't be allocated: {error.strerror}") from error
-
-
-def _open_locked(path: Path) -> int:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"segment {path} can't be opened: {error.strerror}") from error
-    try:
-        _lock(path, fd)
-    except ConfigError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _lock(path: Path, fd: int) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ConfigError(
-            f"segment {path} is owned by a running process; stop it, or give this DMP node another "
-            "--node-id or dmp.segment_dir"
-        ) from error
-
-
-def _read_geometry(path: Path, fd: int) -> Geometry:
-    """Check a segment's first page and size."""
-    cure = f"if nothing in it is needed, remove it (rm {path}) and start again"
-    raw = os.pread(fd, g.FILE_HEADER.size, 0)
-    if len(raw) < g.FILE_HEADER.size or not raw.startswith(g.FILE_MAGIC):
-        raise ConfigError(f"{path} is not a TierKV segment; {cure}")
-    _, version, slots_per_extent, extents, extent_bytes, size, _ = g.FILE_HEADER.unpack(raw)
-    if version != g.LAYOUT_VERSION:
-        raise ConfigError(
-            f"segment {path} has layout version {version}, this program reads "
-            f"{g.LAYOUT_VERSION}; {cure}"
-        )
-    geometry = Geometry(extents, extent_bytes, slots_per_extent)
-    actual = os.fstat(fd).st_size
-    if geometry != Geometry.of(extent_count=extents, extent_bytes=extent_bytes) or extents == 0:
-        raise ConfigError(f"segment {path} has a damaged first page; {cure}")
-    if size != geometry.file_bytes or actual != size:
-        raise ConfigError(f"segment {path} has {actual} bytes instead of {size}; {cure}")
-    return geometry
-
-
-def _is_sound(header: SlotHeader, slot_bytes: int, place: int, geometry: Geometry) -> bool:
-    """Say whether a used slot may be kept: finished, undamaged and inside its extent."""
-    put = header.put
-    return (
-        header.intact
-        and header.state in (SlotState.SEALED, SlotState.QUARANTINED)
-        and slot_bytes == slot_bytes_for(put.range_bytes, put.range_count)
-        and (place + 1) * slot_bytes <= geometry.extent_bytes
-    )
-
-
-def _parse_headers(rows: np.ndarray[Any, Any], intact: Sequence[bool]) -> list[SlotHeader]:
-    """Turn header rows into values; columns at once, because numpy scalars are slow."""
-    names: dict[bytes, str] = {}
-
-    def name(raw: bytes) -> str:
-        return names.setdefault(raw, raw.decode("utf-8", "replace"))
-
-    keys = rows["key"].tobytes()
-    parents = rows["parent"].tobytes()
-    table = zip(*(rows[c].tolist() for c in _COLUMNS), strict=True)
-    headers = []
-    for i, row in enumerate(table):
-        state, magic, version, generation, length, size, count, tokens, order, model, tenant = row
-        put = PutRequest(
-            key=BlockKey(keys[16 * i : 16 * i + 16]),
-            parent=BlockKey(parents[16 * i : 16 * i + 16]),
-            range_bytes=size,
-            range_count=count,
-            tokens=tokens,
-            model=name(model),
-            tenant=name(tenant),
-        )
-        sound = intact[i] and magic == g.SLOT_MAGIC and version == g.LAYOUT_VERSION
-        headers.append(SlotHeader(state, generation, put, length, order, sound))
-    return headers

@@ -66,6 +66,8 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
             "capacity_bytes": 4 * (256 << 10),
             "extent_bytes": 256 << 10,
             "tick_interval_s": 3600.0,
+            "attach_wait_s": 0.0,
+            "scrub_rate_bytes_per_s": 0,
         } | settings
         rig = Rig(DmpConfig(**values), clock or ManualClock())  # type: ignore[arg-type]
         rigs.append(rig)
@@ -74,7 +76,7 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     yield make
     for rig in rigs:
         try:
-            if rig.node._segment is not None:
+            if rig.node.running:
                 rig.node.check_invariants()
         finally:
             rig.stop()

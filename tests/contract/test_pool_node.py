@@ -223,7 +223,7 @@ def test_5_a_flipped_bit_is_found_and_the_slot_quarantined(pool: PoolNode, rig: 
 
 
 def flip_bit(rig: Rig, slot: int, *, at: int) -> None:
-    segment = rig.node._segment
+    segment = rig.node.segment
     assert segment is not None
     view = segment.payload(slot, 48 << 10, at, at + 1)
     view[0] ^= 4

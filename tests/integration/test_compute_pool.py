@@ -61,8 +61,8 @@ async def test_a_flipped_bit_is_found_counted_and_recomputed(rig) -> None:
             await answer(node, make_request(PROMPT))
             await node.flush()
             slot = rig.node.inventory()[3].location.slot
-            size = rig.node._table.extents.of(slot).slot_bytes
-            rig.node._segment.payload(slot, size, 100, 101)[0] ^= 4
+            size = rig.node._state.table.extents.of(slot).slot_bytes
+            rig.node.segment.payload(slot, size, 100, 101)[0] ^= 4
             await node.drop_cache()
             got, last = await answer(node, make_request(PROMPT))
             assert got == want

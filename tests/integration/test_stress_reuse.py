@@ -157,10 +157,10 @@ class Storm:
         stored = self._rig.node.inventory()
         if stored:
             slot = self.rng.choice(stored).location.slot
-            size = self._rig.node._table.extents.of(slot).slot_bytes
+            size = self._rig.node._state.table.extents.of(slot).slot_bytes
             layout = self.node.model.layout
             at = self.rng.randrange(layout.payload_bytes)
-            self._rig.node._segment.payload(slot, size, at, at + 1)[0] ^= 0x40
+            self._rig.node.segment.payload(slot, size, at, at + 1)[0] ^= 0x40
 
     async def _pools_change(self) -> None:
         """Take the pool away, or give it (back) by one transport or the other."""
@@ -179,11 +179,11 @@ async def every_claim_is_settled(node: ComputeNode, rig: Rig) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while engine.pool.used:  # A load given up keeps its pages until its reader is done.
             await asyncio.sleep(0.01)
-        while any(slot.holds or slot.pins for slot in rig.node._table._slots.values()):
+        while any(slot.holders or slot.pins for slot in rig.node._state.table._store.all()):
             await asyncio.sleep(0.01)
     rig.clock.advance(60.0)  # What a pool that was taken away still owed has expired.
     rig.node.tick()
-    assert rig.node._table.count(SlotState.WRITING) == 0
+    assert rig.node._state.table.count(SlotState.WRITING) == 0
     rig.node.check_invariants()
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dmp.extents import slot_bytes_for
-from dmp.slots import Slot, SlotState, SlotTable
+from dmp.slot_table import SlotTable
+from dmp.slots import Slot, SlotState
 from kvcore.block_key import ROOT_PARENT
 from kvcore.ids import BlockKey
 from tests.fix_dmp import block_key, make_put
@@ -76,7 +77,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         if decision is None:
             self._assert_nothing_can_go(size, parent_key)
             return
-        assert decision.slot_bytes == slot_bytes_for(size, 1)
+        assert decision.slot.extent.slot_bytes == slot_bytes_for(size, 1)
         assert not decision.victims or free_before < EXTENT_BYTES * 2
         gone: set[BlockKey] = set()
         for victim in decision.victims:

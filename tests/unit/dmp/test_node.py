@@ -118,7 +118,7 @@ def test_a_false_alarm_does_not_cost_the_block(make_rig: MakeRig) -> None:
 def test_a_quarantined_slot_stays_out_of_use_over_a_restart(make_rig: MakeRig) -> None:
     rig = make_rig()
     place = store(InprocPoolNode(rig.node), "a")
-    segment = rig.node._segment
+    segment = rig.node.segment
     assert segment is not None
     segment.payload(place.slot, 48 << 10, 5, 6)[0] ^= 1
     assert rig.node.suspect([RangeRef(place, 0)]) == [True]

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from dmp.geometry import Geometry
-from dmp.segment import Segment, map_segment, open_segment
+from dmp.pool_node import PutRequest
+from dmp.segment import Segment, map_segment
+from dmp.segment_file import open_segment
+from dmp.segment_scan import SegmentScan, scan_segment
 from dmp.slots import Slot, SlotState
 from kvcore.errors import ConfigError
 from tests.fix_dmp import make_put
@@ -28,10 +31,16 @@ def write(segment: Segment, index: int, state: SlotState, *, order: int = 0) -> 
     return slot
 
 
+def slots_of(scan: SegmentScan) -> list[tuple[int, int, PutRequest]]:
+    """Number, generation and content of the readable slots, oldest first."""
+    rows = scan.sealed
+    return [(int(rows.indices[i]), int(rows.generations[i]), rows.put(i)) for i in range(len(rows))]
+
+
 def test_a_new_segment_is_empty_and_has_all_its_memory(path: Path) -> None:
     segment = open_segment(path, SHAPE)
-    scan = segment.scan()
-    assert (scan.slots, scan.dropped, scan.last_order) == ([], [], 0)
+    scan = scan_segment(segment)
+    assert (slots_of(scan), scan.dropped, scan.last_order) == ([], [], 0)
     assert os.stat(path).st_size == SHAPE.file_bytes
     assert os.stat(path).st_blocks * 512 >= SHAPE.file_bytes
     segment.close()
@@ -46,13 +55,14 @@ def test_sealed_and_quarantined_slots_come_back_in_order_of_sealing(path: Path) 
     segment.set_incarnation(41)
     segment.close()
     again = open_segment(path, SHAPE)
-    scan = again.scan()
-    assert [(s.index, s.generation, s.put, s.state) for s in scan.slots] == [
-        (s.index, s.generation, s.put, s.state) for s in (bad, first, second)
+    scan = scan_segment(again)
+    assert slots_of(scan) == [(s.index, s.generation, s.put) for s in (first, second)]
+    assert [(s.index, s.generation, s.put) for s in scan.quarantined] == [
+        (bad.index, bad.generation, bad.put)
     ]
     assert scan.dropped == [2]
     assert scan.last_order == 2
-    assert scan.generations[:4] == [0, 6, 7, 8]
+    assert scan.generation == 14, "the highest in use, though the first page says 1"
     assert again.incarnation == 41
     assert again.checksum(9, SLOT_BYTES, 1, 2) == 21
     again.close()
@@ -63,9 +73,9 @@ def test_a_damaged_header_is_dropped(path: Path, at: int) -> None:
     segment = open_segment(path, SHAPE)
     write(segment, 0, SlotState.SEALED, order=1)
     write(segment, 1, SlotState.SEALED, order=2)
-    segment._view[SHAPE.header_offset(0) + at] ^= 0x40
-    scan = segment.scan()
-    assert [slot.index for slot in scan.slots] == [1]
+    segment.memory[SHAPE.header_offset(0) + at] ^= 0x40
+    scan = scan_segment(segment)
+    assert [index for index, _, _ in slots_of(scan)] == [1]
     assert scan.dropped == [0]
     segment.close()
 
@@ -97,7 +107,7 @@ def test_another_size_makes_a_new_file_and_leaves_old_mappings_alone(path: Path)
     mapped = map_segment(path)
     smaller = Geometry.of(extent_count=1, extent_bytes=256 << 10)
     fresh = open_segment(path, smaller)
-    assert fresh.scan().slots == []
+    assert slots_of(scan_segment(fresh)) == []
     assert mapped.read_stamp(0).state == SlotState.SEALED
     assert mapped.inode != fresh.inode
     fresh.close()

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from dmp.extents import slot_bytes_for
-from dmp.slots import Slot, SlotState, SlotTable
+from dmp.geometry import SLOT_DTYPE
+from dmp.restored import RestoredSlots
+from dmp.slot_table import SlotTable
+from dmp.slots import Slot
 from tests.fix_dmp import block_key, make_put
 
 SLOT = 32 << 10
@@ -132,8 +136,92 @@ def test_generations_never_repeat(table: SlotTable) -> None:
     assert len(seen) == 20
 
 
+def restored(*names: tuple[int, int, str]) -> RestoredSlots:
+    """Slots as a segment gives them back: number, generation, block; oldest first."""
+    rows = np.zeros(8, SLOT_DTYPE)
+    for index, generation, name in names:
+        wanted = make_put(name, range_bytes=1, range_count=1)
+        rows[index]["generation"] = generation
+        rows[index]["key"], rows[index]["parent"] = wanted.key, wanted.parent
+        rows[index]["range_bytes"], rows[index]["range_count"] = 1, 1
+        rows[index]["tokens"], rows[index]["model"] = wanted.tokens, wanted.model.encode()
+        rows[index]["tenant"] = wanted.tenant.encode()
+    return RestoredSlots.of(np.array([index for index, _, _ in names]), rows)
+
+
 def test_restore_keeps_one_copy_of_a_block(table: SlotTable) -> None:
-    one = Slot(0, 3, make_put("a", range_bytes=1, range_count=1), SlotState.SEALED)
-    two = Slot(1, 7, make_put("a", range_bytes=1, range_count=1), SlotState.SEALED)
-    assert table.restore([3, 7, 0, 0], [SLOT, 0], [one, two]) == [two]
-    assert table.sealed() == [one]
+    rows = restored((0, 3, "a"), (2, 5, "b"), (1, 7, "a"))
+    assert table.restore([SLOT, SLOT], rows, [], generation=9) == [1]
+    assert [(s.index, s.generation, s.put) for s in table.sealed()] == [
+        (0, 3, make_put("a", range_bytes=1, range_count=1)),
+        (2, 5, make_put("b", range_bytes=1, range_count=1)),
+    ]
+    assert put(table, "c").generation == 10
+
+
+def test_restored_blocks_go_oldest_seal_first(table: SlotTable) -> None:
+    rows = restored((3, 1, "a"), (0, 2, "b"), (2, 3, "c"), (1, 4, "d"))
+    assert table.restore([SLOT, SLOT], rows, [], generation=4) == []
+    assert table.find(block_key("b")) is not None
+    order = []
+    for name in ("w", "x", "y", "z"):
+        order += victims_of(table, name)
+    assert order == [block_key(n) for n in "acdb"]
+
+
+def test_restored_families_are_known_when_another_size_asks(table: SlotTable) -> None:
+    rows = restored((0, 1, "a"), (1, 2, "b"), (2, 3, "c"), (3, 4, "d"))
+    table.restore([SLOT, SLOT], rows, [], generation=4)
+    victims = victims_of(table, "big", size=2 * SLOT - 8)
+    assert set(victims) == {block_key("a"), block_key("b")}
+
+
+def test_a_dead_owner_keeps_nothing_and_others_keep_theirs(table: SlotTable) -> None:
+    held = put(table, "held")
+    assert table.hold(held.index, held.generation, until=10.0, owner="dead")
+    assert table.hold(held.index, held.generation, until=10.0, owner="alive")
+    wanted = make_put("a", range_bytes=1, range_count=1)
+    decision = table.reserve(wanted, deadline=1e9, owner="dead")
+    assert decision is not None
+    assert table.release_owner("dead") == [decision.slot]
+    assert held.holders == {"alive": 1}
+    assert table.release_owner("dead") == []
+    table.release(held.index, held.generation, owner="dead")
+    assert held.holders == {"alive": 1}, "one owner can't release another's hold"
+
+
+@pytest.fixture
+def tiered() -> Iterator[SlotTable]:
+    made = SlotTable(extent_count=2, extent_bytes=2 * SLOT, slots_per_extent=2, has_lower_tier=True)
+    yield made
+    made.check_invariants()
+
+
+def test_blocks_go_down_in_the_order_of_eviction(tiered: SlotTable) -> None:
+    for name, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", None)):
+        put(tiered, name, parent)
+    order = []
+    while (slot := tiered.next_dirty()) is not None:
+        order.append(slot.put.key)
+        tiered.mark_clean(slot)
+    assert order == [block_key(n) for n in "cbad"]
+    assert tiered.dirty_bytes == 0
+
+
+def test_a_block_whose_copy_below_is_lost_goes_down_again(tiered: SlotTable) -> None:
+    a = put(tiered, "a")
+    tiered.mark_clean(a)
+    assert tiered.next_dirty() is None
+    tiered.mark_dirty(a)
+    assert tiered.next_dirty() is a
+
+
+def test_a_dirty_child_keeps_its_parent_above(tiered: SlotTable) -> None:
+    a = put(tiered, "a")
+    tiered.mark_clean(a)
+    b = put(tiered, "b", "a")
+    assert tiered.next_dirty() is b
+    tiered.mark_dirty(a)
+    assert tiered.next_dirty() is b
+    tiered.mark_clean(b)
+    assert tiered.next_dirty() is a

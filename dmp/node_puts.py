@@ -1,0 +1,165 @@
+"""How blocks get into a DMP node: reserve, write, seal, or abort.
+
+A part of DmpNode, called from any thread; see dmp/node_state.py for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dmp.config import MAX_RESERVE_S
+from dmp.messages import Sealing, check_put
+from dmp.node_state import NodeState
+from dmp.pool_node import PutRequest
+from dmp.range_codec import Ref
+from dmp.range_ref import ANY_SIZE, WHOLE
+from dmp.slots import Slot, SlotState
+from kvcore.block_event import BlockEvent, BlockRemoved
+from kvcore.errors import BlockNotFoundError
+from kvcore.location import Location, Tier
+
+
+@dataclass(slots=True, eq=False)
+class WriteTicket:
+    """Pinned ranges of reserved slots: where the bytes go; ended by ``end_write``."""
+
+    views: list[memoryview]
+    slots: list[Slot]
+
+
+class Puts:
+    """The writing side of a node.
+
+    Attributes:
+        sealed: called (without the lock) after blocks were sealed.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self.sealed: Callable[[], None] = _nothing
+        self._state = state
+
+    def reserve(
+        self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str
+    ) -> list[Location | None]:
+        for put in puts:
+            check_put(put)
+        state = self._state
+        removed: list[BlockEvent] = []
+        with state.lock:
+            state.expire()
+            if state.draining:
+                return [None] * len(puts)
+            deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
+            answer = [self._reserve_one(put, deadline, removed, owner) for put in puts]
+            state.tell(removed)
+        return answer
+
+    def _reserve_one(
+        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str
+    ) -> Location | None:
+        state = self._state
+        decision = state.table.reserve(put, deadline=deadline, owner=owner)
+        if decision is None:
+            return None
+        slot, segment = decision.slot, state.segment
+        for victim in decision.victims:
+            segment.set_state(victim.index, SlotState.FREE)
+            removed.append(BlockRemoved(victim.put.key, Tier.L2))
+        segment.set_generation(slot.generation)
+        segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
+        segment.write_header(slot)
+        return state.location(slot)
+
+    def begin_write(self, refs: Sequence[Ref]) -> WriteTicket:
+        state = self._state
+        ticket = WriteTicket([], [])
+        with state.lock:
+            segment, table = state.segment, state.table
+            spans = []
+            for incarnation, file, index, generation, part, size in refs:
+                slot = state.resolve(incarnation, file, index, generation, SlotState.WRITING)
+                spans.append(_written_span(slot, part, size))
+                ticket.slots.append(slot)
+            for slot, (start, stop) in zip(ticket.slots, spans, strict=True):
+                table.pin(slot)
+                ticket.views.append(segment.span(slot.offset, start, stop))
+        return ticket
+
+    def end_write(self, ticket: WriteTicket) -> None:
+        for view in ticket.views:
+            view.release()
+        with self._state.lock:
+            for slot in ticket.slots:
+                self._state.unpin(slot)
+
+    def seal(self, items: Sequence[Sealing]) -> list[Location | None]:
+        state = self._state
+        with state.lock:
+            now = state.clock.now()
+            slots = [self._seal_one(item, now) for item in items]
+            state.tell([state.stored(slot) for slot in slots if slot])
+            answer = [state.location(slot) if slot else None for slot in slots]
+        self.sealed()
+        return answer
+
+    def _seal_one(self, item: Sealing, now: float) -> Slot | None:
+        state, place = self._state, item.location
+        if not state.is_mine(place):
+            return None
+        slot = state.table.get(place.slot, place.generation)
+        if slot is None or len(item.checksums) != slot.put.range_count:
+            return None
+        slot = state.table.seal(place.slot, place.generation, now=now)
+        if slot is None:
+            return None
+        state.segment.write_checksums(slot.index, slot.extent.slot_bytes, item.checksums)
+        state.sealed_order += 1
+        state.stored_tokens += slot.put.tokens
+        state.write_bytes += slot.length
+        state.segment.write_header(slot, order=state.sealed_order)
+        return slot
+
+    def abort(self, locations: Sequence[Location]) -> None:
+        state = self._state
+        with state.lock:
+            for place in locations:
+                if state.is_mine(place):
+                    slot = state.table.abort(place.slot, place.generation)
+                    if slot is not None:
+                        state.segment.set_state(slot.index, SlotState.FREE)
+
+    def release_owner(self, owner: str) -> None:
+        state = self._state
+        with state.lock:
+            if owner and state.running:
+                for slot in state.table.release_owner(owner):
+                    state.segment.set_state(slot.index, SlotState.FREE)
+
+
+def range_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
+    """Return where a range lies in its slot.
+
+    Raises:
+        BlockNotFoundError: no such range, or it is not as long as the caller thinks.
+    """
+    put = slot.put
+    if not 0 <= part < put.range_count:
+        raise BlockNotFoundError(f"range {part} is outside [0, {put.range_count})")
+    if size not in (ANY_SIZE, put.range_bytes):
+        raise BlockNotFoundError(f"the range has {put.range_bytes} bytes, not {size}")
+    start = part * put.range_bytes
+    return start, start + put.range_bytes
+
+
+def _written_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
+    """Return where a range, or the whole payload, lies in its slot."""
+    if part != WHOLE:
+        return range_span(slot, part, size)
+    if size not in (ANY_SIZE, slot.length):
+        raise BlockNotFoundError(f"the payload has {slot.length} bytes, not {size}")
+    return 0, slot.length
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,24 @@
+"""What a plain reference to a range (``Ref``, dmp/range_codec.py) may also say to a node.
+
+Used by the node and its doors. Plain tuples because a dataclass for each range of each frame would
+cost more than the rest of a small transfer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmp.messages import RangeRef
+from dmp.range_codec import Ref
+
+WHOLE: Final = 0xFFFF_FFFF
+"""The index that stands for all ranges of a reserved slot."""
+
+ANY_SIZE: Final = -1
+"""A size that is not checked."""
+
+
+def as_ref(ref: RangeRef) -> Ref:
+    """Return the plain form."""
+    at = ref.location
+    return at.incarnation, at.segment, at.slot, at.generation, ref.index, ANY_SIZE

@@ -1,0 +1,139 @@
+"""Checks sealed blocks in the background, slowly: bad bytes are found before somebody needs them.
+
+``ScrubPlan`` decides which slot is next and when (pure); ``Scrubber`` is its thread in the node's
+life. Nothing is locked while bytes are hashed: the slot is pinned, and a reader may share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import xxhash
+
+from dmp.node_state import NodeState
+from dmp.slots import Slot
+from kvcore.errors import TransportError
+
+log = logging.getLogger(__name__)
+_IDLE_S: Final = 1.0
+"""Pause of an empty node, and the longest pause: a stop is noticed at once anyway."""
+
+
+class ScrubPlan:
+    """Goes round all slots at a given rate.
+
+    Attributes:
+        rounds: completed.
+    """
+
+    def __init__(self, rate_bytes_per_s: int) -> None:
+        self.rounds = 0
+        self._rate = rate_bytes_per_s
+        self._todo: list[int] = []
+        self._free_at = 0.0
+
+    def begin(self, indices: Sequence[int]) -> None:
+        """Begin a round over some slots, in the order of memory."""
+        self._todo = sorted(indices, reverse=True)
+
+    def next(self) -> int | None:
+        """Return the next slot; None at the end of a round."""
+        if self._todo:
+            return self._todo.pop()
+        self.rounds += 1
+        return None
+
+    def checked(self, size_bytes: int, now: float) -> None:
+        """Take in that so many bytes were hashed."""
+        self._free_at = max(self._free_at, now) + size_bytes / self._rate
+
+    def wait_s(self, now: float) -> float:
+        """Return how long to pause, so that the rate is kept."""
+        return max(0.0, self._free_at - now)
+
+
+class Scrubber:
+    """Hashes what the plan names.
+
+    Attributes:
+        checked_bytes: hashed in this life.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self.checked_bytes = 0
+        self._state = state
+        self._plan = ScrubPlan(max(1, state.config.scrub_rate_bytes_per_s))
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, unless the rate is 0."""
+        if self._state.config.scrub_rate_bytes_per_s > 0:
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._run, name="dmp-scrub", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def run_round(self) -> int:
+        """Check every sealed slot once, without pauses; answers how many were bad."""
+        with self._state.lock:
+            self._plan.begin(self._state.table.indices())
+        bad = 0
+        while (index := self._plan.next()) is not None:
+            bad += self._check(index)
+        return bad
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                with self._state.lock:
+                    self._plan.begin(self._state.table.indices())
+                self._run_paced()
+                self._stopping.wait(_IDLE_S)
+        except TransportError:
+            log.debug("the scrubber ends: the node stopped")
+
+    def _run_paced(self) -> None:
+        while (index := self._plan.next()) is not None:
+            self._check(index)
+            pause = self._plan.wait_s(self._state.clock.now())
+            if self._stopping.wait(min(pause, _IDLE_S)):
+                return
+
+    def _check(self, index: int) -> bool:
+        """Check one slot; quarantine it if it is bad."""
+        state = self._state
+        with state.lock:
+            slot = state.table.sealed_at(index)
+            if slot is None:
+                return False
+            generation = slot.generation
+            state.table.pin(slot)
+            view = state.segment.span(slot.offset, 0, slot.length)
+            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.put.range_count)]
+        bad = not _matches(slot, view, sums)
+        size = len(view)
+        view.release()
+        with state.lock:
+            state.unpin(slot)
+            bad = bad and state.running and state.quarantine(index, generation)
+        self.checked_bytes += size
+        self._plan.checked(size, state.clock.now())
+        return bad
+
+
+def _matches(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
+    size = slot.put.range_bytes
+    return all(
+        xxhash.xxh3_64_intdigest(view[i * size : (i + 1) * size]) == stored
+        for i, stored in enumerate(sums)
+    )

@@ -1,0 +1,145 @@
+"""The life of a segment file: made, found again, locked, or refused with what to do about it.
+
+Called by dmp/node.py. A file that may not be ours is never removed, and no half-made segment is
+ever left under its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from dmp import geometry as g
+from dmp.geometry import Geometry
+from dmp.segment import Segment
+from kvcore.errors import ConfigError
+
+log = logging.getLogger(__name__)
+_LOCK_INTERVAL_S: Final = 0.02
+
+
+def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segment:
+    """Open a node's segment as its only owner, making it if there is none.
+
+    A segment of another size is replaced: its blocks are only cached, and the operator asked for
+    the new size.
+
+    Args:
+        path: the file.
+        geometry: what is wanted.
+        wait_s: how long to wait for the process that owns it to end ("start new, stop old").
+
+    Raises:
+        ConfigError: the file is no segment, of another layout version, truncated, owned by a
+            running process, or the memory for it is not there.
+    """
+    while path.exists():
+        fd = _open_locked(path, wait_s)
+        if fd is None:
+            continue
+        try:
+            found = g.read_geometry(path, fd)
+        except ConfigError:
+            os.close(fd)
+            raise
+        if found == geometry:
+            return Segment(path, fd, geometry)
+        log.warning("segment %s has another size than configured; its blocks are dropped", path)
+        path.unlink()
+        os.close(fd)
+    return _create(path, geometry)
+
+
+def _create(path: Path, geometry: Geometry) -> Segment:
+    """Make the file under another name first, so that a crash leaves no half-made segment."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"segment {path} can't be made: {error.strerror}") from error
+    try:
+        _lock(path, fd, 0.0)
+        _allocate(path, fd, geometry.file_bytes)
+        os.pwrite(fd, _first_page(geometry), 0)
+        os.rename(fresh, path)
+    except ConfigError:
+        fresh.unlink(missing_ok=True)
+        os.close(fd)
+        raise
+    return Segment(path, fd, geometry)
+
+
+def _first_page(geometry: Geometry) -> bytes:
+    return g.FILE_HEADER.pack(
+        g.FILE_MAGIC,
+        g.LAYOUT_VERSION,
+        geometry.slots_per_extent,
+        geometry.extent_count,
+        geometry.extent_bytes,
+        geometry.file_bytes,
+        0,
+        1,
+    )
+
+
+def _allocate(path: Path, fd: int, size: int) -> None:
+    """Get all memory now: a sparse file on a full tmpfs would kill its writers with SIGBUS."""
+    os.ftruncate(fd, 0)
+    room = os.statvfs(path.parent)
+    free = room.f_bavail * room.f_frsize
+    cure = (
+        f"lower dmp.capacity, enlarge it (mount -o remount,size=... {path.parent}), "
+        "or put dmp.segment_dir elsewhere"
+    )
+    message = f"segment {path} needs {size} bytes but {free} are free in {path.parent}; {cure}"
+    if size > free:
+        raise ConfigError(message)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+            raise ConfigError(message) from error
+        raise ConfigError(f"segment {path} can't be allocated: {error.strerror}") from error
+
+
+def _open_locked(path: Path, wait_s: float) -> int | None:
+    """Open and lock the file; None if its owner replaced or removed it while we waited."""
+    fd = _open(path)
+    try:
+        _lock(path, fd, wait_s)
+        if os.stat(path).st_ino == os.fstat(fd).st_ino:
+            return fd
+    except FileNotFoundError:
+        pass
+    except ConfigError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"segment {path} can't be opened: {error.strerror}") from error
+
+
+def _lock(path: Path, fd: int, wait_s: float) -> None:
+    for left in range(max(1, round(wait_s / _LOCK_INTERVAL_S)), 0, -1):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if left == 1:
+                raise ConfigError(
+                    f"segment {path} is owned by a running process; stop it, or give this DMP node "
+                    "another --node-id or dmp.segment_dir"
+                ) from error
+            time.sleep(_LOCK_INTERVAL_S)

@@ -1,0 +1,117 @@
+"""What a segment holds after a restart: one pass over its slot headers, vectorised.
+
+Called by dmp/node_state.py. A header counts when its check number fits, it was sealed (or
+quarantined), and it lies inside its extent; everything else is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dmp import geometry as g
+from dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
+from dmp.geometry import Geometry
+from dmp.restored import Column, RestoredSlots
+from dmp.segment import Segment
+from dmp.slots import Slot, SlotState
+from kvcore import limits
+
+_CHUNK: Final = 4096
+"""Headers checked at a time: 1.5 MiB, which stays in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentScan:
+    """What an attached segment holds.
+
+    Attributes:
+        extent_sizes: slot size of every extent, 0 when never assigned.
+        sealed: readable slots, oldest seal first.
+        quarantined: slots with bad bytes.
+        dropped: slot numbers that were half-written or whose header is damaged.
+        last_order: highest order of sealing.
+        generation: the highest that may have been given out.
+    """
+
+    extent_sizes: list[int]
+    sealed: RestoredSlots
+    quarantined: list[Slot]
+    dropped: list[int]
+    last_order: int
+    generation: int
+
+
+def scan_segment(segment: Segment) -> SegmentScan:
+    """Read all slot headers in use; O(slots), 100 000 in about 50 ms."""
+    rows, sizes = segment.header_rows(), segment.extent_sizes()
+    used = _used_slots(rows, sizes, segment.geometry)
+    sound = np.zeros(len(used), bool)
+    for start in range(0, len(used), _CHUNK):
+        part = used[start : start + _CHUNK]
+        sound[start : start + _CHUNK] = _are_sound(rows[part], part, sizes, segment.geometry)
+    kept = used[sound]
+    is_sealed = rows["state"][kept] == SlotState.SEALED
+    sealed = kept[is_sealed]
+    orders = rows["sealed_order"][sealed]
+    age = np.argsort(orders, kind="stable")
+    restored = RestoredSlots.of(sealed[age], rows)
+    last_order = int(orders.max(initial=0))
+    return SegmentScan(
+        extent_sizes=sizes.tolist(),
+        sealed=restored,
+        quarantined=_quarantined(kept[~is_sealed], rows),
+        dropped=used[~sound].tolist(),
+        last_order=last_order,
+        generation=_highest_generation(segment, rows, kept),
+    )
+
+
+def _used_slots(rows: Column, sizes: Column, geometry: Geometry) -> Column:
+    """Return the numbers of slots that are not free, ascending.
+
+    An extent has fewer slots than numbers set aside for it, so most headers need not be looked at.
+    """
+    sane = (sizes >= MIN_SLOT_BYTES) & (sizes <= geometry.extent_bytes) & (sizes % SLOT_ALIGN == 0)
+    found = [np.zeros(0, np.int64)]
+    for size in np.unique(sizes[sane]).tolist():
+        extents = np.flatnonzero(sizes == size)
+        places = np.arange(geometry.extent_bytes // size)
+        numbers = (extents[:, None] * geometry.slots_per_extent + places).ravel()
+        found.append(numbers[rows["state"][numbers] != SlotState.FREE])
+    return np.sort(np.concatenate(found))
+
+
+def _are_sound(some: Column, numbers: Column, sizes: Column, geometry: Geometry) -> Column:
+    """Say which used slots may be kept: finished, undamaged and of their extent's size."""
+    intact = g.header_checks(some.view(np.uint64).reshape(-1, g.LANES)) == some["check"]
+    known = (some["magic"] == g.SLOT_MAGIC) & (some["layout_version"] == g.LAYOUT_VERSION)
+    ended = (some["state"] == SlotState.SEALED) | (some["state"] == SlotState.QUARANTINED)
+    size, count = some["range_bytes"], some["range_count"].astype(np.uint64)
+    bounded = (size >= 1) & (size <= geometry.extent_bytes)
+    bounded &= (count >= 1) & (count <= limits.MAX_LAYERS)
+    bounded &= some["sealed_order"] < g.MAX_COUNTER
+    bounded &= (some["generation"] >= 1) & (some["generation"] < g.MAX_COUNTER)
+    need = -(-(size * count + 8 * count) // SLOT_ALIGN) * SLOT_ALIGN
+    fits = np.maximum(need, MIN_SLOT_BYTES) == sizes[numbers // geometry.slots_per_extent]
+    exact = some["length"] == size * count
+    sound: Column = intact & known & ended & bounded & fits & exact
+    return sound
+
+
+def _quarantined(numbers: Column, rows: Column) -> list[Slot]:
+    columns = RestoredSlots.of(numbers, rows)
+    return [
+        Slot(int(index), int(columns.generations[row]), columns.put(row), SlotState.QUARANTINED)
+        for row, index in enumerate(numbers)
+    ]
+
+
+def _highest_generation(segment: Segment, rows: Column, kept: Column) -> int:
+    """Return a generation that no reference ever had more than."""
+    if segment.generation == 0:  # A file of the first versions: every slot counted for itself.
+        claimed = rows["generation"]
+        return int(claimed[claimed < g.MAX_COUNTER].max(initial=1))
+    return max(segment.generation, int(rows["generation"][kept].max(initial=1)))
