@@ -178,7 +178,8 @@ def _open_existing(path: Path, segment_bytes: int, buffers: AlignedBuffers) -> S
     except BaseException:
         file.close()
         raise
-    if page is not None and page.file_bytes == size == segment_bytes:
+    unused = page is not None and page.file_bytes == 0
+    if page is not None and size == segment_bytes and (unused or page.file_bytes == size):
         return SegmentFile(file, page)
     file.close()
     if page is not None and size >= page.file_bytes:

@@ -111,6 +111,20 @@ def pack_checksums(block: StoredBlock, payload: memoryview) -> bytes:
     )
 
 
+def is_sound(record: Record, payload: memoryview) -> bool:
+    """Whether every range of a payload is as its checksum says."""
+    size = record.block.range_bytes
+    return all(
+        range_is_sound(record, i, payload[i * size : (i + 1) * size])
+        for i in range(record.block.range_count)
+    )
+
+
+def range_is_sound(record: Record, index: int, data: memoryview) -> bool:
+    """Whether one range is as its checksum says."""
+    return xxhash.xxh3_64_intdigest(data) == checksum_of(record.checksums, index)
+
+
 def pack_file_page(page: FilePage) -> bytes:
     """Return the page that opens a segment file."""
     head = _FILE.pack(

@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import xxhash
-
 from kvcore.errors import PoolFullError
 from storage.block_store import StoredBlock
 from storage.direct_io import AlignedBuffers, DirectFile, is_aligned
@@ -29,7 +27,7 @@ from storage.segment_format import (
     FilePage,
     FileState,
     Record,
-    checksum_of,
+    is_sound,
     pack_file_page,
     pack_record,
     padded,
@@ -307,17 +305,3 @@ class SegmentLog:
             self._write_dead(place, entry.record)
         with self.lock:
             self.index.settle(place)
-
-
-def is_sound(record: Record, payload: memoryview) -> bool:
-    """Whether every range of a payload is as its checksum says."""
-    size = record.block.range_bytes
-    return all(
-        range_is_sound(record, i, payload[i * size : (i + 1) * size])
-        for i in range(record.block.range_count)
-    )
-
-
-def range_is_sound(record: Record, index: int, data: memoryview) -> bool:
-    """Whether one range is as its checksum says."""
-    return xxhash.xxh3_64_intdigest(data) == checksum_of(record.checksums, index)

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import xxhash
-
 from storage.direct_io import AlignedBuffers, DirectFile
 from storage.segment_format import (
     PAGE,
     RECORD_MAGIC,
     FilePage,
     Record,
-    checksum_of,
+    is_sound,
     padded,
     parse_file_page,
     parse_record,
@@ -87,12 +85,7 @@ def is_whole(file: DirectFile, buffers: AlignedBuffers, found: FoundRecord) -> b
     with buffers.lend(padded(block.payload_bytes)) as payload:
         if file.read([payload], found.offset + PAGE) < block.payload_bytes:
             return False
-        size = block.range_bytes
-        return all(
-            xxhash.xxh3_64_intdigest(payload[i * size : (i + 1) * size])
-            == checksum_of(found.record.checksums, i)
-            for i in range(block.range_count)
-        )
+        return is_sound(found.record, payload[: block.payload_bytes])
 
 
 def _search(file: DirectFile, buffers: AlignedBuffers, *, nonce: int, start: int, stop: int) -> int:

@@ -39,9 +39,9 @@ from storage.block_store import (
 from storage.direct_io import AlignedBuffers
 from storage.medium_health import FULL_ERRNOS, MediumHealth
 from storage.segment_folder import MIN_FILES, choose_segment_bytes, open_folder
-from storage.segment_format import Record, pack_checksums
+from storage.segment_format import Record, is_sound, pack_checksums, range_is_sound
 from storage.segment_index import Entry, SegmentIndex
-from storage.segment_log import SegmentLog, is_sound, range_is_sound
+from storage.segment_log import SegmentLog
 from storage.segment_restore import restore
 
 log = logging.getLogger(__name__)
@@ -192,10 +192,11 @@ class SegmentStore:
             if not sound or not range_is_sound(entry.record, index, flat):
                 raise self._bad_bytes(entry, f"range {index}")
 
-    def get_block(self, key: BlockKey, destination: memoryview) -> None:
+    def get_block(self, key: BlockKey, destination: memoryview, *, touch: bool = True) -> None:
         """Fill the destination with a whole payload and verify every range; one I/O.
 
-        Fastest into memory that starts on a page border: then nothing is copied.
+        Fastest into memory that starts on a page border: then nothing is copied. ``touch=False``
+        is for housekeeping: the read does not make the block worth keeping.
 
         Raises:
             BlockNotFoundError: no such block, or the destination has another size.
@@ -203,7 +204,7 @@ class SegmentStore:
             TransportError: the disk could not.
         """
         with self._call():
-            entry = self._find(key)
+            entry = self._find(key, touch=touch)
             flat = block_size_checked(entry.record.block, destination)
             if not self._read(entry, 0, flat) or not is_sound(entry.record, flat):
                 raise self._bad_bytes(entry, "payload")
@@ -336,12 +337,13 @@ class SegmentStore:
 
     # Reading.
 
-    def _find(self, key: BlockKey) -> Entry:
+    def _find(self, key: BlockKey, *, touch: bool = True) -> Entry:
         with self._lock:
             entry = self._index.find(key)
             if entry is None:
                 raise BlockNotFoundError(f"block {key.hex()} is not stored")
-            self._index.touch(entry)
+            if touch:
+                self._index.touch(entry)
             return entry
 
     def _read(self, entry: Entry, start: int, destination: memoryview) -> bool:

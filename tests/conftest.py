@@ -2,4 +2,10 @@
 
 from __future__ import annotations
 
-pytest_plugins: list[str] = ["tests.fix_sql", "tests.fix_dmp", "tests.fix_cluster"]
+pytest_plugins: list[str] = [
+    "tests.fix_sql",
+    "tests.fix_dmp",
+    "tests.fix_cluster",
+    "tests.fix_s3",
+    "tests.fix_tls",
+]
