@@ -18,10 +18,9 @@ from typing import Final
 from dmp.messages import Welcome
 from dmp.pool_node import PathInfo, PutRequest
 from dmp.stored import StoredBlock
-from dmp.transfer_plan import Ends, Transport
+from dmp.transfer_plan import Ends
 from dmp.transport.connection import Connection, Peer, RefusedError
-from dmp.transport.rdma_here import why_no_rdma
-from dmp.transport.select import Link, open_link
+from dmp.transport.select import Link, PathOptions, open_link, why_no_rdma
 from kvcore.errors import AuthenticationError, CacheError, TransportError
 from kvcore.ids import BlockKey, HostId, NodeId
 
@@ -41,13 +40,13 @@ class NodeLink:
         reason: why not.
     """
 
-    def __init__(self, peer: Peer, transport: Transport) -> None:
+    def __init__(self, peer: Peer, options: PathOptions) -> None:
         self.peer = peer
         self.errors: Counter[str] = Counter()
         self.link: Link | None = None
         self.up = False
         self.reason = "never reached"
-        self._transport = transport
+        self._options = options
         self._welcome: Welcome | None = None
         self._known: dict[BlockKey, StoredBlock] = {}
         self._lock = threading.Lock()
@@ -84,9 +83,13 @@ class NodeLink:
         peer = replace(self.peer, node_id=welcome.node_id)
         # Host names may differ or repeat; whether memory is shared only the mapping can tell.
         ends = Ends(
-            HostId(""), welcome.host, welcome.segment_path, why_no_rdma(), welcome.incarnation
+            here=HostId(""),
+            there=welcome.host,
+            segment_path=welcome.segment_path,
+            no_rdma=why_no_rdma(self._options.rdma_devices),
+            incarnation=welcome.incarnation,
         )
-        old, self.link = self.link, open_link(peer, ends, self._transport)
+        old, self.link = self.link, open_link(peer, ends, self._options)
         self._welcome = welcome
         with self._lock:
             self._known.clear()

@@ -31,7 +31,10 @@ from dmp.pool_pins import RENEW_S, Holder, Pins, hold, release
 from dmp.pool_reads import Place, Want, fetch, whole
 from dmp.pool_stats import PoolCounters, PoolMember, PoolStats
 from dmp.stored import StoredBlock
+from dmp.tls import TlsFiles
 from dmp.transport.connection import Peer
+from dmp.transport.select import PathOptions
+from dmp.transport.shm import ShmPoolNode
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import AuthenticationError, NoNodeError
 from kvcore.ids import BlockKey, NodeId
@@ -66,6 +69,8 @@ class Pool:
         *,
         token: str = "",
         transport: str = "auto",
+        tls: TlsFiles | None = None,
+        rdma_devices: Sequence[str] = (),
         connect_timeout_s: float = 1.0,
         op_timeout_s: float = 5.0,
     ) -> Self:
@@ -77,19 +82,22 @@ class Pool:
             addresses: ``host:port`` of every node, in a list or separated by commas.
             token: the cluster token, if the nodes ask for one.
             transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
+            tls: certificate files, for nodes that speak TLS.
+            rdma_devices: this machine's RDMA devices to use; empty means all.
             connect_timeout_s: for connecting to one node.
             op_timeout_s: longest silence inside one operation.
 
         Raises:
-            ConfigError: an address or the transport is malformed.
+            ConfigError: an address, the transport or a certificate file can't be used.
             AuthenticationError: a node wants another token.
             NoNodeError: no node answers; the message says why, node by node.
         """
-        wish = to_transport(transport)
-        links = [
-            NodeLink(Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s), wish)
+        options = PathOptions(to_transport(transport), tuple(rdma_devices), tls)
+        peers = [
+            Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls)
             for address in parse_addresses(addresses)
         ]
+        links = [NodeLink(peer, options) for peer in peers]
         try:
             reached = [link.reach() for link in links]
             if not any(reached):
@@ -392,8 +400,17 @@ class Pool:
         return None
 
     def _view(self, holder: Holder, key: BlockKey) -> memoryview | None:
-        value = self.get(key)
-        return None if value is None else memoryview(value)
+        link, location = holder
+        if not isinstance(node := link.opened.node, ShmPoolNode):
+            value = self.get(key)
+            return None if value is None else memoryview(value)
+        view: memoryview | None = None
+        with link.absorb():
+            view = node.view_block(location)
+        with self._lock:
+            self._counters.hits += view is not None
+            self._counters.misses += view is None
+        return view
 
     def _check_open(self) -> None:
         if self._closing.is_set():

@@ -73,6 +73,11 @@ class RdmaDoor:
         else:
             log.info("dmp %s: TCP only: %s", node.node_id, self.reason)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices it is open on."""
+        return tuple(self._halls)
+
     def _open(self) -> str:
         found = discover(self._node.config.rdma_devices)
         if not found.ports:

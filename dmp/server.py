@@ -53,6 +53,11 @@ class DmpServer:
         host = self._node.config.advertise_host or self._node.config.bind
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def rdma(self) -> RdmaDoor | None:
+        """The RDMA door; None before ``start``."""
+        return self._rdma
+
     def start(self) -> None:
         """Bind and accept in a thread.
 

@@ -11,7 +11,7 @@ import asyncio
 from compute.config import ComputeConfig, LoadPolicy
 from compute.node import ComputeNode
 from compute.service import serve_node
-from dmp.transfer_plan import Transport
+from dmp.transport.select import PathOptions
 from kvcore.clock import Clock, SystemClock
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.node import NodeRole
@@ -77,7 +77,7 @@ class ComputePart:
         listen: str = "",
         advertise: str = "",
         token: str = "",
-        transport: Transport = Transport.AUTO,
+        paths: PathOptions | None = None,
     ) -> None:
         """Start the engine; with ``listen`` serve gRPC and watch the pool.
 
@@ -85,7 +85,7 @@ class ComputePart:
             listen: ``host:port`` of the service; empty for a node in this process.
             advertise: host that others reach it by; empty means the bound one.
             token: the cluster token.
-            transport: how bytes shall travel to and from the pool.
+            paths: how bytes shall travel to and from the pool.
 
         Raises:
             ConfigError: the port is taken.
@@ -97,7 +97,7 @@ class ComputePart:
             self.address = f"{advertise or host}:{port}"
             self.node.set_control_address(self.address)
             self._watcher = PoolWatcher(
-                self.node, self._meta, host=self._config.host, token=token, transport=transport
+                self.node, self._meta, host=self._config.host, token=token, options=paths
             )
             await self._watcher.start()
         info, source = self.node.info(), self.node.report

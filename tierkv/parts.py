@@ -18,8 +18,7 @@ from dmp.node import DmpNode
 from dmp.pool_node import PoolNode
 from dmp.server import DmpServer
 from dmp.transfer_plan import Transport
-from dmp.transport.rdma_here import why_no_rdma
-from dmp.transport.select import connect_pool_node
+from dmp.transport.select import PathOptions, connect_pool_node
 from kvcore import limits
 from kvcore.block_event import BlockEvent, BlockReporter, NullReporter
 from kvcore.clock import Clock, SystemClock
@@ -29,6 +28,7 @@ from kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
 from metaserver.agent import NodeAgent
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
+from tierkv.settings import Settings
 
 _log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 1.0
@@ -107,12 +107,16 @@ class DmpPart:
         if not self._listen:
             return (PathReport("", "inproc", "one process"),)
         segment = str(self.node.config.segment_file)[: limits.MAX_REASON_CHARS]
-        no_rdma = why_no_rdma()
-        return (
-            PathReport("", "shm", segment),
-            PathReport("", "rdma", no_rdma, usable=not no_rdma),
-            PathReport("", "tcp", self.address),
-        )
+        rdma = self._server.rdma if self._server is not None else None
+        shm = PathReport("", "shm", segment, usable=not self.node.config.nameless)
+        if rdma is None or rdma.reason:
+            reason = rdma.reason.removeprefix("no RDMA: ") if rdma is not None else "not started"
+            return shm, PathReport("", "rdma", reason, usable=False), self._tcp_door()
+        return shm, PathReport("", "rdma", ", ".join(rdma.devices)), self._tcp_door()
+
+    def _tcp_door(self) -> PathReport:
+        secured = " (TLS)" if self.node.config.tls.serves else ""
+        return PathReport("", "tcp", f"{self.address}{secured}")
 
     async def flush(self) -> None:
         """Wait until the directory knows everything this node holds."""
@@ -126,6 +130,17 @@ class DmpPart:
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
         await asyncio.to_thread(self.node.stop)
+
+
+def path_options(settings: Settings) -> PathOptions:
+    """Translate the settings that say how pool nodes are reached."""
+    devices = device_names(settings.pool.rdma_devices)
+    return PathOptions(Transport(settings.pool.transport), devices)
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """Cut a list at its commas."""
+    return tuple(text.replace(",", " ").split())
 
 
 async def announce(meta: MetaClient, info: NodeInfo) -> NodeAgent:
@@ -146,13 +161,13 @@ class PoolWatcher:
         *,
         host: HostId,
         token: str,
-        transport: Transport = Transport.AUTO,
+        options: PathOptions | None = None,
     ) -> None:
         self._node = node
         self._meta = meta
         self._host = host
         self._token = token
-        self._transport = transport
+        self._options = options
         self._known: dict[tuple[NodeId, Incarnation], PoolNode] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -202,5 +217,5 @@ class PoolWatcher:
     def _connect(self, info: NodeInfo) -> PoolNode:
         _log.info("pool node %s at %s", info.node_id, info.data_address)
         return connect_pool_node(
-            info, host=self._host, token=self._token or None, transport=self._transport
+            info, host=self._host, token=self._token or None, options=self._options
         )

@@ -19,7 +19,6 @@ from pathlib import Path
 import structlog
 
 from dmp.config import DmpConfig
-from dmp.transfer_plan import Transport
 from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, Incarnation, NodeId
@@ -29,7 +28,7 @@ from metaserver.client import MetaClient
 from metaserver.config import MetaConfig
 from tierkv.config import LoadedConfig
 from tierkv.log import configure_logging
-from tierkv.parts import DmpPart, announce
+from tierkv.parts import DmpPart, announce, device_names, path_options
 
 log = structlog.get_logger(__name__)
 
@@ -102,6 +101,8 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
             port=settings.dmp.port,
             advertise_host=settings.cluster.advertise,
             token=settings.cluster.token,
+            rdma=settings.dmp.rdma,
+            rdma_devices=device_names(settings.dmp.rdma_devices),
             remove_on_stop=settings.dmp.remove_on_stop,
         ),
         _meta(config, stack) if settings.cluster.meta_address else None,
@@ -134,7 +135,7 @@ async def _start_compute(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
         advertise=settings.cluster.advertise,
         token=settings.cluster.token,
-        transport=Transport(settings.pool.transport),
+        paths=path_options(settings),
     )
     stack.push_async_callback(part.stop)
     return {"address": part.address, "model": part.node.model.name}

@@ -95,6 +95,12 @@ class DmpSettings(Section):
         default=ByteSize(GIB), description="memory for KV blocks, such as 4GiB"
     )
     segment_dir: str = Field(default="/dev/shm", description="where the segment file lies")
+    rdma: Literal["auto", "off"] = Field(
+        default="auto", description="open an RDMA door where there is a device"
+    )
+    rdma_devices: str = Field(
+        default="", description="devices of that door, separated by commas; empty: all"
+    )
     remove_on_stop: bool = Field(
         default=False, description="delete the segment at a clean stop instead of keeping its KV"
     )
@@ -106,6 +112,9 @@ class PoolSettings(Section):
     transport: Literal["auto", "shm", "rdma", "tcp"] = Field(
         default="auto",
         description="path to pool nodes; auto: shared memory, else RDMA, else TCP",
+    )
+    rdma_devices: str = Field(
+        default="", description="RDMA devices clients use, separated by commas; empty: all"
     )
 
 

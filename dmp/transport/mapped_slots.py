@@ -75,6 +75,15 @@ class MappedSlots:
         at = self._slot_at(location.slot, stamp) + index * stamp.range_bytes
         return self._memory[at : at + stamp.range_bytes]
 
+    def payload(self, location: Location, stamp: Stamp) -> memoryview:
+        """Return the bytes of a whole block.
+
+        Raises:
+            StaleEpochError: the header is being rewritten.
+        """
+        at = self._slot_at(location.slot, stamp)
+        return self._memory[at : at + stamp.range_bytes * stamp.range_count]
+
     def checksum(self, location: Location, stamp: Stamp, index: int) -> int:
         """Return the stored xxh3_64 of a range that ``readable`` accepted."""
         end = self._slot_at(location.slot, stamp) + _slot_bytes(

@@ -1,7 +1,7 @@
 """Opens the best path to a DMP node: the one place that carries out a transfer plan.
 
-Called by the composition root for every DMP node the meta server lists, and by dmp/pool.py for
-every address it was given. What falls back says so once in the log, and in ``PoolNode.path``.
+Called by the composition root for every DMP node the meta server lists, and by dmp/node_link.py for
+every address a Pool was given. What falls back says so once in the log, and in ``PoolNode.path``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,33 @@ from pathlib import Path
 
 from dmp.pool_node import PathInfo, PoolNode
 from dmp.segment import map_segment
-from dmp.transfer_plan import Ends, TransferPlan, Transport, plan_transfer, settle
+from dmp.tls import TlsFiles
+from dmp.transfer_plan import Ends, Transport, plan_transfer, settle
 from dmp.transport.connection import Peer
-from dmp.transport.rdma_here import why_no_rdma
 from dmp.transport.shm import ShmPoolNode
 from dmp.transport.tcp import TcpPoolNode
+from dmp.transport.verbs import open_verbs_node
+from dmp.transport.verbs_device import discover
 from kvcore.errors import ConfigError, TransportError
 from kvcore.ids import HostId, Incarnation
 from kvcore.node import NodeInfo
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PathOptions:
+    """What a user wants of paths.
+
+    Attributes:
+        transport: which one; see dmp/transfer_plan.py.
+        rdma_devices: this machine's devices to use; empty means all.
+        tls: certificate files for the TCP side; None speaks plain TCP.
+    """
+
+    transport: Transport = Transport.AUTO
+    rdma_devices: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,7 @@ def connect_pool_node(
     *,
     host: HostId,
     token: str | None = None,
-    transport: Transport = Transport.AUTO,
+    options: PathOptions | None = None,
 ) -> PoolNode:
     """Return a PoolNode for a DMP node, over the best path there is.
 
@@ -54,46 +71,41 @@ def connect_pool_node(
         info: the DMP node's registration.
         host: where the caller runs.
         token: cluster token, if the cluster has one.
-        transport: what the user wants.
+        options: what the user wants; the best there is by default.
 
     Raises:
         TransportError: the node has no data address.
     """
     if not info.data_address:
         raise TransportError(f"DMP node {info.node_id} has no data address")
-    peer = Peer(info.node_id, info.data_address, token or "")
-    ends = Ends(host, info.host, info.segment_path, why_no_rdma())
-    return open_link(peer, ends, transport).node
+    options = options or PathOptions()
+    peer = Peer(info.node_id, info.data_address, token or "", tls=options.tls)
+    no_rdma = why_no_rdma(options.rdma_devices)
+    return open_link(peer, Ends(host, info.host, info.segment_path, no_rdma), options).node
 
 
-def open_link(peer: Peer, ends: Ends, transport: Transport = Transport.AUTO) -> Link:
+def why_no_rdma(devices: tuple[str, ...] = ()) -> str:
+    """Return why this machine can't use RDMA; empty if it can."""
+    return discover(devices).reason.removeprefix("no RDMA: ")
+
+
+def open_link(peer: Peer, ends: Ends, options: PathOptions) -> Link:
     """Try the paths of the plan in order; TCP is the last and always opens."""
-    plan = plan_transfer(transport, ends)
+    plan = plan_transfer(options.transport, ends)
     failed: list[PathInfo] = []
     for step in plan.steps:
-        link = _open(step, peer, ends, failed, plan)
-        if link is not None:
-            _tell(link.node, peer, failed)
-            return link
+        reason = settle(step, plan.ruled_out, failed).reason
+        control = TcpPoolNode(peer, host=ends.there, reason=reason)
+        opened = _OPENERS[step.transport](control, peer, ends, options)
+        if not isinstance(opened, str):
+            _tell(opened, peer, failed)
+            return Link(opened, control)
+        control.close()
+        failed.append(PathInfo(step.transport, opened.removeprefix("no RDMA: ")))
     raise AssertionError("a plan ends in TCP")
 
 
-def _open(
-    step: PathInfo, peer: Peer, ends: Ends, failed: list[PathInfo], plan: TransferPlan
-) -> Link | None:
-    reason = settle(step, plan.ruled_out, failed).reason
-    control = TcpPoolNode(peer, host=ends.there, reason=reason)
-    if step.transport == "tcp":
-        return Link(control, control)
-    opened = _OPENERS[step.transport](control, ends)
-    if isinstance(opened, str):
-        control.close()
-        failed.append(PathInfo(step.transport, opened))
-        return None
-    return Link(opened, control)
-
-
-def _open_shm(control: TcpPoolNode, ends: Ends) -> PoolNode | str:
+def _open_shm(control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions) -> PoolNode | str:
     path = Path(ends.segment_path)
     try:
         if not ends.here and not _is_segment_of(path, ends.incarnation):
@@ -110,17 +122,25 @@ def _is_segment_of(path: Path, incarnation: Incarnation) -> bool:
     return found == incarnation
 
 
-def _open_rdma(control: TcpPoolNode, ends: Ends) -> PoolNode | str:
-    return "this build has no RDMA"
+def _open_rdma(
+    control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions
+) -> PoolNode | str:
+    return open_verbs_node(control, peer, devices=options.rdma_devices)
 
 
-_OPENERS: dict[str, Callable[[TcpPoolNode, Ends], PoolNode | str]] = {
+def _open_tcp(control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions) -> PoolNode | str:
+    return control
+
+
+_OPENERS: dict[str, Callable[[TcpPoolNode, Peer, Ends, PathOptions], PoolNode | str]] = {
     "shm": _open_shm,
     "rdma": _open_rdma,
+    "tcp": _open_tcp,
 }
 
 
 def _tell(node: PoolNode, peer: Peer, failed: list[PathInfo]) -> None:
+    """Log the path once; louder when a path that should have worked did not."""
     path = node.path
     told = log.warning if failed else log.info
     told("dmp %s at %s: %s (%s)", peer.node_id, peer.address, path.transport, path.reason)

@@ -155,6 +155,13 @@ class ShmPoolNode(PoolNode):
         self._touch((location,), len(view))
         return view.toreadonly()
 
+    def view_block(self, location: Location) -> memoryview:
+        """Return a whole block in place, as ``view`` does a range."""
+        slots = self._slots_of(location)
+        view = slots.payload(location, slots.sealed(location))
+        self._touch((location,), len(view))
+        return view.toreadonly()
+
     def mapped(self) -> memoryview:
         """Return the payload memory as it is mapped here, to register it with a device."""
         return self._segment.memory[self._segment.geometry.payload_at :]

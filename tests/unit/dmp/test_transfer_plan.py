@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dmp.pool_node import PathInfo
 from dmp.transfer_plan import Ends, Transport, plan_transfer, settle
-from dmp.transport.rdma_here import rdma_devices, why_no_rdma
 from kvcore.ids import HostId
 
 NONE = "no RDMA device here"
@@ -57,10 +54,3 @@ def test_a_better_path_keeps_its_own_reason() -> None:
 def test_tcp_by_wish_says_so() -> None:
     (step,) = plan_transfer(Transport.TCP, ends()).steps
     assert settle(step, [], []) == PathInfo("tcp", "pool.transport is tcp")
-
-
-def test_a_machine_without_devices_says_so(tmp_path: Path) -> None:
-    assert why_no_rdma(tmp_path / "none") == why_no_rdma(tmp_path) == NONE
-    (tmp_path / "rxe1").mkdir()
-    (tmp_path / "rxe0").mkdir()
-    assert rdma_devices(tmp_path) == ["rxe0", "rxe1"]
