@@ -23,8 +23,7 @@ from dmp.node_reports import Reports
 from dmp.node_state import NodeState, shape_of
 from dmp.pool_node import PoolNodeStats, PutRequest
 from dmp.promoter import Promoter
-from dmp.range_codec import Ref
-from dmp.range_ref import as_ref
+from dmp.range_ref import Ref, as_ref
 from dmp.scrubber import Scrubber
 from dmp.segment import Segment
 from dmp.segment_file import open_segment

@@ -14,8 +14,7 @@ from dmp.config import MAX_HOLD_S
 from dmp.messages import RangeRef
 from dmp.node_puts import range_span
 from dmp.node_state import NodeState
-from dmp.range_codec import Ref
-from dmp.range_ref import as_ref
+from dmp.range_ref import Ref, as_ref
 from dmp.slots import Slot, SlotState
 from dmp.stored import StoredBlock
 from kvcore.errors import CacheError

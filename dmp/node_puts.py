@@ -12,8 +12,7 @@ from dmp.config import MAX_RESERVE_S
 from dmp.messages import Sealing, check_put
 from dmp.node_state import NodeState
 from dmp.pool_node import PutRequest
-from dmp.range_codec import Ref
-from dmp.range_ref import ANY_SIZE, WHOLE
+from dmp.range_ref import ANY_SIZE, WHOLE, Ref
 from dmp.slots import Slot, SlotState
 from kvcore.block_event import BlockEvent, BlockRemoved
 from kvcore.errors import BlockNotFoundError

@@ -1,4 +1,4 @@
-"""What a plain reference to a range (``Ref``, dmp/range_codec.py) may also say to a node.
+"""A reference to one range of a slot as plain numbers, for the hot path of reads and writes.
 
 Used by the node and its doors. Plain tuples because a dataclass for each range of each frame would
 cost more than the rest of a small transfer.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from dmp.messages import RangeRef
-from dmp.range_codec import Ref
+
+Ref = tuple[int, int, int, int, int, int]
+"""Incarnation, segment, slot, generation, index of the range, bytes expected of it."""
 
 WHOLE: Final = 0xFFFF_FFFF
 """The index that stands for all ranges of a reserved slot."""
