@@ -7,7 +7,6 @@ for a slow reader but its own pins, and those are bounded.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,11 +16,11 @@ from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
 from dmp.pool_node import PutRequest
-from dmp.range_codec import Ref, pack_sums, unpack_ranges
+from dmp.range_codec import pack_sums, unpack_ranges
+from dmp.range_ref import WHOLE
 from dmp.socket_io import Wire
 from kvcore import limits
-from kvcore.errors import BlockNotFoundError, RemoteProtocolError, TransportError
-from kvcore.ids import Incarnation
+from kvcore.errors import RemoteProtocolError, TransportError
 from kvcore.location import Location
 
 PUT_DEADLINE_S: Final = 60.0
@@ -46,7 +45,7 @@ class ByteFrames:
         if not self._budget.take(total, timeout_s=self._wire.timeout_s):
             raise TransportError("too many bytes are being read at once")
         try:
-            ticket = _begin_read(self._node, refs)
+            ticket = self._node.begin_read(refs)
             try:
                 lead = pack_header(
                     FrameType.REPLY,
@@ -56,7 +55,7 @@ class ByteFrames:
                 )
                 self._wire.send([lead + pack_sums(ticket.checksums), *ticket.views])
             finally:
-                ticket.close()
+                self._node.end_read(ticket)
         finally:
             self._budget.give_back(total)
 
@@ -65,11 +64,11 @@ class ByteFrames:
         refs = unpack_ranges(head)
         if sum([ref[5] for ref in refs]) != header.payload_bytes:
             raise RemoteProtocolError("a WRITE frame's payload is as long as its ranges")
-        ticket = _begin_write(self._node, refs)
+        ticket = self._node.begin_write(refs)
         try:
             self._reader.take(ticket.views)
         finally:
-            ticket.close()
+            self._node.end_write(ticket)
         return b""
 
     def put(self, header: FrameHeader, head: bytearray, owner: str) -> bytes:
@@ -93,58 +92,13 @@ class ByteFrames:
             self._reader.skip(put.range_bytes * put.range_count)
             return
         slot = (place.incarnation, place.segment, place.slot, place.generation)
-        ticket = _begin_write(
-            self._node, [(*slot, index, put.range_bytes) for index in range(put.range_count)]
-        )
+        ticket = self._node.begin_write([(*slot, WHOLE, put.range_bytes * put.range_count)])
         try:
             self._reader.take(ticket.views)
         finally:
-            ticket.close()
+            self._node.end_write(ticket)
 
 
 def _sealings(blocks: Sequence[m.NewBlock], places: Sequence[Location | None]) -> list[m.Sealing]:
     pairs = zip(blocks, places, strict=True)
     return [m.Sealing(place, block.checksums) for block, place in pairs if place is not None]
-
-
-class _Ticket:
-    """Ranges opened one by one."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self.close = self._stack.close
-        self.views: list[memoryview] = []
-        self.checksums: list[int] = []
-
-
-def _begin_read(node: DmpNode, refs: Sequence[Ref]) -> _Ticket:
-    ticket = _Ticket()
-    items = ticket._stack.enter_context(node.open_read([_range_ref(node, ref) for ref in refs]))
-    for item, ref in zip(items, refs, strict=True):
-        if len(item.view) != ref[5]:
-            ticket.close()
-            raise BlockNotFoundError(f"the range has {len(item.view)} bytes, not {ref[5]}")
-    ticket.views = [item.view for item in items]
-    ticket.checksums = [item.checksum for item in items]
-    return ticket
-
-
-def _begin_write(node: DmpNode, refs: Sequence[Ref]) -> _Ticket:
-    ticket = _Ticket()
-    try:
-        for ref in refs:
-            r = _range_ref(node, ref)
-            view = ticket._stack.enter_context(node.open_write(r.location, r.index))
-            if len(view) != ref[5]:
-                raise BlockNotFoundError(f"the range has {len(view)} bytes, not {ref[5]}")
-            ticket.views.append(view)
-    except BaseException:
-        ticket.close()
-        raise
-    return ticket
-
-
-def _range_ref(node: DmpNode, ref: Ref) -> m.RangeRef:
-    incarnation, segment, slot, generation, index, _ = ref
-    place = Location(node.node_id, Incarnation(incarnation), segment, slot, generation, 0)
-    return m.RangeRef(place, index)

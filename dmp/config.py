@@ -71,7 +71,7 @@ class DmpConfig:
     port: int = 0
     advertise_host: str = ""
     token: str = field(default="", repr=False)
-    tls: TlsFiles = TlsFiles()
+    tls: TlsFiles = field(default_factory=TlsFiles)
     rdma: str = "auto"
     rdma_devices: tuple[str, ...] = ()
     tick_interval_s: float = 1.0

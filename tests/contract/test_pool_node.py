@@ -7,12 +7,15 @@ replaces the two fixtures ``transport`` and ``connect``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from dmp.pool_node import PoolNode, RangeRead, RangeWrite
+from dmp.tls import TlsFiles
 from dmp.transport.inproc import InprocPoolNode
-from dmp.transport.select import connect_pool_node
+from dmp.transport.select import PathOptions, connect_pool_node
 from dmp.transport.shm import ShmPoolNode
 from dmp.transport.tcp import TcpPoolNode
 from kvcore.clock import ManualClock
@@ -26,11 +29,13 @@ from kvcore.errors import (
 )
 from kvcore.ids import HostId
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tests.fix_tls import Certificates
 
-TRANSPORTS = ("inproc", "shm", "tcp")
-
+TRANSPORTS = ("inproc", "shm", "tcp", "tcp+tls")
 
 Connect = Callable[[Rig], PoolNode]
+MakeRig = Callable[..., Rig]
+GetCertificates = Callable[[], Certificates]
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -39,23 +44,32 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def connect(transport: str) -> Connect:
-    return lambda rig: open_pool(rig, transport)
+def connect(transport: str, get_certificates: GetCertificates) -> Connect:
+    tls = get_certificates().anonymous if transport == "tcp+tls" else None
+    return lambda rig: open_pool(rig, transport, tls)
 
 
-def open_pool(rig: Rig, transport: str) -> PoolNode:
+@pytest.fixture
+def start(transport: str, make_rig: MakeRig, get_certificates: GetCertificates) -> MakeRig:
+    """Start nodes that the transport can reach."""
+    if transport != "tcp+tls":
+        return make_rig
+    return partial(make_rig, tls=get_certificates().server)
+
+
+def open_pool(rig: Rig, transport: str, tls: TlsFiles | None = None) -> PoolNode:
     if transport == "inproc":
         return InprocPoolNode(rig.node)
     info = rig.node.info(data_address=rig.server.address)
     host = rig.node.host if transport == "shm" else HostId("elsewhere")
-    pool = connect_pool_node(info, host=host)
+    pool = connect_pool_node(info, host=host, options=PathOptions(tls=tls))
     assert isinstance(pool, ShmPoolNode if transport == "shm" else TcpPoolNode)
     return pool
 
 
 @pytest.fixture
-def rig(make_rig: Callable[..., Rig]) -> Rig:
-    return make_rig()
+def rig(start: MakeRig) -> Rig:
+    return start()
 
 
 @pytest.fixture
@@ -121,6 +135,42 @@ def test_3_write_range_refuses_a_wrong_size_index_or_grant(pool: PoolNode) -> No
     pool.abort([grant])
     with pytest.raises(LeaseExpiredError):
         pool.write_ranges([RangeWrite(grant, 0, good)])
+
+
+def test_3_many_ranges_go_at_once_and_buffers_may_be_used_again(pool: PoolNode) -> None:
+    names = [f"n{i}" for i in range(8)]
+    grants = [grant for grant in pool.reserve([make_put(name) for name in names]) if grant]
+    data = {(n, i): bytearray(make_range(n, i)) for n in names for i in (0, 1)}
+    pool.write_ranges(
+        [
+            RangeWrite(grant, index, memoryview(data[name, index]))
+            for index in (1, 0)
+            for name, grant in zip(names, grants, strict=True)
+        ]
+    )
+    for buffer in data.values():
+        buffer[:] = bytes(RANGE_BYTES)
+    places = pool.seal(grants)
+    for name, place in zip(names, places, strict=True):
+        assert place is not None
+        assert fetch(pool, place) == [make_range(name, 0), make_range(name, 1)]
+
+
+def test_3_one_bad_range_among_many_is_refused_and_the_node_serves_on(pool: PoolNode) -> None:
+    grants = pool.reserve([make_put("a"), make_put("b")])
+    assert grants[0] is not None and grants[1] is not None
+    writes = [
+        RangeWrite(g, i, memoryview(make_range(n, i)))
+        for n, g in zip("ab", grants, strict=True)
+        if g is not None
+        for i in (0, 1)
+    ]
+    pool.abort([grants[1]])
+    with pytest.raises(LeaseExpiredError):
+        pool.write_ranges(writes)
+    pool.write_ranges(writes[:2])
+    assert pool.seal([grants[0]]) == [grants[0].location]
+    assert fetch(pool, grants[0].location) == [make_range("a", 0), make_range("a", 1)]
 
 
 def test_4_seal_answers_none_for_what_is_not_wholly_written(pool: PoolNode) -> None:
@@ -208,6 +258,28 @@ def test_5_a_range_or_slot_that_does_not_exist_is_not_found(pool: PoolNode) -> N
         fetch(pool, elsewhere)
 
 
+def test_5_a_range_of_another_length_is_not_found(pool: PoolNode) -> None:
+    location = store(pool, "a")
+    for size in (RANGE_BYTES - 1, RANGE_BYTES + 1):
+        with pytest.raises(BlockNotFoundError):
+            pool.read_ranges([RangeRead(location, 0, memoryview(bytearray(size)))])
+    assert fetch(pool, location)[0] == make_range("a", 0)
+
+
+def test_5_one_missing_block_among_many_fails_the_call_and_no_other(pool: PoolNode) -> None:
+    places = [store(pool, name) for name in "abc"]
+    gone = replace(places[1], generation=places[1].generation + 1)
+    buffers = [bytearray(RANGE_BYTES) for _ in range(3)]
+    reads = [
+        RangeRead(place, 0, memoryview(buffer))
+        for place, buffer in zip((places[0], gone, places[2]), buffers, strict=True)
+    ]
+    for _ in range(3):
+        with pytest.raises((StaleEpochError, BlockNotFoundError)):
+            pool.read_ranges(reads)
+        assert fetch(pool, places[2]) == [make_range("c", 0), make_range("c", 1)]
+
+
 def test_5_a_flipped_bit_is_found_and_the_slot_quarantined(pool: PoolNode, rig: Rig) -> None:
     location = store(pool, "a")
     healthy = store(pool, "b")
@@ -263,6 +335,8 @@ def test_7_after_close_every_call_raises(pool: PoolNode) -> None:
         lambda: fetch(pool, location),
         lambda: pool.hold([location], ttl_s=1.0),
         lambda: pool.release([location]),
+        lambda: pool.put([make_put("c")], [whole("c")]),
+        lambda: pool.promote([block_key("a")]),
         lambda: pool.stats(),
     ]
     for call in calls:
@@ -270,8 +344,65 @@ def test_7_after_close_every_call_raises(pool: PoolNode) -> None:
             call()
 
 
-def test_reads_make_a_block_young(connect: Connect, make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def whole(name: str) -> memoryview:
+    return memoryview(make_range(name, 0) + make_range(name, 1))
+
+
+def test_8_put_stores_whole_blocks_in_one_go(pool: PoolNode) -> None:
+    store(pool, "here")
+    names = ["here", "a", "b", "b"]
+    puts = [make_put(name, "a" if name == "b" else None) for name in names]
+    places = pool.put(puts, [whole(name) for name in names])
+    assert places[0] is None and places[3] is None
+    assert pool.lookup([block_key("a"), block_key("b")]) == places[1:3]
+    for name, place in zip("ab", places[1:3], strict=True):
+        assert place is not None
+        assert fetch(pool, place) == [make_range(name, 0), make_range(name, 1)]
+    assert pool.stats().slots_writing == 0
+    assert pool.put([], []) == []
+
+
+def test_8_put_answers_none_where_no_slot_can_be_freed(pool: PoolNode) -> None:
+    held = [store(pool, f"n{i}") for i in range(20)]
+    assert pool.hold(held, ttl_s=60.0) == [True] * 20
+    assert pool.put([make_put("late")], [whole("late")]) == [None]
+    pool.release(held)
+    (place,) = pool.put([make_put("late")], [whole("late")])
+    assert place is not None
+    assert fetch(pool, place) == [make_range("late", 0), make_range("late", 1)]
+
+
+def test_8_put_of_what_is_being_written_is_none_and_of_a_wrong_size_an_error(
+    pool: PoolNode,
+) -> None:
+    (grant,) = pool.reserve([make_put("a")])
+    assert grant is not None
+    assert pool.put([make_put("a")], [whole("a")]) == [None]
+    with pytest.raises(CacheError):
+        pool.put([make_put("b")], [whole("b")[:-1]])
+    assert pool.stats().slots_writing == 1
+    pool.abort([grant])
+
+
+def test_9_promote_is_lookup_for_blocks_in_memory(pool: PoolNode) -> None:
+    place = store(pool, "a")
+    assert pool.promote([block_key("a"), block_key("b")]) == [place, None]
+
+
+def test_10_register_changes_nothing_and_the_path_has_a_reason(
+    pool: PoolNode, transport: str
+) -> None:
+    place = store(pool, "a")
+    buffers = [bytearray(RANGE_BYTES) for _ in range(2)]
+    for buffer in buffers:
+        pool.register(memoryview(buffer))
+    pool.read_ranges([RangeRead(place, i, memoryview(b)) for i, b in enumerate(buffers)])
+    assert [bytes(b) for b in buffers] == [make_range("a", 0), make_range("a", 1)]
+    assert pool.path.transport == transport.split("+")[0] and pool.path.reason
+
+
+def test_reads_make_a_block_young(connect: Connect, start: MakeRig) -> None:
+    rig = start()
     pool = connect(rig)
     try:
         places = [store(pool, f"b{i}") for i in range(20)]
@@ -282,15 +413,13 @@ def test_reads_make_a_block_young(connect: Connect, make_rig: Callable[..., Rig]
         pool.close()
 
 
-def test_a_restarted_node_is_found_again(
-    transport: str, connect: Connect, make_rig: Callable[..., Rig]
-) -> None:
+def test_a_restarted_node_is_found_again(transport: str, connect: Connect, start: MakeRig) -> None:
     if transport == "inproc":
         pytest.skip("a client in the node's process ends with it")
-    rig = make_rig(port=0)
+    rig = start(port=0)
     port = int(rig.server.address.rpartition(":")[2])
     rig.stop()
-    rig = make_rig(port=port)
+    rig = start(port=port)
     pool = connect(rig)
     try:
         location = store(pool, "a")
