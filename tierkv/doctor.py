@@ -14,27 +14,17 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from kvcore.errors import ModelFolderError
 from tierkv.config import LoadedConfig
+from tierkv.doctor_paths import check_rdma, check_shm, check_tcp
+from tierkv.finding import MISSING, OK, OPTIONAL, Finding
 from tierkv.settings import Settings
 
-OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 COLOURS = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report; ``cure`` says what to do unless ``state`` is ok."""
-
-    subject: str
-    state: str
-    found: str
-    cure: str = ""
 
 
 def print_report(loaded: LoadedConfig) -> int:
@@ -71,36 +61,6 @@ def check_gpu(settings: Settings) -> Finding:
     if devices:
         return Finding("gpu", OK, ", ".join(device.name for device in devices))
     return Finding("gpu", OPTIONAL, "no NVIDIA device; compute nodes use the CPU")
-
-
-def check_rdma(settings: Settings) -> Finding:
-    """An RDMA device and pyverbs; without them the pool uses TCP and shared memory."""
-    folder = Path("/sys/class/infiniband")
-    devices = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if not devices:
-        return Finding("rdma", OPTIONAL, "no RDMA device; the pool uses TCP and shared memory")
-    if importlib.util.find_spec("pyverbs") is None:
-        cure = "apt-get install python3-pyverbs (the pool uses TCP until then)"
-        return Finding("rdma", OPTIONAL, f"{', '.join(devices)}, but no pyverbs", cure)
-    return Finding("rdma", OK, ", ".join(devices))
-
-
-def check_shared_memory(settings: Settings) -> Finding:
-    """Room for the pool's segment file."""
-    folder, wanted = settings.dmp.segment_dir, int(settings.dmp.capacity)
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        cure = "set dmp.segment_dir to a folder on tmpfs"
-        return Finding("shared memory", MISSING, f"{folder}: {error.strerror}", cure)
-    text = f"{folder} has {free >> 20} MiB free, dmp.capacity is {wanted >> 20} MiB"
-    if free >= wanted:
-        return Finding("shared memory", OK, text)
-    cure = (
-        f"mount -o remount,size={(wanted >> 20) + 1024}m {folder}, or lower dmp.capacity "
-        f"(in a container: --shm-size)"
-    )
-    return Finding("shared memory", MISSING, text, cure)
 
 
 def check_ports(settings: Settings) -> Finding:
@@ -169,8 +129,9 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_python,
     check_torch,
     check_gpu,
+    check_shm,
     check_rdma,
-    check_shared_memory,
+    check_tcp,
     check_ports,
     check_psql,
     check_files,

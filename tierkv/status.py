@@ -33,6 +33,7 @@ COLUMNS = (
     Column("hit_tokens", "INTEGER"),
     Column("cache_errors", "INTEGER"),
     Column("models", "VARCHAR"),
+    Column("paths", "VARCHAR"),
 )
 
 
@@ -88,4 +89,5 @@ def _row(node: NodeState) -> tuple[Any, ...]:
         sum(tier.hit_tokens for tier in report.tiers),
         sum(count for _, count in report.cache_errors),
         ", ".join(model.name for model in node.info.models),
+        "; ".join(map(str, report.paths)),
     )

@@ -1,0 +1,71 @@
+"""What ``tierkv doctor`` says about the ways KV bytes can take."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from dmp.transport.verbs_device import Discovery, RdmaPort
+from tierkv.config import load_config
+from tierkv.doctor_paths import check_rdma, check_shm, check_tcp, judge_rdma
+from tierkv.settings import Settings
+
+GIB = 1 << 30
+PORT = RdmaPort("rxe0", 1, 1, "::ffff:10.0.0.1", 0, 3, 16)
+
+
+def settings(**flags: object) -> Settings:
+    values = {key.replace("__", "."): value for key, value in flags.items()}
+    return load_config(flags=values, environ={}).settings
+
+
+def judged(found: Discovery, memlock_bytes: int = -1) -> tuple[str, str, str]:
+    finding = judge_rdma(found, memlock_bytes=memlock_bytes, capacity_bytes=GIB)
+    return finding.state, finding.found, finding.cure
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("no RDMA: this machine has no RDMA device", "card"),
+        ("no RDMA: pyverbs is not installed", "apt-get install python3-pyverbs"),
+        ("no RDMA: rxe0 has no active port with an IPv4 RoCE v2 address", "IPv4 address"),
+        ("no RDMA: something else", "docs/rdma.md"),
+    ],
+)
+def test_a_machine_without_rdma_hears_why_and_what_to_do(reason: str, cure: str) -> None:
+    state, found, advice = judged(Discovery((), reason))
+    assert (state, cure in advice) == ("optional", True)
+    assert found == f"{reason.removeprefix('no RDMA: ')}; other machines: TCP"
+
+
+def test_rdma_wants_locked_memory() -> None:
+    assert judged(Discovery((PORT,))) == ("ok", "rxe0 (::ffff:10.0.0.1)", "")
+    assert judged(Discovery((PORT,)), GIB)[0] == "ok"
+    state, found, cure = judged(Discovery((PORT,)), 8 << 20)
+    assert (state, "ulimit -l is 8 MiB of 1024 MiB" in found) == ("optional", True)
+    assert "LimitMEMLOCK" in cure
+
+
+def test_rdma_can_be_off() -> None:
+    assert check_rdma(settings(dmp__rdma="off")).found == "dmp.rdma is off"
+    assert check_rdma(settings()).subject == "path rdma"
+
+
+def test_shared_memory_needs_room(tmp_path: Path) -> None:
+    assert check_shm(settings(dmp__segment_dir=str(tmp_path), dmp__capacity="1MiB")).state == "ok"
+    none = check_shm(settings(dmp__segment_dir=str(tmp_path / "none")))
+    assert (none.state, "tmpfs" in none.cure) == ("missing", True)
+    full = check_shm(settings(dmp__segment_dir=str(tmp_path), dmp__capacity="1000TiB"))
+    assert (full.state, "remount" in full.cure) == ("missing", True)
+
+
+def test_tcp_says_who_can_reach_it() -> None:
+    assert "this machine only" in check_tcp(settings()).found
+    assert check_tcp(settings(dmp__bind="0.0.0.0")).cure == "set cluster.token"
+    assert check_tcp(settings(dmp__bind="0.0.0.0", cluster__token="t")).state == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "in use" in check_tcp(settings(dmp__port=port)).found

@@ -1,0 +1,94 @@
+"""Which paths KV bytes can take from this machine, and what would open the others.
+
+Part of ``tierkv doctor``. What a running node really uses, and why, stands in ``tierkv.nodes`` and
+``tierkv status``.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import socket
+from typing import Final
+
+from dmp.transport.verbs_device import Discovery, discover
+from tierkv.finding import MISSING, OK, OPTIONAL, Finding
+from tierkv.parts import device_names
+from tierkv.settings import Settings
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def check_shm(settings: Settings) -> Finding:
+    """Room for the pool's segment file, which neighbours map."""
+    folder, wanted = settings.dmp.segment_dir, int(settings.dmp.capacity)
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        cure = "set dmp.segment_dir to a folder on tmpfs"
+        return Finding("path shm", MISSING, f"{folder}: {error.strerror}", cure)
+    text = f"{folder} has {free >> 20} MiB free, dmp.capacity is {wanted >> 20} MiB"
+    if free >= wanted:
+        return Finding("path shm", OK, text)
+    cure = (
+        f"mount -o remount,size={(wanted >> 20) + 1024}m {folder}, or lower dmp.capacity "
+        f"(in a container: --shm-size)"
+    )
+    return Finding("path shm", MISSING, text, cure)
+
+
+def check_rdma(settings: Settings) -> Finding:
+    """RDMA devices, pyverbs and locked memory; without them the pool uses TCP between machines."""
+    if settings.dmp.rdma == "off":
+        return Finding("path rdma", OPTIONAL, "dmp.rdma is off", "set dmp.rdma to auto")
+    return judge_rdma(
+        discover(device_names(settings.dmp.rdma_devices)),
+        memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        capacity_bytes=int(settings.dmp.capacity),
+    )
+
+
+def judge_rdma(found: Discovery, *, memlock_bytes: int, capacity_bytes: int) -> Finding:
+    """Say what RDMA lacks here; pure.
+
+    Args:
+        found: ports, or why there are none.
+        memlock_bytes: ``ulimit -l`` in bytes; negative for no limit.
+        capacity_bytes: the segment, which RDMA locks in memory.
+    """
+    if not found.ports:
+        reason = found.reason.removeprefix("no RDMA: ")
+        return Finding("path rdma", OPTIONAL, f"{reason}; other machines: TCP", _rdma_cure(reason))
+    names = ", ".join(f"{port.device} ({port.gid})" for port in found.ports)
+    if 0 <= memlock_bytes < capacity_bytes:
+        text = f"{names}, but ulimit -l is {memlock_bytes >> 20} MiB of {capacity_bytes >> 20} MiB"
+        return Finding("path rdma", OPTIONAL, text, "ulimit -l unlimited (LimitMEMLOCK=infinity)")
+    return Finding("path rdma", OK, names)
+
+
+def _rdma_cure(reason: str) -> str:
+    if "pyverbs" in reason:
+        return "apt-get install python3-pyverbs, or deploy/install-pyverbs.sh"
+    if "no active port" in reason:
+        return "bring the device's network interface up and give it an IPv4 address"
+    if "no RDMA device" in reason:
+        return "a RoCE or InfiniBand card; to try: rdma link add rxe0 type rxe netdev eth0"
+    return "docs/rdma.md"
+
+
+def check_tcp(settings: Settings) -> Finding:
+    """The data plane's address can be bound, and says who can reach it."""
+    bind, port = settings.dmp.bind, settings.dmp.port
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, port))
+        except OSError as error:
+            cure = "a running dmp node? (`tierkv status`) Else set dmp.bind and dmp.port"
+            return Finding("path tcp", OPTIONAL, f"{bind}:{port}: {error.strerror}", cure)
+    if bind in LOOPBACK:
+        return Finding("path tcp", OK, f"{bind}, this machine only (dmp.bind)")
+    if not settings.cluster.token:
+        return Finding("path tcp", MISSING, f"{bind} without a token", "set cluster.token")
+    return Finding("path tcp", OK, f"{bind}:{port or 'any'}")
