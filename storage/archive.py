@@ -150,6 +150,12 @@ class ObjectArchive:
         self._learn(record)
         return record
 
+    def remembered(self, key: BlockKey) -> Record | None:
+        """Return what is remembered of a block; no request."""
+        with self._lock:
+            self._check_open()
+            return self._records.get(key)
+
     def known(self, key: BlockKey) -> bool:
         """Whether the archive held the block when last heard of; no request."""
         with self._lock:

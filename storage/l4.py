@@ -1,0 +1,290 @@
+"""Tier L4 of one DMP node: the disk store, and below it, where configured, an archive.
+
+Fits dmp's LowerTier Protocol without knowing it. Blocks that are about to leave the disk are
+copied to the archive in the background; a block that is only there is still found and read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kvcore.clock import Clock, SystemClock
+from kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
+from kvcore.ids import BlockKey
+from storage.archive import ObjectArchive
+from storage.archiver import Archiver, ArchiveStats, Errand
+from storage.block_store import StoredBlock
+from storage.segment_store import SegmentStore, SegmentStoreStats
+
+
+class BlockLike(Protocol):
+    """What is known of a block; every room's own value fits."""
+
+    @property
+    def key(self) -> BlockKey: ...
+
+    @property
+    def parent(self) -> BlockKey: ...
+
+    @property
+    def range_bytes(self) -> int: ...
+
+    @property
+    def range_count(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class L4Stats:
+    """Counters of tier L4; cumulative, but for capacity, used, blocks and degraded.
+
+    Attributes:
+        capacity_bytes: disk space taken.
+        used_bytes: of it, bytes of blocks that can be read.
+        blocks: blocks on disk.
+        evicted_blocks: blocks that left the disk to make room, archived or not.
+        read_bytes: payload read, from disk or archive.
+        write_bytes: payload put.
+        read_time_s: time spent in reads, summed over threads.
+        write_time_s: time spent in puts, summed over threads.
+        errors: failed or bad reads and writes, of disk and archive.
+        degraded: what does not work at present, in words; empty when all is well.
+        disk: the disk store's own counters.
+        archive: the archiver's, None without an archive.
+        archive_reads: blocks read from the archive.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    evicted_blocks: int
+    read_bytes: int
+    write_bytes: int
+    read_time_s: float
+    write_time_s: float
+    errors: int
+    degraded: str
+    disk: SegmentStoreStats
+    archive: ArchiveStats | None
+    archive_reads: int
+
+
+@dataclass(slots=True)
+class _Meter:
+    read_bytes: int = 0
+    read_time_s: float = 0.0
+    write_time_s: float = 0.0
+    archive_reads: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class L4Store:
+    """Disk, with an archive below it or without. All calls block and are thread-safe."""
+
+    def __init__(
+        self,
+        disk: SegmentStore,
+        archive: ObjectArchive | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take over both stores, which ``close`` closes; with an archive, start its thread."""
+        self._disk = disk
+        self._archive = archive
+        self._archiver = Archiver(disk, archive) if archive is not None else None
+        self._clock = clock or SystemClock()
+        self._gone: Callable[[Sequence[BlockKey]], None] | None = None
+        self._meter = _Meter()
+        disk.set_listener(self)
+        if self._archiver is not None:
+            self._archiver.start()
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        capacity_bytes: int,
+        segment_bytes: int = 0,
+        io_threads: int = 4,
+        archive_url: str = "",
+        archive_options: dict[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> L4Store:
+        """Open the disk store and, if a URL is given, the archive.
+
+        Raises:
+            ConfigError: the folder or the archive can't be used; names the cure.
+        """
+        archive = None
+        if archive_url:
+            archive = ObjectArchive.open(archive_url, clock=clock, **(archive_options or {}))
+        disk = SegmentStore(
+            folder,
+            capacity_bytes=capacity_bytes,
+            segment_bytes=segment_bytes,
+            io_threads=io_threads,
+            clock=clock,
+        )
+        return cls(disk, archive, clock=clock)
+
+    def set_listener(self, gone: Callable[[Sequence[BlockKey]], None]) -> None:
+        """Name who is told which blocks can't be read here any more, after they are gone."""
+        self._gone = gone
+
+    def put(self, block: BlockLike, payload: memoryview) -> None:
+        """Store a whole block on disk; see storage.block_store.BlockStore."""
+        stored = StoredBlock(
+            block.key,
+            block.parent,
+            block.range_bytes,
+            block.range_count,
+            block.tokens,
+            block.model,
+            block.tenant,
+        )
+        began = self._clock.now()
+        self._disk.put(stored, payload)
+        with self._meter.lock:
+            self._meter.write_time_s += self._clock.now() - began
+
+    def find(self, key: BlockKey) -> StoredBlock | None:
+        """Return what is known of a block, from memory; None if it is not here.
+
+        An archived block of which only the key is known is looked up in the background: it is
+        found some time after it was first asked for.
+        """
+        block = self._disk.find(key)
+        if block is not None or not self._in_archive(key):
+            return block
+        assert self._archive is not None and self._archiver is not None
+        record = self._archive.remembered(key)
+        if record is None:
+            self._archiver.ask([key], Errand.LEARN)
+        return record.block if record is not None else None
+
+    def exists(self, key: BlockKey) -> bool:
+        """Whether a read would find the block, as far as is known without I/O."""
+        return self._disk.find(key) is not None or self._in_archive(key)
+
+    def get_block(self, key: BlockKey, destination: memoryview) -> None:
+        """Fill the destination with a whole block, verified, from disk or else the archive.
+
+        Raises:
+            BlockNotFoundError, ChecksumError, TransportError: as a BlockStore.
+        """
+        with self._timed_read(destination):
+            try:
+                return self._disk.get_block(key, destination)
+            except CacheError:
+                if not self._in_archive(key):
+                    raise
+            self._read_archive(key, lambda archive: archive.get_block(key, destination))
+
+    def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None:
+        """Fill the destination with one range, verified, from disk or else the archive."""
+        with self._timed_read(destination):
+            try:
+                return self._disk.get_range(key, index, destination)
+            except CacheError:
+                if not self._in_archive(key):
+                    raise
+            self._read_archive(key, lambda archive: archive.get_range(key, index, destination))
+
+    def blocks(self) -> Sequence[StoredBlock]:
+        """List what is on disk, oldest put first; archived blocks are found by key only."""
+        return self._disk.blocks()
+
+    def delete(self, key: BlockKey) -> None:
+        """Forget a block on disk at once, and in the archive (its object goes in the background).
+
+        Nothing is deleted that another node may have archived unless this node knows of it.
+        """
+        self._disk.delete(key)
+        if self._archiver is not None and self._in_archive(key):
+            self._archiver.ask([key], Errand.DELETE)
+
+    def stats(self) -> L4Stats:
+        """Return the counters; cheap."""
+        disk = self._disk.stats()
+        archive = self._archiver.stats() if self._archiver is not None else None
+        troubles = [disk.degraded, archive.failing if archive is not None else ""]
+        errors = disk.checksum_errors + disk.io_errors + (archive.errors if archive else 0)
+        with self._meter.lock:
+            return L4Stats(
+                capacity_bytes=disk.capacity_bytes,
+                used_bytes=disk.live_bytes,
+                blocks=disk.blocks,
+                evicted_blocks=disk.evicted_blocks,
+                read_bytes=self._meter.read_bytes,
+                write_bytes=disk.write_bytes,
+                read_time_s=self._meter.read_time_s,
+                write_time_s=self._meter.write_time_s,
+                errors=errors,
+                degraded="; ".join(filter(None, troubles)),
+                disk=disk,
+                archive=archive,
+                archive_reads=self._meter.archive_reads,
+            )
+
+    def wait_archived(self, timeout_s: float) -> bool:
+        """Wait until the archiver has nothing to do; False if time ran out."""
+        return self._archiver is None or self._archiver.wait_idle(timeout_s)
+
+    def close(self) -> None:
+        """Stop archiving, then close both stores; afterwards every call raises TransportError."""
+        if self._archiver is not None:
+            self._archiver.stop()
+        self._disk.close()
+        if self._archive is not None:
+            self._archive.close()
+
+    # What the disk store tells (StoreListener).
+
+    def fading(self, blocks: Sequence[StoredBlock]) -> None:
+        """Queue blocks for the archive while they can still be read from disk."""
+        if self._archiver is not None:
+            self._archiver.ask([block.key for block in blocks], Errand.STORE)
+
+    def evicted(self, blocks: Sequence[StoredBlock]) -> None:
+        """Tell the listener of blocks that are in the archive neither."""
+        gone = [block.key for block in blocks if not self._in_archive(block.key)]
+        if gone and self._gone is not None:
+            self._gone(gone)
+
+    def _in_archive(self, key: BlockKey) -> bool:
+        if self._archive is None or self._archiver is None:
+            return False
+        return key not in self._archiver.deleting and self._archive.known(key)
+
+    def _read_archive(self, key: BlockKey, read: Callable[[ObjectArchive], None]) -> None:
+        assert self._archive is not None
+        try:
+            read(self._archive)
+        except (BlockNotFoundError, ChecksumError):
+            if self._gone is not None and not self._archive.known(key):
+                self._gone([key])
+            raise
+        with self._meter.lock:
+            self._meter.archive_reads += 1
+
+    @contextmanager
+    def _timed_read(self, destination: memoryview) -> Iterator[None]:
+        began = self._clock.now()
+        yield
+        with self._meter.lock:
+            self._meter.read_bytes += destination.nbytes
+            self._meter.read_time_s += self._clock.now() - began
