@@ -8,4 +8,5 @@ pytest_plugins: list[str] = [
     "tests.fix_cluster",
     "tests.fix_s3",
     "tests.fix_tls",
+    "tests.fix_rdma",
 ]

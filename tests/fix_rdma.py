@@ -14,9 +14,11 @@ import pytest
 
 from dmp.transport.connection import Peer
 from dmp.transport.tcp import TcpPoolNode
-from dmp.transport.verbs import VerbsPoolNode, open_verbs_node
+from dmp.transport.verbs import VerbsPoolNode
 from dmp.transport.verbs_device import discover
+from dmp.transport.verbs_fabric import Fabric, local_fabric
 from dmp.transport.verbs_lane import VerbsSettings
+from kvcore.clock import Clock
 from tests.fix_dmp import Rig
 
 SERVED = ("rxe1", "rxe3")
@@ -28,11 +30,12 @@ SMALL = VerbsSettings(lanes=2, bounce_bytes=1 << 20, chunk_bytes=256 << 10)
 OpenVerbs = Callable[..., VerbsPoolNode]
 
 
-@pytest.fixture(autouse=True)
-def needs_rdma(request: pytest.FixtureRequest) -> None:
-    """Skip tests marked ``rdma`` where there are no two cables, with the reason in words."""
-    if request.node.get_closest_marker("rdma") is None:
-        return
+RDMA = [pytest.mark.rdma, pytest.mark.usefixtures("needs_rdma")]
+
+
+@pytest.fixture
+def needs_rdma() -> None:
+    """Skip where there are no two cables, with the reason in words."""
     found = discover(SERVED + USED)
     if len(found.ports) < len(SERVED + USED):
         pytest.skip(f"{found.reason or 'too few RDMA devices'}; make test-rdma boots a machine")
@@ -44,13 +47,19 @@ def open_verbs() -> Iterator[OpenVerbs]:
     opened: list[VerbsPoolNode] = []
 
     def connect(
-        rig: Rig, *, devices: tuple[str, ...] = USED, settings: VerbsSettings = SMALL
+        rig: Rig,
+        *,
+        devices: tuple[str, ...] = USED,
+        settings: VerbsSettings = SMALL,
+        clock: Clock | None = None,
     ) -> VerbsPoolNode:
         peer = Peer(rig.node.node_id, rig.server.address)
         tcp = TcpPoolNode(peer, host=rig.node.host)
-        node = open_verbs_node(tcp, peer, devices=devices, settings=settings)
-        assert isinstance(node, VerbsPoolNode), node
+        fabric = local_fabric(devices)
+        assert isinstance(fabric, Fabric), fabric
+        node = VerbsPoolNode(tcp, peer, fabric, settings=settings, clock=clock)
         opened.append(node)
+        assert node.probe() == ""
         return node
 
     yield connect

@@ -123,29 +123,25 @@ def nearest(rails: Sequence[R], distances: Sequence[int]) -> list[R]:
 
 
 def pair_ports(local: Sequence[str], remote: Sequence[str]) -> list[tuple[int, int]]:
-    """Pair our ports with the node's: those whose addresses have most bits in common.
+    """Pair our ports with the node's, one to one: those whose addresses have most bits in common.
 
     Networks for RDMA have a plane per port, each its own subnet, so ports of one plane find each
-    other. Every port is used, those on the longer side share.
+    other. Where one side has more, the rest stay unused: the other side's ports are the bottleneck.
 
     Args:
         local: GIDs of our ports.
         remote: GIDs of the node's ports.
 
     Returns:
-        pairs of indices, sorted; as many as the longer list has entries, none if one is empty.
+        pairs of indices, sorted.
     """
-    if not local or not remote:
-        return []
     ranked = sorted(
-        ((-_common_bits(a, b), i, j) for i, a in enumerate(local) for j, b in enumerate(remote)),
+        (-_common_bits(a, b), i, j) for i, a in enumerate(local) for j, b in enumerate(remote)
     )
     pairs: list[tuple[int, int]] = []
-    for free_only in (True, False):
-        for _, i, j in ranked:
-            taken = (any(i == p for p, _ in pairs), any(j == q for _, q in pairs))
-            if taken == (False, False) or (not free_only and not all(taken)):
-                pairs.append((i, j))
+    for _, i, j in ranked:
+        if all(i != taken and j != gone for taken, gone in pairs):
+            pairs.append((i, j))
     return sorted(pairs)
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.contract.test_pool_node import *  # noqa: F403 - the suite itself
 from tests.contract.test_pool_node import Connect
 from tests.fix_dmp import Rig
-from tests.fix_rdma import SERVED, OpenVerbs
+from tests.fix_rdma import RDMA, SERVED, OpenVerbs
 
-pytestmark = pytest.mark.rdma
+pytestmark = RDMA
 
 
 @pytest.fixture
