@@ -1,7 +1,7 @@
 """The documentation's examples are run: SQL in one embedded session, Python and curl on a cluster.
 
-Ports in the examples (5433, 8000) are replaced by those of a cluster the test starts; see
-tests/doc_blocks.py for which blocks are run.
+Ports in the examples (5433, 8000; 7401 of a pool node that stands alone) are replaced by those of
+processes the test starts; see tests/doc_blocks.py for which blocks are run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 import tierkv
 from tests.doc_blocks import PAGES, ROOT, Block, Example, blocks, sql_examples
 from tests.fix_cluster import Cluster
+from tests.fix_serve_dmp import Alone
 from tierkv import dbapi
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -33,6 +34,13 @@ def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
 
 
 @pytest.fixture(scope="module")
+def pool_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    node = Alone(tmp_path_factory.mktemp("pool"))
+    yield node
+    node.end()
+
+
+@pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     """Settings for embedded clusters that examples start themselves."""
     small = {f"TIERKV_{key.replace('__', '_').upper()}": str(value) for key, value in SMALL.items()}
@@ -40,8 +48,9 @@ def environment() -> dict[str, str]:
     return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-def on_cluster(text: str, cluster: Cluster) -> str:
-    return text.replace("5433", str(cluster.pg_port)).replace("8000", str(cluster.http_port))
+def on_cluster(text: str, cluster: Cluster, node: Alone) -> str:
+    text = text.replace("5433", str(cluster.pg_port)).replace("8000", str(cluster.http_port))
+    return text.replace("7401", node.port)
 
 
 def run(argv: list[str], environment: dict[str, str], folder: Path) -> str:
@@ -87,18 +96,26 @@ def check_rounds(database: dbapi.Connection) -> None:
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
 def test_python_examples_run(
-    block: Block, cluster: Cluster, environment: dict[str, str], tmp_path: Path
+    block: Block,
+    cluster: Cluster,
+    pool_node: Alone,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     script = tmp_path / "example.py"
-    script.write_text(on_cluster(block.text, cluster))
+    script.write_text(on_cluster(block.text, cluster, pool_node))
     assert run([sys.executable, "-W", "error", str(script)], environment, tmp_path).strip()
 
 
 @pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
 def test_shell_examples_run(
-    block: Block, cluster: Cluster, environment: dict[str, str], tmp_path: Path
+    block: Block,
+    cluster: Cluster,
+    pool_node: Alone,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    script = "set -euo pipefail\n" + on_cluster(block.text, cluster)
+    script = "set -euo pipefail\n" + on_cluster(block.text, cluster, pool_node)
     output = run(["bash", "-c", script], environment, tmp_path)
     assert output.strip()
     assert '"error"' not in output, output
