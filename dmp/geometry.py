@@ -51,8 +51,7 @@ SLOT_DTYPE: Final = np.dtype(
         ("sealed_order", "<u8"),
         ("check", "<u8"),
         ("pad", "V32"),
-        ("model", _NAME),
-        ("tenant", _NAME),
+        ("names", _NAME, (2,)),  # Model and tenant.
     ]
 )
 SLOT_HEADER: Final = struct.Struct("<IIQ16s16sQQIIIIQQ32x128s128s")
@@ -61,6 +60,8 @@ CHECK_AT: Final = 88
 assert SLOT_DTYPE.itemsize == SLOT_HEADER_BYTES == 384
 
 LANES: Final = SLOT_HEADER_BYTES // 8
+NAMES_LANE: Final = 16
+"""Where model and tenant begin in a header seen as 8-byte numbers."""
 _WEIGHTS: Final = np.array(
     [(0x9E3779B97F4A7C15 * (2 * i + 1)) & 0xFFFFFFFFFFFFFFFF | 1 for i in range(LANES)],
     dtype=np.uint64,

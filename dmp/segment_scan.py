@@ -48,25 +48,32 @@ def scan_segment(segment: Segment) -> SegmentScan:
     """Read all slot headers in use; O(slots), 100 000 in about 50 ms."""
     rows, sizes = segment.header_rows(), segment.extent_sizes()
     used = _used_slots(rows, sizes, segment.geometry)
-    sound = np.zeros(len(used), bool)
+    sealed, quarantined = [RestoredSlots.of(used[:0], rows[:0])], list[Slot]()
+    dropped: list[int] = []
     for start in range(0, len(used), _CHUNK):
-        part = used[start : start + _CHUNK]
-        sound[start : start + _CHUNK] = _are_sound(rows[part], part, sizes, segment.geometry)
-    kept = used[sound]
-    is_sealed = rows["state"][kept] == SlotState.SEALED
-    sealed = kept[is_sealed]
-    orders = rows["sealed_order"][sealed]
-    age = np.argsort(orders, kind="stable")
-    restored = RestoredSlots.of(sealed[age], rows)
-    last_order = int(orders.max(initial=0))
+        numbers = used[start : start + _CHUNK]
+        some = rows[numbers]
+        sound = _are_sound(some, numbers, sizes, segment.geometry)
+        good = sound & (some["state"] == SlotState.SEALED)
+        sealed.append(_columns(numbers, some, good))
+        if not good.all():
+            quarantined += _quarantined(numbers, some, sound & ~good)
+            dropped += numbers[~sound].tolist()
+    restored = RestoredSlots.joined(sealed)
     return SegmentScan(
         extent_sizes=sizes.tolist(),
         sealed=restored,
-        quarantined=_quarantined(kept[~is_sealed], rows),
-        dropped=used[~sound].tolist(),
-        last_order=last_order,
-        generation=_highest_generation(segment, rows, kept),
+        quarantined=quarantined,
+        dropped=dropped,
+        last_order=int(restored.orders.max(initial=0)),
+        generation=_highest_generation(segment, rows, restored),
     )
+
+
+def _columns(numbers: Column, some: Column, good: Column) -> RestoredSlots:
+    if good.all():
+        return RestoredSlots.of(numbers, some)
+    return RestoredSlots.of(numbers[good], some[good])
 
 
 def _used_slots(rows: Column, sizes: Column, geometry: Geometry) -> Column:
@@ -81,7 +88,7 @@ def _used_slots(rows: Column, sizes: Column, geometry: Geometry) -> Column:
         places = np.arange(geometry.extent_bytes // size)
         numbers = (extents[:, None] * geometry.slots_per_extent + places).ravel()
         found.append(numbers[rows["state"][numbers] != SlotState.FREE])
-    return np.sort(np.concatenate(found))
+    return found[-1] if len(found) == 2 else np.sort(np.concatenate(found))
 
 
 def _are_sound(some: Column, numbers: Column, sizes: Column, geometry: Geometry) -> Column:
@@ -101,17 +108,17 @@ def _are_sound(some: Column, numbers: Column, sizes: Column, geometry: Geometry)
     return sound
 
 
-def _quarantined(numbers: Column, rows: Column) -> list[Slot]:
-    columns = RestoredSlots.of(numbers, rows)
+def _quarantined(numbers: Column, some: Column, bad: Column) -> list[Slot]:
+    columns = RestoredSlots.of(numbers[bad], some[bad])
     return [
         Slot(int(index), int(columns.generations[row]), columns.put(row), SlotState.QUARANTINED)
-        for row, index in enumerate(numbers)
+        for row, index in enumerate(columns.indices)
     ]
 
 
-def _highest_generation(segment: Segment, rows: Column, kept: Column) -> int:
+def _highest_generation(segment: Segment, rows: Column, kept: RestoredSlots) -> int:
     """Return a generation that no reference ever had more than."""
     if segment.generation == 0:  # A file of the first versions: every slot counted for itself.
         claimed = rows["generation"]
         return int(claimed[claimed < g.MAX_COUNTER].max(initial=1))
-    return max(segment.generation, int(rows["generation"][kept].max(initial=1)))
+    return max(segment.generation, int(kept.generations.max(initial=1)))

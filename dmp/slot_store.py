@@ -6,7 +6,9 @@ slots are rows of columns (dmp/restored.py) until somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from dmp.extents import ExtentTable
 from dmp.restored import RestoredSlots
@@ -21,8 +23,9 @@ class SlotStore:
         by_key: slot number of every block that can be found or is being written.
         counts: slots in each state.
         _warm: slots with an object.
-        _cold: row in ``_rows`` of every slot without one.
-        _rows: what the segment held at the start.
+        _rows: what the segment held at the start; None when every slot has its object.
+        _row_of: row of every slot number that has no object yet, -1 for all others.
+        _cold: how many those are.
     """
 
     def __init__(self, extents: ExtentTable) -> None:
@@ -30,11 +33,12 @@ class SlotStore:
         self.counts = [0] * len(SlotState)
         self._extents = extents
         self._warm: dict[int, Slot] = {}
-        self._cold: dict[int, int] = {}
         self._rows: RestoredSlots | None = None
+        self._row_of = np.zeros(0, np.int32)
+        self._cold = 0
 
     def __len__(self) -> int:
-        return len(self._warm) + len(self._cold)
+        return len(self._warm) + self._cold
 
     def at(self, index: int) -> Slot | None:
         """Return the slot in use under a number."""
@@ -70,43 +74,64 @@ class SlotStore:
 
     def indices(self) -> list[int]:
         """Return the numbers of all slots in use; no order."""
-        return [*self._warm, *self._cold]
+        return [*self._warm, *self._cold_indices()]
 
     def all(self) -> Iterator[Slot]:
         """Go through all slots; makes every object."""
-        for index in list(self._cold):
+        for index in self._cold_indices():
             self._warmed(index)
         return iter(list(self._warm.values()))
 
-    def restore(self, rows: RestoredSlots, others: Iterable[Slot]) -> None:
-        """Fill an empty store: sealed slots as rows without second copies, others as objects."""
-        numbers: Sequence[int] = rows.indices.tolist()
+    def restore(self, rows: RestoredSlots) -> bool:
+        """Fill an empty store with sealed slots as rows.
+
+        Returns:
+            False, and nothing is done, when a block is there twice.
+        """
+        numbers: list[int] = rows.indices.tolist()
+        by_key = dict(zip(rows.key_list(), numbers, strict=True))
+        if len(by_key) < len(numbers):
+            return False
+        self.by_key = by_key
         self._rows = rows
-        self._cold = dict(zip(numbers, range(len(numbers)), strict=True))
-        self.by_key = dict(zip(rows.keys, numbers, strict=True))
+        self._cold = len(numbers)
+        self._row_of = np.full(self._extents.slot_count, -1, np.int32)
+        self._row_of[rows.indices] = np.arange(len(numbers))
         self.counts[SlotState.SEALED] = len(numbers)
-        for slot in others:
+        return True
+
+    def restore_others(self, slots: Iterable[Slot]) -> None:
+        """Take in quarantined slots, whose extents have their sizes by now."""
+        for slot in slots:
             slot.extent = self._extents.of(slot.index)
             slot.offset = self._extents.offset(slot.index, slot.extent)
             self.add(slot)
 
     def _warmed(self, index: int) -> Slot | None:
         """Make the object of a cold slot; its age is its row, counting from 1."""
-        row = self._cold.pop(index, None)
-        if row is None:
+        rows = self._rows
+        if rows is None or not 0 <= index < len(self._row_of):
             return None
-        assert self._rows is not None, "a cold slot has a row"
+        row = int(self._row_of[index])
+        if row < 0:
+            return None
+        self._row_of[index] = -1
         extent = self._extents.of(index)
         slot = Slot(
             index=index,
-            generation=int(self._rows.generations[row]),
-            put=self._rows.put(row),
+            generation=int(rows.generations[row]),
+            put=rows.put(row),
             state=SlotState.SEALED,
             extent=extent,
             offset=self._extents.offset(index, extent),
             last_used=row + 1,
         )
         self._warm[index] = slot
+        self._cold -= 1
         if not self._cold:
             self._rows = None
         return slot
+
+    def _cold_indices(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self._row_of >= 0).tolist() if self._cold else []
+        return found

@@ -301,24 +301,33 @@ class SlotTable:
         """
         assert not len(self._store), "restore wants an empty table"
         refused: list[int] = []
-        if len(set(sealed.keys)) < len(sealed):
+        kept = self._adopt(extent_sizes, sealed, quarantined)
+        if not kept:
             again = sealed.second_copies()
-            refused = [int(sealed.indices[row]) for row in again]
-            sealed = sealed.without(again)
+            refused, sealed = sealed.indices[again].tolist(), sealed.some(~again)
+            kept = self._adopt(extent_sizes, sealed, quarantined)
+        assert kept, "second copies are out"
         self.generation = generation
         self._uses = len(sealed)
-        numbers = np.append(sealed.indices, [slot.index for slot in quarantined]).astype(int)
-        self.extents.adopt(extent_sizes, np.sort(numbers).tolist())
-        self._store.restore(sealed, quarantined)
         self._restore_queues(sealed)
         return refused
 
+    def _adopt(
+        self, extent_sizes: Sequence[int], sealed: RestoredSlots, quarantined: Sequence[Slot]
+    ) -> bool:
+        """Take the slots in; False, and nothing is done, when a block is there twice."""
+        if not self._store.restore(sealed):
+            return False
+        numbers = np.append(sealed.indices, [slot.index for slot in quarantined]).astype(int)
+        self.extents.adopt(extent_sizes, np.sort(numbers).tolist())
+        self._store.restore_others(quarantined)
+        return True
+
     def _restore_queues(self, sealed: RestoredSlots) -> None:
         """Queue the leaves; a slot's age is its row, counting from 1."""
-        self._leaves.load(sealed.parents)
-        children = self._leaves.children
-        leaves = np.array([key not in children for key in sealed.keys], bool)
-        rows = np.flatnonzero(leaves)
+        self._leaves.load(sealed.parent_list())
+        has_child = map(self._leaves.children.__contains__, self._store.by_key)
+        rows = np.flatnonzero(~np.fromiter(has_child, bool, len(sealed)))
         places = sealed.indices[rows] // self.extents.slots_per_extent
         sizes = np.array(self.extents.slot_sizes())[places]
         entries = np.column_stack((rows + 1, sealed.indices[rows], sealed.generations[rows]))
@@ -326,7 +335,7 @@ class SlotTable:
             lane = entries[sizes == size].tolist()
             self._leaves.load_lane(size, map(_entry, lane))
         if self._dirty is not None:
-            self._dirty.children = dict(children)
+            self._dirty.children = dict(self._leaves.children)
             self._dirty.load_lane(_ALL, map(_entry, entries.tolist()))
         self.extents.note_uses(sealed.indices, len(sealed))
 

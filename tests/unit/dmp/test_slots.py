@@ -144,9 +144,10 @@ def restored(*names: tuple[int, int, str]) -> RestoredSlots:
         rows[index]["generation"] = generation
         rows[index]["key"], rows[index]["parent"] = wanted.key, wanted.parent
         rows[index]["range_bytes"], rows[index]["range_count"] = 1, 1
-        rows[index]["tokens"], rows[index]["model"] = wanted.tokens, wanted.model.encode()
-        rows[index]["tenant"] = wanted.tenant.encode()
-    return RestoredSlots.of(np.array([index for index, _, _ in names]), rows)
+        rows[index]["tokens"] = wanted.tokens
+        rows[index]["names"] = wanted.model.encode(), wanted.tenant.encode()
+    indices = np.array([index for index, _, _ in names])
+    return RestoredSlots.of(indices, rows[indices])
 
 
 def test_restore_keeps_one_copy_of_a_block(table: SlotTable) -> None:
