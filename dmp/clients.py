@@ -46,7 +46,9 @@ class ByteBudget:
         One transfer may be larger than the whole budget; it then runs alone.
         """
         with self._freed:
-            if not self._freed.wait_for(lambda: self._fits(size), timeout_s):
+            if not self._fits(size) and not self._freed.wait_for(
+                lambda: self._fits(size), timeout_s
+            ):
                 return False
             self._used += size
             return True

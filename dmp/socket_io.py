@@ -76,10 +76,9 @@ class Wire:
         """Send all parts in order with as few system calls as the kernel allows."""
         began = time.monotonic()
         for first in range(0, len(parts), _IOV_MAX):
-            some = parts[first : first + _IOV_MAX]
-            size = sum(map(len, some))
+            some = parts[first : first + _IOV_MAX] if len(parts) > _IOV_MAX else parts
             sent = self._send_once(some)
-            if sent != size:
+            if sent != sum([len(part) for part in some]):
                 self._send_rest(some, sent, began)
 
     def end_sending(self) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from dmp.config import DmpConfig
+from dmp.lower_tier import LowerTier
 from dmp.node import DmpNode
 from dmp.pool_node import PoolNode
 from dmp.server import DmpServer
+from dmp.tls import TlsFiles, client_context
 from dmp.transfer_plan import Transport
 from dmp.transport.select import PathOptions, connect_pool_node
 from kvcore import limits
@@ -70,11 +72,12 @@ class DmpPart:
         *,
         listen: bool = True,
         clock: Clock | None = None,
+        open_lower: Callable[[], LowerTier] | None = None,
     ) -> None:
         self._reporter = LateReporter()
         self._meta = meta
         self._listen = listen
-        self.node = DmpNode(config, self._reporter, clock or SystemClock())
+        self.node = DmpNode(config, self._reporter, clock or SystemClock(), open_lower)
         self.address = ""
         self._server: DmpServer | None = None
         self._agent: NodeAgent | None = None
@@ -124,7 +127,8 @@ class DmpPart:
             await self._agent.flush()
 
     async def stop(self) -> None:
-        """Leave the cluster and close the segment; sealed blocks stay in its file."""
+        """Drain, leave the cluster and close the segment; sealed blocks stay in its file."""
+        await asyncio.to_thread(self.node.drain)
         if self._agent is not None:
             await self._agent.stop()
         if self._server is not None:
@@ -135,7 +139,21 @@ class DmpPart:
 def path_options(settings: Settings) -> PathOptions:
     """Translate the settings that say how pool nodes are reached."""
     devices = device_names(settings.pool.rdma_devices)
-    return PathOptions(Transport(settings.pool.transport), devices)
+    return PathOptions(Transport(settings.pool.transport), devices, pool_tls(settings))
+
+
+def pool_tls(settings: Settings) -> TlsFiles | None:
+    """Return the certificate files with which this machine speaks to pool nodes; None: no TLS.
+
+    Raises:
+        ConfigError: one of them can't be used. Later it would only look like a dead node.
+    """
+    pool = settings.pool
+    if not pool.tls_ca:
+        return None
+    files = TlsFiles(pool.tls_cert, pool.tls_key, pool.tls_ca, pool.tls_name)
+    client_context(files)
+    return files
 
 
 def device_names(text: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from dmp.pool import Pool
 from dmp.pool_stats import PoolMember
 from kvcore.errors import ConfigError
 from tierkv.output import OutputFormat, render_rows
+from tierkv.parts import pool_tls
 from tierkv.settings import Settings
 
 COLUMNS = (
@@ -72,7 +73,12 @@ def get(settings: Settings, addresses: str, key: str, file: Path | None) -> int:
 
 
 def _connect(settings: Settings, addresses: str) -> Pool:
-    return Pool.connect(addresses, token=settings.cluster.token, transport=settings.pool.transport)
+    return Pool.connect(
+        addresses,
+        token=settings.cluster.token,
+        transport=settings.pool.transport,
+        tls=pool_tls(settings),
+    )
 
 
 def _row(member: PoolMember) -> tuple[Any, ...]:

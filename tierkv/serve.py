@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from dmp.config import DmpConfig
+from dmp.tls import TlsFiles
 from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, Incarnation, NodeId
@@ -27,6 +28,7 @@ from metaserver import client as meta_client
 from metaserver.client import MetaClient
 from metaserver.config import MetaConfig
 from tierkv.config import LoadedConfig
+from tierkv.disk_tier import disk_tier
 from tierkv.log import configure_logging
 from tierkv.parts import DmpPart, announce, device_names, path_options
 
@@ -101,11 +103,17 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
             port=settings.dmp.port,
             advertise_host=settings.cluster.advertise,
             token=settings.cluster.token,
+            tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
             rdma=settings.dmp.rdma,
             rdma_devices=device_names(settings.dmp.rdma_devices),
             remove_on_stop=settings.dmp.remove_on_stop,
+            demote_above=settings.dmp.demote_above,
+            scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
+            drain_s=settings.dmp.drain_s,
+            attach_wait_s=settings.dmp.attach_wait_s,
         ),
         _meta(config, stack) if settings.cluster.meta_address else None,
+        open_lower=disk_tier(settings.dmp, name),
     )
     await part.start()
     stack.push_async_callback(part.stop)

@@ -101,8 +101,34 @@ class DmpSettings(Section):
     rdma_devices: str = Field(
         default="", description="devices of that door, separated by commas; empty: all"
     )
+    tls_cert: str = Field(default="", description="PEM certificate for the data plane")
+    tls_key: str = Field(default="", description="PEM key for the data plane")
+    tls_client_ca: str = Field(
+        default="", description="PEM CA; with it only clients it signed are let in"
+    )
     remove_on_stop: bool = Field(
         default=False, description="delete the segment at a clean stop instead of keeping its KV"
+    )
+    disk_path: str = Field(
+        default="", description="folder of the disk pool (L4) below memory; empty: none"
+    )
+    disk_capacity: ByteSize = Field(
+        default=ByteSize(16 * GIB), description="disk space of the disk pool, taken at start"
+    )
+    archive_url: str = Field(
+        default="", description="object storage below the disk pool, such as s3://bucket/prefix"
+    )
+    demote_above: float = Field(
+        default=0.85, ge=0.0, le=1.0, description="share of memory above which blocks go to disk"
+    )
+    scrub_rate: ByteSize = Field(
+        default=ByteSize(64 << 20), description="bytes checked per second in the background; 0: off"
+    )
+    drain_s: float = Field(
+        default=1.0, ge=0.0, description="seconds a stop waits for open writes and reads"
+    )
+    attach_wait_s: float = Field(
+        default=5.0, ge=0.0, description="seconds a start waits for the segment's old process"
     )
 
 
@@ -115,6 +141,14 @@ class PoolSettings(Section):
     )
     rdma_devices: str = Field(
         default="", description="RDMA devices clients use, separated by commas; empty: all"
+    )
+    tls_ca: str = Field(
+        default="", description="PEM CA that signed the pool nodes' certificates; empty: no TLS"
+    )
+    tls_cert: str = Field(default="", description="PEM certificate to show to pool nodes")
+    tls_key: str = Field(default="", description="PEM key of that certificate")
+    tls_name: str = Field(
+        default="", description="name in pool nodes' certificates; empty: the host of their address"
     )
 
 

@@ -157,12 +157,17 @@ class TcpPoolNode(PoolNode):
             self._ask(FrameType.ABORT, m.Refs(part).pack())
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
-        views = [as_bytes(read.destination) for read in reads]
-        refs = [
-            _ref(self.mine(read.location), read.index, len(view))
-            for read, view in zip(reads, views, strict=True)
-        ]
-        parts = list(_by_bytes([len(view) for view in views]))
+        node_id = self._peer.node_id
+        views = []
+        refs = []
+        for read in reads:
+            location = read.location
+            if location.node != node_id:
+                self.mine(location)
+            view = as_bytes(read.destination)
+            views.append(view)
+            refs.append(_ref(location, read.index, len(view)))
+        parts = list(_by_bytes([ref[5] for ref in refs]))
         asks = [ReadAsk(refs[part], views[part]) for part in parts]
         self._pool.run(lambda connection: connection.exchange(asks))
         bad = [part.start + i for part, ask in zip(parts, asks, strict=True) for i in ask.bad]
