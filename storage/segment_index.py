@@ -208,15 +208,20 @@ class SegmentIndex:
         """Whether a write to the file has failed."""
         return self.files[file].role is FileRole.ABANDONED
 
-    def victim(self) -> int | None:
-        """Return the file to collect next: the oldest that is full and not being written."""
-        full = [*self._of(FileRole.SEALED), *self._of(FileRole.ABANDONED)]
+    def victim(self, *, reusable: bool = False) -> int | None:
+        """Return the file to collect next: the oldest that is full and not being written.
+
+        ``reusable`` leaves out abandoned files: to empty one makes no room.
+        """
+        full = self._of(FileRole.SEALED)
+        if not reusable:
+            full += self._of(FileRole.ABANDONED)
         idle = [i for i in full if self.files[i].pending == 0 and not self.files[i].collecting]
         return min(idle, key=lambda i: self.files[i].epoch, default=None)
 
-    def begin_collecting(self) -> int | None:
+    def begin_collecting(self, *, reusable: bool = False) -> int | None:
         """Choose the victim and let no new write begin in it; ``empty`` ends this."""
-        file = self.victim()
+        file = self.victim(reusable=reusable)
         if file is not None:
             self.files[file].collecting = True
         return file

@@ -207,7 +207,7 @@ class SegmentLog:
         if full is not None:
             self._sync(full)
         if spare is None:
-            self._collect(budget_bytes=0)
+            self._collect(budget_bytes=0, reusable=True)
         self._begin()
         with self.lock:
             spare = self.index.free()
@@ -250,10 +250,10 @@ class SegmentLog:
         except OSError as error:
             self._abandon(file, error)
 
-    def _collect(self, *, budget_bytes: int) -> None:
+    def _collect(self, *, budget_bytes: int, reusable: bool = False) -> None:
         """Free the oldest file; blocks read lately are copied to the active one first."""
         with self.lock:
-            file = self.index.begin_collecting()
+            file = self.index.begin_collecting(reusable=reusable)
             if file is None:
                 return
             kept = self.index.survivors(file, budget_bytes=budget_bytes)

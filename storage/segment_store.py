@@ -180,6 +180,9 @@ class SegmentStore:
                 self._log.append(record, flat)
             except OSError as error:
                 raise self._write_failed(block.key, error) from error
+            except PoolFullError:
+                self._note_trouble(None)
+                raise
             self._write_worked(block)
         self._tell()
 
@@ -390,10 +393,17 @@ class SegmentStore:
             raise kind(f"the disk tier takes no blocks: {self._health.reason}")
 
     def _write_failed(self, key: BlockKey, error: OSError) -> CacheError:
-        now = self._clock.now()
         with self._lock:
             self._counts.io_errors += 1
-            news = self._health.failed(error, now)
+        self._note_trouble(error)
+        kind = PoolFullError if error.errno in FULL_ERRNOS else TransportError
+        return kind(f"block {key.hex()} was not stored: {error.strerror}")
+
+    def _note_trouble(self, error: OSError | None) -> None:
+        """Degrade the store if the disk is full, read-only or mostly broken; log that once."""
+        now = self._clock.now()
+        with self._lock:
+            news = error is not None and self._health.failed(error, now)
             if self._index.writable_files() < MIN_FILES:
                 reason = "writes to most segment files failed"
                 news = self._health.degrade(reason, now, full=False)
@@ -401,8 +411,6 @@ class SegmentStore:
             log.error(
                 "the disk tier %s takes no blocks: %s", self._folder.path, self._health.reason
             )
-        kind = PoolFullError if error.errno in FULL_ERRNOS else TransportError
-        return kind(f"block {key.hex()} was not stored: {error.strerror}")
 
     def _write_worked(self, block: StoredBlock) -> None:
         with self._lock:
