@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,7 +53,7 @@ class DmpNode:
     Attributes:
         config: what it was told.
         scrubber: checks blocks in the background.
-        demoter: copies blocks down; None without a lower tier.
+        demoter: copies blocks down, while started; None without a lower tier.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DmpNode:
         config: DmpConfig,
         reporter: BlockReporter,
         clock: Clock,
-        lower: LowerTier | None = None,
+        open_lower: Callable[[], LowerTier] | None = None,
     ) -> None:
         """Prepare a node.
 
@@ -69,20 +69,19 @@ class DmpNode:
             config: what it is told.
             reporter: where block events go.
             clock: its time.
-            lower: where blocks rest below its memory; closed by who made it.
+            open_lower: opens where blocks rest below its memory; called at each start, when the
+                segment is ours, and closed at the stop. None for a node without such a tier.
         """
         self.config = config
         self._state = NodeState(config, reporter, clock)
         self._puts = Puts(self._state)
         self._gets = Gets(self._state)
-        self._reports = Reports(self._state, lower)
+        self._reports = Reports(self._state)
+        self._open_lower = open_lower
+        self._lower: LowerTier | None = None
         self.scrubber = Scrubber(self._state)
         self.demoter: Demoter | None = None
         self._promoter: Promoter | None = None
-        if lower is not None:
-            self.demoter = Demoter(self._state, lower, self._reports)
-            self._promoter = Promoter(self._state, self._puts, self._gets, lower, self._reports)
-            self._puts.sealed = self.demoter.wake
         self._stopping = threading.Event()
         self._ticker: threading.Thread | None = None
 
@@ -125,16 +124,36 @@ class DmpNode:
         segment = open_segment(config.segment_file, shape_of(config), wait_s=config.attach_wait_s)
         if config.nameless:
             segment.path.unlink()
-        kept = self._state.attach(segment, has_lower_tier=self.demoter is not None)
+        try:
+            self._lower = self._open_lower() if self._open_lower is not None else None
+        except BaseException:
+            segment.close()
+            raise
+        kept = self._state.attach(segment, has_lower_tier=self._lower is not None)
         segment.populate()
         self._stopping.clear()
         self._ticker = threading.Thread(target=self._tick_forever, name="dmp-tick", daemon=True)
         self._ticker.start()
         self.scrubber.start()
-        if self.demoter is not None and self._promoter is not None:
-            self._promoter.start()
-            self.demoter.start()
+        if self._lower is not None:
+            self._start_lower(self._lower)
         log.info("dmp %s: %s, %d blocks kept", config.node_id, segment.path, kept)
+
+    def _start_lower(self, lower: LowerTier) -> None:
+        self._reports.lower = lower
+        self._promoter = Promoter(self._state, self._puts, self._gets, lower, self._reports)
+        self.demoter = Demoter(self._state, lower, self._reports)
+        self._puts.sealed = self.demoter.wake
+        self._promoter.start()
+        self.demoter.start()
+
+    def _stop_lower(self) -> None:
+        if self._promoter is not None and self.demoter is not None:
+            self._promoter.stop()
+            self.demoter.stop()
+        lower, self._lower, self._reports.lower = self._lower, None, None
+        if lower is not None:
+            lower.close()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Give no more reservations, and let the open ones and running transfers end.
@@ -164,9 +183,7 @@ class DmpNode:
         """Close the segment; its sealed blocks are there at the next start."""
         self._stopping.set()
         self.scrubber.stop()
-        if self._promoter is not None and self.demoter is not None:
-            self._promoter.stop()
-            self.demoter.stop()
+        self._stop_lower()
         if self._ticker is not None:
             self._ticker.join()
             self._ticker = None

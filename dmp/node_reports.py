@@ -25,15 +25,16 @@ class Reports:
     """Counters and lists of a node.
 
     Attributes:
+        lower: the tier below, while the node is started and has one.
         promoted_blocks: blocks brought up from the lower tier.
         demoted_blocks: blocks copied down to it.
     """
 
-    def __init__(self, state: NodeState, lower: LowerTier | None) -> None:
+    def __init__(self, state: NodeState) -> None:
         self.promoted_blocks = 0
         self.demoted_blocks = 0
+        self.lower: LowerTier | None = None
         self._state = state
-        self._lower = lower
 
     def inventory(self) -> list[BlockStored]:
         """List memory first, then the lower tier. Changes meanwhile are events of their own."""
@@ -45,8 +46,9 @@ class Reports:
             with state.lock:
                 slots = [state.table.peek(key) for key in some]
                 found += [state.stored(slot) for slot in slots if slot is not None]
-        if self._lower is not None:
-            found += [resting(block) for block in self._lower.blocks()]
+        lower = self.lower
+        if lower is not None:
+            found += [resting(block) for block in lower.blocks()]
         return found
 
     def stats(self) -> PoolNodeStats:
@@ -81,8 +83,9 @@ class Reports:
     def report(self) -> NodeReport:
         stats, found_bad = self.stats(), self._state.damage.count
         tiers = [self._memory(stats)]
-        if self._lower is not None:
-            tiers.append(self._disk(self._lower.stats()))
+        lower = self.lower
+        if lower is not None:
+            tiers.append(self._disk(lower.stats()))
         return NodeReport(
             load=NodeLoad(kv_usage=stats.used_bytes / stats.capacity_bytes),
             tiers=tuple(tiers),

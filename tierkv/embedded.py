@@ -24,6 +24,7 @@ from metaserver.local import LocalMeta
 from tierkv.compute_part import ComputePart, compute_config, make_compute_part
 from tierkv.config import LoadedConfig
 from tierkv.dbapi import Connection
+from tierkv.disk_tier import disk_tier
 from tierkv.front_part import FrontPart
 from tierkv.loop_thread import LoopThread
 from tierkv.parts import DmpPart
@@ -62,7 +63,9 @@ class EmbeddedCluster:
             settings.compute, node_id=NodeId("compute-0"), host=host, role=NodeRole.COMPUTE
         )
         self.compute = await make_compute_part(compute, self.meta)
-        self.pool = DmpPart(_pool_config(settings, host), self.meta, listen=False)
+        pool = _pool_config(settings, host)
+        lower = disk_tier(settings.dmp, pool.node_id)
+        self.pool = DmpPart(pool, self.meta, listen=False, open_lower=lower)
         await self.pool.start()
         self.compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
         await self.compute.start()
@@ -136,6 +139,8 @@ def _pool_config(settings: Settings, host: HostId) -> DmpConfig:
         segment_path=str(Path(settings.dmp.segment_dir) / name),
         capacity_bytes=int(settings.dmp.capacity),
         extent_bytes=EXTENT_BYTES,
+        demote_above=settings.dmp.demote_above,
+        scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
         nameless=True,
     )
 
