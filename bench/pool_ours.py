@@ -15,15 +15,23 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Final
 
 from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
 from dmp.pool import Pool
+from dmp.pool_node import PutRequest
 from dmp.server import DmpServer
+from dmp.transport.select import connect_pool_node
+from dmp.transport.shm import ShmPoolNode
 from kvcore.block_event import NullReporter
+from kvcore.block_key import ROOT_PARENT
 from kvcore.clock import SystemClock
-from kvcore.ids import HostId, NodeId
+from kvcore.ids import BlockKey, HostId, NodeId
+from kvcore.node import NodeInfo
+
+_HOLD_S: Final = 3_600.0
 
 
 def contenders() -> dict[str, Contender]:
@@ -32,7 +40,8 @@ def contenders() -> dict[str, Contender]:
     return {
         "tcp": Ours(server, "tcp", b"tcp-----"),
         "shm": Ours(server, "shm", b"shm-----"),
-        "shm_view": OurView(server, "shm", b"view----"),
+        "pool_view": PoolView(server, "shm", b"view----"),
+        "shm_view": ShmView(server),
     }
 
 
@@ -43,6 +52,7 @@ class OurServer:
         self._size = 0
         self._process: multiprocessing.process.BaseProcess | None = None
         self.address = ""
+        self.info: NodeInfo | None = None
 
     def start(self, size: int) -> str:
         """Run a node for values of ``size`` bytes, the same for all, and return its address."""
@@ -56,7 +66,9 @@ class OurServer:
         args = (theirs, extent, capacity)
         self._process = context.Process(target=_serve, args=args, daemon=True)
         self._process.start()
-        self.address, self._size, self._control = ours.recv(), size, ours
+        info: NodeInfo = ours.recv()
+        self.info, self.address = info, info.data_address
+        self._size, self._control = size, ours
         assert self._process.pid is not None
         await_populated(self._process.pid)
         return self.address
@@ -136,7 +148,7 @@ class Ours:
         self._server.stop()
 
 
-class OurView(Ours):
+class PoolView(Ours):
     """Gets that lend the value in place; each is given back by the next one."""
 
     ops = ("get",)
@@ -151,6 +163,53 @@ class OurView(Ours):
             return [lent.enter_context(pool.view(kept[k])) for k in values.chosen(i, cell.batch)]
 
         return get
+
+
+class ShmView:
+    """Held blocks at known locations, seen in place: what a compute node of the host does."""
+
+    ops = ("get",)
+
+    def __init__(self, server: OurServer) -> None:
+        self._server = server
+        self._node: ShmPoolNode | None = None
+
+    def store(self, values: Values) -> None:
+        if self._node is not None:
+            self._node.close()
+        self._values = values
+        self._server.start(values.size)
+        info = self._server.info
+        assert info is not None
+        node = connect_pool_node(info, host=info.host)
+        assert isinstance(node, ShmPoolNode), node.path.reason
+        self._node = node
+        puts = [
+            PutRequest(BlockKey(b"in-place" + k.to_bytes(8, "big")), ROOT_PARENT, values.size, 1, 0)
+            for k in range(BATCH)
+        ]
+        places = node.put(puts, [memoryview(row) for row in values.source])
+        self._kept = [place for place in places if place is not None]
+        assert len(self._kept) == BATCH and all(node.hold(self._kept, ttl_s=_HOLD_S))
+
+    def operation(self, cell: Cell, thread: int) -> Operation:
+        values, node, kept = self._values, self._node, self._kept
+        assert node is not None
+
+        def get(i: int) -> list[memoryview]:
+            return [node.view_block(kept[k]) for k in values.chosen(i, cell.batch)]
+
+        return get
+
+    def stored(self) -> list[bytes]:
+        return []
+
+    def tidy(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        if self._node is not None:
+            self._node.close()
 
 
 def _found(sizes: Sequence[int | None]) -> None:
@@ -191,7 +250,7 @@ def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
         server = DmpServer(node)
         server.start()
         try:
-            control.send(server.address)
+            control.send(node.info(data_address=server.address))
             control.poll(None)
         finally:
             server.stop()

@@ -104,7 +104,6 @@ class RawSocket:
 
     def store(self, values: Values) -> None:
         self._values = values
-        self.close_connections()
         self._control.send(values.size)
         assert self._control.recv() == values.size
         views = [memoryview(row) for row in values.source]
@@ -147,14 +146,9 @@ class RawSocket:
     def tidy(self) -> None:
         """Nothing to do."""
 
-    def close_connections(self) -> None:
-        """The server's threads end with them."""
+    def close(self) -> None:
         for sock in self._socks.values():
             sock.close()
-        self._socks.clear()
-
-    def close(self) -> None:
-        self.close_connections()
         self._control.close()
         self._server.join(5)
         self._server.kill()

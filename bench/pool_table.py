@@ -15,7 +15,6 @@ from bench.report import render_number
 
 MIB = 1 << 20
 REDIS = ("redis", "redis_pipe")
-SHM_VIEW_AIM_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +131,14 @@ def throughput_table(results: Results) -> str:
 
 def latency_table(results: Results) -> str:
     """Return p50 / p99 of single operations of one thread, in microseconds."""
-    names = ("raw", "tcp", "redis", "mooncake", "memcpy", "shm", "shm_view")
+    names = ("raw", "tcp", "redis", "mooncake", "memcpy", "shm", "shm_view", "pool_view")
     rows = [
         (_title(cell), *(_latency(results, cell, name) for name in names))
         for cell, rounds in results.rounds.items()
         if cell.batch == 1 and cell.threads == 1 and rounds.keys() - {"l4", "fio"}
     ]
-    head = ("", "raw socket", "tcp", "Redis", "Mooncake", "memcpy", "shm", "shm, no copy")
+    head = ("", "raw socket", "tcp", "Redis", "Mooncake", "memcpy", "shm",
+            "shm, no copy", "Pool.view")  # fmt: skip
     return _markdown(head, rows)
 
 
