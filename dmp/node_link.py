@@ -119,7 +119,7 @@ class NodeLink:
                 "pool: %s is left alone until it answers again: %s", self.peer.address, error
             )
         self.up = False
-        self.reason = str(error)
+        self.reason = str(error).strip().removeprefix("at ")  # It has no name before it answers.
 
     # What the pool asks
 

@@ -31,7 +31,7 @@ from dmp.pool_pins import RENEW_S, Holder, Pins, hold, release
 from dmp.pool_reads import Place, Want, fetch, whole
 from dmp.pool_stats import PoolCounters, PoolMember, PoolStats
 from dmp.stored import StoredBlock
-from dmp.tls import TlsFiles
+from dmp.tls import TlsFiles, client_context
 from dmp.transport.connection import Peer
 from dmp.transport.select import PathOptions
 from dmp.transport.shm import ShmPoolNode
@@ -93,6 +93,8 @@ class Pool:
             NoNodeError: no node answers; the message says why, node by node.
         """
         options = PathOptions(to_transport(transport), tuple(rdma_devices), tls)
+        if tls is not None:
+            client_context(tls)  # Later an unusable file would only look like a dead node.
         peers = [
             Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls)
             for address in parse_addresses(addresses)

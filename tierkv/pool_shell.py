@@ -17,7 +17,7 @@ from dmp.pool import Pool
 from dmp.pool_stats import PoolMember
 from kvcore.errors import ConfigError
 from tierkv.output import OutputFormat, render_rows
-from tierkv.parts import pool_tls
+from tierkv.parts import path_options
 from tierkv.settings import Settings
 
 COLUMNS = (
@@ -73,11 +73,13 @@ def get(settings: Settings, addresses: str, key: str, file: Path | None) -> int:
 
 
 def _connect(settings: Settings, addresses: str) -> Pool:
+    options = path_options(settings)
     return Pool.connect(
         addresses,
         token=settings.cluster.token,
-        transport=settings.pool.transport,
-        tls=pool_tls(settings),
+        transport=options.transport,
+        tls=options.tls,
+        rdma_devices=options.rdma_devices,
     )
 
 

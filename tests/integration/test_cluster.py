@@ -6,9 +6,11 @@ for token, whatever tier served the KV and whatever died meanwhile.
 
 from __future__ import annotations
 
+import json
 import mmap
 import random
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +100,27 @@ def test_every_door_answers(cluster: Cluster) -> None:
     assert {node[0] for node in cluster.nodes().values()} == {"alive"}
     roles = {row[0] for row in cluster.query("SELECT role FROM tierkv.nodes")}
     assert roles == {"front", "meta", "dmp", "compute"}
+
+
+def test_nodes_view_says_which_path_bytes_take_and_why(split: Cluster) -> None:
+    def paths() -> dict[str, str]:
+        return dict(split.query("SELECT node_id, paths FROM tierkv.nodes"))
+
+    wait_for(lambda: all(paths()[n].count(";") for n in ("prefill-0", "decode-0")), what="paths")
+    for node, near, far in (("prefill-0", "dmp-0", "dmp-1"), ("decode-0", "dmp-1", "dmp-0")):
+        said = paths()[node]
+        assert f"{near} shm: same host" in said
+        assert f"{far} tcp: another host (" in said or f"{far} rdma: " in said
+    wait_for(lambda: "; tcp: 127.0.0.1:" in paths()["dmp-0"], what="doors")
+    assert paths()["dmp-0"].startswith("shm: /dev/shm/tierkv-")
+    assert "rdma: " in paths()["dmp-0"]
+    status = subprocess.run(
+        [sys.executable, "-m", "tierkv", "status", "--format", "json",
+         "--set", f"cluster.run_dir={split.run_dir}"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    shown = {row["node"]: row["paths"] for row in json.loads(status.stdout)}
+    assert "same host" in shown["prefill-0"]
 
 
 def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:

@@ -15,12 +15,14 @@ from dmp.async_pool import AsyncPool
 from dmp.placement import rank_nodes
 from dmp.pool import Pool
 from dmp.pool_arguments import to_block_key
+from dmp.tls import TlsFiles
 from kvcore import limits
 from kvcore.clock import SystemClock
 from kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from kvcore.ids import HostId, NodeId
 from tests.fix_cluster import free_port, wait_for
 from tests.fix_dmp import Rig
+from tests.fix_tls import Certificates
 
 pytestmark = pytest.mark.integration
 
@@ -386,6 +388,22 @@ def test_a_wrong_token_is_an_error_at_connect(make_node: MakeRig) -> None:
         Pool.connect(rig.server.address, token="wrong")
     with Pool.connect(rig.server.address, token="right") as pool:
         assert pool.put("a", b"x")
+
+
+def test_tls_is_spoken_where_asked_for(
+    make_node: MakeRig, get_certificates: Callable[[], Certificates]
+) -> None:
+    files = get_certificates()
+    address = make_node(tls=files.strict_server).server.address
+    for transport in PATHS:
+        with Pool.connect(address, transport=transport, tls=files.client) as pool:
+            assert pool.put("a", blob(100_000), range_bytes=25_000)
+            assert pool.get("a") == blob(100_000)
+    for stranger in (files.anonymous, files.deceived, None):
+        with pytest.raises(NoNodeError, match=address):
+            Pool.connect(address, tls=stranger)
+    with pytest.raises(ConfigError, match="can't be used"):
+        Pool.connect(address, tls=TlsFiles(ca="/no/such/file"))
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:port", "host:0", "host:65536", []])
