@@ -15,7 +15,7 @@ from dmp.pool_node import PoolNode
 from kvcore import limits
 from kvcore.errors import CacheError
 from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location, Tier, tier_seen_from
+from kvcore.location import Location, Replica, Tier, tier_seen_from
 from metaserver.client import LocateReply
 
 
@@ -40,11 +40,20 @@ Directory = Callable[[Sequence[BlockKey]], LocateReply]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One readable copy of a block."""
+    """One copy of a block.
+
+    Attributes:
+        node: who has it.
+        location: where it can be read; None while it rests on the node's disk or archive, which
+            the loader promotes only when loading is found worth it.
+        tier: as seen from here.
+        key: the block, for a copy that rests or rested.
+    """
 
     node: PoolNode
-    location: Location
+    location: Location | None
     tier: Tier
+    key: BlockKey | None = None
 
 
 class BlockFinder:
@@ -114,30 +123,39 @@ class BlockFinder:
         with self._absorb() as attempt:
             reply = self.directory(keys)
         for replicas in reply.replicas:
-            sources = [
-                Source(self._nodes[r.node], r.location, tier_seen_from(r, self._host))
-                for r in replicas
-                if r.location is not None and r.node in self._nodes
-            ]
+            sources = [self._source(r) for r in replicas if self._is_reachable(r)]
             if not sources:
                 break
             found.append(tuple(sorted(sources, key=lambda source: source.tier)))
         return found, attempt.ok
 
+    def _is_reachable(self, replica: Replica) -> bool:
+        can_be_read = replica.location is not None or replica.tier is Tier.L4
+        return can_be_read and replica.node in self._nodes
+
+    def _source(self, replica: Replica) -> Source:
+        tier = tier_seen_from(replica, self._host)
+        key = replica.key if replica.location is None else None
+        return Source(self._nodes[replica.node], replica.location, tier, key)
+
     def _from_nodes(
         self, keys: Sequence[BlockKey], *, everywhere: bool, by_rendezvous: bool
     ) -> list[tuple[Source, ...]]:
-        """Ask nodes themselves: always the home node, others only when there is a reason."""
+        """Ask nodes themselves: always the home node, others only when there is a reason.
+
+        Without the directory (``by_rendezvous``) nobody knows what rests on disks, and the nodes
+        are asked to promote it.
+        """
         known: dict[BlockKey, list[Source]] = {key: [] for key in keys}
         if self.home is not None:
-            self._ask(self.home, keys, known, tier=Tier.L2)
+            self._ask(self.home, keys, known, tier=Tier.L2, promote=by_rendezvous)
         if everywhere:
             for node in self.nodes:
                 if node is not self.home:
-                    self._ask(node, keys, known, tier=Tier.L3)
+                    self._ask(node, keys, known, tier=Tier.L3, promote=by_rendezvous)
         elif by_rendezvous:
             for node, wanted in self._by_rendezvous(keys, known):
-                self._ask(node, wanted, known, tier=Tier.L3)
+                self._ask(node, wanted, known, tier=Tier.L3, promote=True)
         return _leading(known)
 
     def _by_rendezvous(
@@ -157,13 +175,21 @@ class BlockFinder:
         known: dict[BlockKey, list[Source]],
         *,
         tier: Tier,
+        promote: bool = False,
     ) -> None:
-        locations: list[Location | None] = []
+        found: list[Location | None] = []
         with self._absorb():
-            locations = node.lookup(keys)
-        for key, location in zip(keys, locations, strict=False):
+            found = node.lookup(keys)
+        for key, location in zip(keys, found, strict=False):
             if location is not None:
                 known[key].append(Source(node, location, tier))
+        missing = [key for key in keys[: len(found)] if not known[key]]
+        if promote and missing:
+            with self._absorb():
+                found = node.promote(missing)
+                for key, location in zip(missing, found, strict=True):
+                    if location is not None:
+                        known[key].append(Source(node, location, Tier.L4, key))
 
     def _rendezvous(self, key: BlockKey) -> PoolNode | None:
         nodes = self._nodes

@@ -7,8 +7,8 @@ event per layer lets the engine compute behind it. A block that can't be read sh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from compute.finder import Absorb, Source
 from compute.pages import L1Pages
@@ -19,6 +19,8 @@ from kvcore.ids import NodeId
 from kvcore.location import Location, Tier
 
 _HOLD_TTL_S = 30.0
+Held = list[tuple[PoolNode, list[Location]]]
+"""What must be released after a load."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +74,9 @@ class Loader:
 
     def run(self, job: LoadJob, *, first_layer: Callable[[], None]) -> None:
         """Load all layers; always ends with every event set."""
-        held: list[tuple[PoolNode, list[Location]]] = []
+        held: Held = []
         try:
-            held = self._hold(job)
+            self._prepare(job, held)
             for layer, ready in enumerate(job.layer_ready):
                 if job.good:
                     job.good = self._read_layer(job, layer)
@@ -91,36 +93,63 @@ class Loader:
                 with self._absorb():
                     node.release(locations)
 
-    def _hold(self, job: LoadJob) -> list[tuple[PoolNode, list[Location]]]:
-        """Keep the best copies from eviction while they are read; drops invalid ones."""
-        by_node: dict[NodeId, list[int]] = {}
-        for block, copies in enumerate(job.sources):
-            by_node.setdefault(copies[0].node.node_id, []).append(block)
-        held = []
-        for blocks in by_node.values():
-            node = job.sources[blocks[0]][0].node
-            locations = [job.sources[b][0].location for b in blocks]
-            valid = [False] * len(blocks)
+    def _prepare(self, job: LoadJob, held: Held) -> None:
+        """Bring up what rests, keep the best copies from eviction, drop those that are gone."""
+        pending = list(range(len(job.sources)))
+        while pending:
+            self._promote(job, pending)
+            pending = self._hold(job, [b for b in pending if job.sources[b]], held)
+        job.sources = [_readable(copies) for copies in job.sources]
+        job.good = next((i for i, copies in enumerate(job.sources) if not copies), job.good)
+        for block, copies in enumerate(job.sources[: job.good]):
+            job.tiers[block] = copies[0].tier
+
+    def _promote(self, job: LoadJob, blocks: Sequence[int]) -> None:
+        """Have nodes read the blocks whose best copy rests (tier L4) into their memory."""
+        resting = [b for b in blocks if job.sources[b] and job.sources[b][0].location is None]
+        for some in _by_node(job, resting).values():
+            keys = [job.sources[b][0].key for b in some]
+            node = job.sources[some[0]][0].node
+            found: list[Location | None] = [None] * len(some)
+            began = self._clock.now()
+            with self._absorb() as attempt:
+                found = node.promote([key for key in keys if key is not None])
+            if isinstance(attempt.error, TransportError):
+                job.lost_nodes.add(node.node_id)
+            size = sum(at.length for at in found if at is not None)
+            self.measured(Tier.L4, size, self._clock.now() - began)
+            for block, location in zip(some, found, strict=True):
+                first, *others = job.sources[block]
+                here = [] if location is None else [replace(first, location=location)]
+                job.sources[block] = (*here, *others)
+        again = [b for b in resting if job.sources[b] and job.sources[b][0].location is None]
+        if again:
+            self._promote(job, again)
+
+    def _hold(self, job: LoadJob, blocks: Sequence[int], held: Held) -> list[int]:
+        """Hold the best copies of blocks; answers those whose best was gone, now without it."""
+        gone: list[int] = []
+        for some in _by_node(job, blocks).values():
+            node = job.sources[some[0]][0].node
+            locations = [_place(job.sources[b][0]) for b in some]
+            valid = [False] * len(some)
             with self._absorb() as attempt:
                 valid = node.hold(locations, ttl_s=_HOLD_TTL_S)
             if isinstance(attempt.error, TransportError):
                 job.lost_nodes.add(node.node_id)
-            for block, ok in zip(blocks, valid, strict=True):
+            for block, ok in zip(some, valid, strict=True):
                 if not ok:
                     job.sources[block] = job.sources[block][1:]
+                    gone.append(block)
             held.append((node, [at for at, ok in zip(locations, valid, strict=True) if ok]))
-        job.good = next((i for i, copies in enumerate(job.sources) if not copies), job.good)
-        return held
+        return gone
 
     def _read_layer(self, job: LoadJob, layer: int) -> int:
         """Read one layer of all blocks, one call per node; returns how many blocks are good."""
         count = job.good
         window = self._pages.window(layer, job.pages[:count])
-        by_node: dict[NodeId, list[int]] = {}
-        for block in range(count):
-            by_node.setdefault(job.sources[block][0].node.node_id, []).append(block)
         good = count
-        for blocks in by_node.values():
+        for blocks in _by_node(job, range(count)).values():
             if not self._read_together(job, layer, blocks, window.ranges):
                 good = min(good, self._read_singly(job, layer, blocks, window.ranges))
         window.commit()
@@ -132,13 +161,13 @@ class Loader:
         source = job.sources[blocks[0]][0]
         if source.node.node_id in job.lost_nodes:
             return False
-        reads = [RangeRead(job.sources[b][0].location, layer, ranges[b]) for b in blocks]
+        reads = [RangeRead(_place(job.sources[b][0]), layer, ranges[b]) for b in blocks]
         began = self._clock.now()
         with self._absorb() as attempt:
             source.node.read_ranges(reads)
         if isinstance(attempt.error, TransportError):
             job.lost_nodes.add(source.node.node_id)
-        if attempt.ok:
+        if attempt.ok and source.key is None:  # Promoting was measured instead.
             size = sum(len(read.destination) for read in reads)
             self.measured(source.tier, size, self._clock.now() - began)
         return attempt.ok
@@ -157,10 +186,28 @@ class Loader:
             if source.node.node_id in job.lost_nodes:
                 continue
             with self._absorb() as attempt:
-                source.node.read_ranges([RangeRead(source.location, layer, target)])
+                source.node.read_ranges([RangeRead(_place(source), layer, target)])
             if attempt.ok:
                 job.tiers[block] = source.tier
                 return True
             if isinstance(attempt.error, TransportError):
                 job.lost_nodes.add(source.node.node_id)
         return False
+
+
+def _by_node(job: LoadJob, blocks: Iterable[int]) -> dict[tuple[NodeId, Tier], list[int]]:
+    """Group blocks by where their best copy is, so that each group is one call."""
+    groups: dict[tuple[NodeId, Tier], list[int]] = {}
+    for block in blocks:
+        best = job.sources[block][0]
+        groups.setdefault((best.node.node_id, best.tier), []).append(block)
+    return groups
+
+
+def _readable(copies: tuple[Source, ...]) -> tuple[Source, ...]:
+    return tuple(source for source in copies if source.location is not None)
+
+
+def _place(source: Source) -> Location:
+    assert source.location is not None, "a resting copy is promoted before it is read"
+    return source.location
