@@ -45,7 +45,11 @@ class Rail:
 
 
 class RailBoard:
-    """Rails and their health; thread-safe."""
+    """Rails and their health; thread-safe.
+
+    Attributes:
+        is_refused: the node has answered that it has no port for us.
+    """
 
     def __init__(self, fabric: Fabric, peer: Peer, clock: Clock) -> None:
         self.fabric = fabric
@@ -54,6 +58,7 @@ class RailBoard:
         self._lock = threading.Lock()
         self._health: dict[Rail, RailHealth] = {}
         self._refusal = ""
+        self.is_refused = False
         self._ask_again_at = 0.0
         self._told = ""
 
@@ -68,6 +73,7 @@ class RailBoard:
             return self._refuse(error.message)
         ours = [port.gid for port in self.fabric.ports]
         pairs = pair_ports(ours, [port.gid for port in offer.ports])
+        self.is_refused = not pairs
         if not pairs:
             return self._refuse(f"{self.peer.node_id}: {offer.reason or 'no RDMA ports'}")
         names = [port.device for port in self.fabric.ports]

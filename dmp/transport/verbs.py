@@ -92,6 +92,11 @@ class VerbsPoolNode(PoolNode):
         """Ask the node for its RDMA ports; answers why it has none, or nothing."""
         return self._board.ask()
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the node has answered that it has no RDMA port for us."""
+        return self._board.is_refused
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         return self._control.lookup(keys)
 
@@ -237,6 +242,8 @@ def open_verbs_node(
 ) -> VerbsPoolNode | str:
     """Return a PoolNode over RDMA, or why there can't be one; asks the node.
 
+    A node that does not answer is given the benefit of the doubt: it is asked again later.
+
     Args:
         control: reaches the node over TCP; closed by the PoolNode.
         peer: the same node.
@@ -248,7 +255,7 @@ def open_verbs_node(
         return fabric
     node = VerbsPoolNode(control, peer, fabric, settings=settings)
     reason = node.probe()
-    return reason or node
+    return reason if node.is_refused else node
 
 
 def _span_of(shape: g.Geometry, read: RangeRead) -> RangeSpan:
