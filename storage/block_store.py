@@ -93,6 +93,21 @@ class BlockStore(Protocol):
     def close(self) -> None: ...
 
 
+class StoreListener(Protocol):
+    """Who wants to know which blocks leave.
+
+    1. ``fading`` names the blocks of the file that is collected next, when that is known: the
+       time until then (about one file's worth of puts) is the chance to archive them.
+    2. ``evicted`` names blocks that were dropped, after they are gone: by garbage collection, or
+       because their bytes were found bad.
+    3. Both are called from the thread of a put or get, hold no lock, and must be quick.
+    """
+
+    def fading(self, blocks: Sequence[StoredBlock]) -> None: ...
+
+    def evicted(self, blocks: Sequence[StoredBlock]) -> None: ...
+
+
 def check_block(block: StoredBlock, payload: memoryview) -> None:
     """Check a put.
 

@@ -19,7 +19,8 @@ from kvcore.ids import BlockKey
 from storage.archive import ObjectArchive
 from storage.archiver import Archiver, ArchiveStats, Errand
 from storage.block_store import StoredBlock
-from storage.segment_store import SegmentStore, SegmentStoreStats
+from storage.segment_stats import SegmentStoreStats
+from storage.segment_store import SegmentStore
 
 
 class BlockLike(Protocol):

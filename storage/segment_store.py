@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
@@ -32,6 +31,7 @@ from storage.block_store import (
     BlockRead,
     RangeRead,
     StoredBlock,
+    StoreListener,
     block_size_checked,
     check_block,
     range_span,
@@ -43,60 +43,9 @@ from storage.segment_format import Record, is_sound, pack_checksums, range_is_so
 from storage.segment_index import Entry, SegmentIndex
 from storage.segment_log import SegmentLog
 from storage.segment_restore import restore
+from storage.segment_stats import SegmentStoreStats
 
 log = logging.getLogger(__name__)
-
-
-class StoreListener(Protocol):
-    """Who wants to know which blocks leave.
-
-    1. ``fading`` names the blocks of the file that is collected next, when that is known: the
-       time until then (about one file's worth of puts) is the chance to archive them.
-    2. ``evicted`` names blocks that were dropped, after they are gone: by garbage collection, or
-       because their bytes were found bad.
-    3. Both are called from the thread of a put or get, hold no lock, and must be quick.
-    """
-
-    def fading(self, blocks: Sequence[StoredBlock]) -> None: ...
-
-    def evicted(self, blocks: Sequence[StoredBlock]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentStoreStats:
-    """Counters of a segment store; cumulative, but for the first four and the last two.
-
-    Attributes:
-        capacity_bytes: disk space taken.
-        used_bytes: of it, bytes of records, dead ones included.
-        live_bytes: of it, bytes of records that can be read.
-        blocks: blocks that can be read.
-        puts: blocks stored.
-        gets: reads answered.
-        read_bytes: payload read.
-        write_bytes: payload written by puts.
-        evicted_blocks: blocks dropped by garbage collection.
-        copied_bytes: payload written again by garbage collection.
-        checksum_errors: reads whose bytes were bad.
-        io_errors: reads and writes that failed.
-        degraded: why puts are refused at present; empty when they are not.
-        direct_io: whether I/O goes past the page cache.
-    """
-
-    capacity_bytes: int
-    used_bytes: int
-    live_bytes: int
-    blocks: int
-    puts: int
-    gets: int
-    read_bytes: int
-    write_bytes: int
-    evicted_blocks: int
-    copied_bytes: int
-    checksum_errors: int
-    io_errors: int
-    degraded: str
-    direct_io: bool
 
 
 @dataclass(slots=True)

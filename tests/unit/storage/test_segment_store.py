@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,8 +176,6 @@ def test_a_batch_answers_each_read(open_store: Opener) -> None:
 
 
 def test_aligned_memory_is_read_and_written_in_place(open_store: Opener) -> None:
-    import mmap
-
     store = open_store()
     with mmap.mmap(-1, 3 * PAGE) as source, mmap.mmap(-1, 3 * PAGE) as target:
         source[: 2 * RANGE] = bytes(payload("a"))
@@ -185,6 +185,41 @@ def test_aligned_memory_is_read_and_written_in_place(open_store: Opener) -> None
             store.get_block(block_key("a"), view)
         assert target[: 2 * RANGE] == bytes(payload("a"))
     assert read(store, "a") == bytes(payload("a"))
+
+
+def test_threads_race_with_eviction_and_never_see_wrong_bytes(open_store: Opener) -> None:
+    store = open_store()
+    names = numbered(0, 30)
+
+    def work(seed: int) -> int:
+        hits = 0
+        for step in range(120):
+            name = names[(seed * 7 + step * (seed + 3)) % len(names)]
+            if step % 11 == 10:
+                store.delete(block_key(name))
+                continue
+            put(store, name)
+            try:
+                assert read(store, name) == bytes(payload(name))
+                hits += 1
+            except BlockNotFoundError:
+                continue  # Evicted or deleted by another thread.
+        return hits
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sum(threads.map(work, range(6))) > 100
+    store.check_invariants()
+    stats = store.stats()
+    assert stats.checksum_errors == stats.io_errors == 0 and stats.evicted_blocks > 50
+    listed = store.blocks()
+    store.close()
+    again = open_store()
+    assert again.blocks() == listed
+    assert again.get_blocks(whole_reads(again)) == [None] * len(listed)
+
+
+def whole_reads(store: SegmentStore) -> list[BlockRead]:
+    return [BlockRead(b.key, memoryview(bytearray(b.payload_bytes))) for b in store.blocks()]
 
 
 def test_a_block_larger_than_a_file_is_refused(open_store: Opener) -> None:

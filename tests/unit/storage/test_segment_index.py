@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import errno
+
+from kvcore.block_key import ROOT_PARENT
+from storage.block_store import StoredBlock
+from storage.medium_health import RETRY_S, MediumHealth
+from storage.segment_format import PAGE, Record
+from storage.segment_index import Entry, FileRole, SegmentIndex
+from tests.fix_dmp import block_key
+
+FILE = PAGE + 3 * 2 * PAGE
+"""Three records of two pages."""
+
+
+def record(name: str, sequence: int = 1) -> Record:
+    block = StoredBlock(block_key(name), ROOT_PARENT, PAGE, 1, 64)
+    return Record(block, sequence, bytes(8))
+
+
+def make_index(files: int = 3) -> SegmentIndex:
+    return SegmentIndex(files, FILE)
+
+
+def begin(index: SegmentIndex) -> int:
+    file = index.free()
+    assert file is not None
+    index.activate(file, epoch=index.next_epoch(), nonce=7)
+    return file
+
+
+def put(index: SegmentIndex, name: str) -> Entry:
+    place = index.place(2 * PAGE)
+    assert place is not None
+    entry = Entry(record(name, index.next_sequence()), place)
+    index.enter(entry)
+    index.settle(place)
+    return entry
+
+
+def test_records_follow_each_other_until_the_file_is_full() -> None:
+    index = make_index()
+    assert index.place(2 * PAGE) is None
+    begin(index)
+    offsets = [put(index, name).place.offset for name in "abc"]
+    assert offsets == [PAGE, 3 * PAGE, 5 * PAGE]
+    assert index.place(PAGE) is None
+    assert index.used_bytes() == index.live_bytes == 6 * PAGE
+    index.check_invariants()
+
+
+def test_the_victim_is_the_oldest_file_without_writes() -> None:
+    index = make_index()
+    first, second = begin(index), None
+    put(index, "a")
+    pending = index.place(2 * PAGE)
+    assert pending is not None
+    index.seal_active()
+    second = begin(index)
+    index.seal_active()
+    assert index.victim() == second
+    index.settle(pending)
+    assert index.victim() == first
+
+
+def test_survivors_are_the_last_read_within_the_budget() -> None:
+    index = make_index()
+    file = begin(index)
+    entries = {name: put(index, name) for name in "abc"}
+    index.touch(entries["c"])
+    index.touch(entries["a"])
+    assert index.survivors(file, budget_bytes=2 * PAGE) == [entries["a"]]
+    assert index.survivors(file, budget_bytes=FILE) == [entries["a"], entries["c"]]
+    assert index.survivors(file, budget_bytes=0) == []
+
+
+def test_a_moved_entry_is_not_current_and_its_file_may_be_emptied() -> None:
+    index = make_index()
+    old_file = begin(index)
+    old = put(index, "a")
+    put(index, "b")
+    index.seal_active()
+    begin(index)
+    new = put(index, "a")
+    assert not index.is_current(old) and index.is_current(new)
+    assert [block.key for block in index.empty(old_file)] == [block_key("b")]
+    assert index.files[old_file].role is FileRole.FREE and len(index) == 1
+    assert not index.guard(old.place)
+    index.check_invariants()
+
+
+def test_no_write_begins_in_a_file_that_is_being_collected() -> None:
+    index = make_index()
+    begin(index)
+    entry = put(index, "a")
+    index.seal_active()
+    assert index.begin_collecting() == entry.place.file
+    assert not index.guard(entry.place) and index.victim() is None
+
+
+def test_an_abandoned_file_is_read_until_collected_and_then_gone() -> None:
+    index = make_index()
+    file = begin(index)
+    put(index, "a")
+    index.abandon(file)
+    assert index.active() is None and index.find(block_key("a")) is not None
+    assert index.victim(reusable=True) is None and index.victim() == file
+    index.empty(file)
+    assert index.files[file].role is FileRole.GONE and index.writable_files() == 2
+
+
+def test_a_full_disk_is_tried_again_after_a_while() -> None:
+    health = MediumHealth()
+    full = OSError(errno.ENOSPC, "no space")
+    assert not health.refuses(0.0)
+    assert health.failed(full, 10.0) and not health.failed(full, 10.0)
+    assert health.full and health.refuses(10.0 + RETRY_S / 2)
+    assert not health.refuses(10.0 + RETRY_S)
+    assert health.refuses(11.0 + RETRY_S)
+    assert health.worked() and not health.worked()
+    assert not health.refuses(11.0 + RETRY_S)
+
+
+def test_a_broken_place_on_disk_is_not_a_broken_disk() -> None:
+    health = MediumHealth()
+    assert not health.failed(OSError(errno.EIO, "Input/output error"), 0.0)
+    assert not health.refuses(0.0)
