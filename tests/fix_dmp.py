@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmp.config import DmpConfig
+from dmp.lower_tier import LowerTier
 from dmp.node import DmpNode
 from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
 from dmp.server import DmpServer
@@ -35,10 +36,16 @@ class Journal:
 class Rig:
     """A running DMP node with its server, clock and journal."""
 
-    def __init__(self, config: DmpConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: DmpConfig,
+        clock: Clock,
+        open_lower: Callable[[], LowerTier] | None = None,
+    ) -> None:
         self.clock = clock
+        self.open_lower = open_lower
         self.journal = Journal()
-        self.node = DmpNode(config, self.journal, clock)
+        self.node = DmpNode(config, self.journal, clock, open_lower)
         self.server = DmpServer(self.node)
         self.node.start()
         self.server.start()
@@ -46,7 +53,7 @@ class Rig:
     def restart(self) -> None:
         """Stop and start on the same segment; the port may change."""
         self.stop()
-        self.__init__(self.node.config, self.clock)  # type: ignore[misc]
+        self.__init__(self.node.config, self.clock, self.open_lower)  # type: ignore[misc]
 
     def stop(self) -> None:
         self.server.stop()
@@ -58,7 +65,13 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Start DMP nodes; each is checked and stopped after the test."""
     rigs: list[Rig] = []
 
-    def make(name: str = "dmp-a", *, clock: Clock | None = None, **settings: object) -> Rig:
+    def make(
+        name: str = "dmp-a",
+        *,
+        clock: Clock | None = None,
+        open_lower: Callable[[], LowerTier] | None = None,
+        **settings: object,
+    ) -> Rig:
         values: dict[str, object] = {
             "node_id": NodeId(name),
             "host": HostId("here"),
@@ -69,7 +82,8 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
             "attach_wait_s": 0.0,
             "scrub_rate_bytes_per_s": 0,
         } | settings
-        rig = Rig(DmpConfig(**values), clock or ManualClock())  # type: ignore[arg-type]
+        config = DmpConfig(**values)  # type: ignore[arg-type]
+        rig = Rig(config, clock or ManualClock(), open_lower)
         rigs.append(rig)
         return rig
 

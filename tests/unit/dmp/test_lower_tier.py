@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dmp.lower_tier import LowerTier
+from dmp.node import DmpNode
+from dmp.transport.inproc import InprocPoolNode
+from kvcore.block_event import BlockRemoved, BlockStored
+from kvcore.errors import BlockNotFoundError, PoolFullError, TransportError
+from kvcore.location import Tier
+from kvcore.node import TierStats
+from storage.l4 import L4Store
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_range, store
+
+MakeRig = Callable[..., Rig]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Callable[[], L4Store]:
+    return lambda: L4Store.open(tmp_path / "disk", capacity_bytes=8 * MIB)
+
+
+def tier_of(node: DmpNode, tier: Tier) -> TierStats:
+    (found,) = [stats for stats in node.report().tiers if stats.tier is tier]
+    return found
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not done():  # pytest-timeout is the deadline
+        pause.wait(0.005)
+
+
+def fill(rig: Rig, count: int, *, prefix: str = "n") -> InprocPoolNode:
+    """Store independent blocks one by one, each copied down before the next comes."""
+    pool = InprocPoolNode(rig.node)
+    for i in range(count):
+        store(pool, f"{prefix}{i}")
+        wait_until(lambda: rig.node._state.table.dirty_bytes <= 1 * MIB // 2)
+    return pool
+
+
+def whole(name: str) -> list[bytes]:
+    return [make_range(name, 0), make_range(name, 1)]
+
+
+def test_what_memory_has_no_room_for_comes_back_from_disk(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.5)
+    pool = fill(rig, 40)
+    keys = [block_key(f"n{i}") for i in range(40)]
+    assert pool.lookup(keys)[:20] == [None] * 20, "twenty slots hold the youngest twenty"
+    for i in range(20):
+        (place,) = pool.promote(keys[i : i + 1])
+        assert place is not None
+        assert fetch(pool, place) == whole(f"n{i}")
+    assert tier_of(rig.node, Tier.L4).promoted_blocks == 20
+    assert tier_of(rig.node, Tier.L2).demoted_blocks >= 20
+    assert tier_of(rig.node, Tier.L4).read_bytes == 20 * 2 * RANGE_BYTES
+    assert pool.promote([block_key("never")]) == [None]
+
+
+def test_the_directory_hears_what_rests_and_the_inventory_agrees(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.5)
+    fill(rig, 40)
+    known: dict[tuple[bytes, Tier], BlockStored] = {}
+    for event in rig.journal.events:
+        if isinstance(event, BlockStored):
+            known[event.key, event.tier] = event
+        else:
+            known.pop((event.key, event.tier))
+    assert known == {(stored.key, stored.tier): stored for stored in rig.node.inventory()}
+    resting = [stored for (_, tier), stored in known.items() if tier is Tier.L4]
+    assert len(resting) >= 20 and all(stored.location is None for stored in resting)
+
+
+def test_a_restart_without_memory_still_knows_the_disk(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.0)
+    fill(rig, 10)
+    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    rig.stop()
+    rig.node.config.segment_file.unlink()
+    rig = make_rig(open_lower=disk)
+    assert {stored.tier for stored in rig.node.inventory()} == {Tier.L4}
+    pool = InprocPoolNode(rig.node)
+    for i, place in enumerate(pool.promote([block_key(f"n{i}") for i in range(10)])):
+        assert place is not None and fetch(pool, place) == whole(f"n{i}")
+
+
+def test_a_restart_with_memory_copies_nothing_twice(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.0)
+    fill(rig, 10)
+    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    rig.restart()
+    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    assert tier_of(rig.node, Tier.L2).demoted_blocks == 0
+    assert tier_of(rig.node, Tier.L4).write_bytes == 0
+
+
+class Tampered:
+    """A lower tier whose puts and gets a test can change."""
+
+    def __init__(self, inner: L4Store) -> None:
+        self.inner = inner
+        self.before_put: Callable[[], None] = lambda: None
+        self.before_get: Callable[[], None] = lambda: None
+        self.gets = 0
+
+    def put(self, block, payload) -> None:
+        self.before_put()
+        self.inner.put(block, payload)
+
+    def get_block(self, key, destination) -> None:
+        self.gets += 1
+        self.before_get()
+        self.inner.get_block(key, destination)
+
+    def __getattr__(self, name: str):
+        return getattr(self.inner, name)
+
+
+@pytest.fixture
+def tampered(disk) -> Tampered:
+    return Tampered(disk())
+
+
+def opener(tier: Tampered) -> Callable[[], LowerTier]:
+    return lambda: tier
+
+
+def test_one_read_serves_all_who_ask_at_the_same_time(make_rig: MakeRig, tampered) -> None:
+    rig = make_rig(open_lower=opener(tampered), demote_above=0.5)
+    pool = fill(rig, 40)
+    gate = threading.Event()
+    tampered.before_get = lambda: gate.wait(30) and None
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(pool.promote, [block_key("n0")]) for _ in range(8)]
+        wait_until(lambda: tampered.gets == 1)
+        gate.set()
+        places = [future.result()[0] for future in asked]
+    assert places[0] is not None and len(set(places)) == 1
+    assert tampered.gets == 1
+    assert fetch(pool, places[0]) == whole("n0")
+
+
+def test_a_slow_disk_is_a_miss_and_the_block_is_there_later(make_rig: MakeRig, tampered) -> None:
+    rig = make_rig(open_lower=opener(tampered), demote_above=0.5, promote_timeout_s=0.05)
+    pool = fill(rig, 40)
+    gate = threading.Event()
+    tampered.before_get = lambda: gate.wait(30) and None
+    assert pool.promote([block_key("n0")]) == [None]
+    gate.set()
+    wait_until(lambda: pool.lookup([block_key("n0")]) != [None])
+
+
+@pytest.mark.parametrize("error", [TransportError("EIO"), BlockNotFoundError("gone")])
+def test_a_failed_read_is_a_miss_and_leaves_no_slot(make_rig: MakeRig, tampered, error) -> None:
+    rig = make_rig(open_lower=opener(tampered), demote_above=0.5)
+    pool = fill(rig, 40)
+
+    def fail() -> None:
+        raise error
+
+    tampered.before_get = fail
+    assert pool.promote([block_key("n0"), block_key("n39")])[0] is None
+    assert rig.node.stats().slots_writing == 0
+
+
+def test_a_full_disk_costs_blocks_but_no_reservation(make_rig: MakeRig, tampered) -> None:
+    def full() -> None:
+        raise PoolFullError("no space left on device")
+
+    tampered.before_put = full
+    rig = make_rig(open_lower=opener(tampered), demote_above=0.5)
+    pool = InprocPoolNode(rig.node)
+    for i in range(40):
+        store(pool, f"n{i}")
+    assert pool.promote([block_key("n0")]) == [None]
+    assert rig.node.stats().slots_sealed == 20
+
+
+def test_a_block_that_leaves_the_disk_is_reported_and_goes_down_again(
+    make_rig: MakeRig, disk
+) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.0)
+    pool = InprocPoolNode(rig.node)
+    store(pool, "a")
+    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    assert rig.node.demoter is not None and rig.node._lower is not None
+    rig.node._lower.delete(block_key("a"))
+    rig.node.demoter.gone_below([block_key("a")])
+    assert rig.journal.events[-1] == BlockRemoved(block_key("a"), Tier.L4)
+    rig.node.demoter.wake()
+    wait_until(lambda: rig.node._lower.find(block_key("a")) is not None)
+
+
+def test_a_lower_tier_that_can_not_be_opened_gives_the_segment_back(make_rig: MakeRig) -> None:
+    def broken() -> LowerTier:
+        raise TransportError("no disk")
+
+    with pytest.raises(TransportError):
+        make_rig(open_lower=broken)
+    make_rig()

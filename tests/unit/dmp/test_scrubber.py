@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from dmp.damage import DamageLog
+from dmp.scrubber import ScrubPlan
+from dmp.transport.inproc import InprocPoolNode
+from kvcore.block_event import BlockRemoved
+from kvcore.clock import SystemClock
+from kvcore.location import Tier
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, store
+
+MakeRig = Callable[..., Rig]
+
+
+def test_the_plan_goes_round_in_the_order_of_memory() -> None:
+    plan = ScrubPlan(1000)
+    plan.begin([7, 2, 5])
+    assert [plan.next() for _ in range(4)] == [2, 5, 7, None]
+    assert plan.rounds == 1
+
+
+def test_the_plan_keeps_its_rate() -> None:
+    plan = ScrubPlan(1000)
+    plan.checked(500, now=10.0)
+    assert plan.wait_s(10.0) == 0.5
+    plan.checked(500, now=10.25)
+    assert plan.wait_s(10.25) == 0.75
+    assert plan.wait_s(99.0) == 0.0
+    plan.checked(100, now=99.0)
+    assert plan.wait_s(99.0) == pytest.approx(0.1), "an idle time is no credit"
+
+
+def test_an_alarm_is_raised_once_an_hour() -> None:
+    damage = DamageLog(3)
+    assert [damage.note(now) for now in (0.0, 10.0, 20.0, 30.0)] == [False, False, True, False]
+    assert [damage.note(now) for now in (3700.0, 3701.0, 3702.0)] == [False, False, True]
+    assert [damage.note(20_000.0), damage.count] == [False, 8]
+
+
+def flip(rig: Rig, slot: int, at: int) -> None:
+    size = rig.node._state.table.extents.of(slot).slot_bytes
+    rig.node.segment.payload(slot, size, at, at + 1)[0] ^= 0x10
+
+
+def test_a_round_finds_what_nobody_read(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    places = [store(pool, f"n{i}") for i in range(6)]
+    assert rig.node.scrubber.run_round() == 0
+    flip(rig, places[2].slot, at=RANGE_BYTES + 5)
+    assert rig.node.scrubber.run_round() == 1
+    assert rig.journal.events[-1] == BlockRemoved(block_key("n2"), Tier.L2)
+    assert pool.lookup([block_key("n2"), block_key("n3")]) == [None, places[3]]
+    assert rig.node.stats().quarantined_slots == 1
+    assert dict(rig.node.report().cache_errors) == {"checksum_mismatch": 1}
+    assert "1 slots quarantined" in rig.node.report().tiers[0].medium
+    assert rig.node.scrubber.checked_bytes == 12 * 2 * RANGE_BYTES
+
+
+def test_a_scrub_is_no_use_and_does_not_change_who_goes_next(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    for i in range(20):
+        store(pool, f"n{i}")
+    assert rig.node.scrubber.run_round() == 0
+    store(pool, "new")
+    assert pool.lookup([block_key("n0")]) == [None]
+    assert rig.node._state.table.pinned == 0
+
+
+def test_the_thread_finds_it_too_and_many_raise_an_alarm(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(clock=SystemClock(), scrub_rate_bytes_per_s=1 << 30, damage_alert_per_hour=2)
+    pool = InprocPoolNode(rig.node)
+    with caplog.at_level(logging.ERROR):
+        for i in range(2):
+            flip(rig, store(pool, f"n{i}").slot, at=3)
+        while rig.node.stats().quarantined_slots < 2:  # pytest-timeout is the deadline
+            assert rig.node.scrubber._thread is not None
+            rig.node.scrubber._thread.join(0.01)
+    assert "may be failing" in caplog.text
