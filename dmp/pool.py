@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Final, Self, TypeVar
 
 from dmp.node_link import NodeLink
@@ -27,8 +28,8 @@ from dmp.pool_arguments import (
     to_writable_view,
 )
 from dmp.pool_node import PoolNodeStats
-from dmp.pool_pins import RENEW_S, Holder, Pins, hold, release
-from dmp.pool_reads import Place, Want, fetch, whole
+from dmp.pool_pins import RENEW_S, Holder, Pins
+from dmp.pool_reads import Place, Want, fetch, landing, whole
 from dmp.pool_stats import PoolCounters, PoolMember, PoolStats
 from dmp.stored import StoredBlock
 from dmp.tls import TlsFiles, client_context
@@ -182,17 +183,17 @@ class Pool:
     def get_many(self, keys: Iterable[Key]) -> list[bytes | None]:
         """Return several values or Nones, in order; one batch per node."""
         named = [to_block_key(key) for key in keys]
-        buffers: dict[BlockKey, bytearray] = {}
+        buffers: dict[BlockKey, BytesIO] = {}
 
         def place_for(key: BlockKey) -> Place:
             def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
-                buffers[key] = bytearray(block.size_bytes)
-                return whole(memoryview(buffers[key]), block)
+                buffers[key] = landing(block.size_bytes)
+                return whole(buffers[key].getbuffer(), block)
 
             return place
 
         got = self._fetch([Want(key, place_for(key)) for key in dict.fromkeys(named)])
-        return [bytes(buffers[key]) if key in got else None for key in named]
+        return [buffers[key].getvalue() if key in got else None for key in named]
 
     def get_into(self, key: Key, buffer: bytearray | memoryview) -> int | None:
         """Read a value straight into memory of the caller's; the fastest way to copy it.
@@ -241,16 +242,16 @@ class Pool:
         Raises:
             ValueError: the value has no such range.
         """
-        parts: list[bytearray] = []
+        parts: list[BytesIO] = []
 
         def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
             if not all(0 <= index < block.range_count for index in indices):
                 raise ValueError(f"the value has {block.range_count} ranges, not all of {indices}")
-            parts[:] = [bytearray(block.range_bytes) for _ in indices]
-            return [(index, memoryview(p)) for index, p in zip(indices, parts, strict=True)]
+            parts[:] = [landing(block.range_bytes) for _ in indices]
+            return [(index, p.getbuffer()) for index, p in zip(indices, parts, strict=True)]
 
         got = self._fetch([Want(to_block_key(key), place)])
-        return [bytes(part) for part in parts] if got else None
+        return [part.getvalue() for part in parts] if got else None
 
     def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
         """Return bytes [offset, offset + length) of a value, or None.
@@ -277,24 +278,28 @@ class Pool:
     def view(self, key: Key) -> Iterator[memoryview]:
         """Lend a value read-only: in place where the node is on this host, else as a copy.
 
-        The block is held meanwhile. In place nothing is copied and no checksum is computed; don't
-        use the view after the ``with`` block.
+        The block is held meanwhile, which costs two short questions to the node; none if it is
+        pinned. In place nothing is copied and no checksum is computed. Don't use the view after
+        the ``with`` block.
 
         Raises:
             KeyError: the value is not in the pool.
         """
         name = to_block_key(key)
-        holder = self._find_one(name)
-        held = holder is not None and hold(holder)
+        self._check_open()
+        holder = self._pins.add(name)
+        if holder is None:
+            raise KeyError(key)
         try:
-            view = self._view(holder, name) if holder is not None and held else None
+            view = self._view(holder, name)
             if view is None:
                 raise KeyError(key)
             with view:
                 yield view
         finally:
-            if holder is not None and held:
-                release(holder)
+            # A pin whose block was lost is gone already.
+            with contextlib.suppress(KeyError):
+                self._pins.drop(name)
 
     # Ask
 
@@ -321,7 +326,7 @@ class Pool:
         Pins are counted. They end with this process, and when their node is started again.
         """
         self._check_open()
-        return self._pins.add(to_block_key(key))
+        return self._pins.add(to_block_key(key)) is not None
 
     def unpin(self, key: Key) -> None:
         """Undo one ``pin``.
@@ -397,7 +402,8 @@ class Pool:
 
     def _find_one(self, key: BlockKey) -> Holder | None:
         for link in self._ranked(key):
-            if link.up and (block := link.find([key]).get(key)) is not None:
+            block = (link.known(key) or link.find([key]).get(key)) if link.up else None
+            if block is not None:
                 return link, block.location
         return None
 

