@@ -8,14 +8,12 @@ damaged is a miss or a refused put, never an exception; only what the caller did
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from dmp.node_link import NodeLink
-from dmp.placement import rank_nodes
 from dmp.pool_arguments import (
     Key,
     Value,
@@ -30,6 +28,7 @@ from dmp.pool_arguments import (
 from dmp.pool_node import PoolNodeStats
 from dmp.pool_pins import RENEW_S, Holder, Pins
 from dmp.pool_reads import Place, Want, fetch, landing, whole
+from dmp.pool_ring import Act, Ring, reach_nodes
 from dmp.pool_stats import PoolCounters, PoolMember, PoolStats
 from dmp.stored import StoredBlock
 from dmp.tls import TlsFiles, client_context
@@ -37,11 +36,8 @@ from dmp.transport.connection import Peer
 from dmp.transport.select import PathOptions
 from dmp.transport.shm import ShmPoolNode
 from kvcore.clock import Clock, SystemClock
-from kvcore.errors import AuthenticationError, NoNodeError
 from kvcore.ids import BlockKey, NodeId
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
 KEEP_INTERVAL_S: Final = 1.0
 """How often nodes that are down are tried again."""
 
@@ -53,12 +49,12 @@ class Pool:
     asks them in the same order, so clients that list the same nodes agree without a directory.
     """
 
-    def __init__(self, links: Sequence[NodeLink], clock: Clock) -> None:
-        self._links = links
+    def __init__(self, ring: Ring, clock: Clock) -> None:
+        self._ring = ring
         self._clock = clock
         self._counters = PoolCounters()
         self._lock = threading.Lock()
-        self._pins = Pins(self._find_one)
+        self._pins = Pins(ring.find)
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
         self._keeper.start()
@@ -100,19 +96,7 @@ class Pool:
             Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls)
             for address in parse_addresses(addresses)
         ]
-        links = [NodeLink(peer, options) for peer in peers]
-        try:
-            reached = [link.reach() for link in links]
-            if not any(reached):
-                raise NoNodeError(
-                    "no pool node answers: " + "; ".join(link.reason for link in links),
-                    hint="start one with `tierkv serve dmp` and give the address it prints",
-                )
-        except BaseException:
-            for link in links:
-                link.close()
-            raise
-        return cls(links, SystemClock())
+        return cls(reach_nodes(peers, options), SystemClock())
 
     def __enter__(self) -> Self:
         return self
@@ -125,8 +109,7 @@ class Pool:
         self._closing.set()
         self._keeper.join()
         self._pins.close()
-        for link in self._links:
-            link.close()
+        self._ring.close()
 
     # Put
 
@@ -341,14 +324,14 @@ class Pool:
 
     def register(self, memory: memoryview) -> None:
         """Hint that ``get_into`` and ``put`` will often use this memory (RDMA registers it)."""
-        for link in self._links:
+        for link in self._ring.links:
             with link.absorb():
                 link.opened.node.register(memory)
 
     def stats(self) -> PoolStats:
         """Return the counters of this client and of every node that answers."""
         self._check_open()
-        members = tuple(_member(link) for link in self._links)
+        members = tuple(_member(link) for link in self._ring.links)
         with self._lock:
             c = self._counters
             return PoolStats(
@@ -363,27 +346,9 @@ class Pool:
 
     # Inside
 
-    def _offer(
-        self, keys: Sequence[BlockKey], act: Callable[[NodeLink, list[BlockKey]], set[BlockKey]]
-    ) -> None:
-        """Offer keys to nodes, in the order of each key's ranking, until a node takes them."""
+    def _offer(self, keys: Sequence[BlockKey], act: Act) -> None:
         self._check_open()
-        left = {key: self._ranked(key) for key in keys}
-        for rank in range(len(self._links)):
-            groups: dict[NodeLink, list[BlockKey]] = {}
-            for key, ranking in left.items():
-                if rank < len(ranking) and ranking[rank].up:
-                    groups.setdefault(ranking[rank], []).append(key)
-            for link, group in groups.items():
-                for key in act(link, group):
-                    del left[key]
-
-    def _ranked(self, key: BlockKey) -> list[NodeLink]:
-        if len(self._links) == 1:
-            return list(self._links)
-        named = {link.node_id: link for link in self._links if link.node_id}
-        # Equal weights: every client must rank alike, whatever it knows of capacities.
-        return [named[node] for node in rank_nodes(key, [(node, 1.0) for node in named])]
+        self._ring.offer(keys, act)
 
     def _fetch(self, wants: Sequence[Want]) -> set[BlockKey]:
         by_key = {want.key: want for want in wants}
@@ -399,13 +364,6 @@ class Pool:
             self._counters.hits += len(got)
             self._counters.misses += len(by_key) - len(got)
         return got
-
-    def _find_one(self, key: BlockKey) -> Holder | None:
-        for link in self._ranked(key):
-            block = (link.known(key) or link.find([key]).get(key)) if link.up else None
-            if block is not None:
-                return link, block.location
-        return None
 
     def _view(self, holder: Holder, key: BlockKey) -> memoryview | None:
         link, location = holder
@@ -428,11 +386,7 @@ class Pool:
         """Reach nodes that are down, and renew pins; until closed."""
         renew_at = self._clock.now() + RENEW_S
         while not self._closing.wait(KEEP_INTERVAL_S):
-            for link in self._links:
-                if not link.up:
-                    # A node that came back with another token stays down and says why in stats.
-                    with contextlib.suppress(AuthenticationError):
-                        link.reach()
+            self._ring.reach_again()
             if self._clock.now() >= renew_at:
                 renew_at = self._clock.now() + RENEW_S
                 self._pins.renew()
