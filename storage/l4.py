@@ -146,8 +146,8 @@ class L4Store:
         """Name who is told which blocks can't be read here any more, after they are gone."""
         self._gone = gone
 
-    def put(self, block: BlockLike, payload: memoryview) -> None:
-        """Store a whole block on disk; see storage.block_store.BlockStore."""
+    def put(self, block: BlockLike, payload: memoryview, *, checksums: bytes | None = None) -> None:
+        """Store a whole block on disk; see storage.segment_store.SegmentStore.put."""
         stored = StoredBlock(
             block.key,
             block.parent,
@@ -158,7 +158,7 @@ class L4Store:
             block.tenant,
         )
         began = self._clock.now()
-        self._disk.put(stored, payload)
+        self._disk.put(stored, payload, checksums=checksums)
         with self._meter.lock:
             self._meter.write_time_s += self._clock.now() - began
 

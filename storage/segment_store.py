@@ -39,7 +39,7 @@ from storage.block_store import (
 from storage.direct_io import AlignedBuffers
 from storage.medium_health import FULL_ERRNOS, MediumHealth
 from storage.segment_folder import MIN_FILES, choose_segment_bytes, open_folder
-from storage.segment_format import Record, is_sound, pack_checksums, range_is_sound
+from storage.segment_format import Record, pack_checksums, pieces, range_is_sound
 from storage.segment_index import Entry, SegmentIndex
 from storage.segment_log import SegmentLog
 from storage.segment_restore import restore
@@ -116,24 +116,28 @@ class SegmentStore:
         """Replace the listener."""
         self._listener = listener
 
-    def put(self, block: StoredBlock, payload: memoryview) -> None:
+    def put(
+        self, block: StoredBlock, payload: memoryview, *, checksums: bytes | None = None
+    ) -> None:
+        """Store a whole block; see storage.block_store.BlockStore.
+
+        Args:
+            block: what is stored.
+            payload: its bytes; written in place if they start on a page border.
+            checksums: one xxh3_64 per range as little-endian uint64, if the caller has them
+                already: then a flip between there and here is found too. Computed if None.
+        """
         check_block(block, payload)
         flat = payload.cast("B")
-        with self._call(), self._writer(block.key) as writes:
-            if not writes:
-                return
-            with self._lock:
-                sequence = self._index.next_sequence()
-            record = Record(block, sequence, pack_checksums(block, flat))
-            try:
-                self._log.append(record, flat)
-            except OSError as error:
-                raise self._write_failed(block.key, error) from error
-            except PoolFullError:
-                self._note_trouble(None)
-                raise
-            self._write_worked(block)
-        self._tell()
+        sums = pack_checksums(block, flat) if checksums is None else bytes(checksums)
+        if len(sums) != 8 * block.range_count:
+            raise ValueError(f"{len(sums)} bytes of checksums for {block.range_count} ranges")
+        try:
+            with self._call(), self._writer(block.key) as writes:
+                if writes:
+                    self._append(block, flat, sums)
+        finally:
+            self._tell()
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None:
         with self._call():
@@ -141,13 +145,15 @@ class SegmentStore:
             span = range_span(entry.record.block, index, destination)
             flat = destination.cast("B")
             sound = self._read(entry, span.start, flat)
+            self._count_read(flat)
             if not sound or not range_is_sound(entry.record, index, flat):
                 raise self._bad_bytes(entry, f"range {index}")
 
     def get_block(self, key: BlockKey, destination: memoryview, *, touch: bool = True) -> None:
-        """Fill the destination with a whole payload and verify every range; one I/O.
+        """Fill the destination with a whole payload and verify every range.
 
-        Fastest into memory that starts on a page border: then nothing is copied. ``touch=False``
+        One I/O; large blocks are read in a few pieces side by side, so that one is verified while
+        the next is read. Fastest into memory that starts on a page border: then nothing is copied. ``touch=False``
         is for housekeeping: the read does not make the block worth keeping.
 
         Raises:
@@ -155,11 +161,7 @@ class SegmentStore:
             ChecksumError: bad bytes; the block is gone from now on.
             TransportError: the disk could not.
         """
-        with self._call():
-            entry = self._find(key, touch=touch)
-            flat = block_size_checked(entry.record.block, destination)
-            if not self._read(entry, 0, flat) or not is_sound(entry.record, flat):
-                raise self._bad_bytes(entry, "payload")
+        self._get_block(key, destination, touch=touch, split=True)
 
     def get_blocks(self, reads: Sequence[BlockRead]) -> list[CacheError | None]:
         """Read whole blocks, several at a time.
@@ -167,7 +169,11 @@ class SegmentStore:
         Returns:
             One entry per read: None if the destination is filled and verified, else why not.
         """
-        return self._batch([partial(self.get_block, r.key, r.destination) for r in reads])
+        split = len(reads) < 2  # Side by side already; and a pool must not wait for itself.
+        calls = [
+            partial(self._get_block, r.key, r.destination, touch=True, split=split) for r in reads
+        ]
+        return self._batch(calls)
 
     def get_ranges(self, reads: Sequence[RangeRead]) -> list[CacheError | None]:
         """Read ranges, several at a time; returns as ``get_blocks`` does."""
@@ -289,6 +295,32 @@ class SegmentStore:
 
     # Reading.
 
+    def _get_block(
+        self, key: BlockKey, destination: memoryview, *, touch: bool, split: bool
+    ) -> None:
+        with self._call():
+            entry = self._find(key, touch=touch)
+            flat = block_size_checked(entry.record.block, destination)
+            spans = (
+                pieces(entry.record.block) if split else [slice(0, entry.record.block.range_count)]
+            )
+            if len(spans) == 1:
+                sound = self._read_ranges(entry, flat, spans[0])
+            else:
+                sound = all(self._threads.map(partial(self._read_ranges, entry, flat), spans))
+            self._count_read(flat)
+            if not sound:
+                raise self._bad_bytes(entry, "payload")
+
+    def _read_ranges(self, entry: Entry, payload: memoryview, span: slice) -> bool:
+        """Fill and verify ranges ``span`` of a payload."""
+        size = entry.record.block.range_bytes
+        part = payload[span.start * size : span.stop * size]
+        return self._read(entry, span.start * size, part) and all(
+            range_is_sound(entry.record, i, payload[i * size : (i + 1) * size])
+            for i in range(span.start, span.stop)
+        )
+
     def _find(self, key: BlockKey, *, touch: bool = True) -> Entry:
         with self._lock:
             entry = self._index.find(key)
@@ -307,10 +339,12 @@ class SegmentStore:
                 self._counts.io_errors += 1
             key = entry.record.block.key.hex()
             raise TransportError(f"block {key} can't be read: {error.strerror}") from error
+        return whole
+
+    def _count_read(self, destination: memoryview) -> None:
         with self._lock:
             self._counts.gets += 1
             self._counts.read_bytes += destination.nbytes
-        return whole
 
     def _bad_bytes(self, entry: Entry, what: str) -> CacheError:
         """Say why a read failed its checksum, and drop the block if the disk is to blame."""
@@ -335,6 +369,18 @@ class SegmentStore:
         return current
 
     # Writing.
+
+    def _append(self, block: StoredBlock, payload: memoryview, checksums: bytes) -> None:
+        with self._lock:
+            record = Record(block, self._index.next_sequence(), checksums)
+        try:
+            self._log.append(record, payload)
+        except OSError as error:
+            raise self._write_failed(block.key, error) from error
+        except PoolFullError:
+            self._note_trouble(None)
+            raise
+        self._write_worked(block)
 
     def _check_health(self) -> None:
         if self._health.refuses(self._clock.now()):

@@ -15,7 +15,7 @@ from kvcore.block_key import ROOT_PARENT
 from kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, PoolFullError
 from storage.block_store import BlockRead, RangeRead, StoredBlock
 from storage.segment_folder import segment_path
-from storage.segment_format import PAGE
+from storage.segment_format import PAGE, pack_checksums
 from storage.segment_store import SegmentStore
 from tests.fix_dmp import block_key, make_range
 
@@ -185,6 +185,35 @@ def test_aligned_memory_is_read_and_written_in_place(open_store: Opener) -> None
             store.get_block(block_key("a"), view)
         assert target[: 2 * RANGE] == bytes(payload("a"))
     assert read(store, "a") == bytes(payload("a"))
+
+
+def test_a_large_block_is_read_in_pieces_and_each_is_verified(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    store = open_store(segment_bytes=8 << 20, capacity_bytes=24 << 20)
+    block = make_block("big", size=80 << 12, count=13)
+    data = make_range("big", 0, block.payload_bytes)
+    store.put(block, memoryview(data))
+    buffer = bytearray(block.payload_bytes)
+    store.get_block(block.key, memoryview(buffer))
+    assert buffer == data
+    assert (store.stats().gets, store.stats().read_bytes) == (1, len(data))
+    flip(segment_path(tmp_path / "l4", 0), 2 * PAGE + 3 * (1 << 20))
+    with pytest.raises(ChecksumError):
+        store.get_block(block.key, memoryview(buffer))
+    assert not store.exists(block.key) and store.stats().checksum_errors == 1
+
+
+def test_the_callers_checksums_find_what_flipped_before_the_put(open_store: Opener) -> None:
+    store = open_store()
+    sums = pack_checksums(make_block("a"), payload("a"))
+    store.put(make_block("a"), payload("a"), checksums=sums)
+    store.put(make_block("b"), payload("b"), checksums=sums)
+    assert read(store, "a") == bytes(payload("a"))
+    with pytest.raises(ChecksumError):
+        read(store, "b")
+    with pytest.raises(ValueError, match="checksums"):
+        store.put(make_block("c"), payload("c"), checksums=sums[:-1])
 
 
 def test_threads_race_with_eviction_and_never_see_wrong_bytes(open_store: Opener) -> None:
