@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -153,8 +153,9 @@ class SegmentStore:
         """Fill the destination with a whole payload and verify every range.
 
         One I/O; large blocks are read in a few pieces side by side, so that one is verified while
-        the next is read. Fastest into memory that starts on a page border: then nothing is copied. ``touch=False``
-        is for housekeeping: the read does not make the block worth keeping.
+        the next is read. Fastest into memory that starts on a page border: then nothing is
+        copied. ``touch=False`` is for housekeeping: the read does not make the block worth
+        keeping.
 
         Raises:
             BlockNotFoundError: no such block, or the destination has another size.
@@ -301,16 +302,20 @@ class SegmentStore:
         with self._call():
             entry = self._find(key, touch=touch)
             flat = block_size_checked(entry.record.block, destination)
-            spans = (
-                pieces(entry.record.block) if split else [slice(0, entry.record.block.range_count)]
-            )
-            if len(spans) == 1:
-                sound = self._read_ranges(entry, flat, spans[0])
+            spans = pieces(entry.record.block)
+            if split and len(spans) > 1:
+                sound = self._read_pieces(entry, flat, spans)
             else:
-                sound = all(self._threads.map(partial(self._read_ranges, entry, flat), spans))
+                sound = self._read_ranges(entry, flat, slice(0, entry.record.block.range_count))
             self._count_read(flat)
             if not sound:
                 raise self._bad_bytes(entry, "payload")
+
+    def _read_pieces(self, entry: Entry, payload: memoryview, spans: Sequence[slice]) -> bool:
+        """Fill and verify a payload piece by piece; nothing writes to it after this returns."""
+        reads = [self._threads.submit(self._read_ranges, entry, payload, span) for span in spans]
+        wait(reads)
+        return all(read.result() for read in reads)
 
     def _read_ranges(self, entry: Entry, payload: memoryview, span: slice) -> bool:
         """Fill and verify ranges ``span`` of a payload."""
