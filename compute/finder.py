@@ -38,6 +38,10 @@ Directory = Callable[[Sequence[BlockKey]], LocateReply]
 """Blocking ``MetaClient.locate``; raises DirectoryUnavailableError."""
 
 
+Promote = Callable[[PoolNode, Sequence[BlockKey]], Sequence[Location | None]]
+"""Has a node bring blocks from its disk into memory; guarded and measured (compute/tiers.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One copy of a block.
@@ -70,12 +74,14 @@ class BlockFinder:
         host: HostId,
         directory: Directory | None,
         absorb: Absorb,
+        promote: Promote,
         archive: PoolNode | None = None,
     ) -> None:
         self.directory = directory
         self.archive = archive
         self._host = host
         self._absorb = absorb
+        self._promote = promote
         self._nodes: dict[NodeId, PoolNode] = {}
 
     @property
@@ -185,11 +191,9 @@ class BlockFinder:
                 known[key].append(Source(node, location, tier))
         missing = [key for key in keys[: len(found)] if not known[key]]
         if promote and missing:
-            with self._absorb():
-                found = node.promote(missing)
-                for key, location in zip(missing, found, strict=True):
-                    if location is not None:
-                        known[key].append(Source(node, location, Tier.L4, key))
+            for key, location in zip(missing, self._promote(node, missing), strict=False):
+                if location is not None:
+                    known[key].append(Source(node, location, Tier.L4, key))
 
     def _rendezvous(self, key: BlockKey) -> PoolNode | None:
         nodes = self._nodes

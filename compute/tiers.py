@@ -24,7 +24,7 @@ from dmp.pool_node import PoolNode
 from kvcore.clock import Clock
 from kvcore.errors import CacheError
 from kvcore.ids import BlockKey
-from kvcore.location import Tier
+from kvcore.location import Location, Tier
 from kvcore.request import HitTokens
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,11 @@ class Tiers:
         self.cache_errors: Counter[str] = Counter()
         self.meters = {tier: TierMeter() for tier in Tier}
         self.finder = BlockFinder(
-            host=config.host, directory=directory, absorb=self.absorb, archive=archive
+            host=config.host,
+            directory=directory,
+            absorb=self.absorb,
+            promote=self._promote,
+            archive=archive,
         )
         self.publisher = Publisher(
             pages,
@@ -92,6 +96,16 @@ class Tiers:
             attempt.error = error
             self.cache_errors[error.code] += 1
             _log.debug("cache error, recomputing: %s", error)
+
+    def _promote(self, node: PoolNode, keys: Sequence[BlockKey]) -> Sequence[Location | None]:
+        """Have a node read blocks from its disk; what that took is what L4 costs."""
+        found: Sequence[Location | None] = ()
+        began = self._clock.now()
+        with self.absorb():
+            found = node.promote(keys)
+        size = sum(place.length for place in found if place is not None)
+        self._measured(Tier.L4, size, self._clock.now() - began)
+        return found
 
     @property
     def reachable(self) -> bool:

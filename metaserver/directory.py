@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from kvcore.ids import BlockKey, HostId, NodeId
 from kvcore.location import Replica, Tier
-from kvcore.node import NodeInfo
+from kvcore.node import NodeInfo, NodeRole
 from metaserver.client import BlockListing, BlockRecord, LocateReply, NodeCoverage
 from metaserver.feed import Feed, Verdict
 
@@ -291,10 +291,15 @@ def _same_life(known: NodeInfo, info: NodeInfo) -> bool:
 
 
 def _is_its_own(holder: _Holder, event: BlockStored) -> bool:
-    """Whether a node may claim that copy: L1 is of compute nodes, a slot of its owner."""
+    """Whether a node may claim that copy: L1 is of compute nodes, a slot of its owner.
+
+    A block at rest (L4) may have no location; it gets one when its node promotes it.
+    """
     if event.tier is Tier.L1:
         return bool(holder.bit)
     location = event.location
+    if event.tier is Tier.L4 and location is None:
+        return holder.info.role is NodeRole.DMP
     return (
         event.tier in _POOL_TIERS
         and location is not None

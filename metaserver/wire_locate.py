@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from kvcore import limits
 from kvcore.errors import LocalProtocolError, RemoteProtocolError
@@ -16,6 +17,9 @@ from kvcore.location import Location, Replica, Tier
 from kvwire.check import check_count, checked_choice, checked_name
 from kvwire.v1 import meta_pb2 as pb
 from metaserver.client import LocateReply, NodeCoverage
+
+_AT_REST: Final = 0
+"""Generation of a replica without a location; slots count theirs from 1."""
 
 _Holder = tuple[NodeId, HostId, Tier, Incarnation]
 
@@ -43,7 +47,7 @@ def keys_from_bytes(raw: bytes) -> list[BlockKey]:
 
 
 def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
-    """Convert a LocateReply; each of its replicas has a location, as pool replicas do."""
+    """Convert a LocateReply; a replica at rest, without a location, is one of generation 0."""
     indexes: dict[_Holder, int] = {}
     message = pb.LocateReply(
         replica_counts=[len(replicas) for replicas in reply.replicas],
@@ -56,8 +60,7 @@ def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
     holders = []
     for replicas in reply.replicas:
         for replica in replicas:
-            location = replica.location
-            assert location is not None, replica
+            location = replica.location or _at_rest(replica.node)
             holder = (replica.node, replica.host, replica.tier, location.incarnation)
             holders.append(indexes.setdefault(holder, len(indexes)))
             locations.append(location)
@@ -103,8 +106,15 @@ def _replicas(
 ) -> Iterator[Replica]:
     for index, segment, slot, generation, length in rows:
         node, host, tier, incarnation = holders[index]
+        if generation == _AT_REST and tier is Tier.L4:
+            yield Replica(key, node, host, tier)
+            continue
         location = Location(node, incarnation, segment, slot, generation, length)
         yield Replica(key, node, host, tier, location)
+
+
+def _at_rest(node: NodeId) -> Location:
+    return Location(node, Incarnation(0), 0, 0, _AT_REST, 0)
 
 
 def _holder_from_proto(message: pb.ReplicaHolder) -> _Holder:

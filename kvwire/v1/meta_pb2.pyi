@@ -404,7 +404,9 @@ class LocateReply(_message.Message):
     @_builtins.property
     def slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def generation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def generation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: at rest (L4), no location until its node promotes it"""
+
     @_builtins.property
     def length(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

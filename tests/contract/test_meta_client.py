@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -139,6 +140,19 @@ async def test_silence_makes_a_node_suspect_then_dead(meta: MetaClient, clock: M
     assert not (await meta.report_events(inventory(DMP, seq=2))).accepted
     assert (await meta.register(DMP)).send_inventory
     assert [node.state for node in await meta.list_nodes()] == ["alive"]
+
+
+async def test_a_block_at_rest_has_no_location_and_only_pool_nodes_have_such(meta) -> None:
+    for node in (DMP, COMPUTE):
+        await meta.register(node)
+    resting = replace(stored(0, DMP, Tier.L4), location=None)
+    await meta.report_events(inventory(DMP, resting, stored(1, DMP, Tier.L2)))
+    await meta.report_events(inventory(COMPUTE, replace(resting, key=KEYS[2])))
+    reply = await meta.locate(KEYS)
+    assert [[(r.tier, r.location is None) for r in copies] for copies in reply.replicas] == [
+        [(Tier.L4, True)],
+        [(Tier.L2, False)],
+    ]
 
 
 async def test_locate_finds_the_longest_prefix_and_who_is_near(meta: MetaClient) -> None:
