@@ -1,12 +1,20 @@
-"""The slot table against a naive model: same answers, no slot twice, children before parents."""
+"""The slot table against a naive model: same answers, no slot twice, children before parents.
+
+Also when clients die, when blocks go down to disk, and when the node starts again.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+
+import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dmp.extents import slot_bytes_for
+from dmp.geometry import SLOT_DTYPE
+from dmp.restored import RestoredSlots
 from dmp.slot_table import SlotTable
 from dmp.slots import Slot, SlotState
 from kvcore.block_key import ROOT_PARENT
@@ -20,17 +28,39 @@ SIZES = (30_000, 50_000)
 NAMES = [f"n{i:02}" for i in range(16)]
 
 
+OWNERS = ["", "client-a", "client-b"]
+
+
+def new_table() -> SlotTable:
+    return SlotTable(
+        extent_count=2, extent_bytes=EXTENT_BYTES, slots_per_extent=4, has_lower_tier=True
+    )
+
+
+def restored_rows(slots: list[Slot]) -> RestoredSlots:
+    """The header rows of sealed slots, as a segment gives them back."""
+    rows = np.zeros(len(slots), SLOT_DTYPE)
+    for row, slot in zip(rows, slots, strict=True):
+        put = slot.put
+        row["generation"], row["key"], row["parent"] = slot.generation, put.key, put.parent
+        row["range_bytes"], row["range_count"] = put.range_bytes, put.range_count
+        row["tokens"], row["names"] = put.tokens, (put.model.encode(), put.tenant.encode())
+    return RestoredSlots.of(np.array([slot.index for slot in slots], int), rows)
+
+
 class SlotTableMachine(RuleBasedStateMachine):
     """The model: what is written, sealed, held and pinned, by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = SlotTable(extent_count=2, extent_bytes=EXTENT_BYTES, slots_per_extent=4)
+        self.table = new_table()
+        self.clean: set[BlockKey] = set()
+        self.quarantined: list[Slot] = []
         self.now = 0.0
         self.live: dict[BlockKey, Slot] = {}
         self.parents: dict[BlockKey, BlockKey] = {}
         self.deadlines: dict[BlockKey, float] = {}
-        self.holds: dict[BlockKey, tuple[int, float]] = {}
+        self.holds: dict[BlockKey, tuple[Counter[str], float]] = {}
         self.pinned: list[Slot] = []
         self.dead: list[tuple[int, int]] = []
 
@@ -39,6 +69,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         if self.live.get(key) is slot:
             del self.live[key]
             self.holds.pop(key, None)
+            self.clean.discard(key)
         self.dead.append((slot.index, slot.generation))
 
     def _expire(self) -> None:
@@ -58,11 +89,12 @@ class SlotTableMachine(RuleBasedStateMachine):
         name=st.sampled_from(NAMES),
         parent=st.sampled_from([None, *NAMES]),
         size=st.sampled_from(SIZES),
+        owner=st.sampled_from(OWNERS),
     )
-    def reserve_one(self, name: str, parent: str | None, size: int) -> None:
-        self.reserve(name, parent, size)
+    def reserve_one(self, name: str, parent: str | None, size: int, owner: str) -> None:
+        self.reserve(name, parent, size, owner)
 
-    def reserve(self, name: str, parent: str | None, size: int) -> None:
+    def reserve(self, name: str, parent: str | None, size: int, owner: str = "") -> None:
         self._expire()
         key = block_key(name)
         parent = parent if parent and parent < name else None
@@ -70,7 +102,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         put = make_put(name, parent, range_bytes=size, range_count=1)
         before = dict(self.live)
         free_before = EXTENT_BYTES * 2 - self.table.extents.used_bytes
-        decision = self.table.reserve(put, deadline=self.now + 10)
+        decision = self.table.reserve(put, deadline=self.now + 10, owner=owner)
         if key in before:
             assert decision is None
             return
@@ -146,28 +178,94 @@ class SlotTableMachine(RuleBasedStateMachine):
         sealed = slot if slot is not None and slot.state is SlotState.SEALED else None
         assert self.table.find(block_key(name)) is sealed
 
-    @rule(name=st.sampled_from(NAMES), ttl=st.sampled_from([1.0, 20.0]))
-    def hold(self, name: str, ttl: float) -> None:
+    @rule(
+        name=st.sampled_from(NAMES), ttl=st.sampled_from([1.0, 20.0]), owner=st.sampled_from(OWNERS)
+    )
+    def hold(self, name: str, ttl: float, owner: str) -> None:
         self._expire()
         slot = self.live.get(block_key(name))
         if slot is None:
             return
-        held = self.table.hold(slot.index, slot.generation, until=self.now + ttl)
+        until = self.now + ttl
+        held = self.table.hold(slot.index, slot.generation, until=until, owner=owner)
         assert held == (slot.state is SlotState.SEALED)
         if held:
-            count, until = self.holds.get(slot.put.key, (0, 0.0))
-            self.holds[slot.put.key] = (count + 1, max(until, self.now + ttl))
+            holders, before = self.holds.setdefault(slot.put.key, (Counter(), 0.0))
+            holders[owner] += 1
+            self.holds[slot.put.key] = (holders, max(before, until))
 
-    @rule(name=st.sampled_from(NAMES))
-    def release(self, name: str) -> None:
+    @rule(name=st.sampled_from(NAMES), owner=st.sampled_from(OWNERS))
+    def release(self, name: str, owner: str) -> None:
         self._expire()
         slot = self.live.get(block_key(name))
         if slot is None:
             return
-        self.table.release(slot.index, slot.generation)
-        count, until = self.holds.pop(slot.put.key, (0, 0.0))
-        if count > 1:
-            self.holds[slot.put.key] = (count - 1, until)
+        self.table.release(slot.index, slot.generation, owner=owner)
+        self._release(slot.put.key, owner, 1)
+
+    def _release(self, key: BlockKey, owner: str, count: int) -> None:
+        holders, until = self.holds.get(key, (Counter(), 0.0))
+        holders.subtract({owner: min(count, holders[owner])})
+        self.holds[key] = (+holders, until)
+        if not self.holds[key][0]:
+            del self.holds[key]
+
+    @rule(owner=st.sampled_from(OWNERS[1:]))
+    def a_client_dies(self, owner: str) -> None:
+        self._expire()
+        freed = set(self.table.release_owner(owner))
+        for key, slot in list(self.live.items()):
+            self._release(key, owner, 1 << 30)
+            if slot.state is SlotState.WRITING and slot in freed:
+                self._gone(slot)
+                freed.remove(slot)
+            elif slot.doomed:
+                assert slot in self.pinned, "only pinned reservations outlive their owner"
+                del self.live[key]
+        assert not freed
+        assert all(slot.owner != owner for slot in self.live.values())
+
+    @rule()
+    def copy_down(self) -> None:
+        """What the demoter does: the next block without a copy below, children first."""
+        slot = self.table.next_dirty()
+        dirty = {k for k, s in self.live.items() if k not in self.clean}
+        sealed = {k for k in dirty if self.live[k].state is SlotState.SEALED}
+        free = {k for k in sealed if not any(self.live[c].put.parent == k for c in dirty)}
+        if slot is None:
+            assert not free, "a block without a copy was overlooked"
+            return
+        assert slot.put.key in free
+        self.table.mark_clean(slot)
+        self.clean.add(slot.put.key)
+
+    @rule(name=st.sampled_from(NAMES))
+    def the_copy_below_is_lost(self, name: str) -> None:
+        slot = self.table.peek(block_key(name))
+        if slot is not None:
+            self.table.mark_dirty(slot)
+            self.clean.discard(slot.put.key)
+
+    @rule()
+    def restart(self) -> None:
+        """Sealed blocks come back in a new table, and nothing else."""
+        sealed = self.table.sealed()
+        rows = restored_rows(sealed)
+        before, self.table = self.table, new_table()
+        sizes = before.extents.slot_sizes()
+        refused = self.table.restore(sizes, rows, self._kept(), generation=before.generation)
+        assert refused == []
+        self.live = {}
+        for slot in sealed:
+            again = self.table.peek(slot.put.key)
+            assert again is not None and again.put == slot.put
+            assert (again.index, again.generation) == (slot.index, slot.generation)
+            self.live[slot.put.key] = again
+        assert self.table.count(SlotState.SEALED) == len(sealed)
+        self.holds, self.pinned, self.clean = {}, [], set()
+
+    def _kept(self) -> list[Slot]:
+        return [Slot(s.index, s.generation, s.put, s.state) for s in self.quarantined]
 
     @rule(name=st.sampled_from(NAMES))
     def pin(self, name: str) -> None:
@@ -191,8 +289,10 @@ class SlotTableMachine(RuleBasedStateMachine):
         if slot is None or slot.state is not SlotState.SEALED:
             return
         assert self.table.quarantine(slot.index, slot.generation) is slot
+        self.quarantined.append(slot)
         del self.live[slot.put.key]
         self.holds.pop(slot.put.key, None)
+        self.clean.discard(slot.put.key)
 
     @rule(step=st.sampled_from([0.5, 6.0, 30.0]))
     def wait(self, step: float) -> None:
