@@ -74,7 +74,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     return Plan(
         sizes=[size << 10 for size in sizes],
         threads=[int(count) for count in arguments.threads.split(",")],
-        rounds=arguments.rounds or (2 if quick else 5),
+        rounds=arguments.rounds or (2 if quick else 4),
         seconds=arguments.seconds or (0.05 if quick else 0.1),
         seed=arguments.seed,
         peers=not arguments.no_peers,

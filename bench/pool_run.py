@@ -36,7 +36,7 @@ class Plan:
 
     def rounds_of(self, size: int) -> int:
         """Return how many rounds a size gets: large values take longest and vary least."""
-        return self.rounds if size <= 1 << 20 else max(1, self.rounds * 3 // 5)
+        return self.rounds if size <= 1 << 20 else max(1, self.rounds // 2)
 
     def cells(self, size: int) -> Iterator[Cell]:
         """Yield the cells of one size."""
