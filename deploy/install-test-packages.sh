@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Installs the system programs the tests use as real clients (psql, openssl) where they are missing.
+# Installs the system programs the tests use as real clients and for faults (psql, openssl, strace) where they are missing.
 set -euo pipefail
 missing=()
 command -v psql >/dev/null || missing+=(postgresql-client)
 command -v openssl >/dev/null || missing+=(openssl)
+command -v strace >/dev/null || missing+=(strace)
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then
   echo "please install: ${missing[*]}" >&2
