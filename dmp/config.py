@@ -44,7 +44,8 @@ class DmpConfig:
         advertise_host: what other machines connect to; empty means ``bind``.
         token: cluster token every client must show; empty means none is asked for.
         tls: certificate files; without a certificate the door speaks plain TCP.
-        rdma: ``auto`` opens an RDMA door where there is a device, ``off`` never does.
+        rdma: ``auto`` opens an RDMA door where there is a device and no TLS, whose secrecy RDMA
+            would undo; ``on`` wherever there is a device; ``off`` never.
         rdma_devices: which devices it uses; empty means all.
         tick_interval_s: how often expired reservations and holds are swept.
         frame_timeout_s: longest silence inside a frame before a peer is dropped.
@@ -100,8 +101,8 @@ class DmpConfig:
                 f"dmp.capacity {self.capacity_bytes} is smaller than one extent "
                 f"({self.extent_bytes}); raise it"
             )
-        if self.rdma not in ("auto", "off"):
-            raise ConfigError(f"dmp.rdma must be auto or off, got {self.rdma!r}")
+        if self.rdma not in ("auto", "on", "off"):
+            raise ConfigError(f"dmp.rdma must be auto, on or off, got {self.rdma!r}")
         if not 0.0 <= self.demote_above <= 1.0:
             raise ConfigError(f"dmp.demote_above must be in [0, 1], got {self.demote_above}")
         if self.damage_alert_per_hour < 1 or self.promote_threads < 1:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dmp import rdma_messages as m
+from dmp.config import DmpConfig
 from dmp.frame import FrameType
 from dmp.node import DmpNode
 from dmp.transport.verbs_device import Access, Device, QueuePair, RdmaPort, Region, discover
@@ -53,6 +54,14 @@ class _Hall:
         self.device.close()
 
 
+def _why_closed(config: DmpConfig) -> str:
+    if config.rdma == "off":
+        return "the node is configured without RDMA"
+    if config.rdma == "auto" and config.tls.serves:
+        return "the node speaks TLS and RDMA is not encrypted; dmp.rdma=on opens it all the same"
+    return ""
+
+
 class RdmaDoor:
     """What a node offers over RDMA; nothing, with a reason, where it can't.
 
@@ -65,9 +74,7 @@ class RdmaDoor:
         self._lock = threading.Lock()
         self._guests: set[RdmaGuest] = set()
         self._halls: dict[str, _Hall] = {}
-        self.reason = "the node is configured without RDMA"
-        if node.config.rdma != "off":
-            self.reason = self._open()
+        self.reason = _why_closed(node.config) or self._open()
         if self._halls:
             log.info("dmp %s: RDMA on %s", node.node_id, ", ".join(self._halls))
         else:

@@ -95,8 +95,9 @@ class DmpSettings(Section):
         default=ByteSize(GIB), description="memory for KV blocks, such as 4GiB"
     )
     segment_dir: str = Field(default="/dev/shm", description="where the segment file lies")
-    rdma: Literal["auto", "off"] = Field(
-        default="auto", description="open an RDMA door where there is a device"
+    rdma: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="open an RDMA door where there is a device; auto: unless TLS is on",
     )
     rdma_devices: str = Field(
         default="", description="devices of that door, separated by commas; empty: all"

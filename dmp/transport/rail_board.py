@@ -22,7 +22,7 @@ from kvcore.errors import CacheError, TransportError
 
 log = logging.getLogger(__name__)
 OFFER_RETRY_S: Final = 30.0
-"""How long a node's "no RDMA" is believed."""
+"""How long a node's answer is believed while no rail works."""
 
 
 class NoRailError(TransportError):
@@ -65,7 +65,9 @@ class RailBoard:
     def ask(self) -> str:
         """Ask the node for its ports if that is due; answers why there is no rail, or nothing."""
         with self._lock:
-            if self._health or self._clock.now() < self._ask_again_at:
+            now = self._clock.now()
+            is_up = any(health.is_usable(now) for health in self._health.values())
+            if is_up or now < self._ask_again_at:
                 return self._refusal
         try:
             offer = ask_offer(self.peer)
@@ -82,7 +84,9 @@ class RailBoard:
         ]
         with self._lock:
             self._refusal = ""
-            self._health = self._health or {rail: RailHealth() for rail in rails}
+            self._ask_again_at = self._clock.now() + OFFER_RETRY_S
+            # Asked again, the node may have other ports; those it kept keep their history.
+            self._health = {rail: self._health.get(rail) or RailHealth() for rail in rails}
         return ""
 
     def _refuse(self, reason: str) -> str:
@@ -111,12 +115,15 @@ class RailBoard:
     def succeeded(self, rail: Rail) -> None:
         """Note a transfer."""
         with self._lock:
-            self._health[rail].succeeded(self._clock.now())
+            if rail in self._health:
+                self._health[rail].succeeded(self._clock.now())
 
     def failed(self, rail: Rail, error: CacheError) -> None:
         """Note an error; tells once when the rail is given up for a while."""
         with self._lock:
-            health = self._health[rail]
+            health = self._health.get(rail)
+            if health is None:
+                return
             tripped = health.failed(self._clock.now(), error.message)
             cooldown = health.cooldown_s
         if tripped:
@@ -125,8 +132,8 @@ class RailBoard:
                 *(self.peer.node_id, rail.name, cooldown, error.message),
             )
 
-    def uses_rdma(self, reason: str = "") -> None:
-        """Note how the last transfer went: over rails, or over TCP for a reason; tells changes."""
+    def note_path(self, reason: str = "") -> None:
+        """Note how a transfer went: over rails, or over TCP for a reason; tells changes."""
         with self._lock:
             told, self._told = self._told, reason
         if reason and not told:

@@ -15,7 +15,7 @@ from dmp.rdma_messages import RdmaAccept
 from dmp.segment import Stamp
 from dmp.slots import SlotState
 from kvcore import limits
-from kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError, TransportError
+from kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
 from kvcore.location import Location
 
 
@@ -60,12 +60,11 @@ def ranges_in(shape: Geometry, location: Location, range_bytes: int) -> int:
     """Return how many ranges of that size a block has.
 
     Raises:
-        BlockNotFoundError: the segment has no such slot.
-        TransportError: the size does not divide the block.
+        BlockNotFoundError: the segment has no such slot, or its block no ranges of that size.
     """
     _check_slot(shape, location)
     if range_bytes < 1 or location.length % range_bytes:
-        raise TransportError("a range is not as long as its destination")
+        raise BlockNotFoundError("a range is not as long as its destination")
     return location.length // range_bytes
 
 
@@ -82,8 +81,7 @@ def check_stamp(location: Location, stamp: Stamp, *, range_bytes: int) -> None:
 
     Raises:
         StaleEpochError: the slot was reused.
-        BlockNotFoundError: it holds no sealed block.
-        TransportError: it is cut into other ranges than the reader thought.
+        BlockNotFoundError: it holds no sealed block, or one cut into other ranges.
     """
     error: CacheError | None = None
     if stamp.generation != location.generation:
@@ -91,7 +89,7 @@ def check_stamp(location: Location, stamp: Stamp, *, range_bytes: int) -> None:
     elif stamp.state != SlotState.SEALED:
         error = BlockNotFoundError(f"slot {location.slot} holds no sealed block")
     elif stamp.range_bytes != range_bytes or stamp.length != location.length:
-        error = TransportError("a range is not as long as its destination")
+        error = BlockNotFoundError("a range is not as long as its destination")
     if error is not None:
         raise error
 

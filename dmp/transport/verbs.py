@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import xxhash
@@ -32,8 +33,8 @@ from dmp.transport.read_log import ReadLog
 from dmp.transport.remote_slots import RangeSpan, check_stamp, range_span, ranges_in
 from dmp.transport.tcp import TcpPoolNode
 from dmp.transport.verbs_device import Op
-from dmp.transport.verbs_fabric import Fabric, local_fabric
-from dmp.transport.verbs_lane import Lane, LanePool, VerbsSettings, copy_in, copy_out
+from dmp.transport.verbs_fabric import Fabric, address_of, local_fabric
+from dmp.transport.verbs_lane import Lane, LanePool, Span, VerbsSettings, copy_in, copy_out
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import ChecksumError, StaleEpochError, TransportError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -48,6 +49,25 @@ _STAMP_STEP: Final = -(-STAMP_BYTES // 8) * 8
 _INCARNATION_AT: Final = _STAMPS_AT + _STAMP_STEP * _BATCH
 _WORDS: Final = -(-(_INCARNATION_AT + 8) // g.PAGE) * g.PAGE
 """Bytes at the start of a bounce buffer for checksums, headers and the node's incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """One range of one block, and the memory its bytes go to.
+
+    Attributes:
+        location: the block's slot.
+        index: which range.
+        local: address of the memory.
+        size: the range's bytes.
+        view: the same memory, if the processor can reach it; else it must be registered.
+    """
+
+    location: Location
+    index: int
+    local: int
+    size: int
+    view: memoryview | None = None
 
 
 class VerbsPoolNode(PoolNode):
@@ -118,10 +138,10 @@ class VerbsPoolNode(PoolNode):
                     self._write(lane, part)
                 self._control.pending.written(part)
         except NoRailError as error:
-            self._board.uses_rdma(error.message)
+            self._board.note_path(error.message)
             self._control.write_ranges(writes)
         else:
-            self._board.uses_rdma()
+            self._board.note_path()
 
     def _write(self, lane: Lane, writes: Sequence[RangeWrite]) -> None:
         incarnation = _common_life([write.grant.location for write in writes])
@@ -136,7 +156,7 @@ class VerbsPoolNode(PoolNode):
                 range_bytes=grant.range_bytes,
                 range_count=grant.range_count,
             )
-            spans.append((as_bytes(write.data), span.payload_at))
+            spans.append(_host_span(as_bytes(write.data), span.payload_at))
         for wave in lane.waves(spans):
             copy_in(wave)
             lane.move(Op.WRITE, wave.jobs, incarnation, self._clock)
@@ -156,40 +176,70 @@ class VerbsPoolNode(PoolNode):
                 if self._log.note([read.location for read in part], size):
                     self._report_reads()
         except NoRailError as error:
-            self._board.uses_rdma(error.message)
+            self._board.note_path(error.message)
             self._control.read_ranges(reads)
         else:
-            self._board.uses_rdma()
+            self._board.note_path()
 
     def _read(self, lane: Lane, reads: Sequence[RangeRead]) -> None:
-        incarnation = _common_life([self._control.mine(read.location) for read in reads])
-        shape = lane.link(incarnation).accept.geometry
-        spans = [_span_of(shape, read) for read in reads]
         views = [as_bytes(read.destination) for read in reads]
-        base = lane.bounce.memory.start
-        sums = [Piece(base + 8 * i, span.checksum_at, 8) for i, span in enumerate(spans)]
-        places = [(view, span.payload_at) for view, span in zip(views, spans, strict=True)]
-        waves = lane.waves(places)
-        waves[0].jobs += lane.own_jobs(sums)
-        for wave in waves:
-            lane.move(Op.READ, wave.jobs, incarnation, self._clock)
-            copy_out(wave)
-        self._read_headers(lane, reads, spans, incarnation)
-        words = lane.bounce.view
-        found = [int.from_bytes(words[8 * i : 8 * i + 8], "little") for i in range(len(reads))]
+        targets = [
+            Landing(read.location, read.index, address_of(view), len(view), view)
+            for read, view in zip(reads, views, strict=True)
+        ]
+        sums = self._land(lane, targets)
         bad = [
             RangeRef(read.location, read.index)
-            for read, view, checksum in zip(reads, views, found, strict=True)
+            for read, view, checksum in zip(reads, views, sums, strict=True)
             if xxhash.xxh3_64_intdigest(view) != checksum
         ]
         if bad:
             self._control.suspect(bad)
             raise ChecksumError(f"{len(bad)} ranges from {self.node_id} have wrong checksums")
 
+    def land(self, targets: Sequence[Landing]) -> list[int]:
+        """Bring ranges into registered memory the processor may not reach, such as a GPU's.
+
+        Headers are checked as by ``read_ranges``; checksums can't be, without the bytes.
+
+        Returns:
+            the xxh3_64 each range must have, for the caller to verify where the bytes are.
+
+        Raises:
+            CacheError: as ``read_ranges``; NoRailError where no rail works, for TCP can't do it.
+        """
+        sums: list[int] = []
+        for part in _parts(targets):
+            with self._lanes.one() as lane:
+                sums += self._land(lane, part)
+            if self._log.note([t.location for t in part], sum(t.size for t in part)):
+                self._report_reads()
+        return sums
+
+    def _land(self, lane: Lane, targets: Sequence[Landing]) -> list[int]:
+        incarnation = _common_life([self._control.mine(t.location) for t in targets])
+        shape = lane.link(incarnation).accept.geometry
+        spans = [_span_of(shape, target) for target in targets]
+        base = lane.bounce.memory.start
+        sums = [Piece(base + 8 * i, span.checksum_at, 8) for i, span in enumerate(spans)]
+        waves = lane.waves(
+            [
+                Span(target.local, target.size, span.payload_at, target.view)
+                for target, span in zip(targets, spans, strict=True)
+            ]
+        )
+        waves[0].jobs += lane.own_jobs(sums)
+        for wave in waves:
+            lane.move(Op.READ, wave.jobs, incarnation, self._clock)
+            copy_out(wave)
+        self._read_headers(lane, targets, spans, incarnation)
+        words = lane.bounce.view
+        return [int.from_bytes(words[8 * i : 8 * i + 8], "little") for i in range(len(targets))]
+
     def _read_headers(
         self,
         lane: Lane,
-        reads: Sequence[RangeRead],
+        targets: Sequence[Landing],
         spans: Sequence[RangeSpan],
         incarnation: Incarnation,
     ) -> None:
@@ -204,9 +254,9 @@ class VerbsPoolNode(PoolNode):
         now = int.from_bytes(words[_INCARNATION_AT : _INCARNATION_AT + 8], "little")
         if now != incarnation:
             raise StaleEpochError(f"{self.node_id} is in incarnation {now}, not {incarnation}")
-        for read, span in zip(reads, spans, strict=True):
+        for target, span in zip(targets, spans, strict=True):
             stamp = parse_stamp(words, steps[span.header_at])
-            check_stamp(read.location, stamp, range_bytes=read.destination.nbytes)
+            check_stamp(target.location, stamp, range_bytes=target.size)
 
     def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
         return self._control.hold(locations, ttl_s=ttl_s)
@@ -258,10 +308,16 @@ def open_verbs_node(
     return reason if node.is_refused else node
 
 
-def _span_of(shape: g.Geometry, read: RangeRead) -> RangeSpan:
-    size = read.destination.nbytes
-    count = ranges_in(shape, read.location, size)
-    return range_span(shape, read.location, index=read.index, range_bytes=size, range_count=count)
+def _host_span(view: memoryview, at: int) -> Span:
+    return Span(address_of(view), len(view), at, view)
+
+
+def _span_of(shape: g.Geometry, target: Landing) -> RangeSpan:
+    size = target.size
+    count = ranges_in(shape, target.location, size)
+    return range_span(
+        shape, target.location, index=target.index, range_bytes=size, range_count=count
+    )
 
 
 def _common_life(locations: Sequence[Location]) -> Incarnation:

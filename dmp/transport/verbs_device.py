@@ -132,10 +132,17 @@ def discover(wanted: Sequence[str] = (), *, sysfs: Path = _SYSFS) -> Discovery:
 
 
 class Region:
-    """Registered memory of one device; closing it makes its keys worthless."""
+    """Registered memory of one device; closing it makes its keys worthless.
 
-    def __init__(self, region: Any) -> None:
+    Attributes:
+        base: what the device calls the first byte: its address, but for memory of other devices.
+        lkey: what our own work requests name it by.
+        rkey: what peers name it by.
+    """
+
+    def __init__(self, region: Any, base: int) -> None:
         self._region = region
+        self.base = base
         self.lkey = int(region.lkey)
         self.rkey = int(region.rkey)
 
@@ -173,10 +180,12 @@ class Device:
         verbs = _loaded()
         flags = _access_flags(verbs.enums, access)
         with _translated(f"registering {size} bytes with {self.port.device}"):
-            return Region(verbs.mr.MR(self.domain, size, flags, address=address))
+            return Region(verbs.mr.MR(self.domain, size, flags, address=address), address)
 
-    def register_dmabuf(self, fd: int, size: int, *, offset: int = 0) -> Region:
+    def register_dmabuf(self, fd: int, size: int) -> Region:
         """Register memory of another device, such as a GPU, that was exported as a dmabuf.
+
+        pyverbs calls its first byte 0, whatever its address is elsewhere.
 
         Raises:
             TransportError: the device or its driver can't reach such memory.
@@ -184,8 +193,7 @@ class Device:
         verbs = _loaded()
         flags = _access_flags(verbs.enums, Access.LOCAL)
         with _translated(f"registering GPU memory with {self.port.device}"):
-            region = verbs.mr.DmaBufMR(self.domain, size, flags, dmabuf=fd, offset=offset)
-            return Region(region)
+            return Region(verbs.mr.DmaBufMR(self.domain, size, flags, dmabuf=fd), 0)
 
     def close(self) -> None:
         """Close the domain and the device; regions and queue pairs must be closed before."""

@@ -12,12 +12,19 @@ import functools
 import logging
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dmp.transport.rdma_affinity import Place, device_place, distance, memory_place
+from dmp.transport.gpu_memory import exported_dmabuf
+from dmp.transport.rdma_affinity import (
+    Place,
+    device_place,
+    distance,
+    memory_place,
+    pci_place,
+)
 from dmp.transport.verbs_device import Access, Device, RdmaPort, Region, discover
 from kvcore.errors import TransportError
 
@@ -45,6 +52,11 @@ class LocalMemory:
     def holds(self, address: int, size: int) -> bool:
         """Say whether a range lies inside."""
         return self.start <= address and address + size <= self.start + self.size
+
+    def local_end(self, device: int, address: int) -> tuple[int, int]:
+        """Return what one of the devices calls an address inside, and the key to it."""
+        region = self.regions[device]
+        return region.base + address - self.start, region.lkey
 
     def close(self) -> None:
         """Deregister; no work request may use it any more."""
@@ -112,25 +124,33 @@ class Fabric:
         """
         address, size = address_of(memory), memory.nbytes
         with self._lock:
-            if size == 0 or self._find(address, size) is not None:
-                return
-            entry = self.register_own(memory)
-            at = bisect.bisect(self._starts, address)
-            self._starts.insert(at, address)
-            self._memories.insert(at, entry)
+            if size and self._find(address, size) is None:
+                self._keep(self.register_own(memory))
+
+    def register_gpu(self, address: int, size: int, *, pci_address: str) -> None:
+        """Register memory of a GPU for good, so that bytes land in it without passing the host.
+
+        Rails are chosen by their distance to the GPU. Never run so far: it takes a device whose
+        driver maps dmabufs (mlx5 does, Soft-RoCE does not).
+
+        Args:
+            address: device address; page-aligned, as is ``size``.
+            size: bytes.
+            pci_address: of the GPU, for example ``0000:3b:00.0``.
+
+        Raises:
+            TransportError: the GPU exports no such memory, or a device can't reach it.
+        """
+        with self._lock, exported_dmabuf(address, size) as fd:
+            if self._find(address, size) is None:
+                regions = _on_all(self.devices, lambda d: d.register_dmabuf(fd, size))
+                self._keep(LocalMemory(address, size, pci_place(pci_address), regions, None))
 
     def register_own(self, memory: memoryview) -> LocalMemory:
         """Register memory that its owner will deregister."""
-        address = address_of(memory)
-        regions: list[Region] = []
-        try:
-            for device in self.devices:
-                regions.append(device.register(address, memory.nbytes, Access.LOCAL))
-        except TransportError:
-            for region in regions:
-                region.close()
-            raise
-        return LocalMemory(address, memory.nbytes, memory_place(address), tuple(regions), memory)
+        address, size = address_of(memory), memory.nbytes
+        regions = _on_all(self.devices, lambda d: d.register(address, size, Access.LOCAL))
+        return LocalMemory(address, size, memory_place(address), regions, memory)
 
     def find(self, address: int, size: int) -> LocalMemory | None:
         """Return the registered memory a range lies in."""
@@ -150,12 +170,30 @@ class Fabric:
         for device in self.devices:
             device.close()
 
+    def _keep(self, entry: LocalMemory) -> None:
+        at = bisect.bisect(self._starts, entry.start)
+        self._starts.insert(at, entry.start)
+        self._memories.insert(at, entry)
+
     def _find(self, address: int, size: int) -> LocalMemory | None:
         # Registered ranges may overlap, so the nearest start is not always the one.
         for at in range(bisect.bisect(self._starts, address) - 1, -1, -1):
             if self._memories[at].holds(address, size):
                 return self._memories[at]
         return None
+
+
+def _on_all(devices: Sequence[Device], register: Callable[[Device], Region]) -> tuple[Region, ...]:
+    """Register something with every device, or with none."""
+    regions: list[Region] = []
+    try:
+        for device in devices:
+            regions.append(register(device))
+    except TransportError:
+        for region in regions:
+            region.close()
+        raise
+    return tuple(regions)
 
 
 @functools.cache

@@ -17,8 +17,8 @@ from dmp.transport.rail_board import NoRailError, Rail, RailBoard
 from dmp.transport.rails import Piece, cut, join, share_out
 from dmp.transport.rdma_affinity import Place
 from dmp.transport.verbs_device import Op
-from dmp.transport.verbs_fabric import Bounce, address_of
-from dmp.transport.verbs_link import Job, LinkSettings, RailLink, run_jobs
+from dmp.transport.verbs_fabric import Bounce
+from dmp.transport.verbs_link import Job, LinkSettings, NodeAwayError, RailLink, run_jobs
 from kvcore.clock import Clock
 from kvcore.errors import CacheError, StaleEpochError, TransportError
 from kvcore.ids import Incarnation
@@ -46,6 +46,23 @@ class VerbsSettings:
     stripe_bytes: int = 256 << 10
     wait_s: float = 5.0
     link: LinkSettings = field(default_factory=LinkSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Caller's bytes and where they are in the segment.
+
+    Attributes:
+        local: their address.
+        size: how many.
+        at: offset in the segment file.
+        view: them, if the processor can reach them; None for a GPU's.
+    """
+
+    local: int
+    size: int
+    at: int
+    view: memoryview | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +117,11 @@ class Lane:
             if sum(sizes) < self._settings.stripe_bytes:
                 links = [links[self._number % len(links)]]
             shares = share_out(left, sizes, [link for _, link in links])
-            failed = run_jobs(op, shares, clock)
+            try:
+                failed = run_jobs(op, shares, clock)
+            except BaseException:
+                self._drop_all()  # Nothing may land in memory the caller has back.
+                raise
             rails = {link: rail for rail, link in links}
             for link, _ in shares:
                 if link in failed:
@@ -109,20 +130,26 @@ class Lane:
                     self._board.succeeded(rails[link])
             left = [job for link, share in shares if link in failed for job in share]
 
-    def waves(self, spans: Sequence[tuple[memoryview, int]]) -> list[Wave]:
+    def waves(self, spans: Sequence[Span]) -> list[Wave]:
         """Plan the transfer of caller's bytes to or from offsets in the segment.
 
         Registered memory is used where it is; the rest goes through the bounce buffer, as many
         waves as that takes.
+
+        Raises:
+            TransportError: bytes without a view of their own are not registered.
         """
         waves = [Wave()]
         start = used = self._room
-        for view, at in spans:
-            memory = self._board.fabric.find(address_of(view), view.nbytes)
+        for span in spans:
+            memory = self._board.fabric.find(span.local, span.size)
             if memory is not None:
-                pieces = cut(Piece(address_of(view), at, view.nbytes), self._settings.chunk_bytes)
+                pieces = cut(Piece(span.local, span.at, span.size), self._settings.chunk_bytes)
                 waves[-1].jobs += [Job(piece, memory) for piece in pieces]
                 continue
+            if span.view is None:
+                raise TransportError("device memory must be registered before bytes land in it")
+            view, at = span.view, span.at
             done = 0
             while done < view.nbytes:
                 if used == len(self.bounce.view):
@@ -143,9 +170,7 @@ class Lane:
 
     def close(self) -> None:
         """Close all links, then the buffer."""
-        links, self._links = self._links, {}
-        for link in links.values():
-            link.close()
+        self._drop_all()
         self.bounce.close()
 
     def _connected(
@@ -172,6 +197,8 @@ class Lane:
             board, device = self._board, self._board.fabric.devices[rail.local]
             try:
                 link = RailLink(device, rail.local, board.peer, rail.remote, self._settings.link)
+            except NodeAwayError as error:
+                raise NoRailError(error.message) from error
             except CacheError as error:
                 failures[rail] += _TRIES
                 board.failed(rail, error)
@@ -188,6 +215,11 @@ class Lane:
         self._drop(rail)
         failures[rail] += 1
         self._board.failed(rail, error)
+
+    def _drop_all(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
 
     def _drop(self, rail: Rail) -> None:
         self._links.pop(rail).close()

@@ -48,6 +48,10 @@ class LinkSettings:
     stall_timeout_s: float = 5.0
 
 
+class NodeAwayError(TransportError):
+    """The node itself does not answer: no fault of the rail."""
+
+
 class RailLink:
     """A queue pair, and the control connection whose end is its own.
 
@@ -62,13 +66,14 @@ class RailLink:
         """Connect.
 
         Raises:
-            CacheError: the node can't be reached or refuses.
+            NodeAwayError: the node does not answer.
+            CacheError: it refuses, or the rail does not work.
         """
         self.rail = rail
         self.settings = settings
         self._pair = QueuePair(device, depth=settings.depth, serves=False)
         try:
-            self._control = Connection(peer)
+            self._control = _call_node(peer)
             try:
                 ask = m.RdmaConnect(remote_device, self._pair.address)
                 reply = self._control.call(FrameType.RDMA_CONNECT, ask.pack())
@@ -93,7 +98,7 @@ class RailLink:
             op,
             number=number,
             signalled=last,
-            local=(piece.local, memory.regions[self.rail].lkey),
+            local=memory.local_end(self.rail, piece.local),
             remote=remote_of(self.accept, piece.at, piece.size),
             size=piece.size,
         )
@@ -116,6 +121,13 @@ class RailLink:
         with suppress(TransportError):
             self._pair.close()
         self._control.close()
+
+
+def _call_node(peer: Peer) -> Connection:
+    try:
+        return Connection(peer)
+    except TransportError as error:
+        raise NodeAwayError(error.message) from error
 
 
 def ask_offer(peer: Peer) -> m.RdmaOffer:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from tests.contract.test_pool_node import *  # noqa: F403 - the suite itself
-from tests.contract.test_pool_node import Connect
-from tests.fix_dmp import Rig
+from tests.contract.test_pool_node import Connect, MakeRig
 from tests.fix_rdma import RDMA, SERVED, OpenVerbs
 
 pytestmark = RDMA
@@ -25,5 +24,5 @@ def connect(open_verbs: OpenVerbs) -> Connect:
 
 
 @pytest.fixture
-def rig(make_rig: Callable[..., Rig]) -> Rig:
-    return make_rig(rdma_devices=SERVED)
+def start(make_rig: MakeRig) -> MakeRig:
+    return partial(make_rig, rdma_devices=SERVED)

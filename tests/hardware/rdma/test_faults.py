@@ -9,20 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from dmp.geometry import PAGE
 from dmp.pool_node import RangeRead, RangeWrite
 from dmp.transport.connection import Peer
 from dmp.transport.rails import Piece
-from dmp.transport.verbs import VerbsPoolNode
+from dmp.transport.verbs import Landing, VerbsPoolNode
 from dmp.transport.verbs_device import Op
-from dmp.transport.verbs_fabric import Bounce, local_fabric
-from dmp.transport.verbs_lane import VerbsSettings
+from dmp.transport.verbs_fabric import Bounce, address_of, local_fabric
+from dmp.transport.verbs_lane import Span, VerbsSettings
 from dmp.transport.verbs_link import Job, LinkSettings, RailLink, run_jobs
 from kvcore.clock import ManualClock, SystemClock
-from kvcore.errors import CacheError, TransportError
+from kvcore.errors import BlockNotFoundError, CacheError, TransportError
 from kvcore.location import Location
-from tests.fix_dmp import RANGE_BYTES, Rig, fetch, make_put, make_range, store
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tests.fix_rdma import CABLES, RDMA, SERVED, SMALL, USED, OpenVerbs
 
 pytestmark = RDMA
@@ -221,7 +222,7 @@ def test_registered_memory_is_filled_without_a_copy(rig: Rig, open_verbs: OpenVe
     pool.register(whole)
     parts = [whole[PAGE:][i * RANGE_BYTES :][:RANGE_BYTES] for i in (0, 1)]
     with pool._lanes.one() as lane:
-        (wave,) = lane.waves([(part, PAGE) for part in parts])
+        (wave,) = lane.waves([Span(address_of(part), len(part), PAGE, part) for part in parts])
         assert not wave.copies
     pool.read_ranges([RangeRead(location, i, part) for i, part in enumerate(parts)])
     assert [bytes(part) for part in parts] == BOTH
@@ -297,3 +298,60 @@ def test_readers_beside_writers_get_the_right_bytes_or_a_miss(
     assert not wrong and len(places) == 40
     assert rig.node.stats().quarantined_slots == 0
     assert rig.node.stats().evicted_blocks > 0
+
+
+def test_bytes_land_in_memory_only_the_device_reaches(rig: Rig, open_verbs: OpenVerbs) -> None:
+    # Host memory stands in for a GPU's: the path is the same but for its registration.
+    pool = open_verbs(rig)
+    location = store(pool, "a")
+    buffer = bytearray(2 * RANGE_BYTES)
+    start = address_of(memoryview(buffer))
+    targets = [Landing(location, i, start + i * RANGE_BYTES, RANGE_BYTES) for i in (0, 1)]
+    with pytest.raises(TransportError, match="registered before"):
+        pool.land(targets)
+    pool.register(memoryview(buffer))
+    assert pool.land(targets) == [xxhash.xxh3_64_intdigest(data) for data in BOTH]
+    assert buffer == b"".join(BOTH)
+
+
+def test_gpu_memory_without_a_gpu_is_refused_in_words() -> None:
+    fabric = local_fabric(("rxe0",))
+    assert not isinstance(fabric, str)
+    with pytest.raises(TransportError, match="GPU"):
+        fabric.register_gpu(1 << 40, PAGE, pci_address="0000:3b:00.0")
+
+
+def test_work_that_fails_half_way_leaves_nothing_in_flight(rig: Rig, open_verbs: OpenVerbs) -> None:
+    pool = open_verbs(rig)
+    location = store(pool, "a")
+    with pool._lanes.one() as lane:
+        link = lane.link(location.incarnation)
+        end = link.accept.geometry.file_bytes
+        good = Piece(lane.bounce.memory.start, PAGE, 64)
+        beyond = Piece(lane.bounce.memory.start, end, 64)
+        with pytest.raises(BlockNotFoundError):
+            lane.move(
+                Op.READ,
+                [Job(good, lane.bounce.memory), Job(beyond, lane.bounce.memory)],
+                location.incarnation,
+                SystemClock(),
+            )
+        assert not lane._links
+    assert fetch(pool, location) == BOTH
+
+
+def test_a_node_that_was_away_is_reached_over_rdma_at_once(rig: Rig, open_verbs: OpenVerbs) -> None:
+    port = int(rig.server.address.rpartition(":")[2])
+    rig.node.config = replace(rig.node.config, port=port)
+    rig.restart()
+    pool = open_verbs(rig)
+    location = store(pool, "a")
+    rig.stop()
+    for _ in range(3):
+        with pytest.raises(TransportError):
+            fetch(pool, location)
+    rig.__init__(rig.node.config, rig.clock)  # type: ignore[misc]
+    (found,) = pool.lookup([block_key("a")])
+    assert found is not None
+    assert fetch(pool, found) == BOTH
+    assert pool.path.transport == "rdma"

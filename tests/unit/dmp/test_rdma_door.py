@@ -13,6 +13,7 @@ from dmp.transport.connection import Connection, Peer
 from dmp.transport.verbs_device import discover
 from kvcore.errors import ConfigError, TransportError
 from tests.fix_dmp import Rig
+from tests.fix_tls import Certificates
 
 
 def test_no_device_is_a_reason_not_an_error(tmp_path: Path) -> None:
@@ -60,6 +61,17 @@ def test_nonsense_ends_the_connection_not_the_node(make_rig: Callable[..., Rig])
     other.close()
 
 
-def test_rdma_is_auto_or_off(make_rig: Callable[..., Rig]) -> None:
-    with pytest.raises(ConfigError, match="auto or off"):
+def test_tls_keeps_the_door_shut_unless_it_is_asked_for(
+    make_rig: Callable[..., Rig], certificates: Certificates
+) -> None:
+    secret = make_rig(tls=certificates.server)
+    assert secret.server.rdma is not None
+    assert "RDMA is not encrypted" in secret.server.rdma.reason
+    asked = make_rig("dmp-b", tls=certificates.server, rdma="on")
+    assert asked.server.rdma is not None
+    assert "encrypted" not in asked.server.rdma.reason
+
+
+def test_rdma_is_auto_on_or_off(make_rig: Callable[..., Rig]) -> None:
+    with pytest.raises(ConfigError, match="auto, on or off"):
         make_rig(rdma="maybe")

@@ -12,7 +12,7 @@ from dmp.segment import STAMP_BYTES, Stamp, parse_stamp
 from dmp.slots import SlotState
 from dmp.transport.inproc import InprocPoolNode
 from dmp.transport.remote_slots import check_stamp, range_span, ranges_in, remote_of
-from kvcore.errors import BlockNotFoundError, StaleEpochError, TransportError
+from kvcore.errors import BlockNotFoundError, StaleEpochError
 from kvcore.ids import Incarnation, NodeId
 from kvcore.location import Location
 from tests.fix_dmp import RANGE_BYTES, Rig, make_range, store
@@ -70,7 +70,7 @@ def test_what_does_not_exist_is_not_found(location: Location, index: int, count:
 def test_ranges_in_a_block() -> None:
     assert ranges_in(SHAPE, place(), RANGE_BYTES) == 2
     for size in (0, 7_777):
-        with pytest.raises(TransportError):
+        with pytest.raises(BlockNotFoundError):
             ranges_in(SHAPE, place(), size)
 
 
@@ -82,9 +82,9 @@ def test_a_header_read_afterwards_decides() -> None:
         if state is not SlotState.SEALED:
             with pytest.raises(BlockNotFoundError):
                 check_stamp(place(), SEALED._replace(state=state), range_bytes=RANGE_BYTES)
-    with pytest.raises(TransportError):
+    with pytest.raises(BlockNotFoundError):
         check_stamp(place(), SEALED, range_bytes=RANGE_BYTES // 2)
-    with pytest.raises(TransportError):
+    with pytest.raises(BlockNotFoundError):
         check_stamp(place(length=RANGE_BYTES), SEALED, range_bytes=RANGE_BYTES)
 
 
