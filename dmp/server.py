@@ -32,8 +32,16 @@ MAX_STRANGERS: Final = 64
 class DmpServer:
     """Listens for clients of one node."""
 
-    def __init__(self, node: DmpNode) -> None:
+    def __init__(
+        self,
+        node: DmpNode,
+        *,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        max_strangers: int = MAX_STRANGERS,
+    ) -> None:
         self._node = node
+        self._hello_timeout_s = hello_timeout_s
+        self._max_strangers = max_strangers
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -117,7 +125,7 @@ class DmpServer:
     def _admit(self, sock: socket.socket) -> None:
         with self._lock:
             full = len(self._sessions) >= self._node.config.max_connections
-            if self._stopping or full or len(self._strangers) >= MAX_STRANGERS:
+            if self._stopping or full or len(self._strangers) >= self._max_strangers:
                 sock.close()
                 return
             thread = threading.Thread(target=self._run, args=(sock,), name="dmp-conn", daemon=True)
@@ -154,11 +162,11 @@ class DmpServer:
 
     def _wire(self, sock: socket.socket) -> Wire:
         if self._tls is None:
-            return Wire(sock, timeout_s=HELLO_TIMEOUT_S)
-        sock.settimeout(HELLO_TIMEOUT_S)
+            return Wire(sock, timeout_s=self._hello_timeout_s)
+        sock.settimeout(self._hello_timeout_s)
         # A copy, so that ``stop`` can still shut the socket down: wrapping takes the original over.
         secured = self._tls.wrap_socket(sock.dup(), server_side=True)
-        return TlsWire(secured, timeout_s=HELLO_TIMEOUT_S)
+        return TlsWire(secured, timeout_s=self._hello_timeout_s)
 
     def _no_stranger(self, sock: socket.socket) -> None:
         with self._lock:

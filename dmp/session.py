@@ -40,7 +40,7 @@ class Session:
         clients: Clients,
         budget: ByteBudget,
         *,
-        rdma: RdmaGuest,
+        rdma: RdmaGuest | None = None,
         trusted: Callable[[], None] = lambda: None,
     ) -> None:
         self._wire = wire
@@ -48,6 +48,7 @@ class Session:
         self._clients = clients
         self._now_trusted = trusted
         self._client_id = ""
+        self._rdma = rdma
         self._reader = FrameReader(wire)
         self._bytes = ByteFrames(wire, self._reader, node, budget)
         self._handlers: dict[FrameType, Callable[[bytearray], bytes]] = {
@@ -63,7 +64,7 @@ class Session:
             FrameType.STATS: self._stats,
             FrameType.PROMOTE: self._promote,
             FrameType.DESCRIBE: self._describe,
-            **rdma.handlers,
+            **(rdma.handlers if rdma else {}),
         }
 
     def run(self) -> None:
@@ -77,6 +78,8 @@ class Session:
             log.warning("dmp %s: peer dropped: %s", self._node.node_id, error)
             self._leave()
         finally:
+            if self._rdma is not None:
+                self._rdma.close()  # Before its slots are given to others.
             if self._client_id and self._clients.left(self._client_id):
                 self._node.release_owner(self._client_id)
 
