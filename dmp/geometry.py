@@ -66,6 +66,7 @@ _WEIGHTS: Final = np.array(
     [(0x9E3779B97F4A7C15 * (2 * i + 1)) & 0xFFFFFFFFFFFFFFFF | 1 for i in range(LANES)],
     dtype=np.uint64,
 )
+_SLOT_WEIGHT: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 _WEIGHTS[0] = 0  # State and magic: the state is written last, after the check.
 _WEIGHTS[CHECK_AT // 8] = 0
 
@@ -125,12 +126,13 @@ class Geometry:
         return self.payload_at + extent * self.extent_bytes + place * slot_bytes
 
 
-def header_checks(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a check number per header row ([..., 48] uint64): a weighted sum modulo 2**64.
+def header_checks(rows: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a check number per header row ([n, 48] uint64): a weighted sum modulo 2**64.
 
-    It finds torn and stray writes, not forgeries; payloads have xxh3 checksums of their own.
+    It covers the slot's number, so that a header in another slot's place is found too. It finds
+    torn and stray writes, not forgeries; payloads have xxh3 checksums of their own.
     """
-    sums: np.ndarray[Any, Any] = rows @ _WEIGHTS
+    sums: np.ndarray[Any, Any] = rows @ _WEIGHTS + slots.astype(np.uint64) * _SLOT_WEIGHT
     return sums
 
 

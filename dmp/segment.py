@@ -154,16 +154,18 @@ class Segment:
             put.tenant.encode(),
         )
         if slot.state is not SlotState.WRITING:
-            row = np.frombuffer(self._view, np.uint64, g.LANES, at)
-            _WORD.pack_into(self._view, at + g.CHECK_AT, int(g.header_checks(row)))
+            _WORD.pack_into(self._view, at + g.CHECK_AT, self._header_check(slot.index))
         _STATE.pack_into(self._view, at, slot.state)
+
+    def _header_check(self, slot: int) -> int:
+        lanes = np.frombuffer(self._view, np.uint64, g.LANES, self.geometry.header_offset(slot))
+        return int(g.header_checks(lanes[None, :], np.array([slot]))[0])
 
     def check_header(self, slot: Slot) -> None:
         """Assert that a sealed slot's header is intact and its own."""
         at = self.geometry.header_offset(slot.index)
-        row = np.frombuffer(self._view, g.SLOT_DTYPE, 1, at)[0]
-        lanes = np.frombuffer(self._view, np.uint64, g.LANES, at)
-        assert int(row["check"]) == int(g.header_checks(lanes)), slot
+        stored = _WORD.unpack_from(self._view, at + g.CHECK_AT)[0]
+        assert stored == self._header_check(slot.index), slot
         stamp = self.read_stamp(slot.index)
         assert (stamp.state, stamp.generation, stamp.key) == (
             slot.state,

@@ -93,7 +93,8 @@ def _used_slots(rows: Column, sizes: Column, geometry: Geometry) -> Column:
 
 def _are_sound(some: Column, numbers: Column, sizes: Column, geometry: Geometry) -> Column:
     """Say which used slots may be kept: finished, undamaged and of their extent's size."""
-    intact = g.header_checks(some.view(np.uint64).reshape(-1, g.LANES)) == some["check"]
+    lanes = some.view(np.uint64).reshape(-1, g.LANES)
+    intact = g.header_checks(lanes, numbers) == some["check"]
     known = (some["magic"] == g.SLOT_MAGIC) & (some["layout_version"] == g.LAYOUT_VERSION)
     ended = (some["state"] == SlotState.SEALED) | (some["state"] == SlotState.QUARANTINED)
     size, count = some["range_bytes"], some["range_count"].astype(np.uint64)
