@@ -17,6 +17,7 @@ from compute.answers import Delivery
 from compute.config import ComputeConfig
 from compute.engine import Engine
 from compute.finder import Directory
+from compute.host_memory import host_memory
 from compute.loading import load_model
 from compute.page_pool import PageEvent
 from compute.publisher import PublishJob
@@ -80,6 +81,7 @@ class ComputeNode:
         self._clock = clock or SystemClock()
         self._control_address = control_address
         self._archive = archive
+        self._host_memory = host_memory()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
         self._streams: dict[int, asyncio.Queue[Answer]] = {}
@@ -137,6 +139,8 @@ class ComputeNode:
 
     def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:
         """Replace the connected DMP nodes; the caller closes those it takes out."""
+        if self._host_memory is not None:
+            self._host_memory.keep(nodes)
         self._engine.tiers.finder.set_nodes(nodes)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
