@@ -6,7 +6,6 @@ life. Nothing is locked while bytes are hashed: the slot is pinned, and a reader
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -15,9 +14,7 @@ import xxhash
 
 from dmp.node_state import NodeState
 from dmp.slots import Slot
-from kvcore.errors import TransportError
 
-log = logging.getLogger(__name__)
 _IDLE_S: Final = 1.0
 """Pause of an empty node, and the longest pause: a stop is noticed at once anyway."""
 
@@ -93,14 +90,11 @@ class Scrubber:
         return bad
 
     def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                with self._state.lock:
-                    self._plan.begin(self._state.table.indices())
-                self._run_paced()
-                self._stopping.wait(_IDLE_S)
-        except TransportError:
-            log.debug("the scrubber ends: the node stopped")
+        while not self._stopping.is_set():
+            with self._state.lock:
+                self._plan.begin(self._state.table.indices())
+            self._run_paced()
+            self._stopping.wait(_IDLE_S)
 
     def _run_paced(self) -> None:
         while (index := self._plan.next()) is not None:

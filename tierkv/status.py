@@ -15,6 +15,7 @@ import typer
 
 from dbfront.contracts import Column
 from kvcore.errors import ConfigError, DirectoryUnavailableError
+from kvcore.node import TierStats
 from metaserver import client as meta_client
 from metaserver.client import NodeState
 from tierkv.config import load_config
@@ -34,6 +35,7 @@ COLUMNS = (
     Column("cache_errors", "INTEGER"),
     Column("models", "VARCHAR"),
     Column("paths", "VARCHAR"),
+    Column("tiers", "VARCHAR"),
 )
 
 
@@ -90,4 +92,10 @@ def _row(node: NodeState) -> tuple[Any, ...]:
         sum(count for _, count in report.cache_errors),
         ", ".join(model.name for model in node.info.models),
         "; ".join(map(str, report.paths)),
+        "; ".join(_tier(tier) for tier in report.tiers if tier.capacity_bytes),
     )
+
+
+def _tier(tier: TierStats) -> str:
+    """Say how full a tier is, and what its medium has to say (quarantined slots, a broken disk)."""
+    return f"{tier.tier} {tier.medium} {tier.used_bytes / tier.capacity_bytes:.0%}"

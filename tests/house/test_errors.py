@@ -71,7 +71,12 @@ NO_DIRECTORY = {
 }
 """Shells whose own business is the directory: they try again or say that it is away."""
 
-OWN_WIRE = {"dmp/session.py", "dmp/node.py", "dmp/transport/connection.py"}
+OWN_WIRE = {
+    "dmp/session.py",
+    "dmp/node_gets.py",
+    "dmp/transport/connection.py",
+    "dmp/transport/connection_pool.py",
+}
 """The pool's two ends, which carry errors over its wire."""
 
 
@@ -88,12 +93,15 @@ OWN_RDMA = {
 
 
 OWN_DISK = {
+    "dmp/demoter.py",
+    "dmp/promoter.py",
     "storage/archive.py",
     "storage/archiver.py",
     "storage/l4.py",
     "storage/segment_store.py",
 }
-"""Tier L4: the archive is a way out below a miss on disk; a batch answers each of its reads."""
+"""Tier L4: the archive is a way out below a miss on disk; a batch answers each of its reads; what a
+node can't copy down is tried again, what it can't bring up is a miss."""
 
 
 def test_cache_errors_are_caught_only_where_they_mean_a_miss() -> None:
