@@ -57,7 +57,7 @@ def open_verbs() -> Iterator[OpenVerbs]:
         tcp = TcpPoolNode(peer, host=rig.node.host)
         fabric = local_fabric(devices)
         assert isinstance(fabric, Fabric), fabric
-        node = VerbsPoolNode(tcp, peer, fabric, settings=settings, clock=clock)
+        node = VerbsPoolNode(tcp, fabric, settings=settings, clock=clock)
         opened.append(node)
         assert node.probe() == ""
         return node

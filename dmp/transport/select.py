@@ -125,7 +125,7 @@ def _is_segment_of(path: Path, incarnation: Incarnation) -> bool:
 def _open_rdma(
     control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions
 ) -> PoolNode | str:
-    return open_verbs_node(control, peer, devices=options.rdma_devices)
+    return open_verbs_node(control, devices=options.rdma_devices)
 
 
 def _open_tcp(control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions) -> PoolNode | str:

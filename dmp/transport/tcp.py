@@ -63,6 +63,11 @@ class TcpPoolNode(PoolNode):
         self.pending = PendingPuts(self._clock)
 
     @property
+    def peer(self) -> Peer:
+        """Whom it talks to, and as which client; further connections of the same client use it."""
+        return self._pool.peer
+
+    @property
     def node_id(self) -> NodeId:
         return self._peer.node_id
 

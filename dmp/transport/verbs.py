@@ -25,7 +25,7 @@ from dmp.pool_node import (
     RangeWrite,
 )
 from dmp.segment import STAMP_BYTES, parse_stamp
-from dmp.transport.connection import Peer
+from dmp.transport.lane_pool import LanePool
 from dmp.transport.pending import as_bytes
 from dmp.transport.rail_board import NoRailError, RailBoard
 from dmp.transport.rails import Piece
@@ -34,7 +34,7 @@ from dmp.transport.remote_slots import RangeSpan, check_stamp, range_span, range
 from dmp.transport.tcp import TcpPoolNode
 from dmp.transport.verbs_device import Op
 from dmp.transport.verbs_fabric import Fabric, address_of, local_fabric
-from dmp.transport.verbs_lane import Lane, LanePool, Span, VerbsSettings, copy_in, copy_out
+from dmp.transport.verbs_lane import Lane, Span, VerbsSettings, copy_in, copy_out
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import ChecksumError, StaleEpochError, TransportError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -82,7 +82,6 @@ class VerbsPoolNode(PoolNode):
     def __init__(
         self,
         control: TcpPoolNode,
-        peer: Peer,
         fabric: Fabric,
         *,
         settings: VerbsSettings | None = None,
@@ -91,7 +90,7 @@ class VerbsPoolNode(PoolNode):
         self._control = control
         self._fabric = fabric
         self._clock = clock or SystemClock()
-        self._board = RailBoard(fabric, peer, self._clock)
+        self._board = RailBoard(fabric, control.peer, self._clock)
         self._lanes = LanePool(self._board, settings or VerbsSettings(), _WORDS)
         self._log = ReadLog()
 
@@ -285,7 +284,6 @@ class VerbsPoolNode(PoolNode):
 
 def open_verbs_node(
     control: TcpPoolNode,
-    peer: Peer,
     *,
     devices: Sequence[str] = (),
     settings: VerbsSettings | None = None,
@@ -296,14 +294,13 @@ def open_verbs_node(
 
     Args:
         control: reaches the node over TCP; closed by the PoolNode.
-        peer: the same node.
         devices: our devices to use; empty means all.
         settings: sizes and depths.
     """
     fabric = local_fabric(tuple(devices))
     if isinstance(fabric, str):
         return fabric
-    node = VerbsPoolNode(control, peer, fabric, settings=settings)
+    node = VerbsPoolNode(control, fabric, settings=settings)
     reason = node.probe()
     return reason if node.is_refused else node
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import logging
 import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from dmp.transport.rdma_affinity import (
 from dmp.transport.verbs_device import Access, Device, RdmaPort, Region, discover
 from kvcore.errors import TransportError
 
-log = logging.getLogger(__name__)
+_IDLE_BOUNCES: Final = 8
+"""Kept for the next call; more are only needed by more threads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Fabric:
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._memories: list[LocalMemory] = []
+        self._bounces: list[Bounce] = []
 
     def register(self, memory: memoryview) -> None:
         """Register a caller's memory for good; a range that is registered already costs nothing.
@@ -157,6 +159,31 @@ class Fabric:
         with self._lock:
             return self._find(address, size)
 
+    @contextlib.contextmanager
+    def bounce(self, size: int) -> Iterator[Bounce]:
+        """Lend registered memory of our own.
+
+        Raises:
+            TransportError: none could be registered.
+        """
+        bounce = self._idle_bounce(size) or Bounce(self, size)
+        try:
+            yield bounce
+        finally:
+            with self._lock:
+                keep = len(self._bounces) < _IDLE_BOUNCES
+                if keep:
+                    self._bounces.append(bounce)
+            if not keep:
+                bounce.close()
+
+    def _idle_bounce(self, size: int) -> Bounce | None:
+        with self._lock:
+            for at, bounce in enumerate(self._bounces):
+                if len(bounce.view) == size:
+                    return self._bounces.pop(at)
+        return None
+
     def distances(self, place: Place) -> list[int]:
         """Return how far each device is from a place."""
         return [distance(device, place) for device in self.places]
@@ -165,8 +192,11 @@ class Fabric:
         """Deregister everything and close the devices; queue pairs must be closed before."""
         with self._lock:
             memories, self._memories, self._starts = self._memories, [], []
+            bounces, self._bounces = self._bounces, []
         for memory in memories:
             memory.close()
+        for bounce in bounces:
+            bounce.close()
         for device in self.devices:
             device.close()
 

@@ -6,10 +6,8 @@ others; a link is never used again after an error, because its queue pair can't 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmp.transport.inproc import copy_bytes
@@ -33,7 +31,7 @@ class VerbsSettings:
 
     Attributes:
         lanes: threads that transfer at once; each has a queue pair per rail.
-        bounce_bytes: registered memory per lane for buffers that are not registered themselves.
+        bounce_bytes: registered memory per call for buffers that are not registered themselves.
         chunk_bytes: longest work request; rails share a transfer in such steps.
         stripe_bytes: smaller transfers stay on one rail.
         wait_s: how long a call waits for a free lane.
@@ -82,15 +80,16 @@ class Lane:
     """Links and bounce buffer of one thread at a time.
 
     Attributes:
-        bounce: its own registered memory.
+        bounce: registered memory, lent for one call.
     """
+
+    bounce: Bounce
 
     def __init__(self, number: int, board: RailBoard, settings: VerbsSettings, room: int) -> None:
         self._number = number
         self._board = board
         self._settings = settings
         self._links: dict[Rail, RailLink] = {}
-        self.bounce = Bounce(board.fabric, room + settings.bounce_bytes)
         self._room = room
 
     def link(self, incarnation: Incarnation) -> RailLink:
@@ -169,9 +168,8 @@ class Lane:
         return [Job(piece, self.bounce.memory) for piece in join(pieces)]
 
     def close(self) -> None:
-        """Close all links, then the buffer."""
+        """Close all links."""
         self._drop_all()
-        self.bounce.close()
 
     def _connected(
         self, place: Place, incarnation: Incarnation, failures: Counter[Rail]
@@ -223,69 +221,6 @@ class Lane:
 
     def _drop(self, rail: Rail) -> None:
         self._links.pop(rail).close()
-
-
-class LanePool:
-    """Lanes to one node; thread-safe."""
-
-    def __init__(self, board: RailBoard, settings: VerbsSettings, room: int) -> None:
-        self._board = board
-        self._settings = settings
-        self._room = room
-        self._changed = threading.Condition()
-        self._idle: list[Lane] = []
-        self._made = 0
-        self._closed = False
-
-    @contextmanager
-    def one(self) -> Iterator[Lane]:
-        """Give a lane of one's own.
-
-        Raises:
-            NoRailError: none became free in time, or no memory could be registered.
-            TransportError: the pool is closed.
-        """
-        lane = self._take()
-        try:
-            yield lane
-        finally:
-            with self._changed:
-                keep = not self._closed
-                if keep:
-                    self._idle.append(lane)
-                self._changed.notify()
-            if not keep:
-                lane.close()
-
-    def close(self) -> None:
-        """Close idle lanes now, and busy ones when they are given back."""
-        with self._changed:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            self._changed.notify_all()
-        for lane in idle:
-            lane.close()
-
-    def _take(self) -> Lane:
-        with self._changed:
-            self._changed.wait_for(self._has_one, self._settings.wait_s)
-            if self._closed:
-                raise TransportError(f"the connection to {self._board.peer.node_id} is closed")
-            if self._idle:
-                return self._idle.pop()
-            if self._made >= self._settings.lanes:
-                raise NoRailError("all RDMA lanes are busy")
-            number = self._made
-            self._made += 1
-        try:
-            return Lane(number, self._board, self._settings, self._room)
-        except TransportError as error:
-            with self._changed:
-                self._made -= 1
-            raise NoRailError(error.message) from error
-
-    def _has_one(self) -> bool:
-        return self._closed or bool(self._idle) or self._made < self._settings.lanes
 
 
 def copy_out(wave: Wave) -> None:

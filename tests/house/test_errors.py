@@ -82,6 +82,7 @@ OWN_WIRE = {
 
 OWN_RDMA = {
     "dmp/rdma_door.py",
+    "dmp/transport/lane_pool.py",
     "dmp/transport/rail_board.py",
     "dmp/transport/verbs.py",
     "dmp/transport/verbs_device.py",

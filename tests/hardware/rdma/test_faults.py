@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from dmp.geometry import PAGE
 from dmp.pool_node import RangeRead, RangeWrite
 from dmp.transport.connection import Peer
 from dmp.transport.rails import Piece
+from dmp.transport.tcp import TcpPoolNode
 from dmp.transport.verbs import Landing, VerbsPoolNode
 from dmp.transport.verbs_device import Op
 from dmp.transport.verbs_fabric import Bounce, address_of, local_fabric
@@ -40,6 +42,13 @@ def rig(make_rig: Callable[..., Rig]) -> Rig:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+def wait_until(condition: Callable[[], bool], *, deadline_s: float = 30.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        threading.Event().wait(0.05)
 
 
 def sent_bytes(interface: str) -> int:
@@ -107,14 +116,14 @@ def test_a_node_without_a_door_is_reached_over_tcp(
     make_rig: Callable[..., Rig], open_verbs: OpenVerbs, rig: Rig
 ) -> None:
     closed = make_rig("dmp-b", rdma="off")
-    pool = open_verbs(rig)
-    assert pool.probe() == ""
+    assert open_verbs(rig).probe() == ""
     peer = Peer(closed.node.node_id, closed.server.address)
     fabric = local_fabric(USED)
     assert not isinstance(fabric, str)
-    refused = VerbsPoolNode(pool._control, peer, fabric)
+    refused = VerbsPoolNode(TcpPoolNode(peer, host=closed.node.host), fabric)
     assert refused.probe() == "dmp-b: the node is configured without RDMA"
     assert refused.path.transport == "tcp"
+    refused.close()
 
 
 # Access: what the node's device lets a peer do
@@ -197,11 +206,7 @@ def test_a_connection_ends_its_queue_pair(rig: Rig, direct) -> None:
     link._control.close()
     door = rig.server._rdma
     assert door is not None
-    for _ in range(200):
-        if not door._guests:
-            break
-        threading.Event().wait(0.05)
-    assert not door._guests
+    wait_until(lambda: not door._guests)
     assert "no answer" in str(run(link, Op.READ, at))
 
 
@@ -355,3 +360,24 @@ def test_a_node_that_was_away_is_reached_over_rdma_at_once(rig: Rig, open_verbs:
     assert found is not None
     assert fetch(pool, found) == BOTH
     assert pool.path.transport == "rdma"
+
+
+def test_a_client_that_leaves_frees_what_it_reserved(rig: Rig, open_verbs: OpenVerbs) -> None:
+    pool = open_verbs(rig)
+    store(pool, "a")
+    (grant,) = pool.reserve([make_put("b")])
+    assert grant is not None and pool.stats().slots_writing == 1
+    pool.close()
+    wait_until(lambda: rig.node.stats().slots_writing == 0)
+
+
+def test_nodes_share_bounce_buffers(
+    rig: Rig, make_rig: Callable[..., Rig], open_verbs: OpenVerbs
+) -> None:
+    other = make_rig("dmp-b", rdma_devices=SERVED)
+    pools = [open_verbs(rig), open_verbs(other)]
+    fabric = pools[0]._fabric
+    for pool in pools:
+        store(pool, "a")
+    assert pools[1]._fabric is fabric
+    assert len([b for b in fabric._bounces if len(b.view) > SMALL.bounce_bytes]) <= 2
