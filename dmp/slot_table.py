@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dmp.clean_slots import CleanSlots
 from dmp.evictor import Evictor, evictable
 from dmp.extents import ExtentTable, slot_bytes_for
 from dmp.leaf_queue import LeafQueue
@@ -24,9 +25,6 @@ from dmp.slot_store import SlotStore
 from dmp.slots import Reserved, Slot, SlotState
 from kvcore.ids import BlockKey
 
-_ALL = 0
-"""The one lane of the queue for the lower tier: slot sizes do not matter there."""
-
 
 class SlotTable:
     """All slots of one segment.
@@ -36,7 +34,6 @@ class SlotTable:
         generation: the last one given out; grows with every reservation of any slot.
         alloc_failures: reservations refused for want of room.
         evicted_blocks: blocks removed to make room.
-        clean_bytes: slot bytes of sealed blocks whose copy rests in the lower tier.
         pinned: pins of all slots.
     """
 
@@ -54,11 +51,10 @@ class SlotTable:
         self.generation = 0
         self.alloc_failures = 0
         self.evicted_blocks = 0
-        self.clean_bytes = 0
         self.pinned = 0
         self._store = SlotStore(self.extents)
         self._leaves = LeafQueue(evictable)
-        self._dirty = LeafQueue(_is_dirty) if has_lower_tier else None
+        self._clean = CleanSlots(self._store.find, enabled=has_lower_tier)
         self._evictor = Evictor(self._store, self.extents, self._leaves)
         self._owners = Owners()
         self._deadlines: list[tuple[float, int, int]] = []
@@ -256,27 +252,20 @@ class SlotTable:
 
     def next_dirty(self) -> Slot | None:
         """Return the sealed block that goes next and has no copy below yet; None when all have."""
-        return self._dirty.oldest(_ALL, self._store.get) if self._dirty is not None else None
+        return self._clean.next_dirty(self._store.get)
 
     @property
     def dirty_bytes(self) -> int:
         """Slot bytes in use that eviction would lose."""
-        return self.extents.used_bytes - self.clean_bytes
+        return self.extents.used_bytes - self._clean.clean_bytes
 
     def mark_clean(self, slot: Slot) -> None:
         """Note that a copy of a sealed block rests below."""
-        if self._dirty is not None and not slot.clean and slot.state is SlotState.SEALED:
-            slot.clean = True
-            self.clean_bytes += slot.extent.slot_bytes
-            self._unlink(self._dirty, slot.put.parent)
+        self._clean.mark(slot)
 
     def mark_dirty(self, slot: Slot) -> None:
         """Note that the copy below is gone."""
-        if self._dirty is not None and slot.clean:
-            slot.clean = False
-            self.clean_bytes -= slot.extent.slot_bytes
-            self._dirty.link(slot.put.parent)
-            self._dirty.offer(slot, _ALL)
+        self._clean.unmark(slot)
 
     # Restart
 
@@ -334,9 +323,8 @@ class SlotTable:
         for size in np.unique(sizes).tolist():
             lane = entries[sizes == size].tolist()
             self._leaves.load_lane(size, map(_entry, lane))
-        if self._dirty is not None:
-            self._dirty.children = dict(self._leaves.children)
-            self._dirty.load_lane(_ALL, map(_entry, entries.tolist()))
+        if self._clean.enabled:
+            self._clean.restore(self._leaves.children, map(_entry, entries.tolist()))
         self.extents.note_uses(sealed.indices, len(sealed))
 
     # What every step is made of
@@ -350,8 +338,7 @@ class SlotTable:
         self._store.add(slot)
         self._store.by_key[put.key] = index
         self._leaves.link(put.parent)
-        if self._dirty is not None:
-            self._dirty.link(put.parent)
+        self._clean.linked(slot)
         self._evictor.linked(slot)
         self._touch(slot)
         return slot
@@ -363,7 +350,7 @@ class SlotTable:
         for slot in victims:
             self._forget_key(slot)
             self._vacate(slot)
-        self._unlink(self._leaves, parent)
+        self._unlink(parent)
         self.evicted_blocks += len(victims)
         return victims
 
@@ -389,31 +376,24 @@ class SlotTable:
         """Make a block unfindable; its parent may be a leaf now."""
         del self._store.by_key[slot.put.key]
         self._evictor.unlinked(slot)
-        self._unlink(self._leaves, slot.put.parent)
-        if self._dirty is not None:
-            if slot.clean:
-                slot.clean = False
-                self.clean_bytes -= slot.extent.slot_bytes
-            else:
-                self._unlink(self._dirty, slot.put.parent)
+        self._unlink(slot.put.parent)
+        self._clean.unlinked(slot)
 
-    def _unlink(self, queue: LeafQueue, parent: BlockKey) -> None:
-        if queue.unlink(parent):
+    def _unlink(self, parent: BlockKey) -> None:
+        if self._leaves.unlink(parent):
             above = self._store.find(parent)
             if above is not None:
-                self._offer(above)
+                self._leaves.offer(above, above.extent.slot_bytes)
 
     def _vacate(self, slot: Slot) -> None:
         self._store.remove(slot)
         self.extents.give_back(slot.index)
         self._leaves.forget(slot.index)
-        if self._dirty is not None:
-            self._dirty.forget(slot.index)
+        self._clean.vacated(slot.index)
 
     def _offer(self, slot: Slot) -> None:
         self._leaves.offer(slot, slot.extent.slot_bytes)
-        if self._dirty is not None:
-            self._dirty.offer(slot, _ALL)
+        self._clean.offer(slot)
 
     def _touch(self, slot: Slot) -> None:
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
@@ -430,18 +410,14 @@ class SlotTable:
             assert all(slot.holders.values()), slot
             is_named = not slot.doomed and slot.state is not SlotState.QUARANTINED
             assert (self._store.by_key.get(slot.put.key) == slot.index) == is_named, slot
-            assert not slot.clean or slot.state is SlotState.SEALED, slot
             named.extend([slot] if is_named else [])
             self._check_owners(slot)
         assert len(self._store.by_key) == len(named)
         for state in SlotState:
             assert self.count(state) == sum(1 for slot in slots if slot.state is state), state
         self._leaves.check_invariants(slots, [slot.put.parent for slot in named])
-        if self._dirty is not None:
-            dirty = [slot.put.parent for slot in named if not slot.clean]
-            self._dirty.check_invariants(slots, dirty)
+        self._clean.check_invariants(slots, named)
         assert self.pinned == sum(slot.pins for slot in slots)
-        assert self.clean_bytes == sum(s.extent.slot_bytes for s in slots if s.clean)
         self._evictor.check_invariants()
         self.extents.check_invariants(len(slots))
 
@@ -450,10 +426,6 @@ class SlotTable:
             assert slot.index in self._owners.slots_of(slot.owner), slot
         for owner in slot.holders:
             assert not owner or slot.index in self._owners.slots_of(owner), slot
-
-
-def _is_dirty(slot: Slot) -> bool:
-    return slot.state is SlotState.SEALED and not slot.clean
 
 
 def _entry(row: list[int]) -> tuple[int, int, int]:
