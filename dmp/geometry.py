@@ -136,6 +136,11 @@ def header_checks(rows: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> np
     return sums
 
 
+def header_check(lanes: np.ndarray[Any, Any], slot: int) -> int:
+    """Return the check number of one header ([48] uint64)."""
+    return (int(lanes @ _WEIGHTS) + slot * int(_SLOT_WEIGHT)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
 def read_geometry(path: Path, fd: int) -> Geometry:
     """Check a segment's first page and size.
 

@@ -159,7 +159,7 @@ class Segment:
 
     def _header_check(self, slot: int) -> int:
         lanes = np.frombuffer(self._view, np.uint64, g.LANES, self.geometry.header_offset(slot))
-        return int(g.header_checks(lanes[None, :], np.array([slot]))[0])
+        return g.header_check(lanes, slot)
 
     def check_header(self, slot: Slot) -> None:
         """Assert that a sealed slot's header is intact and its own."""
