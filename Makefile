@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-rdma test-slow check bench proto format clean model
+.PHONY: help setup demo test test-rdma test-slow check fuzz bench proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ format: setup ## Format the code
 proto: setup ## Generate code from kvwire/v1/*.proto
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. \
 	  --mypy_out=. --mypy_grpc_out=. kvwire/v1/common.proto kvwire/v1/meta.proto kvwire/v1/compute.proto
+
+fuzz: setup ## Throw random frames at the data plane for a minute
+	$(BIN)/python tests/fuzz/fuzz_frame.py 60
 
 bench: setup ## Run the benchmarks and print their numbers
 	$(BIN)/python -m bench

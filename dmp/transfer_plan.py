@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from dmp.pool_node import PathInfo
 from kvcore.ids import HostId, Incarnation
@@ -21,6 +22,9 @@ class Transport(StrEnum):
     SHM = "shm"
     RDMA = "rdma"
     TCP = "tcp"
+
+
+UNKNOWN_INCARNATION: Final = Incarnation(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Ends:
     there: HostId
     segment_path: str
     no_rdma: str
-    incarnation: Incarnation = Incarnation(0)
+    incarnation: Incarnation = UNKNOWN_INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
