@@ -22,6 +22,7 @@ class CleanSlots:
 
     Attributes:
         clean_bytes: slot bytes of sealed blocks with a copy below.
+        spare_bytes: of these, not used since they were copied, and thus older than what is dirty.
     """
 
     def __init__(self, find: Callable[[BlockKey], Slot | None], *, enabled: bool) -> None:
@@ -32,6 +33,7 @@ class CleanSlots:
             enabled: whether there is a lower tier.
         """
         self.clean_bytes = 0
+        self.spare_bytes = 0
         self._find = find
         self._dirty = LeafQueue(_is_dirty) if enabled else None
 
@@ -44,12 +46,20 @@ class CleanSlots:
         """Return the sealed block that goes next and has no copy yet; None when all have."""
         return self._dirty.oldest(_LANE, slot_of) if self._dirty is not None else None
 
-    def mark(self, slot: Slot) -> None:
+    def mark(self, slot: Slot, *, spare: bool) -> None:
         """Note that a copy of a sealed block rests below."""
         if self._dirty is not None and not slot.clean and slot.state is SlotState.SEALED:
             slot.clean = True
             self.clean_bytes += slot.extent.slot_bytes
+            if spare:
+                slot.spare = True
+                self.spare_bytes += slot.extent.slot_bytes
             self._unlink(self._dirty, slot)
+
+    def used(self, slot: Slot) -> None:
+        """Take in that a spare block was used: it is young now, and what is dirty goes first."""
+        slot.spare = False
+        self.spare_bytes -= slot.extent.slot_bytes
 
     def unmark(self, slot: Slot) -> None:
         """Note that the copy below is gone."""
@@ -96,11 +106,15 @@ class CleanSlots:
     def _forget_mark(self, slot: Slot) -> None:
         slot.clean = False
         self.clean_bytes -= slot.extent.slot_bytes
+        if slot.spare:
+            self.used(slot)
 
     def check_invariants(self, slots: Sequence[Slot], named: Sequence[Slot]) -> None:
         """Assert that marks and queue agree with the slots; O(slots)."""
         assert self.clean_bytes == sum(s.extent.slot_bytes for s in slots if s.clean)
+        assert self.spare_bytes == sum(s.extent.slot_bytes for s in slots if s.spare)
         assert all(slot.state is SlotState.SEALED for slot in slots if slot.clean)
+        assert all(slot.clean for slot in slots if slot.spare)
         if self._dirty is not None:
             dirty = [slot.put.parent for slot in named if not slot.clean]
             self._dirty.check_invariants(slots, dirty)

@@ -1,8 +1,9 @@
 """Copies blocks to the lower tier ahead of their eviction, so that evicting loses nothing.
 
-A thread in the node's life, awake while more memory than ``demote_above`` holds blocks without a
-copy below. It takes them in the order of eviction and never keeps a reservation waiting: its
-slot is pinned only while it is written, and whoever is evicted before its turn is simply lost.
+A thread in the node's life, awake while more memory than ``demote_above`` holds anything but
+copied blocks that go before all others. It takes blocks in the order of eviction and never keeps a
+reservation waiting: its slot is pinned only while it is written, and whoever is evicted before its
+turn is simply lost.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Demoter:
             self._awake.set()
 
     def demote_one(self, *, limit_bytes: int) -> bool:
-        """Copy the next block if more than ``limit_bytes`` have none; False when there is none.
+        """Copy the next block if more than ``limit_bytes`` are exposed; False when none is due.
 
         Raises:
             CacheError: the lower tier did not take it.
@@ -71,7 +72,7 @@ class Demoter:
         state = self._state
         with state.lock:
             table = state.table
-            slot = table.next_dirty() if table.dirty_bytes > limit_bytes else None
+            slot = table.next_dirty() if table.exposed_bytes > limit_bytes else None
             if slot is None:
                 return False
             table.pin(slot)

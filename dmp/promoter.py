@@ -119,7 +119,7 @@ class Promoter:
         with self._state.lock:
             slot = self._state.table.peek(block.key)
             if slot is not None:
-                self._state.table.mark_clean(slot)
+                self._state.table.mark_clean(slot, spare=False)
         return sealed
 
 

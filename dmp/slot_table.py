@@ -68,6 +68,8 @@ class SlotTable:
         if slot is None or slot.state is not SlotState.SEALED:
             return None
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
         return slot
 
     def get(self, index: int, generation: int) -> Slot | None:
@@ -226,6 +228,8 @@ class SlotTable:
         slot.pins += 1
         self.pinned += 1
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
 
     def unpin(self, slot: Slot) -> Slot | None:
         """End a transfer; answers the slot if that freed it."""
@@ -259,9 +263,18 @@ class SlotTable:
         """Slot bytes in use that eviction would lose."""
         return self.extents.used_bytes - self._clean.clean_bytes
 
-    def mark_clean(self, slot: Slot) -> None:
-        """Note that a copy of a sealed block rests below."""
-        self._clean.mark(slot)
+    @property
+    def exposed_bytes(self) -> int:
+        """Slot bytes in use but for blocks that have a copy and go before what has none.
+
+        Blocks that were used since they were copied, or were just brought up, give way after
+        older ones without a copy: they are no reserve for the next to come.
+        """
+        return self.extents.used_bytes - self._clean.spare_bytes
+
+    def mark_clean(self, slot: Slot, *, spare: bool = True) -> None:
+        """Note that a copy of a sealed block rests below; ``spare``: it goes before others."""
+        self._clean.mark(slot, spare=spare)
 
     def mark_dirty(self, slot: Slot) -> None:
         """Note that the copy below is gone."""
@@ -397,6 +410,8 @@ class SlotTable:
 
     def _touch(self, slot: Slot) -> None:
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
 
     def check_invariants(self) -> None:
         """Assert everything that must always hold; O(slots)."""

@@ -43,6 +43,7 @@ class Slot:
         doomed: expired or aborted while pinned; freed with the last pin.
         owner: who reserved it, while it is WRITING.
         clean: a copy rests in the lower tier, so that evicting it loses nothing.
+        spare: clean, and not used since the copy was made: among the next to be evicted.
     """
 
     index: int
@@ -59,6 +60,7 @@ class Slot:
     doomed: bool = False
     owner: str = ""
     clean: bool = False
+    spare: bool = False
 
     @property
     def length(self) -> int:

@@ -225,8 +225,8 @@ class SlotTableMachine(RuleBasedStateMachine):
         assert not freed
         assert all(slot.owner != owner for slot in self.live.values())
 
-    @rule()
-    def copy_down(self) -> None:
+    @rule(spare=st.booleans())
+    def copy_down(self, spare: bool) -> None:
         """What the demoter does: the next block without a copy below, children first."""
         slot = self.table.next_dirty()
         dirty = {k for k, s in self.live.items() if k not in self.clean}
@@ -236,7 +236,7 @@ class SlotTableMachine(RuleBasedStateMachine):
             assert not free, "a block without a copy was overlooked"
             return
         assert slot.put.key in free
-        self.table.mark_clean(slot)
+        self.table.mark_clean(slot, spare=spare)
         self.clean.add(slot.put.key)
 
     @rule(name=st.sampled_from(NAMES))

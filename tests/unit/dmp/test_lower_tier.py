@@ -65,6 +65,24 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(make_rig: MakeRig, dis
     assert pool.promote([block_key("never")]) == [None]
 
 
+def test_what_comes_up_pushes_nothing_out_that_has_no_copy(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.8)
+    pool, state = InprocPoolNode(rig.node), rig.node._state
+
+    def settled() -> bool:
+        with state.lock:
+            return state.table.exposed_bytes <= 0.8 * MIB or state.table.next_dirty() is None
+
+    for i in range(60):
+        store(pool, f"n{i}")
+        wait_until(settled)
+    for i in range(60):
+        (place,) = pool.promote([block_key(f"n{i}")])
+        assert place is not None, f"n{i} was pushed out by blocks that have a copy"
+        assert fetch(pool, place) == whole(f"n{i}")
+        wait_until(settled)
+
+
 def test_the_directory_hears_what_rests_and_the_inventory_agrees(make_rig: MakeRig, disk) -> None:
     rig = make_rig(open_lower=disk, demote_above=0.5)
     fill(rig, 40)

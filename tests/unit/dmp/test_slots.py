@@ -209,6 +209,17 @@ def test_blocks_go_down_in_the_order_of_eviction(tiered: SlotTable) -> None:
     assert tiered.dirty_bytes == 0
 
 
+def test_a_copied_block_that_is_used_is_no_reserve_any_more(tiered: SlotTable) -> None:
+    a, b = put(tiered, "a"), put(tiered, "b")
+    assert tiered.exposed_bytes == tiered.dirty_bytes == 2 * a.extent.slot_bytes
+    tiered.mark_clean(a)
+    assert tiered.exposed_bytes == a.extent.slot_bytes
+    tiered.mark_clean(b, spare=False)  # It was just brought up.
+    assert (tiered.exposed_bytes, tiered.dirty_bytes) == (b.extent.slot_bytes, 0)
+    assert tiered.find(a.put.key) is a
+    assert tiered.exposed_bytes == 2 * a.extent.slot_bytes
+
+
 def test_a_block_whose_copy_below_is_lost_goes_down_again(tiered: SlotTable) -> None:
     a = put(tiered, "a")
     tiered.mark_clean(a)
