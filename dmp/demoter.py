@@ -9,6 +9,7 @@ turn is simply lost.
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from dmp.lower_tier import LowerTier, resting
 from dmp.node_reports import Reports
 from dmp.node_state import NodeState
+from dmp.scrubber import is_sound
 from dmp.slots import Slot
 from kvcore.block_event import BlockRemoved
 from kvcore.errors import CacheError
@@ -77,8 +79,9 @@ class Demoter:
                 return False
             table.pin(slot)
             view = state.segment.span(slot.offset, 0, slot.length)
+            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.put.range_count)]
         try:
-            is_new = self._copy(slot, view)
+            is_new = self._copy(slot, view, sums)
         finally:
             view.release()
             with state.lock:
@@ -86,16 +89,26 @@ class Demoter:
         self._reports.demoted_blocks += is_new
         return True
 
-    def _copy(self, slot: Slot, view: memoryview) -> bool:
-        """Write a pinned slot down; False when a copy was there already (after a restart)."""
-        is_new = self._lower.find(slot.put.key) is None
+    def _copy(self, slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
+        """Write a pinned slot down; False when a copy was there already (after a restart).
+
+        Bad bytes stay here, quarantined. The copy has the checksums of the block's writer.
+        """
+        key = slot.put.key
+        is_new = self._lower.find(key) is None
+        if is_new and not is_sound(slot, view, sums):
+            with self._state.lock:
+                self._state.quarantine(slot.index, slot.generation)
+            return False
         if is_new:
-            self._lower.put(slot.put, view)
+            self._lower.put(slot.put, view, checksums=struct.pack(f"<{len(sums)}Q", *sums))
         with self._state.lock:
             if self._state.running:
                 self._state.table.mark_clean(slot)
             if is_new:
                 self._state.tell([resting(slot.put)])
+        if self._lower.find(key) is None:  # It left again before it was marked.
+            self.gone_below([key])
         return is_new
 
     def gone_below(self, keys: Sequence[BlockKey]) -> None:

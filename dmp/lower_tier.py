@@ -81,12 +81,14 @@ class LowerTier(Protocol):
 
     1. ``put`` stores a whole block; when it returns, ``get_block`` finds it. The payload is the
        slot's bytes in the segment: it begins on a page border and may be written with O_DIRECT.
+       ``checksums`` are those of its writer, one xxh3_64 per range as little-endian uint64.
        A block that is there already is left as it is. PoolFullError or TransportError when the
        medium is full or broken; nothing of the block is left then.
     2. ``find`` says from memory, without I/O, what block rests there under a key; None if none.
     3. ``get_block`` fills the destination (exactly ``range_bytes * range_count`` long, beginning
        on a page border) and verifies every byte, or raises BlockNotFoundError, ChecksumError
-       or TransportError. A block with bad bytes is gone from then on.
+       or TransportError. A block with bad bytes is gone from then on. It answers the checksums
+       the block was put with: bytes that go bad on their way down or up never get new ones.
     4. ``blocks`` lists what rests there, oldest put first; after a restart too.
     5. ``delete`` forgets a block; an unknown one is ignored.
     6. Blocks that leave by themselves (evicted, damaged) and can't be brought back by
@@ -94,11 +96,13 @@ class LowerTier(Protocol):
     7. ``stats`` is cheap. After ``close`` calls raise TransportError.
     """
 
-    def put(self, block: BlockAtRest, payload: memoryview) -> None: ...
+    def put(
+        self, block: BlockAtRest, payload: memoryview, *, checksums: bytes | None = None
+    ) -> None: ...
 
     def find(self, key: BlockKey) -> BlockAtRest | None: ...
 
-    def get_block(self, key: BlockKey, destination: memoryview) -> None: ...
+    def get_block(self, key: BlockKey, destination: memoryview) -> bytes: ...
 
     def blocks(self) -> Sequence[BlockAtRest]: ...
 

@@ -8,11 +8,10 @@ long is a miss.
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-
-import xxhash
 
 from dmp.lower_tier import BlockAtRest, LowerTier
 from dmp.messages import RangeRef, Sealing
@@ -107,10 +106,11 @@ class Promoter:
         try:
             ticket = self._puts.begin_write([as_ref(RangeRef(place, WHOLE))])
             try:
-                self._lower.get_block(block.key, ticket.views[0])
-                sums = _checksums(ticket.views[0], block.range_bytes)
+                # Not computed from the slot: a late writer may have spoilt it meanwhile.
+                packed = self._lower.get_block(block.key, ticket.views[0])
             finally:
                 self._puts.end_write(ticket)
+            sums = struct.unpack(f"<{block.range_count}Q", packed)
             (sealed,) = self._puts.seal([Sealing(place, sums)])
         except CacheError:
             self._puts.abort([place])
@@ -133,11 +133,6 @@ def _as_put(block: BlockAtRest) -> PutRequest:
         model=block.model,
         tenant=block.tenant,
     )
-
-
-def _checksums(payload: memoryview, range_bytes: int) -> tuple[int, ...]:
-    starts = range(0, len(payload), range_bytes)
-    return tuple(xxhash.xxh3_64_intdigest(payload[at : at + range_bytes]) for at in starts)
 
 
 def _result(future: Coming) -> Location | None:

@@ -16,7 +16,7 @@ from dmp.node_state import NodeState
 from dmp.slots import Slot
 
 _IDLE_S: Final = 1.0
-"""Pause of an empty node, and the longest pause: a stop is noticed at once anyway."""
+"""Pause between rounds; a stop is noticed at once."""
 
 
 class ScrubPlan:
@@ -99,8 +99,7 @@ class Scrubber:
     def _run_paced(self) -> None:
         while (index := self._plan.next()) is not None:
             self._check(index)
-            pause = self._plan.wait_s(self._state.clock.now())
-            if self._stopping.wait(min(pause, _IDLE_S)):
+            if self._stopping.wait(self._plan.wait_s(self._state.clock.now())):
                 return
 
     def _check(self, index: int) -> bool:
@@ -114,7 +113,7 @@ class Scrubber:
             state.table.pin(slot)
             view = state.segment.span(slot.offset, 0, slot.length)
             sums = [state.segment.stored_checksum(slot, i) for i in range(slot.put.range_count)]
-        bad = not _matches(slot, view, sums)
+        bad = not is_sound(slot, view, sums)
         size = len(view)
         view.release()
         with state.lock:
@@ -125,7 +124,8 @@ class Scrubber:
         return bad
 
 
-def _matches(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
+def is_sound(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
+    """Whether a payload has the checksums of its writer."""
     size = slot.put.range_bytes
     return all(
         xxhash.xxh3_64_intdigest(view[i * size : (i + 1) * size]) == stored

@@ -95,9 +95,10 @@ class ObjectArchive:
         try:
             return cls(from_url(url, **settings), url, clock or SystemClock())
         except (BaseError, ValueError, TypeError) as error:
+            reason = str(error).partition("\n")[0]  # What follows is the library's own state.
             raise ConfigError(
-                f"the archive {url} can't be opened: {error}",
-                hint="check the URL and its options (s3://, gs://, az://, file:///)",
+                f"the archive {url} can't be opened: {reason}",
+                hint="check the URL (s3://, gs://, az://, file:///) and dmp.archive_options",
             ) from error
 
     def put(self, block: StoredBlock, payload: memoryview) -> None:
@@ -121,7 +122,7 @@ class ObjectArchive:
             raise self._bad_bytes(key)
         destination.cast("B")[:] = data
 
-    def get_block(self, key: BlockKey, destination: memoryview) -> None:
+    def get_block(self, key: BlockKey, destination: memoryview) -> bytes:
         data = self._fetch(key, 0, PAGE + destination.nbytes)
         record = parse_record(data[:PAGE], nonce=0)
         if record is None or record.block.key != key:
@@ -131,6 +132,7 @@ class ObjectArchive:
             raise self._bad_bytes(key)
         flat[:] = data[PAGE:]
         self._learn(record)
+        return record.checksums
 
     def record(self, key: BlockKey) -> Record:
         """Return what the archive knows of a block; asks for its record page if need be.

@@ -75,14 +75,15 @@ class BlockStore(Protocol):
        A broken medium is TransportError or PoolFullError; nothing of the block is left then.
     7. All calls are thread-safe. After ``close`` every call raises TransportError.
     8. ``get_block`` fills the destination with the whole payload, verified like every range, or
-       raises as ``get_range`` does.
+       raises as ``get_range`` does. It answers the checksums the bytes were put with, one
+       little-endian uint64 per range: whoever passes the bytes on passes these on too.
     """
 
     def put(self, block: StoredBlock, payload: memoryview) -> None: ...
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None: ...
 
-    def get_block(self, key: BlockKey, destination: memoryview) -> None: ...
+    def get_block(self, key: BlockKey, destination: memoryview) -> bytes: ...
 
     def exists(self, key: BlockKey) -> bool: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
@@ -21,6 +21,8 @@ from storage.archiver import Archiver, ArchiveStats, Errand
 from storage.block_store import StoredBlock
 from storage.segment_stats import SegmentStoreStats
 from storage.segment_store import SegmentStore
+
+T = TypeVar("T")
 
 
 class BlockLike(Protocol):
@@ -181,8 +183,11 @@ class L4Store:
         """Whether a read would find the block, as far as is known without I/O."""
         return self._disk.find(key) is not None or self._in_archive(key)
 
-    def get_block(self, key: BlockKey, destination: memoryview) -> None:
+    def get_block(self, key: BlockKey, destination: memoryview) -> bytes:
         """Fill the destination with a whole block, verified, from disk or else the archive.
+
+        Returns:
+            One xxh3_64 per range as little-endian uint64, as the block was put.
 
         Raises:
             BlockNotFoundError, ChecksumError, TransportError: as a BlockStore.
@@ -193,7 +198,7 @@ class L4Store:
             except CacheError:
                 if not self._in_archive(key):
                     raise
-            self._read_archive(key, lambda archive: archive.get_block(key, destination))
+            return self._read_archive(key, lambda archive: archive.get_block(key, destination))
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None:
         """Fill the destination with one range, verified, from disk or else the archive."""
@@ -271,16 +276,17 @@ class L4Store:
             return False
         return key not in self._archiver.deleting and self._archive.known(key)
 
-    def _read_archive(self, key: BlockKey, read: Callable[[ObjectArchive], None]) -> None:
+    def _read_archive(self, key: BlockKey, read: Callable[[ObjectArchive], T]) -> T:
         assert self._archive is not None
         try:
-            read(self._archive)
+            found = read(self._archive)
         except (BlockNotFoundError, ChecksumError):
             if self._gone is not None and not self._archive.known(key):
                 self._gone([key])
             raise
         with self._meter.lock:
             self._meter.archive_reads += 1
+        return found
 
     @contextmanager
     def _timed_read(self, destination: memoryview) -> Iterator[None]:

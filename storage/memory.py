@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Sequence
 
@@ -51,7 +52,7 @@ class MemoryBlockStore:
             self.delete(key)
             raise ChecksumError(f"range {index} of block {key.hex()} has bad bytes")
 
-    def get_block(self, key: BlockKey, destination: memoryview) -> None:
+    def get_block(self, key: BlockKey, destination: memoryview) -> bytes:
         with self._lock:
             self._check_open()
             found = self._held.get(key)
@@ -62,6 +63,7 @@ class MemoryBlockStore:
         for index in range(block.range_count):
             start = index * block.range_bytes
             self.get_range(key, index, flat[start : start + block.range_bytes])
+        return struct.pack(f"<{block.range_count}Q", *found[2])
 
     def exists(self, key: BlockKey) -> bool:
         with self._lock:

@@ -149,7 +149,7 @@ class SegmentStore:
             if not sound or not range_is_sound(entry.record, index, flat):
                 raise self._bad_bytes(entry, f"range {index}")
 
-    def get_block(self, key: BlockKey, destination: memoryview, *, touch: bool = True) -> None:
+    def get_block(self, key: BlockKey, destination: memoryview, *, touch: bool = True) -> bytes:
         """Fill the destination with a whole payload and verify every range.
 
         One I/O; large blocks are read in a few pieces side by side, so that one is verified while
@@ -157,12 +157,15 @@ class SegmentStore:
         copied. ``touch=False`` is for housekeeping: the read does not make the block worth
         keeping.
 
+        Returns:
+            One xxh3_64 per range as little-endian uint64, as the block was put.
+
         Raises:
             BlockNotFoundError: no such block, or the destination has another size.
             ChecksumError: bad bytes; the block is gone from now on.
             TransportError: the disk could not.
         """
-        self._get_block(key, destination, touch=touch, split=True)
+        return self._get_block(key, destination, touch=touch, split=True)
 
     def get_blocks(self, reads: Sequence[BlockRead]) -> list[CacheError | None]:
         """Read whole blocks, several at a time.
@@ -279,7 +282,7 @@ class SegmentStore:
                     self._writing.discard(key)
                     self._settled.notify_all()
 
-    def _batch(self, calls: Sequence[Callable[[], None]]) -> list[CacheError | None]:
+    def _batch(self, calls: Sequence[Callable[[], object]]) -> list[CacheError | None]:
         if len(calls) < 2:
             return [_outcome(call) for call in calls]
         try:
@@ -298,7 +301,7 @@ class SegmentStore:
 
     def _get_block(
         self, key: BlockKey, destination: memoryview, *, touch: bool, split: bool
-    ) -> None:
+    ) -> bytes:
         with self._call():
             entry = self._find(key, touch=touch)
             flat = block_size_checked(entry.record.block, destination)
@@ -310,6 +313,7 @@ class SegmentStore:
             self._count_read(flat)
             if not sound:
                 raise self._bad_bytes(entry, "payload")
+            return entry.record.checksums
 
     def _read_pieces(self, entry: Entry, payload: memoryview, spans: Sequence[slice]) -> bool:
         """Fill and verify a payload piece by piece; nothing writes to it after this returns."""
@@ -421,7 +425,7 @@ class SegmentStore:
             log.info("the disk tier %s takes blocks again", self._folder.path)
 
 
-def _outcome(call: Callable[[], None]) -> CacheError | None:
+def _outcome(call: Callable[[], object]) -> CacheError | None:
     try:
         call()
     except CacheError as error:

@@ -11,7 +11,7 @@ from dmp.lower_tier import LowerTier
 from dmp.node import DmpNode
 from dmp.transport.inproc import InprocPoolNode
 from kvcore.block_event import BlockRemoved, BlockStored
-from kvcore.errors import BlockNotFoundError, PoolFullError, TransportError
+from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from kvcore.location import Tier
 from kvcore.node import TierStats
 from storage.l4 import L4Store
@@ -127,16 +127,21 @@ class Tampered:
         self.inner = inner
         self.before_put: Callable[[], None] = lambda: None
         self.before_get: Callable[[], None] = lambda: None
+        self.after_put: Callable[[], None] = lambda: None
+        self.after_get: Callable[[memoryview], None] = lambda destination: None
         self.gets = 0
 
-    def put(self, block, payload) -> None:
+    def put(self, block, payload, **options) -> None:
         self.before_put()
-        self.inner.put(block, payload)
+        self.inner.put(block, payload, **options)
+        self.after_put()
 
-    def get_block(self, key, destination) -> None:
+    def get_block(self, key, destination) -> bytes:
         self.gets += 1
         self.before_get()
-        self.inner.get_block(key, destination)
+        sums = self.inner.get_block(key, destination)
+        self.after_get(destination)
+        return sums
 
     def __getattr__(self, name: str):
         return getattr(self.inner, name)
@@ -224,3 +229,70 @@ def test_a_lower_tier_that_can_not_be_opened_gives_the_segment_back(make_rig: Ma
     with pytest.raises(TransportError):
         make_rig(open_lower=broken)
     make_rig()
+
+
+def spoil(rig: Rig, name: str) -> None:
+    """Write over one byte of a sealed block, as failing memory or a late writer would."""
+    slot = rig.node._state.table.peek(block_key(name))
+    assert slot is not None
+    rig.node.segment.span(slot.offset, 5, 6)[0] ^= 0xFF
+
+
+def test_bad_bytes_never_go_down_with_good_checksums(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=1.0)
+    pool = InprocPoolNode(rig.node)
+    store(pool, "a")
+    spoil(rig, "a")
+    assert rig.node.demoter is not None and rig.node._lower is not None
+    while rig.node.demoter.demote_one(limit_bytes=0):
+        pass
+    assert rig.node._lower.find(block_key("a")) is None
+    assert rig.node.stats().quarantined_slots == 1
+    assert pool.promote([block_key("a")]) == [None]
+
+
+def test_bytes_spoilt_while_they_go_down_are_refused_on_the_way_up(
+    make_rig: MakeRig, tampered
+) -> None:
+    rig = make_rig(open_lower=opener(tampered), demote_above=1.0)
+    pool = InprocPoolNode(rig.node)
+    store(pool, "a")
+    tampered.before_put = lambda: spoil(rig, "a")
+    assert rig.node.demoter is not None
+    assert rig.node.demoter.demote_one(limit_bytes=0)
+    rig.node.scrubber.run_round()
+    assert pool.promote([block_key("a")]) == [None]
+
+
+def test_bytes_spoilt_while_they_come_up_never_get_good_checksums(
+    make_rig: MakeRig, tampered
+) -> None:
+    rig = make_rig(open_lower=opener(tampered), demote_above=0.5)
+    pool = fill(rig, 40)
+
+    def spoil_slot(destination: memoryview) -> None:
+        destination[7] ^= 0xFF
+
+    tampered.after_get = spoil_slot
+    (place,) = pool.promote([block_key("n0")])
+    assert place is not None
+    with pytest.raises(ChecksumError):
+        fetch(pool, place)
+
+
+def test_a_copy_that_is_gone_before_it_is_noted_is_no_copy(make_rig: MakeRig, tampered) -> None:
+    rig = make_rig(open_lower=opener(tampered), demote_above=1.0)
+    pool = InprocPoolNode(rig.node)
+    store(pool, "a")
+    demoter = rig.node.demoter
+    assert demoter is not None
+
+    def lose() -> None:
+        tampered.inner.delete(block_key("a"))
+        demoter.gone_below([block_key("a")])
+
+    tampered.after_put = lose
+    assert demoter.demote_one(limit_bytes=0)
+    slot = rig.node._state.table.peek(block_key("a"))
+    assert slot is not None and not slot.clean
+    assert rig.journal.events[-1] == BlockRemoved(block_key("a"), Tier.L4)

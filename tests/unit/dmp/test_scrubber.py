@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -84,3 +85,20 @@ def test_the_thread_finds_it_too_and_many_raise_an_alarm(
             assert rig.node.scrubber._thread is not None
             rig.node.scrubber._thread.join(0.01)
     assert "may be failing" in caplog.text
+
+
+def test_a_slot_larger_than_a_second_of_the_rate_is_paid_for_in_full(make_rig: MakeRig) -> None:
+    rig = make_rig(scrub_rate_bytes_per_s=0)
+    store(InprocPoolNode(rig.node), "a")
+    pauses: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return True
+
+    scrubber = rig.node.scrubber
+    scrubber._plan, scrubber._stopping = ScrubPlan(1_000), Stop()
+    scrubber._plan.begin(rig.node._state.table.indices())
+    scrubber._run_paced()
+    assert pauses == [2 * RANGE_BYTES / 1_000]
