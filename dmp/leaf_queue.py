@@ -2,7 +2,8 @@
 
 A part of the pure core, used twice by dmp/slot_table.py: for eviction, and for copying blocks to
 the lower tier ahead of it. Entries are not moved when a slot is used; one that turns out too young,
-or no leaf any more, is put back or dropped when it comes to the front.
+or no leaf any more, is put back or dropped when it comes to the front, or when such entries are
+most of the queue.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from dmp.slots import Slot
 from kvcore.ids import BlockKey
 
 Entry = tuple[int, int, int]
 """Position in the order of uses, slot number, generation."""
+
+_SPARE_ENTRIES: Final = 64
+"""Dropping entries that count no more is not worth it for fewer."""
 
 
 class LeafQueue:
@@ -24,14 +29,14 @@ class LeafQueue:
     Attributes:
         children: number of children here by parent, whether or not the parent is here.
         _lanes: a heap of entries per lane.
-        _queued: slot numbers that have an entry of their present generation.
+        _queued: generation of the entry that counts, by slot number.
         _may_go: whether a slot may go now, apart from its children.
     """
 
     def __init__(self, may_go: Callable[[Slot], bool]) -> None:
         self.children: dict[BlockKey, int] = {}
         self._lanes: dict[int, list[Entry]] = {}
-        self._queued: set[int] = set()
+        self._queued: dict[int, int] = {}
         self._may_go = may_go
 
     def link(self, parent: BlockKey) -> None:
@@ -55,13 +60,16 @@ class LeafQueue:
     def offer(self, slot: Slot, lane: int) -> None:
         """Queue a slot if it is a leaf and not queued yet."""
         if slot.index not in self._queued and self.is_leaf(slot):
-            self._queued.add(slot.index)
-            entry = (slot.last_used, slot.index, slot.generation)
-            heapq.heappush(self._lanes.setdefault(lane, []), entry)
+            self._queued[slot.index] = slot.generation
+            queue = self._lanes.setdefault(lane, [])
+            heapq.heappush(queue, (slot.last_used, slot.index, slot.generation))
+            if len(queue) > 2 * len(self._queued) + _SPARE_ENTRIES:
+                queue[:] = [entry for entry in queue if self._queued.get(entry[1]) == entry[2]]
+                heapq.heapify(queue)
 
     def forget(self, index: int) -> None:
         """Note that a slot is free; its entry is dropped when it comes to the front."""
-        self._queued.discard(index)
+        self._queued.pop(index, None)
 
     def oldest(self, lane: int, slot_of: Callable[[int, int], Slot | None]) -> Slot | None:
         """Return the least recently used leaf of a lane; amortised O(log slots).
@@ -78,7 +86,7 @@ class LeafQueue:
                 heapq.heappop(queue)
             elif not self.is_leaf(slot):
                 heapq.heappop(queue)
-                self._queued.discard(index)
+                self._queued.pop(index, None)
             elif slot.last_used != used:
                 heapq.heapreplace(queue, (slot.last_used, index, generation))
             else:
@@ -92,7 +100,7 @@ class LeafQueue:
     def load_lane(self, lane: int, entries: Iterable[Entry]) -> None:
         """Queue leaves of an empty table at once, oldest first: a sorted list is a heap."""
         queue = self._lanes[lane] = list(entries)
-        self._queued.update(index for _, index, _ in queue)
+        self._queued.update([(index, generation) for _, index, generation in queue])
 
     def check_invariants(self, slots: Iterable[Slot], named: Iterable[BlockKey]) -> None:
         """Assert that children add up and that no leaf is forgotten; O(slots)."""

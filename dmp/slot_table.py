@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from dmp.restored import RestoredSlots
 from dmp.slot_store import SlotStore
 from dmp.slots import Reserved, Slot, SlotState
 from kvcore.ids import BlockKey
+
+_SPARE_DEADLINES: Final = 1_024
 
 
 class SlotTable:
@@ -135,7 +138,7 @@ class SlotTable:
             return None
         slot = self._occupy(index, put, owner)
         slot.deadline = deadline
-        heapq.heappush(self._deadlines, (deadline, index, slot.generation))
+        self._expect(slot, deadline)
         return Reserved(slot, tuple(victims))
 
     def seal(self, index: int, generation: int, *, now: float) -> Slot | None:
@@ -180,7 +183,7 @@ class SlotTable:
         slot.hold_deadline = max(slot.hold_deadline, until) if slot.holders else until
         slot.holders[owner] = slot.holders.get(owner, 0) + 1
         self._owners.add(owner, index)
-        heapq.heappush(self._deadlines, (slot.hold_deadline, index, generation))
+        self._expect(slot, slot.hold_deadline)
         self._touch(slot)
         return True
 
@@ -341,6 +344,21 @@ class SlotTable:
         self.extents.note_uses(sealed.indices, len(sealed))
 
     # What every step is made of
+
+    def _expect(self, slot: Slot, deadline: float) -> None:
+        """Have ``expire`` look at a slot; entries that count no more never outnumber the slots."""
+        heapq.heappush(self._deadlines, (deadline, slot.index, slot.generation))
+        if len(self._deadlines) > 2 * len(self._store) + _SPARE_DEADLINES:
+            self._deadlines = [entry for entry in set(self._deadlines) if self._is_expected(*entry)]
+            heapq.heapify(self._deadlines)
+
+    def _is_expected(self, deadline: float, index: int, generation: int) -> bool:
+        slot = self.get(index, generation)
+        if slot is None:
+            return False
+        if slot.state is SlotState.WRITING:
+            return deadline == slot.deadline
+        return bool(slot.holders) and deadline == slot.hold_deadline
 
     def _occupy(self, index: int, put: PutRequest, owner: str) -> Slot:
         self.generation += 1

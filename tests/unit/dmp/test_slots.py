@@ -237,3 +237,27 @@ def test_a_dirty_child_keeps_its_parent_above(tiered: SlotTable) -> None:
     assert tiered.next_dirty() is b
     tiered.mark_clean(b)
     assert tiered.next_dirty() is a
+
+
+def test_a_workload_that_only_promotes_leaves_no_queue_behind() -> None:
+    table = SlotTable(
+        extent_count=2, extent_bytes=2 * SLOT, slots_per_extent=2, has_lower_tier=True
+    )
+    for number in range(2_000):
+        table.mark_clean(put(table, f"n{number}"))
+    queues = (table._leaves, table._clean._dirty)
+    assert all(len(lane) < 200 for q in queues if q is not None for lane in q._lanes.values())
+    table.check_invariants()
+
+
+def test_deadlines_that_count_no_more_are_forgotten(table: SlotTable) -> None:
+    kept = put(table, "kept")
+    assert table.hold(kept.index, kept.generation, until=5e8, owner="a")
+    for number in range(5_000):
+        slot = put(table, f"n{number}")
+        assert table.hold(slot.index, slot.generation, until=1e9, owner="a")
+        table.release(slot.index, slot.generation, owner="a")
+    assert len(table._deadlines) < 2_000
+    assert kept.holders
+    table.expire(5e8)
+    assert not kept.holders, "what counts is still looked at"
