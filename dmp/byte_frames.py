@@ -16,7 +16,7 @@ from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
 from dmp.pool_node import PutRequest
-from dmp.range_codec import pack_sums, unpack_ranges
+from dmp.range_codec import Ref, pack_sums, unpack_ranges
 from dmp.range_ref import WHOLE
 from dmp.socket_io import Wire
 from kvcore import limits
@@ -36,9 +36,8 @@ class ByteFrames:
         self._node = node
         self._budget = budget
 
-    def read(self, header: FrameHeader, head: bytearray) -> None:
+    def read(self, header: FrameHeader, refs: Sequence[Ref]) -> None:
         """Send ranges straight from their slots."""
-        refs = unpack_ranges(head)
         total = sum([ref[5] for ref in refs])
         if total > limits.MAX_FRAME_BYTES:
             raise RemoteProtocolError("more is asked for than fits a frame")

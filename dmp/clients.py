@@ -38,6 +38,7 @@ class ByteBudget:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._used = 0
+        self._waiting = 0
         self._freed = threading.Condition(threading.Lock())
 
     def take(self, size: int, *, timeout_s: float) -> bool:
@@ -46,18 +47,24 @@ class ByteBudget:
         One transfer may be larger than the whole budget; it then runs alone.
         """
         with self._freed:
-            if not self._fits(size) and not self._freed.wait_for(
-                lambda: self._fits(size), timeout_s
-            ):
+            if not self._fits(size) and not self._wait_for(size, timeout_s):
                 return False
             self._used += size
             return True
+
+    def _wait_for(self, size: int, timeout_s: float) -> bool:
+        self._waiting += 1
+        try:
+            return self._freed.wait_for(lambda: self._fits(size), timeout_s)
+        finally:
+            self._waiting -= 1
 
     def give_back(self, size: int) -> None:
         """End a transfer."""
         with self._freed:
             self._used -= size
-            self._freed.notify_all()
+            if self._waiting:
+                self._freed.notify_all()
 
     def _fits(self, size: int) -> bool:
         return self._used + size <= self._limit or not self._used

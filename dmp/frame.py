@@ -81,18 +81,23 @@ def pack_header(
     )
 
 
-def parse_header(raw: bytes | bytearray | memoryview, *, trusted: bool = True) -> FrameHeader:
+def parse_header(
+    raw: bytes | bytearray | memoryview, offset: int = 0, *, trusted: bool = True
+) -> FrameHeader:
     """Check and unpack a frame header.
 
     Args:
-        raw: at least HEADER_BYTES bytes; the header stands first.
+        raw: the header and what else has arrived.
+        offset: where in ``raw`` its HEADER_BYTES begin.
         trusted: whether the peer has shown its token; others may only say a short HELLO.
 
     Raises:
         RemoteProtocolError: wrong magic, version or type, or a size out of bounds. The stream
             can't be followed any further.
     """
-    magic, version, kind, flags, request_id, head_bytes, payload_bytes = HEADER.unpack_from(raw)
+    magic, version, kind, flags, request_id, head_bytes, payload_bytes = HEADER.unpack_from(
+        raw, offset
+    )
     if magic != MAGIC:
         raise RemoteProtocolError("not a TierKV data-plane frame")
     if version != PROTOCOL_VERSION:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dmp.frame import HEADER_BYTES, FrameHeader, parse_header
+from dmp.range_codec import ONE_RANGE_BYTES, Ref, unpack_one
 from dmp.socket_io import Wire, discard
 
 _AHEAD_BYTES: Final = 4096
@@ -51,10 +52,18 @@ class FrameReader:
             self._began = time.monotonic()
         if self._end - self._start < HEADER_BYTES:
             self._compact(HEADER_BYTES)
-        header = parse_header(self._buffer[self._start : self._end], trusted=self.trusted)
+        header = parse_header(self._buffer, self._start, trusted=self.trusted)
         self._start += HEADER_BYTES
         self.left = header.payload_bytes
         return header
+
+    def one_range(self, header: FrameHeader) -> Ref | None:
+        """Take the head of a READ of one range in place; None if it is none, or not here yet."""
+        start = self._start
+        if header.head_bytes != ONE_RANGE_BYTES or self._end - start < ONE_RANGE_BYTES:
+            return None
+        self._start = start + ONE_RANGE_BYTES
+        return unpack_one(self._buffer, start)
 
     def head(self, header: FrameHeader) -> bytearray:
         """Take the head that follows a header."""

@@ -18,6 +18,10 @@ Ref = tuple[int, int, int, int, int, int]
 
 _ITEM: Final = struct.Struct("<QIQQIQ")
 _COUNT: Final = struct.Struct("<I")
+_ONE: Final = struct.Struct("<IQIQQIQ")
+ONE_RANGE_BYTES: Final = _ONE.size
+"""Head of a READ of one range: by far the most frequent frame."""
+
 MAX_RANGES: Final = 1_024
 """Ranges per frame: requests in flight stay far below a socket's buffer, so neither side's send
 can wait for the other's."""
@@ -53,6 +57,18 @@ def unpack_ranges(head: bytes | bytearray) -> list[Ref]:
         if ref[5] > limits.MAX_SLOT_BYTES:
             raise RemoteProtocolError(f"a range of {ref[5]} bytes")
     return refs
+
+
+def unpack_one(buffer: memoryview, offset: int) -> Ref:
+    """Read a head of ONE_RANGE_BYTES in place.
+
+    Raises:
+        RemoteProtocolError: it does not name one range, or one that can't be.
+    """
+    count, incarnation, segment, slot, generation, index, size = _ONE.unpack_from(buffer, offset)
+    if count != 1 or index >= limits.MAX_LAYERS or size > limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"{count} ranges, range {index} of {size} bytes")
+    return incarnation, segment, slot, generation, index, size
 
 
 def pack_sums(checksums: Sequence[int]) -> bytes:

@@ -20,6 +20,7 @@ from dmp.clients import ByteBudget, Clients
 from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
+from dmp.range_codec import unpack_ranges
 from dmp.rdma_door import RdmaGuest
 from dmp.socket_io import Wire, discard
 from dmp.stored import pack_stored
@@ -97,7 +98,12 @@ class Session:
             if found is None:
                 return False
             header = found
-            self._dispatch(header, self._reader.head(header))
+            if header.type is FrameType.READ:
+                ref = self._reader.one_range(header)
+                refs = [ref] if ref else unpack_ranges(self._reader.head(header))
+                self._bytes.read(header, refs)
+            else:
+                self._dispatch(header, self._reader.head(header))
         except CacheError as error:
             # The rest of what was refused goes first: a peer that still sends does not read yet.
             self._reader.skip()
@@ -109,9 +115,7 @@ class Session:
         return True
 
     def _dispatch(self, header: FrameHeader, head: bytearray) -> None:
-        if header.type is FrameType.READ:
-            self._bytes.read(header, head)
-        elif header.type is FrameType.WRITE:
+        if header.type is FrameType.WRITE:
             self._reply(header, self._bytes.write(header, head))
         elif header.type is FrameType.PUT:
             self._reply(header, self._bytes.put(header, head, self._client_id))

@@ -72,6 +72,21 @@ class Wire:
                     self._receive_rest(view, max(got, 0), began)
                 got -= len(view)
 
+    def ask(self, request: bytes, views: Sequence[memoryview]) -> int:
+        """Send a small request and take what the first packet of its answer brings.
+
+        Returns:
+            How many bytes landed in ``views``; at least one.
+        """
+        self._sock.sendall(request)
+        try:
+            got = self._sock.recvmsg_into(views)[0]
+        except BlockingIOError as error:
+            raise TimeoutError("timed out: the peer is silent") from error
+        if not got:
+            raise EOFError("the peer closed the connection")
+        return got
+
     def send(self, parts: Sequence[Buffer]) -> None:
         """Send all parts in order with as few system calls as the kernel allows."""
         began = time.monotonic()
@@ -183,6 +198,12 @@ class TlsWire(Wire):
             for start in range(0, len(view), _SCRATCH_BYTES):
                 self._sock.sendall(view[start : start + _SCRATCH_BYTES])
                 self._left(began)
+
+    def ask(self, request: bytes, views: Sequence[memoryview]) -> int:
+        """Send a small request and fill the first view with the beginning of its answer."""
+        self._sock.sendall(request)
+        self._receive_rest(views[0], 0, time.monotonic())
+        return len(views[0])
 
     def end_sending(self) -> None:
         """Tell the peer that no more comes (the TLS closing alert would wait for its answer)."""

@@ -8,17 +8,14 @@ next one is under way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 import xxhash
 
 from dmp.frame import FrameHeader, FrameType
 from dmp.range_codec import Ref, pack_ranges, unpack_sums
 from dmp.socket_io import Buffer, Wire
+from dmp.transport.single_read import PIECE_BYTES, receive_hashed
 from kvcore.errors import RemoteProtocolError
-
-_PIECE_BYTES: Final = 256 << 10
-"""Received and verified at a time: half of a usual L2 cache."""
 
 
 class Ask:
@@ -73,7 +70,7 @@ class ReadAsk(Ask):
         if header.head_bytes != 8 * len(views) or header.payload_bytes != self._size:
             raise RemoteProtocolError("the ranges are not as long as the destinations")
         head = memoryview(bytearray(header.head_bytes))
-        if self._size <= _PIECE_BYTES:
+        if self._size <= PIECE_BYTES:
             wire.receive_all([head, *views])
             found: Iterable[int] = map(xxhash.xxh3_64_intdigest, views)
         else:
@@ -88,14 +85,14 @@ def _receive_pieces(wire: Wire, views: Sequence[memoryview]) -> Iterator[int]:
     group: list[memoryview] = []
     size = 0
     for view in views:
-        if len(view) > _PIECE_BYTES:
+        if len(view) > PIECE_BYTES:
             yield from _receive_group(wire, group)
             group, size = [], 0
-            yield _receive_long(wire, view)
+            yield receive_hashed(wire, view)
             continue
         group.append(view)
         size += len(view)
-        if size >= _PIECE_BYTES:
+        if size >= PIECE_BYTES:
             yield from _receive_group(wire, group)
             group, size = [], 0
     yield from _receive_group(wire, group)
@@ -105,12 +102,3 @@ def _receive_group(wire: Wire, views: Sequence[memoryview]) -> Iterable[int]:
     if views:
         wire.receive_all(views)
     return map(xxhash.xxh3_64_intdigest, views)
-
-
-def _receive_long(wire: Wire, view: memoryview) -> int:
-    state = xxhash.xxh3_64()
-    for start in range(0, len(view), _PIECE_BYTES):
-        piece = view[start : start + _PIECE_BYTES]
-        wire.receive_into(piece)
-        state.update(piece)
-    return state.intdigest()

@@ -14,9 +14,11 @@ from typing import Final
 
 from dmp import messages as m
 from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, pack_header, parse_header
+from dmp.range_codec import Ref
 from dmp.socket_io import TlsWire, Wire
 from dmp.tls import TlsFiles, client_context
 from dmp.transport.ask import Ask
+from dmp.transport.single_read import SingleRead
 from kvcore.errors import (
     BlockNotFoundError,
     CacheError,
@@ -99,6 +101,7 @@ class Connection:
             self._wire = _connect(peer)
         except (OSError, ValueError, ConfigError) as error:
             raise _translated(error, peer) from error
+        self._single = SingleRead(self._wire)
         try:
             self.welcome = self._greet()
             self._wire.set_timeout(peer.op_timeout_s)
@@ -159,6 +162,34 @@ class Connection:
         if refused is not None:
             raise refused
 
+    def read_one(self, ref: Ref, view: memoryview) -> bool:
+        """Read one range into ``view``; False if its bytes lack the checksum that came with them.
+
+        Raises:
+            CacheError: the refusal, or TransportError.
+        """
+        self._request_id = request_id = (self._request_id + 1) & 0xFFFFFFFF
+        single = self._single
+        try:
+            got = single.read(request_id, ref, view)
+            if single.is_answer(request_id, ref[5]):
+                return single.finish(view, got)
+            refused = self._refusal_in(bytes(single.lead) + view[:got], request_id)
+        except (OSError, EOFError, ValueError, RemoteProtocolError) as error:
+            raise _translated(error, self._peer) from error
+        raise refused
+
+    def _refusal_in(self, raw: bytes, request_id: int) -> CacheError:
+        """Take an ERROR frame of which the first bytes have come."""
+        header = parse_header(raw)
+        missing = HEADER_BYTES + header.head_bytes - len(raw)
+        wrong = header.type is not FrameType.ERROR or header.request_id not in (request_id, 0)
+        if wrong or missing < 0:
+            raise RemoteProtocolError(f"unexpected {header.type.name} frame")
+        rest = bytearray(missing)
+        self._wire.receive_into(memoryview(rest))
+        return self._refused(header, raw[HEADER_BYTES:] + rest)
+
     @property
     def is_open(self) -> bool:
         """Whether the peer has not hung up, as far as is known."""
@@ -193,6 +224,9 @@ class Connection:
     def _refusal(self, header: FrameHeader) -> CacheError:
         head = bytearray(header.head_bytes)
         self._wire.receive_into(memoryview(head))
+        return self._refused(header, head)
+
+    def _refused(self, header: FrameHeader, head: bytes | bytearray) -> CacheError:
         error = _as_error(m.Failure.unpack(head), self._peer)
         if header.request_id == 0 or isinstance(error, TransportError):
             raise error
