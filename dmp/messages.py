@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from dmp.packing import Packer, Unpacker
+from dmp.packing import MAX_NUMBER, Packer, Unpacker
 from dmp.pool_node import PoolNodeStats, PutRequest
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
@@ -221,7 +221,9 @@ class Refs:
     number: float = 0.0
 
     def pack(self) -> bytes:
-        return Packer().pack("d", self.number).refs(self.locations).bytes()
+        # Who looks at blocks in place counts a terabyte within a second.
+        number = min(self.number, MAX_NUMBER - 1)
+        return Packer().pack("d", number).refs(self.locations).bytes()
 
     @classmethod
     def unpack(cls, head: Head, node: NodeId) -> Refs:

@@ -127,8 +127,8 @@ class NodeState:
             self.segment.set_state(slot.index, SlotState.FREE)
 
     def unpin(self, slot: Slot) -> None:
-        """End a transfer; the node may have stopped meanwhile."""
-        if self._table is not None and self._segment is not None:
+        """End a transfer; the node may have stopped, and started again, meanwhile."""
+        if self._table is not None and self._segment is not None and self._table.knows(slot):
             freed = self._table.unpin(slot)
             if freed is not None:
                 self._segment.set_state(freed.index, SlotState.FREE)

@@ -15,6 +15,9 @@ from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
 from kvcore.location import Location
 
 _REF = struct.Struct("<QIQQQ")
+MAX_NUMBER = 1e12
+"""Durations and byte counts are below."""
+
 _ONE = {code: struct.Struct("<" + code) for code in "BHIQ"}
 
 
@@ -94,8 +97,8 @@ class Unpacker:
     def number(self) -> float:
         """Take one finite, non-negative float."""
         (value,) = struct.unpack("<d", self.raw(8))
-        if not 0.0 <= value < 1e12:
-            raise RemoteProtocolError(f"a duration of {value} seconds makes no sense")
+        if not 0.0 <= value < MAX_NUMBER:
+            raise RemoteProtocolError(f"a duration or count of {value} makes no sense")
         return float(value)
 
     def integers(self, code: str, count: int) -> tuple[int, ...]:

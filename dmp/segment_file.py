@@ -60,11 +60,16 @@ def _create(path: Path, geometry: Geometry) -> Segment:
     fresh = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ConfigError(f"segment {path} can't be made: {error.strerror}") from error
     try:
         _lock(path, fd, 0.0)
+        _check_owner(fresh, fd)
+    except ConfigError:
+        os.close(fd)  # The file is another's, who may be about to give it its name.
+        raise
+    try:
         _allocate(path, fd, geometry.file_bytes)
         os.pwrite(fd, _first_page(geometry), 0)
         os.rename(fresh, path)
@@ -112,6 +117,7 @@ def _open_locked(path: Path, wait_s: float) -> int | None:
     """Open and lock the file; None if its owner replaced or removed it while we waited."""
     fd = _open(path)
     try:
+        _check_owner(path, fd)
         _lock(path, fd, wait_s)
         if os.stat(path).st_ino == os.fstat(fd).st_ino:
             return fd
@@ -129,6 +135,16 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"segment {path} can't be opened: {error.strerror}") from error
+
+
+def _check_owner(path: Path, fd: int) -> None:
+    """Refuse a file somebody else laid there: its blocks, whose checksums fit, may be anything."""
+    owner = os.fstat(fd).st_uid
+    if owner != os.geteuid():
+        raise ConfigError(
+            f"segment {path} belongs to user {owner}, not to this process's user {os.geteuid()}; "
+            f"if nothing in it is needed, remove it (rm {path}), or run as that user"
+        )
 
 
 def _lock(path: Path, fd: int, wait_s: float) -> None:

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from typing import Final
 
 from dmp.clients import ByteBudget, Clients
@@ -27,6 +28,8 @@ HELLO_TIMEOUT_S: Final = 5.0
 
 MAX_STRANGERS: Final = 64
 """Connections that have not shown their token yet; further ones are closed at once."""
+
+_ACCEPT_RETRY_S: Final = 0.1
 
 
 class DmpServer:
@@ -116,6 +119,8 @@ class DmpServer:
                 if self._is_stopping():
                     return
                 log.warning("dmp %s: accept failed: %s", self._node.node_id, error)
+                # Out of descriptors, say: trying at once again would only take the processor too.
+                time.sleep(_ACCEPT_RETRY_S)
                 continue
             self._admit(sock)
 
@@ -131,7 +136,11 @@ class DmpServer:
             thread = threading.Thread(target=self._run, args=(sock,), name="dmp-conn", daemon=True)
             self._sessions[sock] = thread
             self._strangers.add(sock)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # The system has no more threads; the door stays open.
+            log.warning("dmp %s: a connection was refused: %s", self._node.node_id, error)
+            self._forget(sock)
 
     def _run(self, sock: socket.socket) -> None:
         try:
@@ -155,10 +164,13 @@ class DmpServer:
             # The outermost loop of a peer: one of them must not end the server.
             log.exception("dmp %s: session failed", self._node.node_id)
         finally:
-            sock.close()
-            with self._lock:
-                self._sessions.pop(sock, None)
-                self._strangers.discard(sock)
+            self._forget(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
+        sock.close()
+        with self._lock:
+            self._sessions.pop(sock, None)
+            self._strangers.discard(sock)
 
     def _wire(self, sock: socket.socket) -> Wire:
         if self._tls is None:

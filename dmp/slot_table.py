@@ -84,6 +84,10 @@ class SlotTable:
         """Whether a slot number is in use, in any generation."""
         return self._store.at(index) is not None
 
+    def knows(self, slot: Slot) -> bool:
+        """Whether a slot in use is this table's, not one of an earlier start's."""
+        return self._store.at(slot.index) is slot
+
     def holds(self, key: BlockKey) -> bool:
         """Whether a block is here, sealed or being written; counts as no use."""
         return key in self._store.by_key

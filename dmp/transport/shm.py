@@ -7,6 +7,7 @@ process is away; its next incarnation makes old references stale.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -192,7 +193,8 @@ class ShmPoolNode(PoolNode):
             self._touched_bytes += size
             many = len(self._touched) >= _MAX_UNREPORTED
         if many:
-            self._report_touched()
+            with contextlib.suppress(TransportError):  # What was read stays read.
+                self._report_touched()
 
     def _report_touched(self) -> None:
         if not self._touched:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dmp.messages import RangeRef
+from dmp.range_ref import as_ref
 from dmp.transport.inproc import InprocPoolNode
 from kvcore.block_event import BlockRemoved, BlockStored
 from kvcore.clock import ManualClock
@@ -206,3 +207,20 @@ def test_a_dead_clients_pinned_reservation_goes_with_the_pin(make_rig: MakeRig) 
         node.release_owner("dead")
         assert node.stats().used_bytes > 0
     assert node.stats().used_bytes == 0
+
+
+def test_transfers_of_an_earlier_start_do_not_disturb_the_next(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    node = rig.node
+    place = store(InprocPoolNode(node), "a")
+    (grant,) = node.reserve([make_put("b")])
+    assert grant is not None
+    read = node.begin_read([as_ref(RangeRef(place, 0))])
+    write = node.begin_write([as_ref(RangeRef(grant, 0))])
+    node.abort([grant])
+    node.stop()
+    node.start()
+    node.end_read(read)
+    node.end_write(write)
+    node.check_invariants()
+    assert node.drain(0.0), "no transfer of this start is open"

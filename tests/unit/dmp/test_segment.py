@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -155,3 +156,30 @@ def test_a_folder_that_can_not_be_made_is_a_config_error(path: Path) -> None:
         open_segment(path / "x" / "node.seg", SHAPE)
     with pytest.raises(ConfigError, match="can't be opened"):
         map_segment(path.with_name("nothing"))
+
+
+def test_a_segment_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_segment(path, SHAPE).close()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=r"belongs to user .* remove it"):
+        open_segment(path, SHAPE)
+    assert path.exists()
+
+
+def test_a_half_made_segment_of_another_user_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.with_name(path.name + ".new").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match="belongs to user"):
+        open_segment(path, SHAPE)
+
+
+def test_a_second_start_at_the_same_moment_leaves_the_first_one_its_file(path: Path) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.touch()
+    with fresh.open("rb") as being_made:
+        fcntl.flock(being_made, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="owned by a running process"):
+            open_segment(path, SHAPE)
+        assert fresh.exists()
