@@ -190,7 +190,8 @@ def greet(peer: Peer) -> Welcome:
         if error.refusal != AuthenticationError.code:
             raise
         raise AuthenticationError(
-            f"{peer.address} wants another cluster token", hint="pass token=..."
+            f"{peer.address} wants another cluster token",
+            hint="pass token=... (on the command line --set cluster.token=...)",
         ) from error
     connection.close()
     return connection.welcome

@@ -23,7 +23,15 @@ from tierkv.settings import Section, Settings
 
 ENV_PREFIX = "TIERKV_"
 CONFIG_ENV = "TIERKV_CONFIG"
-SECRET_KEYS = frozenset({"cluster.token", "cluster.secret", "front.users", "front.api_keys"})
+SECRET_KEYS = frozenset(
+    {
+        "cluster.token",
+        "cluster.secret",
+        "front.users",
+        "front.api_keys",
+        "dmp.archive_options",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,27 @@ from pathlib import Path
 from dmp.lower_tier import LowerTier
 from kvcore.errors import ConfigError
 from kvcore.ids import NodeId
+from storage.segment_folder import MIN_FILES, choose_segment_bytes
+from storage.segment_format import PAGE
 from tierkv.settings import DmpSettings
 
 
-def disk_tier(settings: DmpSettings, node: NodeId) -> Callable[[], LowerTier] | None:
+def disk_tier(
+    settings: DmpSettings, node: NodeId, *, extent_bytes: int
+) -> Callable[[], LowerTier] | None:
     """Return what opens the node's disk pool, None when it has none.
 
     Each node has a folder of its own below ``dmp.disk_path``, so that several nodes of one machine
     can share the setting.
 
+    Args:
+        settings: where the disk pool lies, and its size.
+        node: whose it is.
+        extent_bytes: of the node's memory: no block is larger, and each must fit a file, because
+            one that is refused would be offered again and again.
+
     Raises:
-        ConfigError: an archive without a disk pool above it.
+        ConfigError: an archive without a disk pool above it, or too small a disk pool.
     """
     if not settings.disk_path:
         if settings.archive_url:
@@ -31,6 +41,14 @@ def disk_tier(settings: DmpSettings, node: NodeId) -> Callable[[], LowerTier] | 
                 hint="set dmp.disk_path to a folder on a local disk",
             )
         return None
+    capacity = int(settings.disk_capacity)
+    least = MIN_FILES * (extent_bytes + 2 * PAGE)
+    if capacity < least:
+        raise ConfigError(
+            f"dmp.disk_capacity {capacity} is too small: {MIN_FILES} files that hold the largest "
+            f"block take {least} bytes",
+            hint="raise dmp.disk_capacity, or leave dmp.disk_path empty",
+        )
     folder = Path(settings.disk_path).expanduser() / node
 
     def open_store() -> LowerTier:
@@ -38,8 +56,10 @@ def disk_tier(settings: DmpSettings, node: NodeId) -> Callable[[], LowerTier] | 
 
         return L4Store.open(
             folder,
-            capacity_bytes=int(settings.disk_capacity),
+            capacity_bytes=capacity,
+            segment_bytes=max(choose_segment_bytes(capacity), extent_bytes + 2 * PAGE),
             archive_url=settings.archive_url,
+            archive_options=settings.archive_options,
         )
 
     return open_store

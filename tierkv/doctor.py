@@ -20,7 +20,7 @@ import typer
 
 from kvcore.errors import ModelFolderError
 from tierkv.config import LoadedConfig
-from tierkv.doctor_paths import check_rdma, check_shm, check_tcp
+from tierkv.doctor_paths import check_disk, check_rdma, check_shm, check_tcp
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
 from tierkv.settings import Settings
 
@@ -132,6 +132,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_shm,
     check_rdma,
     check_tcp,
+    check_disk,
     check_ports,
     check_psql,
     check_files,

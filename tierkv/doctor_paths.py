@@ -6,14 +6,17 @@ Part of ``tierkv doctor``. What a running node really uses, and why, stands in `
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import resource
 import shutil
 import socket
+from pathlib import Path
 from typing import Final
 
 from dmp.transport.verbs_device import Discovery, discover
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
-from tierkv.parts import device_names
+from tierkv.parts import device_names, segment_prefix
 from tierkv.settings import Settings
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -28,13 +31,44 @@ def check_shm(settings: Settings) -> Finding:
         cure = "set dmp.segment_dir to a folder on tmpfs"
         return Finding("path shm", MISSING, f"{folder}: {error.strerror}", cure)
     text = f"{folder} has {free >> 20} MiB free, dmp.capacity is {wanted >> 20} MiB"
-    if free >= wanted:
+    held = _held_bytes(Path(folder), segment_prefix(settings.cluster.run_dir))
+    if held:
+        text += f", this cluster's segments hold {held >> 20} MiB"
+    if free + held >= wanted:
         return Finding("path shm", OK, text)
     cure = (
         f"mount -o remount,size={(wanted >> 20) + 1024}m {folder}, or lower dmp.capacity "
         f"(in a container: --shm-size)"
     )
     return Finding("path shm", MISSING, text, cure)
+
+
+def _held_bytes(folder: Path, prefix: str) -> int:
+    """Memory of segments that are there already: a start attaches them and needs no more."""
+    return sum(path.stat().st_blocks * 512 for path in folder.glob(f"{prefix}*.seg"))
+
+
+def check_disk(settings: Settings) -> Finding:
+    """Room for the disk pool, and the library its archive needs."""
+    wanted = int(settings.dmp.disk_capacity)
+    if not settings.dmp.disk_path:
+        cure = "set dmp.disk_path to a folder on a local disk"
+        return Finding("disk pool", OPTIONAL, "none; evicted blocks are computed again", cure)
+    folder = Path(settings.dmp.disk_path).expanduser()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(parent, os.W_OK):
+        return Finding("disk pool", MISSING, f"{folder} can't be written", "set dmp.disk_path")
+    if settings.dmp.archive_url and importlib.util.find_spec("obstore") is None:
+        text = f"{settings.dmp.archive_url} needs the package obstore"
+        return Finding("disk pool", MISSING, text, "pip install 'tierkv[s3]'")
+    free = shutil.disk_usage(parent).free
+    held = sum(path.stat().st_blocks * 512 for path in folder.glob("*/segment-*.l4"))
+    text = f"{folder} has {free >> 20} MiB free, dmp.disk_capacity is {wanted >> 20} MiB"
+    if held:
+        text += f", disk pools there hold {held >> 20} MiB"
+    if free + held >= wanted:
+        return Finding("disk pool", OK, text)
+    return Finding("disk pool", MISSING, text, "free disk space, or lower dmp.disk_capacity")
 
 
 def check_rdma(settings: Settings) -> Finding:

@@ -64,7 +64,7 @@ class EmbeddedCluster:
         )
         self.compute = await make_compute_part(compute, self.meta)
         pool = _pool_config(settings, host)
-        lower = disk_tier(settings.dmp, pool.node_id)
+        lower = disk_tier(settings.dmp, pool.node_id, extent_bytes=pool.extent_bytes)
         self.pool = DmpPart(pool, self.meta, listen=False, open_lower=lower)
         await self.pool.start()
         self.compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
-from hashlib import blake2b
 from pathlib import Path
 
 import structlog
@@ -30,7 +29,7 @@ from metaserver.config import MetaConfig
 from tierkv.config import LoadedConfig
 from tierkv.disk_tier import disk_tier
 from tierkv.log import configure_logging
-from tierkv.parts import DmpPart, announce, device_names, path_options
+from tierkv.parts import DmpPart, announce, device_names, path_options, segment_prefix
 
 log = structlog.get_logger(__name__)
 
@@ -93,27 +92,28 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
 
 async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
     settings = config.settings
+    pool = DmpConfig(
+        node_id=name,
+        host=_host(config),
+        segment_path=str(_segment_path(config, name)),
+        capacity_bytes=int(settings.dmp.capacity),
+        bind=settings.dmp.bind,
+        port=settings.dmp.port,
+        advertise_host=settings.cluster.advertise,
+        token=settings.cluster.token,
+        tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
+        rdma=settings.dmp.rdma,
+        rdma_devices=device_names(settings.dmp.rdma_devices),
+        remove_on_stop=settings.dmp.remove_on_stop,
+        demote_above=settings.dmp.demote_above,
+        scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
+        drain_s=settings.dmp.drain_s,
+        attach_wait_s=settings.dmp.attach_wait_s,
+    )
     part = DmpPart(
-        DmpConfig(
-            node_id=name,
-            host=_host(config),
-            segment_path=str(_segment_path(config, name)),
-            capacity_bytes=int(settings.dmp.capacity),
-            bind=settings.dmp.bind,
-            port=settings.dmp.port,
-            advertise_host=settings.cluster.advertise,
-            token=settings.cluster.token,
-            tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
-            rdma=settings.dmp.rdma,
-            rdma_devices=device_names(settings.dmp.rdma_devices),
-            remove_on_stop=settings.dmp.remove_on_stop,
-            demote_above=settings.dmp.demote_above,
-            scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
-            drain_s=settings.dmp.drain_s,
-            attach_wait_s=settings.dmp.attach_wait_s,
-        ),
+        pool,
         _meta(config, stack) if settings.cluster.meta_address else None,
-        open_lower=disk_tier(settings.dmp, name),
+        open_lower=disk_tier(settings.dmp, name, extent_bytes=pool.extent_bytes),
     )
     await part.start()
     stack.push_async_callback(part.stop)
@@ -126,9 +126,8 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
 
 def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
     """Name the segment after the node and its cluster, whose run directory tells it apart."""
-    run_dir = config.settings.cluster.run_dir.expanduser().resolve()
-    cluster = blake2b(str(run_dir).encode(), digest_size=4).hexdigest()
-    return Path(config.settings.dmp.segment_dir) / f"tierkv-{cluster}-{name}.seg"
+    prefix = segment_prefix(config.settings.cluster.run_dir)
+    return Path(config.settings.dmp.segment_dir) / f"{prefix}{name}.seg"
 
 
 async def _start_compute(

@@ -119,6 +119,10 @@ class DmpSettings(Section):
     archive_url: str = Field(
         default="", description="object storage below the disk pool, such as s3://bucket/prefix"
     )
+    archive_options: dict[str, str] = Field(
+        default_factory=dict,
+        description="options of that storage: endpoint, region, access_key_id, ...",
+    )
     demote_above: float = Field(
         default=0.85, ge=0.0, le=1.0, description="share of memory above which blocks go to disk"
     )

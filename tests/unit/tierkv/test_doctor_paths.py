@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from dmp.transport.verbs_device import Discovery, RdmaPort
 from tierkv.config import load_config
-from tierkv.doctor_paths import check_rdma, check_shm, check_tcp, judge_rdma
+from tierkv.doctor_paths import check_disk, check_rdma, check_shm, check_tcp, judge_rdma
+from tierkv.parts import segment_prefix
 from tierkv.settings import Settings
 
 GIB = 1 << 30
@@ -60,6 +62,25 @@ def test_shared_memory_needs_room(tmp_path: Path) -> None:
     assert (none.state, "tmpfs" in none.cure) == ("missing", True)
     full = check_shm(settings(dmp__segment_dir=str(tmp_path), dmp__capacity="1000TiB"))
     assert (full.state, "remount" in full.cure) == ("missing", True)
+
+
+def test_a_segment_of_this_cluster_counts_as_room(tmp_path: Path) -> None:
+    room = shutil.disk_usage(tmp_path).free + (1 << 20)
+    flags = {"dmp__segment_dir": str(tmp_path), "cluster__run_dir": str(tmp_path / "run")}
+    wanted = settings(**flags, dmp__capacity=room)
+    assert check_shm(wanted).state == "missing"
+    segment = tmp_path / f"{segment_prefix(wanted.cluster.run_dir)}dmp-0.seg"
+    segment.write_bytes(bytes(1 << 20))
+    assert "hold 1 MiB" in check_shm(wanted).found
+
+
+def test_a_disk_pool_needs_room_and_may_be_none(tmp_path: Path) -> None:
+    none = check_disk(settings())
+    assert (none.state, "dmp.disk_path" in none.cure) == ("optional", True)
+    folder = str(tmp_path / "not-yet" / "disk")
+    assert check_disk(settings(dmp__disk_path=folder, dmp__disk_capacity="1MiB")).state == "ok"
+    full = check_disk(settings(dmp__disk_path=folder, dmp__disk_capacity="1000TiB"))
+    assert (full.state, "lower dmp.disk_capacity" in full.cure) == ("missing", True)
 
 
 def test_tcp_says_who_can_reach_it() -> None:
