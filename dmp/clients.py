@@ -1,13 +1,14 @@
 """Who is connected to a DMP server, and how much they may pin: the door's bookkeeping.
 
 Mutated by dmp/server.py and dmp/session.py from the connections' threads. Pure of sockets; what a
-dead client leaves behind is freed by whoever is told that its last connection closed.
+dead client leaves behind is freed when its last connection closed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 
 class Clients:
@@ -22,14 +23,16 @@ class Clients:
         with self._lock:
             self._connections[client_id] += 1
 
-    def left(self, client_id: str) -> bool:
-        """Count one fewer; True when it was the client's last."""
+    def left(self, client_id: str, free: Callable[[str], None]) -> None:
+        """Count one fewer; ``free`` what the client has when it was its last.
+
+        The client may be connecting again: until all is freed, it waits to be counted.
+        """
         with self._lock:
             self._connections[client_id] -= 1
-            if self._connections[client_id] > 0:
-                return False
-            del self._connections[client_id]
-            return True
+            if not self._connections[client_id]:
+                del self._connections[client_id]
+                free(client_id)
 
 
 class ByteBudget:

@@ -81,8 +81,8 @@ class Session:
         finally:
             if self._rdma is not None:
                 self._rdma.close()  # Before its slots are given to others.
-            if self._client_id and self._clients.left(self._client_id):
-                self._node.release_owner(self._client_id)
+            if self._client_id:
+                self._clients.left(self._client_id, self._node.release_owner)
 
     def _leave(self) -> None:
         """Let the peer read why: closing over unread bytes would reset the connection first."""
@@ -151,8 +151,8 @@ class Session:
 
     def _be(self, client_id: str) -> None:
         """Take what the peer does as that client's doing."""
-        if self._client_id and self._clients.left(self._client_id):
-            self._node.release_owner(self._client_id)
+        if self._client_id:
+            self._clients.left(self._client_id, self._node.release_owner)
         self._client_id = client_id
         if client_id:
             self._clients.joined(client_id)

@@ -131,7 +131,7 @@ class Wire:
                     sent -= len(left.pop(0))
                 if left:
                     left[0] = left[0][sent:]
-                    self._limit(socket.SO_SNDTIMEO, self._left(began))
+                    self._limit(socket.SO_SNDTIMEO, self.time_left(began))
                     sent = self._send_once(left)
         finally:
             self._limit(socket.SO_SNDTIMEO, self.timeout_s)
@@ -140,7 +140,7 @@ class Wire:
         """Go on after a short read (the peer left, the time ran out, or a signal came)."""
         try:
             while got < len(view):
-                self._limit(socket.SO_RCVTIMEO, self._left(began))
+                self._limit(socket.SO_RCVTIMEO, self.time_left(began))
                 try:
                     count = self._sock.recv_into(view[got:], 0, socket.MSG_WAITALL)
                 except BlockingIOError as error:
@@ -151,7 +151,8 @@ class Wire:
         finally:
             self._limit(socket.SO_RCVTIMEO, self.timeout_s)
 
-    def _left(self, began: float) -> float:
+    def time_left(self, began: float) -> float:
+        """Return what is left of a deadline that counts from ``began``, or raise TimeoutError."""
         left = began + self.timeout_s - time.monotonic()
         if left <= 0.0:
             raise TimeoutError("timed out: the peer is slow")
@@ -197,7 +198,7 @@ class TlsWire(Wire):
             view = memoryview(part)
             for start in range(0, len(view), _SCRATCH_BYTES):
                 self._sock.sendall(view[start : start + _SCRATCH_BYTES])
-                self._left(began)
+                self.time_left(began)
 
     def ask(self, request: bytes, views: Sequence[memoryview]) -> int:
         """Send a small request and fill the first view with the beginning of its answer."""
@@ -216,7 +217,7 @@ class TlsWire(Wire):
                 raise EOFError("the peer closed the connection")
             got += count
             if got < len(view):
-                self._left(began)
+                self.time_left(began)
 
 
 def discard(wire: Wire, size: int, *, began: float = 0.0) -> None:
@@ -227,3 +228,5 @@ def discard(wire: Wire, size: int, *, began: float = 0.0) -> None:
             count = min(size, len(scratch))
             wire.receive_into(scratch[:count], began=began)
             size -= count
+            if size > 0:
+                wire.time_left(began)

@@ -129,6 +129,24 @@ def test_dripping_bytes_gains_no_time(hasty: Rig, inside: str) -> None:
     assert hasty.node.stats().slots_writing == 0
 
 
+def test_dripping_a_refused_payload_gains_no_time(hasty: Rig) -> None:
+    place = Location(hasty.node.node_id, hasty.node.incarnation, 0, 1, 99, 10)
+    piece = bytes(256 << 10)
+    head = one_range(place, size=40 * len(piece))
+    lead = pack_header(FrameType.WRITE, 1, head_bytes=len(head), payload_bytes=40 * len(piece))
+    with greeted(hasty.server.address) as peer:
+        peer.sendall(lead + head)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20):
+                # Each piece comes inside the deadline of a single read; the frame's ends it.
+                peer.sendall(piece)
+                if select.select([peer], [], [], 0.1)[0]:
+                    break
+            else:
+                raise AssertionError("the node goes on listening")
+        assert is_dropped(peer)
+
+
 def test_a_stranger_has_a_moment_to_say_hello(rig: Rig) -> None:
     server = DmpServer(rig.node, hello_timeout_s=0.15)
     server.start()
