@@ -46,7 +46,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # A ticket would be sent over a connection that is closed before anyone reads it.
     context.num_tickets = 0
-    _load(context, files)
+    _load(context, files, cert="dmp.tls_cert", ca="dmp.tls_client_ca")
     if files.ca:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -61,17 +61,17 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if not files.ca:
-        raise ConfigError("TLS to the pool needs the CA that signed its certificate (dmp.tls_ca)")
-    _load(context, files)
+        raise ConfigError("TLS to the pool needs the CA that signed its certificate (pool.tls_ca)")
+    _load(context, files, cert="pool.tls_cert", ca="pool.tls_ca")
     return context
 
 
-def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
-    what = f"dmp.tls_cert {files.cert}"
+def _load(context: ssl.SSLContext, files: TlsFiles, *, cert: str, ca: str) -> None:
+    what = f"{cert} {files.cert}"
     try:
         if files.cert:
             context.load_cert_chain(files.cert, files.key or None, password=_no_password)
-        what = f"dmp.tls_ca {files.ca}"
+        what = f"{ca} {files.ca}"
         if files.ca:
             context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError.

@@ -104,7 +104,9 @@ def test_a_peer_that_never_shakes_hands_blocks_nobody(
 def test_files_that_can_not_be_used_say_which(certificates: Certificates, tmp_path: object) -> None:
     with pytest.raises(ConfigError, match=r"dmp\.tls_cert"):
         server_context(TlsFiles(cert=f"{tmp_path}/nothing.pem"))
+    with pytest.raises(ConfigError, match=r"dmp\.tls_client_ca"):
+        server_context(replace(certificates.server, ca=f"{tmp_path}/nothing.pem"))
     with pytest.raises(ConfigError, match="needs the CA"):
         client_context(TlsFiles())
-    with pytest.raises(ConfigError, match="tls_ca"):
+    with pytest.raises(ConfigError, match=r"pool\.tls_ca"):
         client_context(TlsFiles(ca=certificates.server.key))
