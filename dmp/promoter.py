@@ -21,7 +21,7 @@ from dmp.node_reports import Reports
 from dmp.node_state import NodeState
 from dmp.pool_node import PutRequest
 from dmp.range_ref import WHOLE, as_ref
-from kvcore.errors import CacheError
+from kvcore.errors import CacheError, RemoteProtocolError
 from kvcore.ids import BlockKey
 from kvcore.location import Location
 
@@ -97,7 +97,10 @@ class Promoter:
             if place is None:  # Somebody stored it meanwhile, or there is no room.
                 return self._gets.lookup([key])[0]
             return self._fill(block, place)
-        except CacheError as error:
+        except (
+            CacheError,
+            RemoteProtocolError,
+        ) as error:  # An archive holds what others put there.
             log.debug("dmp: block %s was not promoted: %s", key.hex(), error)
             return None
 

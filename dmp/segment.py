@@ -236,16 +236,27 @@ def parse_stamp(raw: memoryview, at: int = 0) -> Stamp:
 def map_segment(path: Path) -> Segment:
     """Map a running node's segment, to read it and to fill reserved slots.
 
+    The path is what a peer says: nothing but a regular file is opened.
+
     Raises:
-        ConfigError: there is no such file or it is no segment of this layout.
+        ConfigError: there is no such file or it is no segment of this layout, or can't be mapped.
     """
     try:
+        if not path.is_file():
+            raise ConfigError(f"segment {path} can't be opened: there is no such file")
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"segment {path} can't be opened: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"segment {path} can't be opened: {error}") from error
     try:
-        segment = Segment(path, fd, g.read_geometry(path, fd))
+        segment = _mapped(path, fd)
         segment.disown()
         return segment
     finally:
         os.close(fd)
+
+
+def _mapped(path: Path, fd: int) -> Segment:
+    try:
+        return Segment(path, fd, g.read_geometry(path, fd))
+    except OSError as error:
+        raise ConfigError(f"segment {path} can't be mapped: {error.strerror}") from error

@@ -125,10 +125,11 @@ class SlotTable:
         """Take a slot for a block, evicting leaves if there is no free one.
 
         Returns:
-            The decision; None when the block is here already (sealed or being written) or no room
-            can be made (then ``alloc_failures`` grows). None never has victims.
+            The decision; None when the block is here already (sealed or being written), would be
+            its own ancestor (then none of that ring could ever go), or no room can be made (then
+            ``alloc_failures`` grows). None never has victims.
         """
-        if put.key in self._store.by_key:
+        if put.key in self._store.by_key or self._closes_a_ring(put):
             return None
         size = slot_bytes_for(put.range_bytes, put.range_count)
         index = self.extents.take(size)
@@ -377,6 +378,20 @@ class SlotTable:
         self._evictor.linked(slot)
         self._touch(slot)
         return slot
+
+    def _closes_a_ring(self, put: PutRequest) -> bool:
+        """Whether a block's ancestors here descend from it; O(1) unless it has children here."""
+        if put.key not in self._leaves.children:
+            return False
+        key = put.parent
+        for _ in range(len(self._store)):  # A segment of an older version may hold a ring.
+            above = self._store.find(key)
+            if above is None:
+                return False
+            key = above.put.parent
+            if key == put.key:
+                return True
+        return True
 
     def _evict_for(self, size: int, parent: BlockKey) -> Sequence[Slot]:
         """Make one place of a size; a parent is not evicted to make room for its own child."""

@@ -171,9 +171,9 @@ class VerbsPoolNode(PoolNode):
             for part in _parts(reads):
                 with self._lanes.one() as lane:
                     self._read(lane, part)
-                size = sum(read.destination.nbytes for read in part)
-                if self._log.note([read.location for read in part], size):
-                    self._report_reads()
+                self._note(
+                    [read.location for read in part], sum(r.destination.nbytes for r in part)
+                )
         except NoRailError as error:
             self._board.note_path(error.message)
             self._control.read_ranges(reads)
@@ -211,8 +211,7 @@ class VerbsPoolNode(PoolNode):
         for part in _parts(targets):
             with self._lanes.one() as lane:
                 sums += self._land(lane, part)
-            if self._log.note([t.location for t in part], sum(t.size for t in part)):
-                self._report_reads()
+            self._note([t.location for t in part], sum(t.size for t in part))
         return sums
 
     def _land(self, lane: Lane, targets: Sequence[Landing]) -> list[int]:
@@ -275,6 +274,11 @@ class VerbsPoolNode(PoolNode):
     def close(self) -> None:
         self._lanes.close()
         self._control.close()
+
+    def _note(self, locations: Sequence[Location], size: int) -> None:
+        if self._log.note(locations, size):
+            with contextlib.suppress(TransportError):  # What was read stays read.
+                self._report_reads()
 
     def _report_reads(self) -> None:
         reads = self._log.take()

@@ -15,7 +15,7 @@ from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, Tran
 from kvcore.location import Tier
 from kvcore.node import TierStats
 from storage.l4 import L4Store
-from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_range, store
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 
 MakeRig = Callable[..., Rig]
 MIB = 1 << 20
@@ -296,3 +296,11 @@ def test_a_copy_that_is_gone_before_it_is_noted_is_no_copy(make_rig: MakeRig, ta
     slot = rig.node._state.table.peek(block_key("a"))
     assert slot is not None and not slot.clean
     assert rig.journal.events[-1] == BlockRemoved(block_key("a"), Tier.L4)
+
+
+def test_an_impossible_block_from_below_is_a_miss(make_rig: MakeRig, tampered) -> None:
+    rig = make_rig(open_lower=opener(tampered))
+    claimed = make_put("odd", tokens=1 << 31)
+    tampered.find = lambda key: claimed
+    assert InprocPoolNode(rig.node).promote([claimed.key]) == [None]
+    assert rig.node.stats().slots_writing == 0

@@ -183,3 +183,17 @@ def test_a_second_start_at_the_same_moment_leaves_the_first_one_its_file(path: P
         with pytest.raises(ConfigError, match="owned by a running process"):
             open_segment(path, SHAPE)
         assert fresh.exists()
+
+
+def test_what_a_peer_calls_its_segment_may_be_anything(path: Path) -> None:
+    os.mkfifo(path)
+    for claimed in (
+        path,
+        path.parent,
+        Path("/dev/null"),
+        Path("a\0b"),
+        path / "x",
+        Path("x" * 5000),
+    ):
+        with pytest.raises(ConfigError, match="can't be opened"):
+            map_segment(claimed)

@@ -261,3 +261,14 @@ def test_deadlines_that_count_no_more_are_forgotten(table: SlotTable) -> None:
     assert kept.holders
     table.expire(5e8)
     assert not kept.holders, "what counts is still looked at"
+
+
+def test_a_block_can_not_be_its_own_ancestor(table: SlotTable) -> None:
+    put(table, "a", "c")
+    put(table, "b", "a")
+    assert table.reserve(make_put("c", "b", range_bytes=1000, range_count=1), deadline=1e9) is None
+    put(table, "c", "d")
+    order = []
+    for name in ("w", "x", "y", "z"):
+        order += victims_of(table, name)
+    assert order == [block_key(name) for name in "bac"], "a chain goes, a ring never would"
