@@ -17,11 +17,9 @@ from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
 from dmp.pool_node import PutRequest
 from dmp.range_codec import Ref, pack_sums, unpack_ranges
-from dmp.range_ref import WHOLE
 from dmp.socket_io import Wire
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError, TransportError
-from kvcore.location import Location
 
 PUT_DEADLINE_S: Final = 60.0
 """Longest reservation of a PUT; its frame has a shorter deadline of its own."""
@@ -76,28 +74,25 @@ class ByteFrames:
         if ask.payload_bytes != header.payload_bytes:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
         puts = [block.put for block in ask.blocks]
-        places = self._node.reserve(puts, deadline_s=PUT_DEADLINE_S, owner=owner)
+        ticket = self._node.begin_put(puts, deadline_s=PUT_DEADLINE_S, owner=owner)
         try:
-            for put, place in zip(puts, places, strict=True):
-                self._receive_block(put, place)
-            sealed = iter(self._node.seal(_sealings(ask.blocks, places)))
+            self._receive_blocks(puts, ticket.views)
         except BaseException:
-            self._node.abort([place for place in places if place is not None])
+            self._node.abort_put(ticket)
             raise
-        return m.MaybeRefs([None if p is None else next(sealed) for p in places]).pack()
+        places = self._node.end_put(ticket, [block.checksums for block in ask.blocks])
+        return m.MaybeRefs(places).pack()
 
-    def _receive_block(self, put: PutRequest, place: Location | None) -> None:
-        if place is None:
+    def _receive_blocks(
+        self, puts: Sequence[PutRequest], views: Sequence[memoryview | None]
+    ) -> None:
+        """Receive runs of blocks that have a slot with one call each; skip the others."""
+        run: list[memoryview] = []
+        for put, view in zip(puts, views, strict=True):
+            if view is not None:
+                run.append(view)
+                continue
+            self._reader.take(run)
+            run = []
             self._reader.skip(put.range_bytes * put.range_count)
-            return
-        slot = (place.incarnation, place.segment, place.slot, place.generation)
-        ticket = self._node.begin_write([(*slot, WHOLE, put.range_bytes * put.range_count)])
-        try:
-            self._reader.take(ticket.views)
-        finally:
-            self._node.end_write(ticket)
-
-
-def _sealings(blocks: Sequence[m.NewBlock], places: Sequence[Location | None]) -> list[m.Sealing]:
-    pairs = zip(blocks, places, strict=True)
-    return [m.Sealing(place, block.checksums) for block, place in pairs if place is not None]
+        self._reader.take(run)

@@ -23,7 +23,7 @@ from kvcore.location import Location
 Head = bytes | bytearray | memoryview
 _NAME = re.compile(limits.NAME_PATTERN)
 _CLIENT_ID = re.compile(r"[0-9a-f]{0,64}")
-_PUT: Final = struct.Struct("<16s16sQII")
+_PUT: Final = struct.Struct("<16s16sQIIHH")
 _STATS_FIELDS: Final = len(PoolNodeStats.__dataclass_fields__)
 
 
@@ -243,15 +243,13 @@ class MaybeRefs:
     def pack(self) -> bytes:
         p = Packer().pack("I", len(self.locations))
         for location in self.locations:
-            p.pack("B", location is not None)
-            if location is not None:
-                p.ref(location)
+            p.maybe_ref(location)
         return p.bytes()
 
     @classmethod
     def unpack(cls, head: Head, node: NodeId) -> MaybeRefs:
         u = Unpacker(head, node)
-        message = cls([u.ref() if u.integer("B") else None for _ in range(u.count())])
+        message = cls([u.maybe_ref() for _ in range(u.count())])
         u.end()
         return message
 
@@ -305,15 +303,15 @@ def unpack_stats(head: Head) -> PoolNodeStats:
 
 
 def _pack_put(p: Packer, put: PutRequest) -> None:
-    p.raw(_PUT.pack(put.key, put.parent, put.range_bytes, put.range_count, put.tokens))
-    p.text(put.model).text(put.tenant)
+    model, tenant = put.model.encode(), put.tenant.encode()
+    sizes = (put.range_bytes, put.range_count, put.tokens, len(model), len(tenant))
+    p.raw(_PUT.pack(put.key, put.parent, *sizes)).raw(model).raw(tenant)
 
 
 def _unpack_put(u: Unpacker) -> PutRequest:
-    key, parent, range_bytes, range_count, tokens = _PUT.unpack(u.raw(_PUT.size))
-    put = PutRequest(
-        BlockKey(key), BlockKey(parent), range_bytes, range_count, tokens, u.text(), u.text()
-    )
+    key, parent, size, count, tokens, model, tenant = _PUT.unpack(u.raw(_PUT.size))
+    names = u.string(model), u.string(tenant)
+    put = PutRequest(BlockKey(key), BlockKey(parent), size, count, tokens, *names)
     check_put(put)
     return put
 

@@ -18,7 +18,7 @@ from dmp.demoter import Demoter
 from dmp.lower_tier import LowerTier
 from dmp.messages import RangeRef, Sealing
 from dmp.node_gets import Gets, ReadTicket
-from dmp.node_puts import Puts, WriteTicket
+from dmp.node_puts import Puts, PutTicket, WriteTicket
 from dmp.node_reports import Reports
 from dmp.node_state import NodeState, shape_of
 from dmp.pool_node import PoolNodeStats, PutRequest
@@ -253,6 +253,31 @@ class DmpNode:
     def abort(self, locations: Sequence[Location]) -> None:
         """Give reservations up; unknown ones are ignored."""
         self._puts.abort(locations)
+
+    def begin_put(
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0, owner: str = ""
+    ) -> PutTicket:
+        """Reserve whole blocks to fill their ``views``; ``end_put`` or ``abort_put`` must follow.
+
+        The caller has checked the requests. A view is None where the block is here already or
+        there is no room.
+        """
+        return self._puts.begin_put(puts, deadline_s=deadline_s, owner=owner)
+
+    def end_put(
+        self, ticket: PutTicket, checksums: Sequence[tuple[int, ...]]
+    ) -> list[Location | None]:
+        """Make the filled blocks readable; None where there was no slot, or too late.
+
+        Args:
+            ticket: from ``begin_put``; its views are released.
+            checksums: per block, the xxh3_64 of each range.
+        """
+        return self._puts.end_put(ticket, checksums)
+
+    def abort_put(self, ticket: PutTicket) -> None:
+        """Give the slots of a put up; its views are released."""
+        self._puts.abort_put(ticket)
 
     def release_owner(self, owner: str) -> None:
         """Abort the unsealed reservations of a client that is gone, and end its holds.

@@ -27,6 +27,14 @@ class WriteTicket:
     slots: list[Slot]
 
 
+@dataclass(slots=True, eq=False)
+class PutTicket:
+    """Whole blocks on their way in: where each one's bytes go, None for a block without a slot."""
+
+    views: list[memoryview | None]
+    slots: list[Slot | None]
+
+
 class Puts:
     """The writing side of a node.
 
@@ -58,6 +66,17 @@ class Puts:
         self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str
     ) -> Location | None:
         state = self._state
+        slot = self._take_slot(put, deadline, removed, owner)
+        if slot is None:
+            return None
+        state.segment.write_header(slot)
+        return state.location(slot)
+
+    def _take_slot(
+        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str
+    ) -> Slot | None:
+        """Take a slot whose header still says FREE: who restarts or maps it sees none."""
+        state = self._state
         decision = state.table.reserve(put, deadline=deadline, owner=owner)
         if decision is None:
             return None
@@ -67,8 +86,67 @@ class Puts:
             removed.append(BlockRemoved(victim.put.key, Tier.L2))
         segment.set_generation(slot.generation)
         segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
-        segment.write_header(slot)
-        return state.location(slot)
+        return slot
+
+    def begin_put(self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str) -> PutTicket:
+        state = self._state
+        ticket = PutTicket([], [])
+        removed: list[BlockEvent] = []
+        with state.lock:
+            state.expire()
+            deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
+            for put in puts:
+                slot = None
+                if not state.draining:
+                    slot = self._take_slot(put, deadline, removed, owner)
+                ticket.slots.append(slot)
+                if slot is None:
+                    ticket.views.append(None)
+                    continue
+                state.table.pin(slot)
+                ticket.views.append(state.segment.span(slot.offset, 0, slot.length))
+            state.tell(removed)
+        return ticket
+
+    def end_put(
+        self, ticket: PutTicket, checksums: Sequence[tuple[int, ...]]
+    ) -> list[Location | None]:
+        _let_go(ticket)
+        state = self._state
+        events: list[BlockEvent] = []
+        answer: list[Location | None] = []
+        with state.lock:
+            now = state.clock.now()
+            for slot, sums in zip(ticket.slots, checksums, strict=True):
+                sealed = slot and self._unpin_and_seal(slot, sums, now)
+                if not sealed:
+                    answer.append(None)
+                    continue
+                event = state.stored(sealed)
+                events.append(event)
+                answer.append(event.location)
+            state.tell(events)
+        self.sealed()
+        return answer
+
+    def abort_put(self, ticket: PutTicket) -> None:
+        _let_go(ticket)
+        state = self._state
+        with state.lock:
+            for slot in ticket.slots:
+                if slot is None:
+                    continue
+                state.unpin(slot)
+                freed = state.running and state.table.abort(slot.index, slot.generation)
+                if freed:
+                    state.segment.set_state(freed.index, SlotState.FREE)
+
+    def _unpin_and_seal(self, slot: Slot, checksums: tuple[int, ...], now: float) -> Slot | None:
+        state = self._state
+        state.unpin(slot)
+        if not state.running or state.table.seal(slot.index, slot.generation, now=now) is None:
+            return None
+        return self._write_down(slot, checksums)
 
     def begin_write(self, refs: Sequence[Ref]) -> WriteTicket:
         state = self._state
@@ -110,9 +188,12 @@ class Puts:
         if slot is None or len(item.checksums) != slot.put.range_count:
             return None
         slot = state.table.seal(place.slot, place.generation, now=now)
-        if slot is None:
-            return None
-        state.segment.write_checksums(slot.index, slot.extent.slot_bytes, item.checksums)
+        return self._write_down(slot, item.checksums) if slot else None
+
+    def _write_down(self, slot: Slot, checksums: Sequence[int]) -> Slot:
+        """Put a sealed slot's checksums and header into the segment, its state last."""
+        state = self._state
+        state.segment.write_checksums(slot.index, slot.extent.slot_bytes, checksums)
         state.sealed_order += 1
         state.stored_tokens += slot.put.tokens
         state.write_bytes += slot.length
@@ -158,6 +239,12 @@ def _written_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
     if size not in (ANY_SIZE, slot.length):
         raise BlockNotFoundError(f"the payload has {slot.length} bytes, not {size}")
     return 0, slot.length
+
+
+def _let_go(ticket: PutTicket) -> None:
+    for view in ticket.views:
+        if view is not None:
+            view.release()
 
 
 def _nothing() -> None:

@@ -55,6 +55,12 @@ class Packer:
         )
         return self
 
+    def maybe_ref(self, location: Location | None) -> Packer:
+        """Append a slot reference, or that there is none."""
+        if location is None:
+            return self.raw(b"\0")
+        return self.raw(b"\1").ref(location)
+
     def refs(self, locations: Sequence[Location]) -> Packer:
         """Append a counted list of references."""
         self.pack("I", len(locations))
@@ -108,8 +114,14 @@ class Unpacker:
 
     def text(self) -> str:
         """Take a short string."""
+        return self.string(self.integer("H"))
+
+    def string(self, size: int) -> str:
+        """Take a string of a known length."""
+        if not size:
+            return ""
         try:
-            return self.raw(self.integer("H")).decode()
+            return self.raw(size).decode()
         except UnicodeDecodeError as error:
             raise RemoteProtocolError("a string is not UTF-8") from error
 
@@ -128,6 +140,10 @@ class Unpacker:
         """Take a slot reference."""
         incarnation, segment, slot, generation, length = _REF.unpack(self.raw(_REF.size))
         return Location(self._node, Incarnation(incarnation), segment, slot, generation, length)
+
+    def maybe_ref(self) -> Location | None:
+        """Take a slot reference, or that there is none."""
+        return self.ref() if self.raw(1) != b"\0" else None
 
     def refs(self) -> list[Location]:
         """Take a counted list of references."""
