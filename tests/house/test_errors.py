@@ -76,8 +76,10 @@ OWN_WIRE = {
     "dmp/node_gets.py",
     "dmp/transport/connection.py",
     "dmp/transport/connection_pool.py",
+    "dmp/transport/shm.py",
 }
-"""The pool's two ends, which carry errors over its wire."""
+"""The pool's two ends, which carry errors over its wire; reads that are good stay so when the node
+can't be told of them."""
 
 
 OWN_RDMA = {
