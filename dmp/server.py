@@ -103,9 +103,10 @@ class DmpServer:
             self._acceptor.join()
         with self._lock:
             sessions = dict(self._sessions)
-        for sock, thread in sessions.items():
+        for sock in sessions:  # All first: one may wait for what another has pinned.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        for thread in sessions.values():
             thread.join()
         if self._rdma is not None:
             self._rdma.close()  # Before the node unmaps the segment.

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
@@ -196,6 +197,27 @@ def test_a_peer_that_does_not_read_blocks_only_itself_and_not_for_long(
     pool.read_ranges([RangeRead(place, 0, memoryview(buffer))])
     assert buffer == data
     pool.close()
+
+
+def test_a_stop_waits_for_nobody_who_waits_for_a_greedy_peer(make_rig: MakeRig) -> None:
+    rig = make_rig(frame_timeout_s=20.0, capacity_bytes=64 << 20, extent_bytes=32 << 20)
+    pool = TcpPoolNode(Peer(rig.node.node_id, rig.server.address), host=rig.node.host)
+    data = memoryview(bytes(31 << 20))
+    put = PutRequest(block_key("big"), block_key("root"), len(data), 1, 64)
+    (place,) = pool.put([put], [data])
+    assert place is not None
+    pool.close()
+    ask = frame(FrameType.READ, one_range(place, size=len(data)))
+    with greeted(rig.server.address) as patient, greeted(rig.server.address) as greedy:
+        greedy.sendall(ask)
+        while not rig.server._budget._used:  # pytest-timeout is the deadline
+            threading.Event().wait(0.01)
+        patient.sendall(ask)
+        while not rig.server._budget._waiting:
+            threading.Event().wait(0.01)
+        began = time.monotonic()
+        rig.server.stop()
+        assert time.monotonic() - began < 10.0
 
 
 def test_a_refused_payload_takes_no_memory(rig: Rig, peer: socket.socket) -> None:
