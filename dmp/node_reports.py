@@ -52,7 +52,8 @@ class Reports:
         return found
 
     def stats(self) -> PoolNodeStats:
-        state = self._state
+        state, lower = self._state, self.lower
+        disk = lower.stats() if lower is not None else None  # It has locks of its own.
         with state.lock:
             table, shape = state.table, state.segment.geometry
             return PoolNodeStats(
@@ -66,6 +67,12 @@ class Reports:
                 alloc_failures=table.alloc_failures,
                 read_bytes=state.read_bytes,
                 write_bytes=state.write_bytes,
+                demoted_blocks=self.demoted_blocks,
+                promoted_blocks=self.promoted_blocks,
+                disk_capacity_bytes=disk.capacity_bytes if disk else 0,
+                disk_used_bytes=disk.used_bytes if disk else 0,
+                disk_blocks=disk.blocks if disk else 0,
+                disk_errors=disk.errors if disk else 0,
             )
 
     def info(self, *, data_address: str) -> NodeInfo:

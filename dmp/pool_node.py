@@ -93,7 +93,11 @@ class PathInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolNodeStats:
-    """Counters of one DMP node; cumulative, but for used and total."""
+    """Counters of one DMP node; cumulative, but for capacity, used, blocks and slots.
+
+    ``disk_`` is the lower tier, without which all of it is 0; ``disk_errors`` counts failed and bad
+    reads and writes, of the disk and of the archive below it.
+    """
 
     capacity_bytes: int
     used_bytes: int
@@ -105,6 +109,12 @@ class PoolNodeStats:
     alloc_failures: int
     read_bytes: int
     write_bytes: int
+    demoted_blocks: int = 0
+    promoted_blocks: int = 0
+    disk_capacity_bytes: int = 0
+    disk_used_bytes: int = 0
+    disk_blocks: int = 0
+    disk_errors: int = 0
 
 
 class PoolNode(Protocol):

@@ -32,6 +32,9 @@ COLUMNS = (
     Column("quarantined", "BIGINT"),
     Column("read_bytes", "BIGINT"),
     Column("write_bytes", "BIGINT"),
+    Column("disk_used_bytes", "BIGINT"),
+    Column("disk_blocks", "BIGINT"),
+    Column("disk_errors", "BIGINT"),
 )
 
 
@@ -87,7 +90,7 @@ def _connect(settings: Settings, addresses: str) -> Pool:
 def _row(member: PoolMember) -> tuple[Any, ...]:
     s = member.stats
     counters = (
-        (None,) * 7
+        (None,) * (len(COLUMNS) - 4)
         if s is None
         else (
             s.capacity_bytes,
@@ -97,6 +100,9 @@ def _row(member: PoolMember) -> tuple[Any, ...]:
             s.quarantined_slots,
             s.read_bytes,
             s.write_bytes,
+            s.disk_used_bytes,
+            s.disk_blocks,
+            s.disk_errors,
         )
     )
     return (member.node_id, member.address, member.path.transport, member.path.reason, *counters)

@@ -62,6 +62,10 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(make_rig: MakeRig, dis
     assert tier_of(rig.node, Tier.L4).promoted_blocks == 20
     assert tier_of(rig.node, Tier.L2).demoted_blocks >= 20
     assert tier_of(rig.node, Tier.L4).read_bytes == 20 * 2 * RANGE_BYTES
+    stats = pool.stats()
+    assert (stats.promoted_blocks, stats.disk_errors) == (20, 0)
+    assert stats.disk_blocks >= 20 and stats.disk_used_bytes > 20 * 2 * RANGE_BYTES
+    assert stats.demoted_blocks == tier_of(rig.node, Tier.L2).demoted_blocks
     assert pool.promote([block_key("never")]) == [None]
 
 
