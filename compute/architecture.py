@@ -1,7 +1,7 @@
 """What a decoder looks like: its sizes and switches, read from a Hugging Face ``config.json``.
 
-Covers Llama, Qwen2 (bias on q, k, v) and Qwen3 (norms on q and k). Whatever would change the
-numbers and is not implemented is refused by name, never ignored.
+Covers Llama, Mistral (without its sliding window), Qwen2 (bias on q, k, v) and Qwen3 (norms on q
+and k). Whatever would change the numbers and is not implemented is refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvcore.errors import ModelFolderError
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
@@ -91,14 +92,28 @@ def _refuse_unsupported(config: Mapping[str, Any], family: str) -> None:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelFolderError(f"activation {activation!r} is not supported; only silu is")
-    kinds = set(config.get("layer_types") or ())
-    sliding = bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
-    if kinds - {"full_attention"} or (sliding and not kinds):
-        raise ModelFolderError("sliding window attention is not supported")
+    _refuse_sliding_window(config, family)
     if config.get("quantization_config"):
         raise ModelFolderError("quantised weights are not supported; use the float checkpoint")
     if family == "llama" and config.get("pretraining_tp", 1) not in (None, 1):
         raise ModelFolderError("pretraining_tp other than 1 is not supported")
+
+
+def _refuse_sliding_window(config: Mapping[str, Any], family: str) -> None:
+    kinds = set(config.get("layer_types") or ())
+    if kinds - {"full_attention"}:
+        raise ModelFolderError(
+            f"layer_types has {', '.join(sorted(kinds - {'full_attention'}))}: sliding window "
+            "attention is not supported"
+        )
+    # The reference code of Mistral slides by 4096 where the folder says nothing.
+    window = config.get("sliding_window", 4_096 if family == "mistral" else None)
+    slides = family == "mistral" or (bool(config.get("use_sliding_window")) and not kinds)
+    if window is not None and slides:
+        raise ModelFolderError(
+            f"sliding_window {window}: sliding window attention is not supported",
+            hint="folders with sliding_window null are served",
+        )
 
 
 def _sizes(config: Mapping[str, Any], family: str) -> Architecture:
@@ -121,8 +136,8 @@ def _sizes(config: Mapping[str, Any], family: str) -> Architecture:
         head_dim=head_dim,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias or family == "qwen2",
-        out_bias=attention_bias and family != "qwen2",
+        qkv_bias=family == "qwen2" or (attention_bias and family != "mistral"),
+        out_bias=attention_bias and family in ("llama", "qwen3"),
         mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
         qk_norm=family == "qwen3",
         rope=parse_rope(config),

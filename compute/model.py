@@ -1,4 +1,4 @@
-"""The decoder: one forward pass of a Llama, Qwen2 or Qwen3 model over a mixed batch.
+"""The decoder: one forward pass of a Llama-like model over a mixed batch.
 
 Called by the engine once per step with prefill chunks and decodes on one token axis, so every
 projection is one matrix product. KV goes to and comes from pages; nothing else is kept.

@@ -1,7 +1,8 @@
 """Rotary position embedding: its configuration and its frequencies.
 
 Called when a model folder is read and once per step for the rotation angles. Variants that would
-silently give wrong positions are refused with their name.
+silently give wrong positions are refused with their name, and for good those whose frequencies
+depend on the length of the prompt: a block's keys would not fit a longer one.
 """
 
 from __future__ import annotations
@@ -29,9 +30,16 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Base frequency and, for Llama 3.1 and later, the scaling."""
+    """Base frequency and how frequencies are stretched.
+
+    Attributes:
+        theta: base.
+        stretch: all wavelengths are that much longer (variant linear).
+        scaling: of Llama 3.1 and later (variant llama3).
+    """
 
     theta: float
+    stretch: float = 1.0
     scaling: Llama3Scaling | None = None
 
 
@@ -39,7 +47,8 @@ def parse_rope(config: Mapping[str, Any]) -> RopeConfig:
     """Read rope settings: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``.
 
     Raises:
-        ModelFolderError: a variant other than default and llama3, or partial rotation.
+        ModelFolderError: a variant other than default, linear and llama3, partial rotation, or a
+            variant's number missing.
     """
     settings = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10_000.0)
@@ -47,21 +56,31 @@ def parse_rope(config: Mapping[str, Any]) -> RopeConfig:
     if partial not in (None, 1, 1.0):
         raise ModelFolderError(f"partial rotary embedding (factor {partial}) is not supported")
     variant = settings.get("rope_type") or settings.get("type") or "default"
+    try:
+        return _variant(variant, theta, settings)
+    except KeyError as missing:
+        raise ModelFolderError(
+            f"config.json has no {missing.args[0]!r} for rope variant {variant!r}"
+        ) from missing
+
+
+def _variant(variant: str, theta: float, settings: Mapping[str, Any]) -> RopeConfig:
     if variant == "default":
         return RopeConfig(theta)
+    if variant == "linear":
+        return RopeConfig(theta, stretch=float(settings["factor"]))
     if variant != "llama3":
         raise ModelFolderError(
-            f"rope variant {variant!r} is not supported", hint="default and llama3 are supported"
+            f"rope variant {variant!r} (rope_type) is not supported",
+            hint="default, linear and llama3 are supported",
         )
-    return RopeConfig(
-        theta,
-        Llama3Scaling(
-            float(settings["factor"]),
-            float(settings["low_freq_factor"]),
-            float(settings["high_freq_factor"]),
-            int(settings["original_max_position_embeddings"]),
-        ),
+    scaling = Llama3Scaling(
+        float(settings["factor"]),
+        float(settings["low_freq_factor"]),
+        float(settings["high_freq_factor"]),
+        int(settings["original_max_position_embeddings"]),
     )
+    return RopeConfig(theta, scaling=scaling)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -70,7 +89,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     Ref: "The Llama 3 Herd of Models" and the released Llama 3.1 code for the scaling.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / (rope.theta**exponent)
+    frequencies = 1.0 / (rope.theta**exponent) / rope.stretch
     if rope.scaling is None:
         return frequencies
     s = rope.scaling

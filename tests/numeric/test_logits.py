@@ -2,88 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from compute.architecture import parse_architecture
-from compute.batch import ChunkInput, build_batch
-from compute.model import Decoder
-from compute.pages import L1Pages
-from compute.weights import load_weights
-from kvcore.layout import BlockLayout, KvDtype
-from storage.model_folder import inspect_model_folder
+from kvcore.layout import KvDtype
+from tests.fix_logits import CASES, LLAMA3, OLD_LLAMA3, Pair, close
 from tests.fix_model import tiny_config
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
-BLOCK = 8
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-OLD_LLAMA3 = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
-CASES = {
-    "llama": tiny_config("llama"),
-    "llama-tied-bias": tiny_config(
-        "llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True
-    ),
-    "llama3-rope": tiny_config("llama", rope_parameters=LLAMA3),
-    "qwen2": tiny_config("qwen2"),
-    "qwen3": tiny_config("qwen3"),
-}
-
-
-class Pair:
-    """A transformers model and ours, from the same files."""
-
-    def __init__(self, config, folder, shard="5GB") -> None:
-        torch.manual_seed(0)
-        kind = getattr(transformers, config["architectures"][0])
-        fields = {k: v for k, v in config.items() if k != "architectures"}
-        model = kind(kind.config_class(**fields)).eval()
-        for parameter in model.parameters():  # Biases and norms that are not at their defaults.
-            parameter.data.add_(torch.randn_like(parameter) * 0.05)
-        model.save_pretrained(folder, max_shard_size=shard)
-        self.theirs = model
-        saved = json.loads((folder / "config.json").read_text())
-        self.arch = parse_architecture(saved)
-        tensors = inspect_model_folder(folder).tensors
-        weights = load_weights(self.arch, tensors, dtype=torch.float32, device=CPU)
-        layout = BlockLayout(
-            self.arch.layers, self.arch.kv_heads, self.arch.head_dim, KvDtype.FLOAT32, BLOCK
-        )
-        self.pages = L1Pages(layout, 64, device=CPU)
-        self.ours = Decoder(self.arch, weights, self.pages)
-
-    def reference(self, ids):
-        with torch.inference_mode():
-            return self.theirs(torch.tensor([ids])).logits[0]
-
-    def step(self, chunks):
-        """Run [(ids, start, count, table)] and return logits by chunk."""
-        inputs = [
-            ChunkInput(np.array(ids[start : start + count]), start, table, True)
-            for ids, start, count, table in chunks
-        ]
-        batch = build_batch(inputs, block_tokens=BLOCK, device=CPU)
-        with torch.inference_mode():
-            logits = self.ours.forward(batch)
-        return {chunk: logits[row] for row, chunk in enumerate(batch.logit_chunks)}
-
-
-def close(ours, theirs) -> None:
-    # float32; matrix products of other shapes round differently in the last digits.
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -132,3 +62,17 @@ def test_sharded_folder_and_old_style_rope(tmp_path) -> None:
         parse_architecture(old).rope
         == parse_architecture(tiny_config("llama", rope_parameters=LLAMA3)).rope
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_bfloat16_stays_as_near_to_float32_as_theirs(family, tmp_path) -> None:
+    ids = random.Random(3).choices(range(128), k=61)
+    table = np.arange(1, 9)
+    (tmp_path / "exact").mkdir()
+    exact = Pair(CASES[family], tmp_path / "exact").reference(ids)[-1]
+    pair = Pair(CASES[family], tmp_path, dtype=KvDtype.BFLOAT16)
+    pair.step([(ids, 0, 40, table)])
+    ours, theirs = pair.step([(ids, 40, 21, table)])[0], pair.reference(ids)[-1]
+    # bfloat16 has 8 bits of mantissa: both err, ours not more than theirs by much.
+    assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm() + 1e-3 * exact.norm()
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05 * float(exact.abs().max()))

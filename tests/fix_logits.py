@@ -1,0 +1,86 @@
+"""A transformers model and ours from the same files, for comparing logits of each family."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+import transformers
+
+from compute.architecture import parse_architecture
+from compute.batch import ChunkInput, build_batch
+from compute.model import Decoder
+from compute.pages import TORCH_DTYPES, L1Pages
+from compute.weights import load_weights
+from kvcore.layout import BlockLayout, KvDtype
+from storage.model_folder import inspect_model_folder
+from tests.fix_model import tiny_config
+
+CPU = torch.device("cpu")
+BLOCK = 8
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+OLD_LLAMA3 = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+CASES = {
+    "llama": tiny_config("llama"),
+    "llama-tied-bias": tiny_config(
+        "llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+    "llama3-rope": tiny_config("llama", rope_parameters=LLAMA3),
+    "linear-rope": tiny_config("llama", rope_parameters=LINEAR),
+    "mistral": tiny_config("mistral"),
+    "qwen2": tiny_config("qwen2"),
+    "qwen2-tied": tiny_config("qwen2", tie_word_embeddings=True, num_key_value_heads=1),
+    "qwen3": tiny_config("qwen3"),
+    "qwen3-tied-bias": tiny_config("qwen3", tie_word_embeddings=True, attention_bias=True),
+}
+
+
+class Pair:
+    """A transformers model and ours, from the same files."""
+
+    def __init__(self, config, folder, shard="5GB", dtype=KvDtype.FLOAT32, pages=64) -> None:
+        torch.manual_seed(0)
+        kind = getattr(transformers, config["architectures"][0])
+        fields = {k: v for k, v in config.items() if k != "architectures"}
+        model = kind(kind.config_class(**fields)).eval()
+        for parameter in model.parameters():  # Biases and norms that are not at their defaults.
+            parameter.data.add_(torch.randn_like(parameter) * 0.05)
+        model.save_pretrained(folder, max_shard_size=shard)
+        self.theirs = model.to(TORCH_DTYPES[dtype])
+        saved = json.loads((folder / "config.json").read_text())
+        self.arch = parse_architecture(saved)
+        tensors = inspect_model_folder(folder).tensors
+        weights = load_weights(self.arch, tensors, dtype=TORCH_DTYPES[dtype], device=CPU)
+        layout = BlockLayout(self.arch.layers, self.arch.kv_heads, self.arch.head_dim, dtype, BLOCK)
+        self.pages = L1Pages(layout, pages, device=CPU)
+        self.ours = Decoder(self.arch, weights, self.pages)
+
+    def reference(self, ids):
+        with torch.inference_mode():
+            return self.theirs(torch.tensor([ids])).logits[0].float()
+
+    def step(self, chunks):
+        """Run [(ids, start, count, table)] and return logits by chunk."""
+        inputs = [
+            ChunkInput(np.array(ids[start : start + count]), start, table, True)
+            for ids, start, count, table in chunks
+        ]
+        batch = build_batch(inputs, block_tokens=BLOCK, device=CPU)
+        with torch.inference_mode():
+            logits = self.ours.forward(batch)
+        return {chunk: logits[row] for row, chunk in enumerate(batch.logit_chunks)}
+
+
+def close(ours, theirs) -> None:
+    # float32; matrix products of other shapes round differently in the last digits.
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
