@@ -183,8 +183,8 @@ class Batcher:
 
         Args:
             now: the engine's clock.
-            ready_loads: ids of loading sequences whose first layer has arrived; one of them is
-                computed behind its own load when nothing else could run.
+            ready_loads: ids of loading sequences whose first layer has arrived and that have not
+                begun; one of them begins behind its own load when nothing else could run.
         """
         locates = self._admit()
         fresh: list[int] = []

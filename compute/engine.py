@@ -8,15 +8,19 @@ the tiers'.
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from compute.answers import Delivery, draw_for, last_event
-from compute.batch import ChunkInput, build_batch
+from compute.batch import ChunkInput, ForwardBatch, build_batch
 from compute.batcher import Batcher, Chunk, FullBlock, LoadOrder
+from compute.behind_load import BehindLoad
 from compute.config import ComputeConfig
 from compute.finder import Source
 from compute.inbox import Inbox
@@ -38,18 +42,6 @@ from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 _log = logging.getLogger(__name__)
 _IDLE_CHECK_S = 0.05
 """How often a loop that waits for a load looks at its deadlines."""
-
-
-@dataclass(slots=True)
-class _Loading:
-    """A load under way and when to give up waiting for it."""
-
-    order: LoadOrder
-    job: LoadJob
-    deadline_s: float
-    first_layer: bool = False
-    late: bool = False
-    """A step went on without a layer; that the layer came later does not mend the step."""
 
 
 @dataclass(slots=True)
@@ -108,7 +100,7 @@ class Engine:
         self.inbox = Inbox()
         self._sequences: dict[int, EngineSequence] = {}
         self._locating: dict[int, float] = {}
-        self._loading: dict[int, _Loading] = {}
+        self._loading: dict[int, BehindLoad] = {}
         self._flushing: dict[int, _Flushing] = {}
         self._out: list[Delivery] = []
         self._running = True
@@ -192,33 +184,33 @@ class Engine:
         order = self.batcher.located(seq, len(found) if worth else 0)
         if order is None:
             return
-        seq_id = seq.seq_id
         job = self.tiers.load(
             order,
             found,
-            first_layer=lambda: self.inbox.post(lambda: self._first_layer(seq_id, order)),
+            arrived=lambda: self.inbox.post(_wake_up),
             ended=lambda job: self.inbox.post(lambda: self._load_ended(order, job)),
         )
         deadline_s = self._clock.now() + self._config.load_timeout_s
-        self._loading[seq_id] = _Loading(order, job, deadline_s)
-
-    def _first_layer(self, seq_id: int, order: LoadOrder) -> None:
-        loading = self._loading.get(seq_id)
-        if loading is not None and loading.order is order:
-            loading.first_layer = True
+        self._loading[seq.seq_id] = BehindLoad(order, job, deadline_s)
 
     def _load_ended(self, order: LoadOrder, job: LoadJob) -> None:
         loading = self._loading.get(order.seq.seq_id)
         if loading is not None and loading.order is order:
-            del self._loading[order.seq.seq_id]
-            self.batcher.loaded(order, tuple(job.tiers[: job.good]))
+            if loading.chunk is not None and loading.whole:
+                loading.deadline_s = math.inf  # All is there: what was begun only has to end.
+            else:
+                self._settle_load(loading, job.good)
         self.batcher.load_ended(order)
 
-    def _give_up_load(self, loading: _Loading) -> None:
+    def _settle_load(self, loading: BehindLoad, good: int) -> None:
+        """Keep the leading good blocks of a load and forget it."""
+        del self._loading[loading.order.seq.seq_id]
+        self.batcher.loaded(loading.order, tuple(loading.job.tiers[:good]))
+
+    def _give_up_load(self, loading: BehindLoad) -> None:
         """Compute instead; the pages stay reserved until the late loader is done with them."""
-        self._loading.pop(loading.order.seq.seq_id, None)
         self.tiers.cache_errors["load_timeout"] += 1
-        self.batcher.loaded(loading.order, ())
+        self._settle_load(loading, 0)
 
     def _check_deadlines(self) -> None:
         now = self._clock.now()
@@ -235,20 +227,36 @@ class Engine:
 
     def _step(self) -> bool:
         """Do one step; False when there was nothing to compute."""
-        ready = [seq_id for seq_id, loading in self._loading.items() if loading.first_layer]
-        plan = self.batcher.plan(self._clock.now(), ready)
+        going_on = any(loading.can_go_on for loading in self._loading.values())
+        begin = [s for s, loading in self._loading.items() if loading.can_begin and not going_on]
+        plan = self.batcher.plan(self._clock.now(), begin)
         for seq in plan.locates:
             self._locate(seq)
         if plan.chunks:
-            try:
+            with self._failing(plan.chunks):
                 if plan.fresh_pages:
                     self._model.pages.clear(plan.fresh_pages)
-                self._compute(plan.chunks)
-            except Exception as error:  # noqa: BLE001 - the node lives on; these requests end.
-                _log.exception("a step failed")
-                self._fail_step(plan.chunks, error)
+                if plan.chunks[0].loading:
+                    self._begin_behind_load(plan.chunks[0])
+                else:
+                    self._compute(plan.chunks)
+        for loading in [x for x in self._loading.values() if x.can_go_on]:
+            assert loading.chunk is not None
+            with self._failing([loading.chunk]):
+                self._go_on_behind_load(loading)
         self._report()
-        return bool(plan.chunks)
+        return going_on or bool(plan.chunks)
+
+    @contextmanager
+    def _failing(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """End the chunks' requests if computing them raises; the node lives on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is these requests' end.
+            _log.exception("a step failed")
+            for chunk in chunks:
+                if chunk.seq.seq_id in self._sequences:
+                    self._fail(chunk.seq, TierKVError(f"internal error while computing: {error}"))
 
     def _locate(self, seq: EngineSequence) -> None:
         first = seq.num_pages
@@ -257,8 +265,7 @@ class Engine:
             seq, lambda found: self.inbox.post(lambda: self._located(seq, first, found))
         )
 
-    def _compute(self, chunks: Sequence[Chunk]) -> None:
-        began = self._clock.now()
+    def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         inputs = [
             ChunkInput(
                 chunk.seq.tokens[chunk.start : chunk.start + chunk.count],
@@ -268,44 +275,49 @@ class Engine:
             )
             for chunk in chunks
         ]
-        batch = build_batch(
+        return build_batch(
             inputs,
             block_tokens=self._config.block_tokens,
             device=self._model.pages.kv.device,
         )
-        loading = self._loading.get(chunks[0].seq.seq_id) if chunks[0].loading else None
-        gate = None if loading is None else lambda layer: self._wait_for_layer(loading, layer)
-        logits = self._model.forward(batch, before_layer=gate)
+
+    def _compute(self, chunks: Sequence[Chunk]) -> None:
+        began = self._clock.now()
+        batch = self._batch(chunks)
+        logits = self._model.forward(batch)
         sampled = [chunks[i] for i in batch.logit_chunks]
-        tokens = self._sampler.sample(logits, [draw_for(chunk.seq) for chunk in sampled])
-        self.steps += 1
-        if loading is not None:
-            self._finish_load(loading)
-        else:
-            self._measure(chunks, self._clock.now() - began)
+        tokens = self._sample(sampled, logits)
+        self._measure(chunks, self._clock.now() - began)
         by_seq = {c.seq.seq_id: t for c, t in zip(sampled, tokens, strict=True)}
         for chunk in chunks:
-            self._advance(chunk, by_seq)
+            self._advance(chunk, by_seq.get(chunk.seq.seq_id))
 
-    def _wait_for_layer(self, loading: _Loading, layer: int) -> None:
-        left = max(0.0, loading.deadline_s - self._clock.now())
-        if not loading.job.layer_ready[layer].wait(left):
-            loading.late = True
+    def _sample(self, chunks: Sequence[Chunk], logits: Tensor) -> list[int | None]:
+        self.steps += 1
+        return self._sampler.sample(logits, [draw_for(chunk.seq) for chunk in chunks])
 
-    def _finish_load(self, loading: _Loading) -> None:
-        """Settle a load the step was computed behind; a short one makes the step's work void."""
-        if loading.job.layer_ready[-1].is_set() and not loading.late:
-            self._loading.pop(loading.order.seq.seq_id, None)
-            self.batcher.loaded(loading.order, tuple(loading.job.tiers[: loading.job.good]))
-        else:
-            self._give_up_load(loading)
+    def _begin_behind_load(self, chunk: Chunk) -> None:
+        steps = self._model.layer_steps(self._batch([chunk]))
+        self._loading[chunk.seq.seq_id].begin(chunk, steps)
 
-    def _advance(self, chunk: Chunk, tokens: dict[int, int | None]) -> None:
+    def _go_on_behind_load(self, loading: BehindLoad) -> None:
+        """Compute the layers that have arrived, until somebody wants something."""
+        while (chunk := loading.chunk) is not None and loading.can_go_on:
+            logits = loading.go_on()
+            if logits is not None:
+                good = loading.job.good
+                self._settle_load(loading, good)
+                if good < len(loading.order.pages):
+                    return  # Earlier KV did not arrive; the same tokens are planned again.
+                tokens = self._sample([chunk] if chunk.samples else [], logits)
+                self._advance(chunk, tokens[0] if tokens else None)
+                return
+            if self.inbox.waiting:
+                return
+
+    def _advance(self, chunk: Chunk, token: int | None) -> None:
         """Apply a computed chunk: publish full blocks, emit the token, end the sequence."""
         seq = chunk.seq
-        if chunk.loading and seq.computed != chunk.start:
-            return  # Earlier KV did not arrive; the same tokens are planned again.
-        token = tokens.get(seq.seq_id)
         if chunk.samples and token is None:
             self._fail(
                 seq,
@@ -378,11 +390,6 @@ class Engine:
         self._flushing.pop(seq.seq_id, None)
         self._out.append(Delivery(seq.seq_id, error))
 
-    def _fail_step(self, chunks: Sequence[Chunk], error: Exception) -> None:
-        for chunk in chunks:
-            if chunk.seq.seq_id in self._sequences:
-                self._fail(chunk.seq, TierKVError(f"internal error while computing: {error}"))
-
     def _drop(self, seq: EngineSequence) -> None:
         self._sequences.pop(seq.seq_id, None)
         self._locating.pop(seq.seq_id, None)
@@ -420,3 +427,7 @@ class Engine:
         if self._out:
             out, self._out = self._out, []
             self._deliver(out)
+
+
+def _wake_up() -> None:
+    """Do nothing: that it is in the inbox makes the loop look at its loads."""

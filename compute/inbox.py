@@ -40,6 +40,11 @@ class Inbox:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something was posted that did not run yet."""
+        return not self._actions.empty()
+
     def post(self, action: _Action, *, refused: _Action | None = None) -> None:
         """Have the owner run an action soon; ``refused`` runs instead if it never will."""
         posted = _Posted(action, refused)

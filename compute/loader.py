@@ -25,7 +25,7 @@ Held = list[tuple[PoolNode, list[Location]]]
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
-    """One load in progress; the loader writes it, the engine waits on its events.
+    """One load in progress; the loader writes it, the engine looks at its events.
 
     Attributes:
         pages: where blocks go, in order.
@@ -72,8 +72,8 @@ class Loader:
         self._absorb = absorb
         self._clock = clock
 
-    def run(self, job: LoadJob, *, first_layer: Callable[[], None]) -> None:
-        """Load all layers; always ends with every event set."""
+    def run(self, job: LoadJob, *, arrived: Callable[[], None]) -> None:
+        """Load all layers, saying so after each; always ends with every event set."""
         held: Held = []
         try:
             self._prepare(job, held)
@@ -81,10 +81,10 @@ class Loader:
                 if job.good:
                     job.good = self._read_layer(job, layer)
                 ready.set()
-                if layer == 0 and job.good:
-                    first_layer()
+                if job.good:
+                    arrived()
         except BaseException:
-            job.good = 0  # Before the events: who waits on them reads it at once.
+            job.good = 0  # Before the events: who sees them reads it at once.
             raise
         finally:
             for ready in job.layer_ready:

@@ -6,7 +6,7 @@ projection is one matrix product. KV goes to and comes from pages; nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from compute.batch import ForwardBatch
 from compute.pages import L1Pages
 from compute.rope import inverse_frequencies, rotate, rotation
 from compute.weights import LayerWeights, Weights
-
-LayerGate = Callable[[int], None]
-"""Called with a layer's number just before its attention reads the pages."""
 
 
 class Decoder:
@@ -41,21 +38,32 @@ class Decoder:
         groups = (arch.heads, arch.kv_heads, arch.kv_heads)
         self._widths = [heads * arch.head_dim for heads in groups]
 
-    def forward(self, batch: ForwardBatch, *, before_layer: LayerGate | None = None) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute KV of all tokens and the logits that are wanted.
 
         Args:
             batch: the step; its pages must be allocated.
-            before_layer: waits until loaded KV of that layer is there; None when nothing loads.
 
         Returns:
             logits: ``[len(batch.logit_rows), vocab]`` float32.
         """
+        steps = self.layer_steps(batch)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                logits: Tensor = end.value
+                return logits
+
+    def layer_steps(self, batch: ForwardBatch) -> Generator[int, None, Tensor]:
+        """Do ``forward`` in steps: yields each layer's number before it reads that layer's pages.
+
+        Other steps may be computed in between; nothing of a stopped one is shared with them.
+        """
         hidden = embedding(batch.token_ids, self.weights.embedding)
         cos, sin = rotation(self._frequencies, batch.positions, hidden.dtype)
         for index, layer in enumerate(self.weights.layers):
-            if before_layer is not None:
-                before_layer(index)
+            yield index
             hidden = hidden + self._attend(index, layer, batch, hidden, cos, sin)
             hidden = hidden + self._feed_forward(layer, hidden)
         last = self._norm(hidden[batch.logit_rows], self.weights.final_norm)

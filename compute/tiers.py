@@ -167,19 +167,22 @@ class Tiers:
         order: LoadOrder,
         sources: Sequence[tuple[Source, ...]],
         *,
-        first_layer: Callable[[], None],
+        arrived: Callable[[], None],
         ended: Callable[[LoadJob], None],
     ) -> LoadJob:
-        """Start loading into the order's pages; the callbacks run in a worker thread."""
+        """Start loading into the order's pages; the callbacks run in a worker thread.
+
+        ``arrived`` is called after each layer, ``ended`` once, when nobody writes any more.
+        """
         job = make_job(order.pages, sources, self._layout.layers)
-        self._workers.submit(self._load, job, first_layer, ended)
+        self._workers.submit(self._load, job, arrived, ended)
         return job
 
     def _load(
-        self, job: LoadJob, first_layer: Callable[[], None], ended: Callable[[LoadJob], None]
+        self, job: LoadJob, arrived: Callable[[], None], ended: Callable[[LoadJob], None]
     ) -> None:
         try:
-            self._loader.run(job, first_layer=first_layer)
+            self._loader.run(job, arrived=arrived)
         except Exception:  # noqa: BLE001 - worker's outermost frame; the load counts as failed.
             job.good = 0
             self.cache_errors["internal"] += 1

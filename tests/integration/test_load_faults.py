@@ -1,6 +1,6 @@
 """Loads that go wrong in the one moment in which it is easy to believe them, and engines that end.
 
-The KV of a step computed behind a load counts only if every layer was there when it was needed.
+What is computed behind a load counts only if every layer of every block came in time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from compute.behind_load import BehindLoad
 from compute.node import ComputeNode
 from dmp.pool_node import RangeRead
 from kvcore.errors import TierKVError, TransportError
@@ -47,26 +48,29 @@ async def published(pool: MemoryPoolNode) -> list[int]:
     return tokens
 
 
-async def test_a_layer_that_comes_after_it_was_needed_does_not_count() -> None:
+async def begun_behind_its_load(node: ComputeNode, layer: int) -> BehindLoad:
+    """Wait until a sequence is computed up to a layer that has not arrived."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            for loading in node._engine._loading.values():
+                if loading.chunk is not None and loading._next_layer == layer:
+                    return loading
+            await asyncio.sleep(0.001)
+
+
+async def test_a_layer_that_comes_after_it_was_given_up_does_not_count() -> None:
     pool = GatedPoolNode()
     want = await published(pool)
     pool.layer = 1
     async with running_node(pool, load_timeout_s=0.2) as node:
-        waits: list[int] = []
-        wait_for_layer = node._engine._wait_for_layer
-
-        def wait_then_open(loading, layer: int) -> None:
-            wait_for_layer(loading, layer)
-            waits.append(layer)
-            if layer == 1:
-                pool.gate.set()
-                assert loading.job.ended.wait(DEADLINE_S)
-
-        node._engine._wait_for_layer = wait_then_open
-        got, last = await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
-        assert waits == [0, 1, 2], "the step was not computed behind the load"
+        asked = asyncio.create_task(answer(node, make_request(PROMPT)))
+        loading = await begun_behind_its_load(node, 1)
+        got, last = await asyncio.wait_for(asked, DEADLINE_S)
         assert got == want
         assert last.usage.hit_tokens.total == 0
+        assert dict(node.report().cache_errors) == {"load_timeout": 1}
+        pool.gate.set()
+        assert await asyncio.to_thread(loading.job.ended.wait, DEADLINE_S)
         # What was computed is kept under its key: it must be right for the next one, too.
         assert (await answer(node, make_request(PROMPT)))[0] == want
 
@@ -84,22 +88,14 @@ async def test_a_load_that_fails_by_a_bug_counts_for_nothing() -> None:
 
     pool.release = late_release
     async with running_node(pool) as node:
-        finish_load = node._engine._finish_load
-
-        def finish_then_release(loading) -> None:
-            finish_load(loading)
-            released.set()
-
-        node._engine._finish_load = finish_then_release
-        wait_for_layer = node._engine._wait_for_layer
-
-        def open_then_wait(loading, layer: int) -> None:
-            if layer == 1:
-                pool.gate.set()
-            wait_for_layer(loading, layer)
-
-        node._engine._wait_for_layer = open_then_wait
-        got, last = await asyncio.wait_for(answer(node, make_request(PROMPT)), DEADLINE_S)
+        asked = asyncio.create_task(answer(node, make_request(PROMPT)))
+        loading = await begun_behind_its_load(node, 1)
+        pool.gate.set()
+        async with asyncio.timeout(DEADLINE_S):  # Its end is told only after the release.
+            while loading.chunk is not None:
+                await asyncio.sleep(0.001)
+        released.set()
+        got, last = await asyncio.wait_for(asked, DEADLINE_S)
         assert got == want
         assert last.usage.hit_tokens.total == 0
 

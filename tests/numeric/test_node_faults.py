@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvcore.errors import (
+    BlockNotFoundError,
     ContextTooLongError,
     OverloadedError,
     RowLevelError,
@@ -37,6 +38,23 @@ class GatedPoolNode(MemoryPoolNode):
         super().read_ranges(reads)
 
 
+class LosingPoolNode(MemoryPoolNode):
+    """Loses a block between two layers: reads wait for ``gate``, then the block is gone."""
+
+    def __init__(self, slot: int, layer: int) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self._lost = (slot, layer)
+
+    def read_ranges(self, reads) -> None:
+        slot, layer = self._lost
+        if reads[0].index >= layer:
+            assert self.gate.wait(30)
+            if any(read.location.slot == slot for read in reads):
+                raise BlockNotFoundError("evicted")
+        super().read_ranges(reads)
+
+
 async def published(node) -> list[int]:
     tokens, _ = await answer(node, make_request(PROMPT))
     await node.flush()
@@ -54,16 +72,83 @@ async def test_layers_compute_while_later_layers_load() -> None:
     pool = GatedPoolNode()
     async with running_node(pool) as node:
         want = await published(node)
-        forward = node._engine._model.forward
-
-        def forward_then_open(batch, *, before_layer=None):
-            if before_layer is not None:
-                pool.gate.set()  # Until the forward pass runs, layer 1 can't arrive.
-            return forward(batch, before_layer=before_layer)
-
-        node._engine._model.forward = forward_then_open
-        got, last = await answer(node, make_request(PROMPT))
+        begun = asyncio.create_task(answer(node, make_request(PROMPT)))
+        await stopped_behind_layer(node, 1)  # Until layer 0 is computed, layer 1 can't arrive.
+        pool.gate.set()
+        got, last = await begun
         assert got == want and last.usage.hit_tokens.l2 == 56
+
+
+async def stopped_behind_layer(node, layer: int, *, count: int = 1) -> None:
+    """Wait until ``count`` sequences are computed up to a layer that has not arrived."""
+    async with asyncio.timeout(10):
+        while True:
+            begun = [x for x in node._engine._loading.values() if x.chunk is not None]
+            if len(begun) == count and all(x._next_layer == layer for x in begun):
+                return
+            await asyncio.sleep(0.001)
+
+
+async def test_others_are_answered_while_one_waits_for_a_late_layer() -> None:
+    pool = GatedPoolNode()
+    others = [[(t + 1) % 128 for t in PROMPT[:n]] for n in (5, 30, 47)]
+    async with running_node(pool) as node:
+        want = await published(node)
+        want_others = [(await answer(node, make_request(p, use_cache=False)))[0] for p in others]
+        begun = asyncio.create_task(answer(node, make_request(PROMPT)))
+        await stopped_behind_layer(node, 1)
+        got = await asyncio.gather(
+            *(answer(node, make_request(p, use_cache=False)) for p in others)
+        )
+        assert [tokens for tokens, _ in got] == want_others
+        assert not pool.gate.is_set() and not begun.done()
+        pool.gate.set()
+        tokens, last = await begun
+        assert tokens == want and last.usage.hit_tokens.l2 == 56
+
+
+async def test_what_waits_for_a_late_layer_is_cancelled_at_once() -> None:
+    pool = GatedPoolNode()
+    async with running_node(pool) as node:
+        want = await published(node)
+        request = make_request(PROMPT)
+        begun = asyncio.create_task(answer(node, request))
+        await stopped_behind_layer(node, 1)
+        assert await node.cancel(request.request_id)
+        _, last = await asyncio.wait_for(begun, 10)
+        assert last.finish_reason is FinishReason.CANCELLED
+        assert not pool.gate.is_set() and not node._engine._loading
+        assert node._engine.pool.used == 7  # The loader still writes there.
+        pool.gate.set()
+        await pages_in_use(node, 0)
+        assert (await answer(node, make_request(PROMPT)))[0] == want
+
+
+async def test_several_wait_for_late_layers_each_behind_its_own_load() -> None:
+    pool = GatedPoolNode()
+    prompts = [PROMPT, [(t + 1) % 128 for t in PROMPT]]
+    async with running_node(pool, load_threads=2) as node:
+        want = [(await answer(node, make_request(p)))[0] for p in prompts]
+        await node.flush()
+        await node.drop_cache()
+        begun = [asyncio.create_task(answer(node, make_request(p))) for p in prompts]
+        await stopped_behind_layer(node, 1, count=2)
+        pool.gate.set()
+        got = await asyncio.gather(*begun)
+        assert [tokens for tokens, _ in got] == want
+        assert [last.usage.hit_tokens.l2 for _, last in got] == [56, 56]
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+async def test_a_load_that_turns_out_short_keeps_its_good_blocks(layer) -> None:
+    pool = LosingPoolNode(slot=4, layer=layer)
+    async with running_node(pool) as node:
+        want = await published(node)
+        begun = asyncio.create_task(answer(node, make_request(PROMPT)))
+        await stopped_behind_layer(node, layer)
+        pool.gate.set()
+        got, last = await begun
+        assert got == want and last.usage.hit_tokens.l2 == 3 * 8
 
 
 async def test_a_late_load_is_given_up_and_its_pages_stay_out_of_use() -> None:
@@ -184,7 +269,7 @@ async def test_a_step_that_raises_fails_its_requests_and_the_node_lives() -> Non
     async with running_node() as node:
         forward = node._engine._model.forward
 
-        def broken(batch, *, before_layer=None):
+        def broken(batch):
             raise RuntimeError("kernel failure")
 
         node._engine._model.forward = broken

@@ -57,33 +57,48 @@ class Driver:
         self.loads: list[LoadOrder] = []
         self.zombies: list[LoadOrder] = []
         self.locating: list[Sequence] = []
+        self.behind: dict[int, tuple[Chunk, list[int]]] = {}
         self.ended: dict[int, FinishReason] = {}
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         assert seq.seq_id not in self.ended
         self.ended[seq.seq_id] = reason
+        self.behind.pop(seq.seq_id, None)
         self.batcher.end(seq)
 
     def step(self) -> bool:
-        ready = [o.seq.seq_id for o in self.loads if self.rng.random() < 0.5]
+        waiting = [o.seq.seq_id for o in self.loads if o.seq.seq_id not in self.behind]
+        ready = [seq_id for seq_id in waiting if self.rng.random() < 0.5]
         plan = self.batcher.plan(0.0, ready)
         assert sum(c.count for c in plan.chunks) <= self.batcher._max_batch_tokens
         self.locating.extend(plan.locates)
         for page in plan.fresh_pages:
             self.memory.cells[page] = [None] * BLOCK
         for chunk in plan.chunks:
-            self.memory.write(chunk.seq, chunk.start, chunk.count)
+            if chunk.loading:  # It ends when its load does, many steps later perhaps.
+                self.behind[chunk.seq.seq_id] = chunk, chunk.seq.pages
+            else:
+                self.memory.write(chunk.seq, chunk.start, chunk.count)
         for chunk in plan.chunks:
-            if chunk.loading:
-                self.settle(next(o for o in self.loads if o.seq is chunk.seq))
-            self.apply(chunk)
+            if not chunk.loading:
+                self.apply(chunk)
         self.batcher.check_invariants()
         return bool(plan.chunks)
 
+    def end_behind(self, order: LoadOrder) -> None:
+        """Finish what was begun behind a load that has just been settled, if all arrived."""
+        chunk, pages = self.behind.pop(order.seq.seq_id, (None, []))
+        if chunk is None or chunk.seq.computed != chunk.start:
+            return
+        assert (
+            chunk.seq.pages[order.first_block + len(order.pages) :]
+            == pages[order.first_block + len(order.pages) :]
+        ), "the pages of what is computed behind a load are its own"
+        self.memory.write(chunk.seq, chunk.start, chunk.count)
+        self.apply(chunk)
+
     def apply(self, chunk: Chunk) -> None:
         seq = chunk.seq
-        if chunk.loading and seq.computed != chunk.start:
-            return
         token = None
         if chunk.samples:
             context = self.memory.read(seq, chunk.start + chunk.count)
@@ -96,7 +111,7 @@ class Driver:
     def settle(self, order: LoadOrder) -> None:
         """End a load: all, some or none of its blocks arrived."""
         self.loads.remove(order)
-        good = self.rng.randint(0, len(order.pages))
+        good = self.rng.choice([len(order.pages), self.rng.randint(0, len(order.pages))])
         if order.seq.phase is Phase.LOADING:
             for i, page in enumerate(order.pages):
                 start = (order.first_block + i) * BLOCK
@@ -105,6 +120,7 @@ class Driver:
                     self.memory.cells[page][at % BLOCK] = (at, token) if i < good else (-1, -1)
         self.batcher.loaded(order, (Tier.L2,) * good)
         self.zombies.append(order)
+        self.end_behind(order)
 
     def poke(self) -> None:
         """Let something happen outside: an answer of the pool, a load's end, a thread's end."""

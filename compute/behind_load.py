@@ -1,0 +1,72 @@
+"""A load under way, and the forward pass that follows it layer by layer.
+
+Used by the engine only. The pass stops where the next layer's KV has not arrived and goes on later,
+so that no one else waits for it: not the batch, not a new request, not a cancellation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from compute.batcher import Chunk, LoadOrder
+from compute.loader import LoadJob
+
+LayerSteps = Generator[int, None, Tensor]
+"""A forward pass: yields each layer's number before computing it, returns the logits."""
+
+
+@dataclass(slots=True)
+class BehindLoad:
+    """A load, when to give up waiting for it, and what is computed behind it.
+
+    Attributes:
+        order: what is loaded, and for whom.
+        job: how far the loader is.
+        deadline_s: when the load counts as failed.
+        chunk: the tokens computed behind it; None before that begins and after it was given up.
+    """
+
+    order: LoadOrder
+    job: LoadJob
+    deadline_s: float
+    chunk: Chunk | None = None
+    _steps: LayerSteps | None = None
+    _next_layer: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every block of what arrived so far is good."""
+        return self.job.good == len(self.job.pages)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether layer 0 is there and nothing was begun yet."""
+        return self.chunk is None and self.job.layer_ready[0].is_set() and self.whole
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the next layer of what was begun is there."""
+        return self.chunk is not None and self.job.layer_ready[self._next_layer].is_set()
+
+    def begin(self, chunk: Chunk, steps: LayerSteps) -> None:
+        """Take over a forward pass that has not started; ``can_begin`` must hold."""
+        self.chunk, self._steps, self._next_layer = chunk, steps, next(steps)
+
+    def go_on(self) -> Tensor | None:
+        """Compute one layer; returns the logits after the last one. ``can_go_on`` must hold.
+
+        A load that turned out short makes the pass void: it attends to blocks that are not there.
+        """
+        assert self._steps is not None
+        if not self.whole:
+            self.chunk = self._steps = None
+            return None
+        try:
+            self._next_layer = next(self._steps)
+        except StopIteration as end:
+            logits: Tensor = end.value
+            return logits
+        return None

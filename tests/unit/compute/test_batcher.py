@@ -1,0 +1,84 @@
+"""What a plan holds: decodes beside prefill chunks under the token budget, and who loses pages."""
+
+from __future__ import annotations
+
+from compute.batcher import Batcher
+from compute.page_pool import PagePool
+from compute.sequence import Phase, Sequence, make_sequence
+from kvcore.ids import NamespaceKey, RequestId
+from kvcore.request import GenerateRequest, SamplingParams
+
+BLOCK = 4
+
+
+def sequence(number: int, prompt_tokens: int, *, priority: int = 0, new: int = 20) -> Sequence:
+    asked = GenerateRequest(
+        request_id=RequestId(str(number)),
+        model="m",
+        token_ids=tuple((number * 31 + i) % 97 for i in range(prompt_tokens)),
+        namespace_key=NamespaceKey(b"n" * 32),
+        sampling=SamplingParams(max_tokens=new),
+        priority=priority,
+    )
+    return make_sequence(number, asked, arrival_s=0.0, block_tokens=BLOCK)
+
+
+def batcher(*, pages: int = 64, budget: int = 16) -> Batcher:
+    return Batcher(PagePool(pages), max_batch_tokens=budget, max_running=8)
+
+
+def step(batch: Batcher) -> list[tuple[int, int]]:
+    """Plan and compute; answers (sequence, tokens) of each chunk."""
+    chunks = batch.plan(0.0).chunks
+    for chunk in chunks:
+        batch.computed(chunk, 1 if chunk.samples else None, ())
+    return [(chunk.seq.seq_id, chunk.count) for chunk in chunks]
+
+
+def test_a_long_prompt_takes_what_decodes_leave_of_the_budget() -> None:
+    batch = batcher()
+    for number in (1, 2):
+        batch.add(sequence(number, 3))
+    assert step(batch) == [(1, 3), (2, 3)]
+    batch.add(sequence(3, 40))
+    steps = [step(batch) for _ in range(4)]
+    assert steps[:2] == [[(1, 1), (2, 1), (3, 14)]] * 2
+    assert steps[2:] == [[(1, 1), (2, 1), (3, 12)], [(1, 1), (2, 1), (3, 1)]]
+
+
+def test_prompts_share_a_budget_in_the_order_of_their_rank() -> None:
+    batch = batcher()
+    batch.add(sequence(1, 20, priority=1))
+    batch.add(sequence(2, 10))
+    assert step(batch) == [(2, 10), (1, 6)]
+    assert step(batch) == [(2, 1), (1, 14)]
+
+
+def test_who_ranks_last_loses_pages_and_is_computed_again() -> None:
+    batch = batcher(pages=7, budget=32)
+    first, last = sequence(1, 9, new=12), sequence(2, 9, new=12)
+    batch.add(first)
+    batch.add(last)
+    while not batch.preemptions:
+        assert step(batch)
+    assert last.phase is Phase.WAITING and last.num_pages == 0 and last.computed == 0
+    assert first.phase is Phase.RUNNING
+    batch.check_invariants()
+    batch.end(first)
+    step(batch)
+    assert last.phase is Phase.RUNNING and last.hits_final
+    assert last.computed == last.length - 1, "it goes on with all tokens it had"
+    batch.check_invariants()
+
+
+def test_an_ended_sequence_gives_all_back_in_any_phase() -> None:
+    batch = batcher(budget=8)
+    running, waiting = sequence(1, 20), sequence(2, 20)
+    batch.add(running)
+    step(batch)
+    batch.add(waiting)
+    for seq in (running, waiting):
+        batch.end(seq)
+    assert batch.pool.used == 0 and (batch.active, batch.waiting) == (0, 0)
+    assert step(batch) == []
+    batch.check_invariants()
