@@ -14,11 +14,13 @@ from compute.finder import Absorb, Source
 from compute.pages import L1Pages
 from dmp.pool_node import PoolNode, RangeRead
 from kvcore.clock import Clock
-from kvcore.errors import TransportError
+from kvcore.errors import LayoutError, TransportError
 from kvcore.ids import NodeId
 from kvcore.location import Location, Tier
 
 _HOLD_TTL_S = 30.0
+_NOT_TOLD = 0
+"""Length of a block in an archive (compute/store_reader.py), which checks each range itself."""
 Held = list[tuple[PoolNode, list[Location]]]
 """What must be released after a load."""
 
@@ -99,10 +101,32 @@ class Loader:
         while pending:
             self._promote(job, pending)
             pending = self._hold(job, [b for b in pending if job.sources[b]], held)
-        job.sources = [_readable(copies) for copies in job.sources]
+        job.sources = [self._readable(copies) for copies in job.sources]
         job.good = next((i for i, copies in enumerate(job.sources) if not copies), job.good)
         for block, copies in enumerate(job.sources[: job.good]):
             job.tiers[block] = copies[0].tier
+
+    def _readable(self, copies: tuple[Source, ...]) -> tuple[Source, ...]:
+        """Leave out copies that rest or that can't be KV of this layout, whatever their key says.
+
+        Keys of other layouts differ (kvcore/block_key.py); this is for whoever got a key wrong.
+        """
+        readable = []
+        for source in copies:
+            if source.location is None:
+                continue
+            with self._absorb() as attempt:
+                self._check_size(source.location)
+            if attempt.ok:
+                readable.append(source)
+        return tuple(readable)
+
+    def _check_size(self, location: Location) -> None:
+        expected = self._pages.layout.payload_bytes
+        if location.length not in (_NOT_TOLD, expected):
+            raise LayoutError(
+                f"{location.node} has a block of {location.length} bytes, not of {expected}"
+            )
 
     def _promote(self, job: LoadJob, blocks: Sequence[int]) -> None:
         """Have nodes read the blocks whose best copy rests (tier L4) into their memory."""
@@ -202,10 +226,6 @@ def _by_node(job: LoadJob, blocks: Iterable[int]) -> dict[tuple[NodeId, Tier], l
         best = job.sources[block][0]
         groups.setdefault((best.node.node_id, best.tier), []).append(block)
     return groups
-
-
-def _readable(copies: tuple[Source, ...]) -> tuple[Source, ...]:
-    return tuple(source for source in copies if source.location is not None)
 
 
 def _place(source: Source) -> Location:

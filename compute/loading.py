@@ -7,7 +7,7 @@ fit is refused with the number that would.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from compute.architecture import Architecture, parse_architecture
 from compute.config import ComputeConfig, RandomModelSpec
+from compute.memory_check import check_memory
 from compute.model import Decoder
 from compute.pages import TORCH_DTYPES, L1Pages
 from compute.weights import Weights, load_weights, random_weights
@@ -35,12 +36,12 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A model before its pages are reserved."""
+    """A model before its weights are in memory."""
 
     arch: Architecture
-    weights: Weights
     revision: str
     eos_token_ids: tuple[int, ...]
+    weights: Callable[[KvDtype, torch.device], Weights]
 
 
 def load_model(config: ComputeConfig) -> LoadedModel:
@@ -48,50 +49,59 @@ def load_model(config: ComputeConfig) -> LoadedModel:
 
     Raises:
         ModelFolderError: the folder can't be served.
-        ConfigError: an unknown device or dtype, or too little memory for L1.
+        ConfigError: an unknown device or dtype, or too little memory for weights and L1.
     """
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     if config.random_model is not None:
-        found = _draw(config.random_model, dtype, device)
+        found = _draw(config.random_model)
     else:
         assert config.model_folder is not None
-        found = _read(config.model_folder, dtype, device)
-    pages = _reserve(config, found.arch, dtype, device)
-    # A request longer than all pages together could never run.
-    fits = (pages.num_pages - 1) * config.block_tokens
+        found = _read(config.model_folder)
+    layout, num_pages = _plan_pages(config, found.arch, dtype)
+    check_memory(found.arch, layout, num_pages, device)
+    weights = found.weights(dtype, device)
+    pages = _reserve(layout, num_pages, device)
     info = ModelInfo(
         name=config.model_name,
         folder=config.tokenizer_folder or config.model_folder or "",
         revision=found.revision,
-        layout=pages.layout,
-        context_tokens=min(found.arch.context_tokens, fits),
+        layout=layout,
+        # A request longer than all pages together could never run.
+        context_tokens=min(found.arch.context_tokens, (num_pages - 1) * config.block_tokens),
         eos_token_ids=found.eos_token_ids,
         architecture=found.arch.name,
-        parameters=found.weights.parameters(),
+        parameters=weights.parameters(),
     )
-    return LoadedModel(Decoder(found.arch, found.weights, pages), info)
+    return LoadedModel(Decoder(found.arch, weights, pages), info)
 
 
-def _draw(spec: RandomModelSpec, dtype: KvDtype, device: torch.device) -> _Found:
+def _draw(spec: RandomModelSpec) -> _Found:
     arch = parse_architecture(spec.config)
-    weights = random_weights(arch, seed=spec.seed, dtype=TORCH_DTYPES[dtype], device=device)
     text = json.dumps([dict(spec.config), spec.seed], sort_keys=True)
     revision = blake2b(text.encode(), digest_size=16).hexdigest()
-    return _Found(arch, weights, revision, _eos_ids(spec.config))
+
+    def weights(dtype: KvDtype, device: torch.device) -> Weights:
+        return random_weights(arch, seed=spec.seed, dtype=TORCH_DTYPES[dtype], device=device)
+
+    return _Found(arch, revision, _eos_ids(spec.config), weights)
 
 
-def _read(folder: str, dtype: KvDtype, device: torch.device) -> _Found:
+def _read(folder: str) -> _Found:
     model = inspect_model_folder(folder)
     arch = parse_architecture(model.config)
-    try:
-        weights = load_weights(arch, model.tensors, dtype=TORCH_DTYPES[dtype], device=device)
-    except torch.OutOfMemoryError as error:
-        raise ModelFolderError(
-            f"{folder} does not fit into {device} memory: {model.weights_bytes} bytes of weights",
-            detail=str(error),
-        ) from error
-    return _Found(arch, weights, model.revision, model.eos_token_ids)
+
+    def weights(dtype: KvDtype, device: torch.device) -> Weights:
+        try:
+            return load_weights(arch, model.tensors, dtype=TORCH_DTYPES[dtype], device=device)
+        except torch.OutOfMemoryError as error:
+            raise ModelFolderError(
+                f"{folder} does not fit into {device} memory: {model.weights_bytes} bytes of "
+                "weights",
+                detail=str(error),
+            ) from error
+
+    return _Found(arch, model.revision, model.eos_token_ids, weights)
 
 
 def _eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -121,9 +131,9 @@ def _dtype(name: str, device: torch.device) -> KvDtype:
         raise ConfigError(f"dtype must be one of {choices}, got {name!r}") from None
 
 
-def _reserve(
-    config: ComputeConfig, arch: Architecture, dtype: KvDtype, device: torch.device
-) -> L1Pages:
+def _plan_pages(
+    config: ComputeConfig, arch: Architecture, dtype: KvDtype
+) -> tuple[BlockLayout, int]:
     try:
         layout = BlockLayout(arch.layers, arch.kv_heads, arch.head_dim, dtype, config.block_tokens)
     except ValueError as error:
@@ -135,11 +145,15 @@ def _reserve(
             f"{layout.payload_bytes} bytes",
             hint=f"give at least {2 * layout.payload_bytes} bytes, better 64 times as much",
         )
+    return layout, count
+
+
+def _reserve(layout: BlockLayout, num_pages: int, device: torch.device) -> L1Pages:
     try:
-        return L1Pages(layout, count, device=device)
+        return L1Pages(layout, num_pages, device=device)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
-            f"could not reserve {count * layout.payload_bytes} bytes of {device} memory for L1",
+            f"could not reserve {num_pages * layout.payload_bytes} bytes of {device} memory for L1",
             detail=str(error),
             hint="lower compute.l1_capacity",
         ) from error

@@ -249,6 +249,13 @@ class BlockNotFoundError(CacheError):
     grpc_status = "NOT_FOUND"
 
 
+class LayoutError(CacheError):
+    """A block has not the size that KV of this model and layout has."""
+
+    code = "layout_mismatch"
+    grpc_status = "FAILED_PRECONDITION"
+
+
 class LeaseExpiredError(CacheError):
     """A reservation or lease ran out."""
 

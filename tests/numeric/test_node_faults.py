@@ -14,6 +14,7 @@ from kvcore.errors import (
     ContextTooLongError,
     OverloadedError,
     RowLevelError,
+    TierKVError,
     TransportError,
     UnknownModelError,
     UserError,
@@ -35,6 +36,18 @@ class GatedPoolNode(MemoryPoolNode):
     def read_ranges(self, reads) -> None:
         if reads[0].index >= 1:
             assert self.gate.wait(30)
+        super().read_ranges(reads)
+
+
+class SteppedPoolNode(MemoryPoolNode):
+    """Reads of layer l wait for ``gates[l]``."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.gates = [threading.Event() for _ in range(layers)]
+
+    def read_ranges(self, reads) -> None:
+        assert self.gates[reads[0].index].wait(30)
         super().read_ranges(reads)
 
 
@@ -139,6 +152,27 @@ async def test_several_wait_for_late_layers_each_behind_its_own_load() -> None:
         assert [last.usage.hit_tokens.l2 for _, last in got] == [56, 56]
 
 
+async def test_layers_that_come_between_the_answers_of_others_give_the_same_tokens() -> None:
+    pool = SteppedPoolNode(layers=3)
+    loaded = [PROMPT, [(t + 1) % 128 for t in PROMPT], [*PROMPT, 9, 9]]
+    others = [[(t + 2) % 128 for t in PROMPT[:n]] for n in (33, 60)]
+    async with running_node(pool) as node:
+        want = [(await answer(node, make_request(p)))[0] for p in [*loaded, *others]]
+        await node.flush()
+    async with running_node(pool, load_threads=3) as node:
+        begun = [asyncio.create_task(answer(node, make_request(p))) for p in loaded]
+        got = []
+        pool.gates[0].set()
+        for layer, prompt in enumerate(others, start=1):
+            await stopped_behind_layer(node, layer, count=2)  # The third waits for the first.
+            # Nothing of it is in L1, and its own load would wait for the gates, too.
+            got.append((await answer(node, make_request(prompt, use_cache=False)))[0])
+            pool.gates[layer].set()
+        first = [tokens for tokens, _ in await asyncio.gather(*begun)]
+        assert first + got == want
+        assert node._engine.steps > 0 and node.report().cache_errors == ()
+
+
 @pytest.mark.parametrize("layer", [1, 2])
 async def test_a_load_that_turns_out_short_keeps_its_good_blocks(layer) -> None:
     pool = LosingPoolNode(slot=4, layer=layer)
@@ -162,6 +196,21 @@ async def test_a_late_load_is_given_up_and_its_pages_stay_out_of_use() -> None:
         await pages_in_use(node, 7)  # The late loader may still write there.
         pool.gate.set()
         await pages_in_use(node, 0)
+
+
+async def test_who_finds_no_page_waits_until_a_late_loader_gives_them_back() -> None:
+    pool = GatedPoolNode()
+    async with running_node(pool) as node:
+        want = await published(node)
+    async with running_node(pool, load_timeout_s=0.1, l1_pages=12) as node:
+        asked = asyncio.create_task(answer(node, make_request(PROMPT)))
+        async with asyncio.timeout(10):
+            while node._engine.batcher.preemptions == 0:
+                await asyncio.sleep(0.001)
+        assert not asked.done() and node._engine.pool.used == 7
+        pool.gate.set()
+        got, last = await asked
+        assert got == want and last.usage.hit_tokens.total == 0
 
 
 async def test_cancel_while_loading_and_while_running() -> None:
@@ -202,6 +251,32 @@ async def test_broken_logits_fail_their_request_only() -> None:
         # Pages that held NaN are used again without a trace of it.
         again = await asyncio.gather(*(answer(node, make_request(PROMPT)) for _ in range(9)))
         assert all(tokens == want for tokens, _ in again)
+
+
+@pytest.mark.parametrize("broken", ["kernel", "weights"])
+async def test_what_fails_behind_a_load_fails_alone(broken) -> None:
+    pool = GatedPoolNode()
+    async with running_node(pool) as node:
+        want = await published(node)
+        attention, weights = node._engine._model._attention, node._engine._model.weights
+        attend, norm = attention.attend, weights.final_norm.clone()
+
+        def failing(layer, batch, q):
+            raise RuntimeError("kernel failure")
+
+        asked = asyncio.create_task(answer(node, make_request(PROMPT)))
+        await stopped_behind_layer(node, 1)
+        if broken == "kernel":
+            attention.attend = failing
+        else:
+            weights.final_norm.fill_(float("nan"))
+        pool.gate.set()
+        with pytest.raises(TierKVError, match=r"kernel failure|not finite"):
+            await asked
+        attention.attend = attend
+        weights.final_norm.copy_(norm)
+        await pages_in_use(node, 0)
+        assert (await answer(node, make_request(PROMPT)))[0] == want
 
 
 async def test_stop_ids_and_eos_end_an_answer_and_are_not_in_it() -> None:

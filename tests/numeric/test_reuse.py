@@ -7,12 +7,13 @@ import random
 
 import pytest
 
-from compute.config import LoadPolicy
-from kvcore.block_key import ROOT_PARENT
+from compute.config import LoadPolicy, RandomModelSpec
+from compute.loading import load_model
+from kvcore.block_key import ROOT_PARENT, namespace_key
 from kvcore.request import FinishReason
 from storage.block_store import StoredBlock
 from storage.memory import MemoryBlockStore
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_model import answer, make_request, node_config, running_node, tiny_config
 from tests.fix_pool import CorruptingPoolNode, DyingPoolNode, MemoryPoolNode
 
 PREFIX = random.Random(5).choices(range(128), k=45)
@@ -132,6 +133,43 @@ async def test_a_corrupt_block_is_recomputed(slot, layer) -> None:
         assert last.usage.hit_tokens.l2 == (slot - 1) * 8
         assert dict(node.report().cache_errors)["checksum_mismatch"] >= 1
         assert (await answer(node, make_request(asked[0])))[0] == want[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "bfloat16"},
+        {"random_model": RandomModelSpec(tiny_config(num_hidden_layers=4), seed=3)},
+        {"random_model": RandomModelSpec(tiny_config(num_key_value_heads=4), seed=3)},
+    ],
+)
+async def test_kv_of_another_layout_is_never_read_even_under_the_same_key(other) -> None:
+    asked = prompts(3)
+    want = await oracle(asked)
+    pool = MemoryPoolNode()
+    async with running_node(pool, **other) as node:
+        for prompt in asked:
+            await answer(node, make_request(prompt))
+        await node.flush()
+    reads = pool.reads
+    async with running_node(pool) as node:
+        for prompt, tokens in zip(asked, want, strict=True):
+            got, last = await answer(node, make_request(prompt))
+            assert got == tokens and last.usage.hit_tokens.l2 == 0
+        assert dict(node.report().cache_errors)["layout_mismatch"] >= 1
+    assert pool.reads == reads
+
+
+async def test_nodes_of_another_layout_name_their_blocks_otherwise() -> None:
+    layouts = [
+        load_model(node_config(**changes)).info.layout
+        for changes in ({}, {"dtype": "bfloat16"}, {"dtype": "float16"}, {"block_tokens": 16})
+    ]
+    keys = {
+        namespace_key(b"s" * 32, tenant="t", model_revision="r", layout_fingerprint=x.fingerprint())
+        for x in layouts
+    }
+    assert len(keys) == len(layouts)
 
 
 CALLS = ["lookup", "hold", "read_ranges", "release", "reserve", "write_ranges", "seal", "abort"]
