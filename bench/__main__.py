@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import block_layers, chat_reuse, front_overhead, reattach, start_time
+from bench import block_layers, chat_reuse, front_overhead, pipeline, reattach, start_time
 
-for script in (start_time, reattach, block_layers, front_overhead, chat_reuse):
+for script in (start_time, reattach, block_layers, front_overhead, chat_reuse, pipeline):
     script.main(sys.argv[1:])
