@@ -1,10 +1,16 @@
-"""``make bench``: run every benchmark and print its numbers; ``--quick`` for a coarse round."""
+"""Run the small benchmarks one after the other and print their numbers.
+
+``make bench``, or ``python -m bench``. Each is a script of its own: ``python -m bench.reattach``.
+The pool beside its peers takes longer and needs their packages: ``python -m bench.pool``.
+"""
 
 from __future__ import annotations
 
 import sys
 
 from bench import block_layers, chat_reuse, front_overhead, pipeline, reattach, start_time
+from bench.report import parse_arguments
 
+parse_arguments(__doc__)
 for script in (start_time, reattach, block_layers, front_overhead, chat_reuse, pipeline):
     script.main(sys.argv[1:])

@@ -17,6 +17,7 @@ import numpy as np
 from mooncake.store import MooncakeDistributedStore
 
 from bench.pool_cell import BATCH, POOL_BYTES, Array, Cell, Contender, Operation, Values
+from bench.pool_cores import server_side
 from bench.pool_peers import await_port, end, free_port
 
 _LOCAL_BYTES = 64 << 20
@@ -51,13 +52,15 @@ class Mooncake:
             "--http_metadata_server_host=127.0.0.1", f"--http_metadata_server_port={self._http}",
             f"--metrics_port={free_port()}",
         ]  # fmt: skip
-        self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        with server_side():
+            self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         await_port(self._rpc, self._processes[0])
         await_port(self._http, self._processes[0])
-        storage = subprocess.Popen(
-            [sys.executable, "-m", "bench.pool_mooncake", str(self._rpc), str(self._http)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        with server_side():
+            storage = subprocess.Popen(
+                [sys.executable, "-m", "bench.pool_mooncake", str(self._rpc), str(self._http)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
         self._processes.append(storage)
         assert storage.stdout is not None
         for line in storage.stdout:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
+from bench.pool_cores import server_side
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
 from dmp.pool import Pool
@@ -65,7 +66,8 @@ class OurServer:
         capacity = max(1 << 30, 11 * BATCH * size)
         args = (theirs, extent, capacity)
         self._process = context.Process(target=_serve, args=args, daemon=True)
-        self._process.start()
+        with server_side():
+            self._process.start()
         info: NodeInfo = ours.recv()
         self.info, self.address = info, info.data_address
         self._size, self._control = size, ours

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from bench.pool_cell import BATCH, Array, Cell, Contender, Operation, Values
+from bench.pool_cores import server_side
 
 _REQUEST: Final = struct.Struct("<IIQ48x")
 _GET, _PUT, _STORE = 0, 1, 2
@@ -97,7 +98,8 @@ class RawSocket:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
         self._server = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._server.start()
+        with server_side():
+            self._server.start()
         self._port: int = ours.recv()
         self._control = ours
         self._socks: dict[int, socket.socket] = {}

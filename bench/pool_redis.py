@@ -12,6 +12,7 @@ from typing import Any
 import redis
 
 from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
+from bench.pool_cores import server_side
 from bench.pool_peers import await_port, end, free_port, redis_server
 
 _READ_BYTES = 1 << 20
@@ -28,11 +29,12 @@ class RedisServer:
 
     def __init__(self) -> None:
         self.port = free_port()
-        self._process = subprocess.Popen(
-            [redis_server(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-             "--appendonly", "no", "--proto-max-bulk-len", "1gb", "--dir", "/tmp"],
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        with server_side():
+            self._process = subprocess.Popen(
+                [redis_server(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                 "--appendonly", "no", "--proto-max-bulk-len", "1gb", "--dir", "/tmp"],
+                stdout=subprocess.DEVNULL,
+            )  # fmt: skip
         await_port(self.port, self._process)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bench.pool_cell import Cell, Contender, Values, run_round, verify
+from bench.pool_cores import client_side
 
 MODULES: Final = {
     "house": ("bench.pool_raw", "bench.pool_ours"),
@@ -67,6 +68,7 @@ class Worker:
 
 def main(kind: str) -> None:
     """Serve commands until stdin ends."""
+    client_side()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a library prints must not land among the answers.
     worker = Worker(kind)

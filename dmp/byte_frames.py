@@ -16,7 +16,7 @@ from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
 from dmp.pool_node import PutRequest
-from dmp.range_codec import Ref, pack_sums, unpack_ranges
+from dmp.range_codec import Ref, pack_sums, unpack_ranges, unpack_sums
 from dmp.socket_io import Wire
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError, TransportError
@@ -71,20 +71,20 @@ class ByteFrames:
     def put(self, header: FrameHeader, head: bytearray, owner: str) -> bytes:
         """Reserve, receive and seal whole blocks; None for those that found no slot."""
         ask = m.Put.unpack(head)
-        if ask.payload_bytes != header.payload_bytes:
+        if ask.data_bytes + ask.sums_bytes != header.payload_bytes:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
-        puts = [block.put for block in ask.blocks]
-        ticket = self._node.begin_put(puts, deadline_s=PUT_DEADLINE_S, owner=owner)
+        ticket = self._node.begin_put(ask.puts, deadline_s=PUT_DEADLINE_S, owner=owner)
         try:
-            self._receive_blocks(puts, ticket.views)
+            sums = bytearray(ask.sums_bytes)
+            self._receive_blocks(ask.puts, ticket.views, memoryview(sums))
         except BaseException:
             self._node.abort_put(ticket)
             raise
-        places = self._node.end_put(ticket, [block.checksums for block in ask.blocks])
+        places = self._node.end_put(ticket, _checksums(ask.puts, sums))
         return m.MaybeRefs(places).pack()
 
     def _receive_blocks(
-        self, puts: Sequence[PutRequest], views: Sequence[memoryview | None]
+        self, puts: Sequence[PutRequest], views: Sequence[memoryview | None], sums: memoryview
     ) -> None:
         """Receive runs of blocks that have a slot with one call each; skip the others."""
         run: list[memoryview] = []
@@ -95,4 +95,15 @@ class ByteFrames:
             self._reader.take(run)
             run = []
             self._reader.skip(put.range_bytes * put.range_count)
+        run.append(sums)
         self._reader.take(run)
+
+
+def _checksums(puts: Sequence[PutRequest], sums: bytearray) -> list[tuple[int, ...]]:
+    """Cut the checksums of all ranges by blocks."""
+    found = tuple(unpack_sums(sums, len(sums) // 8))
+    answer, start = [], 0
+    for put in puts:
+        answer.append(found[start : start + put.range_count])
+        start += put.range_count
+    return answer

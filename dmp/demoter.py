@@ -137,3 +137,6 @@ class Demoter:
             except CacheError as error:
                 log.debug("a block was not copied down: %s", error)
                 self._stopping.wait(_RETRY_S)
+            except Exception:
+                log.exception("copying blocks down failed")
+                self._stopping.wait(_RETRY_S)

@@ -143,40 +143,36 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
-class NewBlock:
-    """A block to store and the checksums of its ranges."""
-
-    put: PutRequest
-    checksums: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Put:
-    """Store these blocks; their payloads follow, whole and in order."""
+    """Store these blocks; their payloads follow, whole and in order, then all checksums.
 
-    blocks: Sequence[NewBlock]
+    The checksums (one xxh3_64 per range) come last, so that a writer computes them while it sends.
+    """
+
+    puts: Sequence[PutRequest]
 
     def pack(self) -> bytes:
-        p = Packer().pack("I", len(self.blocks))
-        for block in self.blocks:
-            _pack_put(p, block.put)
-            p.pack(f"{block.put.range_count}Q", *block.checksums)
+        p = Packer().pack("I", len(self.puts))
+        for put in self.puts:
+            _pack_put(p, put)
         return p.bytes()
 
     @classmethod
     def unpack(cls, head: Head) -> Put:
         u = Unpacker(head)
-        blocks = []
-        for _ in range(u.count()):
-            put = _unpack_put(u)
-            blocks.append(NewBlock(put, u.integers("Q", put.range_count)))
+        message = cls([_unpack_put(u) for _ in range(u.count())])
         u.end()
-        return cls(blocks)
+        return message
 
     @property
-    def payload_bytes(self) -> int:
-        """Bytes that follow the head."""
-        return sum(block.put.range_bytes * block.put.range_count for block in self.blocks)
+    def data_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum([put.range_bytes * put.range_count for put in self.puts])
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the checksums after them."""
+        return 8 * sum([put.range_count for put in self.puts])
 
 
 @dataclass(frozen=True, slots=True)

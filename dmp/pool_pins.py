@@ -25,8 +25,24 @@ Holder = tuple[NodeLink, Location]
 
 @dataclass(slots=True)
 class _Pin:
+    """A pinned block.
+
+    Attributes:
+        holder: where it is held.
+        count: how often it is pinned.
+        holds: taken on it. The node may have fewer: it ends them with the client's last connection,
+            of which the client, which connects again, learns nothing. So none is ever released
+            before the last unpin; one that is not there is ignored.
+    """
+
     holder: Holder
     count: int = 1
+    holds: int = 1
+
+    def release(self) -> None:
+        """Let the block go."""
+        link, place = self.holder
+        release_all(link, [place] * self.holds)
 
 
 class Pins:
@@ -83,7 +99,7 @@ class Pins:
             if pin.count:
                 return
             del self._pins[key]
-        release(pin.holder)
+        pin.release()
 
     def renew(self) -> None:
         """Hold every pinned block for another while; called by one thread at a time."""
@@ -101,23 +117,28 @@ class Pins:
         with self._lock:
             pins, self._pins = self._pins, {}
         for pin in pins.values():
-            release(pin.holder)
+            pin.release()
 
     def _renew_on(self, link: NodeLink, group: list[tuple[BlockKey, _Pin]]) -> None:
         places = [pin.holder[1] for _, pin in group]
         held = hold_all(link, places)
-        # Holds are counted: the new ones stay, the old ones go.
-        release_all(link, [place for place, ok in zip(places, held, strict=True) if ok])
-        for (key, pin), ok in zip(group, held, strict=True):
+        unwanted: list[Location] = []
+        for (key, pin), place, ok in zip(group, places, held, strict=True):
             if not ok and link.up:
                 self._find_again(key, pin)
+            with self._lock:
+                if ok and self._pins.get(key) is pin:
+                    pin.holds += 1
+                elif ok:
+                    unwanted.append(place)  # Unpinned meanwhile.
+        release_all(link, unwanted)
 
     def _find_again(self, key: BlockKey, pin: _Pin) -> None:
         holder = self._take(key)
         with self._lock:
             if self._pins.get(key) is pin:
                 if holder is not None:
-                    pin.holder = holder
+                    pin.holder, pin.holds = holder, 1
                 else:
                     del self._pins[key]
                     self.lost += 1

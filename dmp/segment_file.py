@@ -148,7 +148,8 @@ def _check_owner(path: Path, fd: int) -> None:
 
 
 def _lock(path: Path, fd: int, wait_s: float) -> None:
-    for left in range(max(1, round(wait_s / _LOCK_INTERVAL_S)), 0, -1):
+    tries = max(1, round(wait_s / _LOCK_INTERVAL_S))
+    for left in range(tries, 0, -1):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
@@ -158,4 +159,6 @@ def _lock(path: Path, fd: int, wait_s: float) -> None:
                     f"segment {path} is owned by a running process; stop it, or give this DMP node "
                     "another --node-id or dmp.segment_dir"
                 ) from error
+            if left == tries:
+                log.info("segment %s: waiting %g s for the process that owns it", path, wait_s)
             time.sleep(_LOCK_INTERVAL_S)

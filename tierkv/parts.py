@@ -130,7 +130,9 @@ class DmpPart:
 
     async def stop(self) -> None:
         """Drain, leave the cluster and close the segment; sealed blocks stay in its file."""
-        await asyncio.to_thread(self.node.drain)
+        ended = await asyncio.to_thread(self.node.drain)
+        rest = "nothing is under way" if ended else "what is under way after dmp.drain_s is dropped"
+        _log.info("pool node %s stops: %s", self.node.config.node_id, rest)
         if self._agent is not None:
             await self._agent.stop()
         if self._server is not None:

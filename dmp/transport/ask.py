@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
-from dmp.frame import FrameHeader, FrameType
-from dmp.range_codec import Ref, pack_ranges, unpack_sums
+from dmp.frame import FrameHeader, FrameType, pack_header
+from dmp.messages import Put
+from dmp.pool_node import PutRequest
+from dmp.range_codec import Ref, pack_ranges, pack_sums, unpack_sums
 from dmp.socket_io import Buffer, Wire
 from dmp.transport.single_read import PIECE_BYTES, receive_hashed
 from kvcore.errors import RemoteProtocolError
@@ -36,6 +38,22 @@ class Ask:
         self.payload = payload
         self.reply = bytearray()
 
+    def send(self, wire: Wire, request_id: int) -> None:
+        """Send it all.
+
+        Raises:
+            OSError: the peer does not take it.
+        """
+        size = sum([len(part) for part in self.payload])
+        wire.send([self._lead(request_id, size), *self.payload])
+
+    def _lead(self, request_id: int, payload_bytes: int) -> bytes:
+        head = self.head
+        header = pack_header(
+            self.kind, request_id, head_bytes=len(head), payload_bytes=payload_bytes
+        )
+        return header + head
+
     def take(self, wire: Wire, header: FrameHeader) -> None:
         """Receive what follows the reply's header.
 
@@ -48,6 +66,51 @@ class Ask:
         if header.head_bytes:
             self.reply = bytearray(header.head_bytes)
             wire.receive_into(memoryview(self.reply))
+
+
+class PutAsk(Ask):
+    """A request to store whole blocks, hashed piece by piece as they are sent."""
+
+    __slots__ = ("_payloads", "_puts")
+
+    def __init__(self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]) -> None:
+        super().__init__(FrameType.PUT, Put(puts).pack(), payloads)
+        self._puts = puts
+        self._payloads = payloads
+
+    def send(self, wire: Wire, request_id: int) -> None:
+        ranges = [
+            payload[start : start + put.range_bytes]
+            for put, payload in zip(self._puts, self._payloads, strict=True)
+            for start in range(0, len(payload), put.range_bytes)
+        ]
+        size = sum([len(payload) for payload in self._payloads])
+        ready: list[Buffer] = [self._lead(request_id, size + 8 * len(ranges))]
+        waiting = 0
+        sums = []
+        for piece in ranges:
+            if len(piece) > PIECE_BYTES:
+                sums.append(_send_long(wire, ready, piece))
+                ready, waiting = [], 0
+                continue
+            sums.append(xxhash.xxh3_64_intdigest(piece))
+            ready.append(piece)
+            waiting += len(piece)
+            if waiting >= PIECE_BYTES:
+                wire.send(ready)
+                ready, waiting = [], 0
+        wire.send([*ready, pack_sums(sums)])
+
+
+def _send_long(wire: Wire, ready: Sequence[Buffer], data: memoryview) -> int:
+    """Send what is ready and a long range; answers its checksum."""
+    state = xxhash.xxh3_64()
+    for start in range(0, len(data), PIECE_BYTES):
+        piece = data[start : start + PIECE_BYTES]
+        state.update(piece)
+        wire.send([*ready, piece])
+        ready = ()
+    return state.intdigest()
 
 
 class ReadAsk(Ask):

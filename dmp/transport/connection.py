@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dmp import messages as m
-from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, pack_header, parse_header
+from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, parse_header
 from dmp.range_codec import Ref
 from dmp.socket_io import TlsWire, Wire
 from dmp.tls import TlsFiles, client_context
@@ -201,13 +201,7 @@ class Connection:
 
     def _send(self, ask: Ask) -> int:
         self._request_id = (self._request_id + 1) & 0xFFFFFFFF
-        lead = pack_header(
-            ask.kind,
-            self._request_id,
-            head_bytes=len(ask.head),
-            payload_bytes=sum([len(part) for part in ask.payload]),
-        )
-        self._wire.send([lead + ask.head, *ask.payload])
+        ask.send(self._wire, self._request_id)
         return self._request_id
 
     def _receive(self, request_id: int, ask: Ask) -> CacheError | None:

@@ -91,13 +91,3 @@ def _check(write: RangeWrite, pending: _Pending | None, now: float) -> None:
 def as_bytes(view: memoryview) -> memoryview:
     """Return a buffer as plain bytes, which it mostly is already."""
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
-def range_sums(payload: memoryview, range_bytes: int) -> tuple[int, ...]:
-    """Return the checksum of every range of a whole block."""
-    return tuple(
-        [
-            xxhash.xxh3_64_intdigest(payload[start : start + range_bytes])
-            for start in range(0, len(payload), range_bytes)
-        ]
-    )

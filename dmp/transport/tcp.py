@@ -24,10 +24,10 @@ from dmp.pool_node import (
 )
 from dmp.range_codec import Ref, pack_ranges
 from dmp.stored import StoredBlock, unpack_stored
-from dmp.transport.ask import Ask, ReadAsk
+from dmp.transport.ask import Ask, PutAsk, ReadAsk
 from dmp.transport.connection import Peer
 from dmp.transport.connection_pool import ConnectionPool
-from dmp.transport.pending import PendingPuts, as_bytes, range_sums
+from dmp.transport.pending import PendingPuts, as_bytes
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import BlockNotFoundError, ChecksumError, RemoteProtocolError, TransportError
@@ -132,9 +132,7 @@ class TcpPoolNode(PoolNode):
         def asks() -> Iterator[Ask]:
             sent.clear()
             for part in parts:
-                pairs = zip(puts[part], datas[part], strict=True)
-                blocks = [m.NewBlock(p, range_sums(d, p.range_bytes)) for p, d in pairs]
-                sent.append(Ask(FrameType.PUT, m.Put(blocks).pack(), datas[part]))
+                sent.append(PutAsk(puts[part], datas[part]))
                 yield sent[-1]
 
         self._pool.run(lambda connection: connection.exchange(asks()))

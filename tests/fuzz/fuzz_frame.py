@@ -34,7 +34,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], bytes], ...] = (
     (m.Welcome.unpack, m.Welcome(NODE, HostId("h"), Incarnation(7), "/dev/shm/x").pack()),
     (m.Lookup.unpack, m.Lookup([_PUT.key, _PUT.parent]).pack()),
     (m.Reserve.unpack, m.Reserve(1.5, [_PUT]).pack()),
-    (m.Put.unpack, m.Put([m.NewBlock(_PUT, (1, 2))]).pack()),
+    (m.Put.unpack, m.Put([_PUT]).pack()),
     (lambda raw: m.Seal.unpack(raw, NODE), m.Seal([m.Sealing(_PLACE, (1, 2))]).pack()),
     (lambda raw: m.Ranges.unpack(raw, NODE), m.Ranges([m.RangeRef(_PLACE, 1)]).pack()),
     (lambda raw: m.Refs.unpack(raw, NODE), m.Refs([_PLACE], 2.0).pack()),

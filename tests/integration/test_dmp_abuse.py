@@ -101,9 +101,9 @@ def one_range(place: Location, *, size: int = RANGE_BYTES, **changes: int) -> by
 
 
 def small_put(name: str) -> tuple[bytes, bytes]:
-    """A PUT of two ranges of five bytes, as head and payload."""
+    """A PUT of two ranges of five bytes, as head and payload (with checksums)."""
     put = make_put(name, range_bytes=5)
-    return m.Put([m.NewBlock(put, (1, 2))]).pack(), b"0123456789"
+    return m.Put([put]).pack(), b"0123456789" + bytes(16)
 
 
 def test_a_peer_that_stops_inside_a_frame_is_dropped(hasty: Rig) -> None:
@@ -115,7 +115,7 @@ def test_a_peer_that_stops_inside_a_frame_is_dropped(hasty: Rig) -> None:
 @pytest.mark.parametrize("inside", ["header", "head", "payload"])
 def test_dripping_bytes_gains_no_time(hasty: Rig, inside: str) -> None:
     put = make_put("a", range_bytes=500)
-    head, payload = m.Put([m.NewBlock(put, (1, 2))]).pack(), bytes(1000)
+    head, payload = m.Put([put]).pack(), bytes(1016)
     whole = frame(FrameType.PUT, head, payload)
     sent = {"header": 0, "head": HEADER_BYTES, "payload": HEADER_BYTES + len(head)}[inside]
     with greeted(hasty.server.address) as peer:

@@ -259,6 +259,22 @@ def test_pins_are_renewed_while_their_client_lives(
         assert (pool.stats().pinned, pool.stats().pins_lost) == (0, 1)
 
 
+def test_a_pin_whose_connections_were_lost_is_held_again(make_node: MakeRig) -> None:
+    rig = make_node()
+    with Pool.connect(rig.server.address) as pool:
+        assert pool.put("a", blob(10_000)) and pool.pin("a") and pool.pin("a")
+        (slot,) = rig.node._state.table.sealed()
+        pool._pins.renew()
+        (owner,) = slot.holders
+        rig.node.release_owner(owner)  # As when the client's last connection breaks.
+        pool._pins.renew()
+        assert slot.holders
+        pool.unpin("a")
+        assert slot.holders
+        pool.unpin("a")
+        assert not slot.holders
+
+
 def test_close_lets_pinned_values_go(make_node: MakeRig) -> None:
     rig = make_node()
     with Pool.connect(rig.server.address) as pool:

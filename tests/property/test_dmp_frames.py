@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -49,12 +49,6 @@ def lists(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(items, max_size=5)
 
 
-def new_blocks(put: PutRequest) -> st.SearchStrategy[m.NewBlock]:
-    put = replace(put, range_count=1 + put.range_count % 4)
-    sums = st.tuples(*[u64] * put.range_count)
-    return st.builds(m.NewBlock, st.just(put), sums)
-
-
 MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
     m.Hello: (st.builds(m.Hello, texts, client_ids), m.Hello.unpack),
     m.Welcome: (
@@ -67,7 +61,7 @@ MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
         st.builds(m.Ranges, lists(st.builds(m.RangeRef, locations, u32))),
         lambda head: m.Ranges.unpack(head, NODE),
     ),
-    m.Put: (st.builds(m.Put, lists(puts.flatmap(new_blocks))), m.Put.unpack),
+    m.Put: (st.builds(m.Put, lists(puts)), m.Put.unpack),
     m.Seal: (
         st.builds(m.Seal, lists(st.builds(m.Sealing, locations, lists(u64).map(tuple)))),
         lambda head: m.Seal.unpack(head, NODE),

@@ -64,7 +64,7 @@ def frames(incarnation: int) -> st.SearchStrategy[bytes]:
     )
     sums = st.lists(few, min_size=2, max_size=2).map(tuple)
     puts = names.map(lambda name: make_put(name, range_bytes=SIZE))
-    blocks = st.lists(st.builds(m.NewBlock, puts, sums), max_size=2)
+    blocks = st.lists(puts, max_size=2)
     refs = st.lists(
         st.tuples(st.just(incarnation), st.just(0), few, few, few, st.sampled_from([SIZE, 4])),
         min_size=1,
@@ -81,7 +81,7 @@ def frames(incarnation: int) -> st.SearchStrategy[bytes]:
         refs.map(lambda r: frame(FrameType.READ, pack_ranges(r))),
         refs.map(lambda r: frame(FrameType.WRITE, pack_ranges(r), b"x" * sum(x[5] for x in r))),
         st.builds(lambda r, p: frame(FrameType.WRITE, pack_ranges(r), p), refs, payloads),
-        blocks.map(lambda b: frame(FrameType.PUT, m.Put(b).pack(), bytes(10 * len(b)))),
+        blocks.map(lambda b: frame(FrameType.PUT, m.Put(b).pack(), bytes(26 * len(b)))),
         st.builds(lambda b, p: frame(FrameType.PUT, m.Put(b).pack(), p), blocks, payloads),
         st.lists(st.builds(m.Sealing, places, sums), max_size=2).map(
             lambda i: frame(FrameType.SEAL, m.Seal(i).pack())),

@@ -81,6 +81,14 @@ def test_a_damaged_header_is_dropped(path: Path, at: int) -> None:
     segment.close()
 
 
+def test_waiting_for_the_owner_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    segment = open_segment(path, SHAPE)
+    with caplog.at_level("INFO"), pytest.raises(ConfigError, match="owned by a running process"):
+        open_segment(path, SHAPE, wait_s=0.06)
+    assert caplog.messages == [f"segment {path}: waiting 0.06 s for the process that owns it"]
+    segment.close()
+
+
 def test_one_owner_only(path: Path) -> None:
     segment = open_segment(path, SHAPE)
     with pytest.raises(ConfigError, match=r"owned by a running process.*--node-id"):
