@@ -171,6 +171,8 @@ def _model(model: ModelInfo) -> Row:
         "context_tokens": model.context_tokens,
         "block_tokens": model.layout.block_tokens,
         "block_bytes": model.layout.payload_bytes,
+        "kv_codec": str(model.layout.codec),
+        "stored_block_bytes": model.layout.stored_bytes,
         "folder": model.folder,
     }
 

@@ -2,7 +2,8 @@
 
 Payload is layer-major, ``[layer][k|v][block_tokens][kv_heads][head_dim]``, so one layer of one
 block is one contiguous range that can be moved, checksummed and loaded alone. Keys are stored
-after rope (exact-prefix reuse never moves them).
+after rope (exact-prefix reuse never moves them). Below L1 a codec may make each range smaller; its
+size follows from the layout, so that slots are reserved before anything is encoded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,20 @@ class KvDtype(StrEnum):
         return 4 if self is KvDtype.FLOAT32 else 2
 
 
+class KvCodec(StrEnum):
+    """How a layer's range is encoded below L1 (compute/codec/)."""
+
+    NONE = "none"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether what is decoded may differ from what was encoded."""
+        return self is not KvCodec.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
     """Shape of one block's KV for one model shard.
@@ -37,6 +52,8 @@ class BlockLayout:
         head_dim: channels per head.
         dtype: element type.
         block_tokens: tokens per block; a page in L1 holds exactly one block.
+        codec: how ranges are encoded in the pool, on disk and in the archive; pages in L1 never
+            are.
     """
 
     layers: int
@@ -44,6 +61,7 @@ class BlockLayout:
     head_dim: int
     dtype: KvDtype
     block_tokens: int = 64
+    codec: KvCodec = KvCodec.NONE
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "block_tokens"):
@@ -64,13 +82,34 @@ class BlockLayout:
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one layer's range, ``[k|v][block_tokens][kv_heads][head_dim]``."""
+        """Bytes of one layer in L1, ``[k|v][block_tokens][kv_heads][head_dim]``."""
         return self.token_layer_bytes * self.block_tokens
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of a whole block."""
+        """Bytes of a whole block in L1."""
         return self.layer_bytes * self.layers
+
+    @property
+    def stored_layer_bytes(self) -> int:
+        """Bytes of one layer's range below L1."""
+        values = 2 * self.block_tokens * self.kv_heads * self.head_dim
+        # int8, int4: two bfloat16 per channel of the keys and per token and head of the values.
+        ranges = 4 * self.kv_heads * (self.head_dim + self.block_tokens)
+        match self.codec:
+            case KvCodec.NONE:
+                return self.layer_bytes
+            case KvCodec.FP8:
+                return 8 * self.kv_heads + values  # One float32 per head of keys and of values.
+            case KvCodec.INT8:
+                return ranges + values
+            case KvCodec.INT4:
+                return ranges + values // 2
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of a whole block below L1."""
+        return self.stored_layer_bytes * self.layers
 
     def layer_offset(self, layer: int) -> int:
         """Return where a layer's range begins; it ends at ``layer_offset(layer + 1)``."""
@@ -84,4 +123,6 @@ class BlockLayout:
             f"tierkv-layout-1|{self.layers}|{self.kv_heads}|{self.head_dim}|{self.dtype}"
             f"|{self.block_tokens}|k-after-rope"
         )
+        if self.codec is not KvCodec.NONE:
+            text += f"|{self.codec}-1"
         return blake2b(text.encode(), digest_size=16).digest()

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from kvcore import limits
 from kvcore.ids import NamespaceKey, RequestId
+from kvcore.layout import KvCodec
 
 
 class FinishReason(StrEnum):
@@ -112,12 +113,14 @@ class Usage:
         completion_tokens: tokens generated.
         hit_tokens: prompt tokens loaded instead of computed.
         written_tokens: tokens whose KV was newly handed to the pool.
+        kv_codec: codec that reused KV may have passed through; a lossy one may change an answer.
     """
 
     prompt_tokens: int
     completion_tokens: int
     hit_tokens: HitTokens = HitTokens()
     written_tokens: int = 0
+    kv_codec: KvCodec = KvCodec.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.layout import BlockLayout, KvDtype
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Replica, Tier
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
 from kvwire.check import (
@@ -37,6 +37,7 @@ def layout_to_proto(layout: BlockLayout) -> pb.BlockLayout:
         head_dim=layout.head_dim,
         dtype=layout.dtype.value,
         block_tokens=layout.block_tokens,
+        codec=codec_to_proto(layout.codec),
     )
 
 
@@ -50,9 +51,20 @@ def layout_from_proto(message: pb.BlockLayout) -> BlockLayout:
             head_dim=message.head_dim,
             dtype=dtype,
             block_tokens=message.block_tokens,
+            codec=codec_from_proto(message.codec, "layout.codec"),
         )
     except ValueError as error:
         raise RemoteProtocolError(f"layout: {error}") from error
+
+
+def codec_to_proto(codec: KvCodec) -> str:
+    """Convert a KvCodec; none travels as the empty string."""
+    return "" if codec is KvCodec.NONE else codec.value
+
+
+def codec_from_proto(value: str, name: str) -> KvCodec:
+    """Convert a KvCodec; RemoteProtocolError for one that is not known here."""
+    return checked_choice(KvCodec, value, name) if value else KvCodec.NONE
 
 
 def model_info_to_proto(model: ModelInfo) -> pb.ModelInfo:

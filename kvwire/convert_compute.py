@@ -20,6 +20,8 @@ from kvcore.request import (
 )
 from kvwire.check import check_count, checked_amount, checked_choice, checked_name
 from kvwire.convert import (
+    codec_from_proto,
+    codec_to_proto,
     node_info_from_proto,
     node_info_to_proto,
     node_report_from_proto,
@@ -130,11 +132,12 @@ def usage_to_proto(usage: Usage) -> pb.Usage:
         l3_hit_tokens=usage.hit_tokens.l3,
         l4_hit_tokens=usage.hit_tokens.l4,
         written_tokens=usage.written_tokens,
+        kv_codec=codec_to_proto(usage.kv_codec),
     )
 
 
 def usage_from_proto(message: pb.Usage) -> Usage:
-    """Convert a Usage."""
+    """Convert a Usage; RemoteProtocolError for an unknown codec."""
     return Usage(
         prompt_tokens=message.prompt_tokens,
         completion_tokens=message.completion_tokens,
@@ -145,6 +148,7 @@ def usage_from_proto(message: pb.Usage) -> Usage:
             l4=message.l4_hit_tokens,
         ),
         written_tokens=message.written_tokens,
+        kv_codec=codec_from_proto(message.kv_codec, "usage.kv_codec"),
     )
 
 

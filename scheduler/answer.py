@@ -88,6 +88,7 @@ class Answer:
                 completion_tokens=max(usage.completion_tokens, self.completion_tokens),
                 hit_tokens=_capped(hits, self.prompt_tokens),
                 written_tokens=usage.written_tokens + self._written_tokens,
+                kv_codec=first.usage.kv_codec if first.usage else usage.kv_codec,
             ),
             queue_s=first.queue_s,
             ttft_s=first.ttft_s,

@@ -100,9 +100,9 @@ def service_cost(
     """
     steps = (
         (prefix.l1_blocks, 0.0),
-        (prefix.l2_blocks, layout.payload_bytes / rates.l2_bytes_per_s),
-        (prefix.l3_blocks, layout.payload_bytes / rates.l3_bytes_per_s),
-        (prefix.l4_blocks, layout.payload_bytes / rates.l4_bytes_per_s),
+        (prefix.l2_blocks, layout.stored_bytes / rates.l2_bytes_per_s),
+        (prefix.l3_blocks, layout.stored_bytes / rates.l3_bytes_per_s),
+        (prefix.l4_blocks, layout.stored_bytes / rates.l4_bytes_per_s),
     )
     usable_blocks = (prompt_tokens - 1) // layout.block_tokens
     best: ServiceCost | None = None

@@ -85,6 +85,8 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "context_tokens": "BIGINT",
         "block_tokens": "BIGINT",
         "block_bytes": "BIGINT",
+        "kv_codec": "VARCHAR",
+        "stored_block_bytes": "BIGINT",
         "folder": "VARCHAR",
     },
     "settings": {

@@ -249,17 +249,23 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 
 
 def usage_json(usages: list[Usage]) -> dict[str, Any]:
-    """Add up usages as OpenAI's object; cached and written tokens are always there."""
+    """Add up usages as OpenAI's object; cached and written tokens are always there.
+
+    ``kv_codec`` is there when reused KV may have passed through a lossy one.
+    """
     prompt = sum(u.prompt_tokens for u in usages)
     completion = sum(u.completion_tokens for u in usages)
+    details: dict[str, Any] = {
+        "cached_tokens": sum(u.hit_tokens.total for u in usages),
+        "cache_write_tokens": sum(u.written_tokens for u in usages),
+    }
+    if lossy := sorted({str(u.kv_codec) for u in usages if u.kv_codec.is_lossy}):
+        details["kv_codec"] = ",".join(lossy)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(u.hit_tokens.total for u in usages),
-            "cache_write_tokens": sum(u.written_tokens for u in usages),
-        },
+        "prompt_tokens_details": details,
     }
 
 

@@ -118,6 +118,7 @@ class Usage(_message.Message):
     L3_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     L4_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     WRITTEN_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_CODEC_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     l1_hit_tokens: _builtins.int
@@ -125,6 +126,8 @@ class Usage(_message.Message):
     l3_hit_tokens: _builtins.int
     l4_hit_tokens: _builtins.int
     written_tokens: _builtins.int
+    kv_codec: _builtins.str
+    """empty: none"""
     def __init__(
         self,
         *,
@@ -135,10 +138,11 @@ class Usage(_message.Message):
         l3_hit_tokens: _builtins.int = ...,
         l4_hit_tokens: _builtins.int = ...,
         written_tokens: _builtins.int = ...,
+        kv_codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "l1_hit_tokens", b"l1_hit_tokens", "l2_hit_tokens", b"l2_hit_tokens", "l3_hit_tokens", b"l3_hit_tokens", "l4_hit_tokens", b"l4_hit_tokens", "prompt_tokens", b"prompt_tokens", "written_tokens", b"written_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "kv_codec", b"kv_codec", "l1_hit_tokens", b"l1_hit_tokens", "l2_hit_tokens", b"l2_hit_tokens", "l3_hit_tokens", b"l3_hit_tokens", "l4_hit_tokens", b"l4_hit_tokens", "prompt_tokens", b"prompt_tokens", "written_tokens", b"written_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
