@@ -11,6 +11,7 @@ from compute.sampler import Draw, request_seed
 from compute.sequence import Sequence
 from kvcore.errors import TierKVError
 from kvcore.ids import NodeId
+from kvcore.layout import KvCodec
 from kvcore.request import FinishReason, GenerateEvent, Usage
 
 
@@ -29,6 +30,7 @@ def last_event(
     *,
     node_id: NodeId,
     now: float,
+    codec: KvCodec = KvCodec.NONE,
 ) -> GenerateEvent:
     """Sum a request up; what never happened (a first step, a first token) counts until now."""
     resumed = seq.request.resumed_tokens
@@ -42,6 +44,7 @@ def last_event(
             completion_tokens=seq.generated + resumed,
             hit_tokens=seq.hit_tokens(),
             written_tokens=seq.published_tokens,
+            kv_codec=codec if seq.request.use_cache else KvCodec.NONE,
         ),
         node_id=node_id,
         queue_s=started - seq.arrival_s,

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, NodeId
+from kvcore.layout import KvCodec
 from kvcore.node import NodeRole
 
 
@@ -58,6 +59,7 @@ class ComputeConfig:
         max_running: requests in the batch, at most.
         max_waiting: queued requests before new ones are refused.
         load_policy: when to load from the pool.
+        kv_codec: how KV is encoded below L1; lossy ones may change answers.
         publish: whether new blocks are written to the pool.
         publish_queue_blocks: blocks waiting for publication before more are skipped.
         load_threads: threads that look blocks up and load them.
@@ -83,6 +85,7 @@ class ComputeConfig:
     max_running: int = 256
     max_waiting: int = 10_000
     load_policy: LoadPolicy = LoadPolicy.AUTO
+    kv_codec: KvCodec = KvCodec.NONE
     publish: bool = True
     publish_queue_blocks: int = 1_024
     load_threads: int = 4

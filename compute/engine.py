@@ -374,7 +374,12 @@ class Engine:
     ) -> None:
         """End a sequence with its last event; a handoff's waits for its blocks."""
         event = last_event(
-            seq, new_tokens, reason, node_id=self._config.node_id, now=self._clock.now()
+            seq,
+            new_tokens,
+            reason,
+            node_id=self._config.node_id,
+            now=self._clock.now(),
+            codec=self._config.kv_codec,
         )
         self._drop(seq)
         flushing = self._flushing.get(seq.seq_id)

@@ -59,6 +59,7 @@ class Loader:
 
     Attributes:
         measured: called with (tier, bytes, seconds) after each read.
+        decoded: called with (bytes, seconds) after ranges were decoded or copied to the GPU.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Loader:
         absorb: Absorb,
         clock: Clock,
         measured: Callable[[Tier, int, float], None],
+        decoded: Callable[[int, float], None],
     ) -> None:
         self.measured = measured
+        self.decoded = decoded
         self._pages = pages
         self._absorb = absorb
         self._clock = clock
@@ -176,7 +179,10 @@ class Loader:
         for blocks in _by_node(job, range(count)).values():
             if not self._read_together(job, layer, blocks, window.ranges):
                 good = min(good, self._read_singly(job, layer, blocks, window.ranges))
-        window.commit()
+        began = self._clock.now()
+        window.commit(good)
+        if window.is_staged:
+            self.decoded(good * len(window.ranges[0]), self._clock.now() - began)
         return good
 
     def _read_together(

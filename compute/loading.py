@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from compute.architecture import Architecture, parse_architecture
+from compute.codec.layer_codec import TORCH_DTYPES
 from compute.config import ComputeConfig, RandomModelSpec
 from compute.memory_check import check_memory
 from compute.model import Decoder
-from compute.pages import TORCH_DTYPES, L1Pages
+from compute.pages import L1Pages
 from compute.weights import Weights, load_weights, random_weights
 from kvcore.errors import ConfigError, ModelFolderError
 from kvcore.layout import BlockLayout, KvDtype
@@ -135,7 +136,14 @@ def _plan_pages(
     config: ComputeConfig, arch: Architecture, dtype: KvDtype
 ) -> tuple[BlockLayout, int]:
     try:
-        layout = BlockLayout(arch.layers, arch.kv_heads, arch.head_dim, dtype, config.block_tokens)
+        layout = BlockLayout(
+            arch.layers,
+            arch.kv_heads,
+            arch.head_dim,
+            dtype,
+            config.block_tokens,
+            config.kv_codec,
+        )
     except ValueError as error:
         raise ModelFolderError(str(error)) from error
     count = config.l1_pages or config.l1_bytes // layout.payload_bytes

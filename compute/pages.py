@@ -1,48 +1,50 @@
 """L1: the pages of KV a compute node owns, as one tensor.
 
 The engine reads and writes it through attention; loader and publisher threads see one layer of one
-page as raw bytes, equal to one range of a pool slot. Page 0 stays zero and pads page tables.
+page as the bytes of one range of a pool slot: raw, or as the layout's codec makes them. Page 0
+stays zero and pads page tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from kvcore.layout import BlockLayout, KvDtype
+from compute.codec.layer_codec import TORCH_DTYPES, LayerCodec, make_codec
+from kvcore.layout import BlockLayout, KvCodec
 
 NULL_PAGE = 0
 """Never allocated, always zero: masked keys and values must still be finite numbers."""
-
-TORCH_DTYPES = {
-    KvDtype.FLOAT32: torch.float32,
-    KvDtype.BFLOAT16: torch.bfloat16,
-    KvDtype.FLOAT16: torch.float16,
-}
 
 
 class LayerWindow:
     """Writable bytes of some pages in one layer; ``commit`` makes them count.
 
-    On the CPU the ranges are the page memory itself and ``commit`` does nothing; on CUDA they are
-    pinned host memory and ``commit`` copies them to the device.
+    Raw ranges on the CPU are the page memory itself and ``commit`` does nothing. Encoded ones, and
+    all on CUDA (pinned there), are staged on the host; ``commit`` moves them to where the pages are
+    and decodes them there.
 
     Attributes:
-        ranges: one memoryview of ``layer_bytes`` per page, in order.
+        ranges: one memoryview of ``stored_layer_bytes`` per page, in order.
     """
 
     def __init__(
-        self, ranges: list[memoryview], copies: tuple[tuple[Tensor, Tensor], ...] = ()
+        self, ranges: list[memoryview], *, commit: Callable[[int], None] | None = None
     ) -> None:
         self.ranges = ranges
-        self._copies = copies
+        self._commit = commit
 
-    def commit(self) -> None:
-        """Copy staged bytes to the device, if they are staged at all."""
-        for target, staged in self._copies:
-            target.copy_(staged)
+    @property
+    def is_staged(self) -> bool:
+        """Whether ``commit`` has anything to do."""
+        return self._commit is not None
+
+    def commit(self, count: int) -> None:
+        """Put the first ``count`` ranges into their pages, if they are not there already."""
+        if self._commit is not None and count:
+            self._commit(count)
 
 
 class L1Pages:
@@ -59,7 +61,9 @@ class L1Pages:
         self.num_pages = num_pages
         shape = (layout.layers, num_pages, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
         self.kv = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
-        self._bytes = None if device.type == "cuda" else _as_bytes(self.kv)
+        self._codec: LayerCodec = make_codec(layout)
+        in_place = device.type != "cuda" and layout.codec is KvCodec.NONE
+        self._bytes = _as_bytes(self.kv) if in_place else None
 
     @property
     def capacity_bytes(self) -> int:
@@ -78,27 +82,40 @@ class L1Pages:
         """Zero pages, so that what they held before can't leak through a mask as NaN."""
         self.kv[:, torch.as_tensor(pages, device=self.kv.device)] = 0
 
-    def read_range(self, layer: int, page: int) -> memoryview:
-        """Return one layer of one page as bytes; a view on the CPU, a copy from CUDA."""
-        if self._bytes is None:
-            return _as_bytes(self.kv[layer, page].cpu())
-        return self._slice(layer, page)
+    def read_ranges(self, layer: int, pages: Sequence[int]) -> list[memoryview]:
+        """Return one layer of some pages as ranges; views of raw CPU memory, otherwise copies."""
+        if self._bytes is not None:
+            return [self._slice(layer, page) for page in pages]
+        layers = self.kv[layer].index_select(0, self._index(pages))
+        return _rows(self._codec.encode(layers).cpu())
 
     def window(self, layer: int, pages: Sequence[int]) -> LayerWindow:
         """Open one layer of some pages for writing bytes."""
         if self._bytes is not None:
             return LayerWindow([self._slice(layer, page) for page in pages])
-        staging = torch.empty((len(pages), *self.kv.shape[2:]), dtype=self.kv.dtype).pin_memory()
-        raw, size = _as_bytes(staging), self.layout.layer_bytes
-        ranges = [raw[i * size : (i + 1) * size] for i in range(len(pages))]
-        copies = tuple((self.kv[layer, page], staging[i]) for i, page in enumerate(pages))
-        return LayerWindow(ranges, copies)
+        shape = (len(pages), self.layout.stored_layer_bytes)
+        staging = torch.empty(shape, dtype=torch.uint8, pin_memory=self.kv.is_cuda)
+
+        def commit(count: int) -> None:
+            layers = self._codec.decode(staging[:count].to(self.kv.device))
+            self.kv[layer].index_copy_(0, self._index(pages[:count]), layers)
+
+        return LayerWindow(_rows(staging), commit=commit)
+
+    def _index(self, pages: Sequence[int]) -> Tensor:
+        return torch.as_tensor(pages, dtype=torch.int64, device=self.kv.device)
 
     def _slice(self, layer: int, page: int) -> memoryview:
         assert self._bytes is not None
         size = self.layout.layer_bytes
         start = (layer * self.num_pages + page) * size
         return self._bytes[start : start + size]
+
+
+def _rows(stored: Tensor) -> list[memoryview]:
+    """View each row of a uint8 CPU tensor as bytes."""
+    raw, size = _as_bytes(stored), stored.shape[1]
+    return [raw[i * size : (i + 1) * size] for i in range(len(stored))]
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

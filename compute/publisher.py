@@ -126,7 +126,7 @@ class Publisher:
             PutRequest(
                 key=block.key,
                 parent=block.parent,
-                range_bytes=layout.layer_bytes,
+                range_bytes=layout.stored_layer_bytes,
                 range_count=layout.layers,
                 tokens=layout.block_tokens,
                 model=self._model,
@@ -143,14 +143,18 @@ class Publisher:
             self._write(node, wanted)
             node.seal(granted)
         if attempt.ok:
-            self.written_bytes += len(granted) * layout.payload_bytes
+            self.written_bytes += len(granted) * layout.stored_bytes
             self.write_time_s += self._clock.now() - began
         elif granted:
             with self._absorb():
                 node.abort(granted)
 
     def _write(self, node: PoolNode, wanted: Sequence[tuple[PutGrant, int]]) -> None:
+        if not wanted:
+            return
+        pages = [page for _, page in wanted]
         for layer in range(self._pages.layout.layers):
+            ranges = self._pages.read_ranges(layer, pages)
             node.write_ranges(
-                [RangeWrite(grant, layer, self._pages.read_range(layer, p)) for grant, p in wanted]
+                [RangeWrite(g, layer, data) for (g, _), data in zip(wanted, ranges, strict=True)]
             )

@@ -74,7 +74,14 @@ class Tiers:
         self._layout = pages.layout
         self._clock = clock
         self._locate_s = Rate()
-        self._loader = Loader(pages, absorb=self.absorb, clock=clock, measured=self._measured)
+        self._decode_rate = Rate()
+        self._loader = Loader(
+            pages,
+            absorb=self.absorb,
+            clock=clock,
+            measured=self._measured,
+            decoded=self._decode_rate.add,
+        )
         self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
 
     def start(self) -> None:
@@ -151,12 +158,15 @@ class Tiers:
             return True
         blocks = Counter(copies[0].tier for copies in sources)
         load_s = sum(
-            n * self._layout.payload_bytes / self._bytes_per_s(tier) for tier, n in blocks.items()
+            n * self._layout.stored_bytes / self._bytes_per_s(tier) for tier, n in blocks.items()
         )
+        if self._decode_rate.value:
+            load_s += len(sources) * self._layout.stored_bytes / self._decode_rate.value
         if load_s < len(sources) * self._layout.block_tokens / prefill_rate:
             return True
         for tier in blocks:
             self.meters[tier].rate.value *= _FORGET_PESSIMISM
+        self._decode_rate.value *= _FORGET_PESSIMISM
         return False
 
     def _bytes_per_s(self, tier: Tier) -> float:

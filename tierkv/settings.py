@@ -178,6 +178,10 @@ class ComputeSettings(Section):
     load_policy: Literal["auto", "always", "never"] = Field(
         default="auto", description="load KV from the pool: when faster, always, or never"
     )
+    kv_codec: Literal["none", "fp8", "int8", "int4"] = Field(
+        default="none",
+        description="encode KV below L1: none, or smaller and lossy (fp8, int8, int4)",
+    )
     publish: bool = Field(default=True, description="hand computed KV to the pool")
 
 

@@ -1,0 +1,148 @@
+"""KV that passed through a codec: exact where it says so, named where not, never mixed up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from compute.pages import L1Pages  # noqa: E402
+from dmp.config import DmpConfig  # noqa: E402
+from dmp.node import DmpNode  # noqa: E402
+from dmp.transport.inproc import InprocPoolNode  # noqa: E402
+from kvcore.block_event import NullReporter  # noqa: E402
+from kvcore.block_key import namespace_key  # noqa: E402
+from kvcore.clock import SystemClock  # noqa: E402
+from kvcore.ids import HostId, NamespaceKey, NodeId  # noqa: E402
+from kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
+from tests.fix_model import answer, make_request, running_node  # noqa: E402
+from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode  # noqa: E402
+
+LOSSY = [codec for codec in KvCodec if codec.is_lossy]
+PROMPT = torch.randint(0, 128, (61,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def name(node) -> NamespaceKey:
+    """Name a namespace as the meta server does."""
+    return namespace_key(
+        b"s" * 32,
+        tenant="default",
+        model_revision=node.model.revision,
+        layout_fingerprint=node.model.layout.fingerprint(),
+    )
+
+
+async def from_pool(node, **changes):
+    """Answer with nothing in L1."""
+    await node.flush()
+    await node.drop_cache()
+    return await answer(node, make_request(PROMPT, namespace_key=name(node), **changes))
+
+
+@pytest.mark.parametrize("codec", list(KvCodec))
+async def test_loaded_kv_answers_alike_again_and_again(codec) -> None:
+    pool = MemoryPoolNode()
+    async with running_node(pool, kv_codec=codec) as node:
+        want, off = await from_pool(node, use_cache=False)
+        first, cold = await from_pool(node)
+        assert first == want  # Nothing was loaded: L1 is never encoded.
+        loaded, warm = await from_pool(node)
+        assert warm.usage.hit_tokens.l2 == 56
+        assert [(await from_pool(node))[0] for _ in range(3)] == [loaded] * 3
+        if not codec.is_lossy:
+            assert loaded == want
+        assert node.report().cache_errors == ()
+        assert node.report().transfer_bytes_out % node.model.layout.stored_bytes == 0
+    assert off.usage.kv_codec is KvCodec.NONE
+    assert cold.usage.kv_codec is warm.usage.kv_codec is codec
+    sizes = {len(part) for place in pool.sealed.values() for part in pool.ranges(place)}
+    assert sizes == {node.model.layout.stored_layer_bytes}
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+async def test_a_second_node_reads_what_the_first_encoded(codec) -> None:
+    pool = MemoryPoolNode(host="there")
+    async with (
+        running_node(pool, kv_codec=codec) as one,
+        running_node(pool, kv_codec=codec, host="other") as two,
+    ):
+        await from_pool(one)
+        mine, _ = await from_pool(one)
+        theirs, last = await from_pool(two)
+        assert last.usage.hit_tokens.l3 == 56 and theirs == mine
+
+
+async def test_nodes_with_different_codecs_share_no_block() -> None:
+    pool = MemoryPoolNode()
+    seen: set[NamespaceKey] = set()
+    for codec in (*KvCodec, *KvCodec):
+        before = len(pool.sealed_keys)
+        async with running_node(pool, kv_codec=codec) as node:
+            _, last = await from_pool(node)
+            assert await node.flush()
+            hits = last.usage.hit_tokens.total
+            assert hits == (56 if name(node) in seen else 0), codec
+            if not hits:
+                assert len(pool.sealed_keys) == before + 9  # Of 61 tokens and 12 answered ones.
+            seen.add(name(node))
+            assert node.report().cache_errors == ()
+    assert len(seen) == len(KvCodec)
+
+
+@pytest.mark.parametrize("reader", list(KvCodec))
+@pytest.mark.parametrize("writer", list(KvCodec))
+async def test_even_under_one_name_a_foreign_size_is_a_miss(writer, reader, tmp_path: Path) -> None:
+    """A namespace key that leaves the codec out is a bug; it must still never give wrong tokens."""
+    node = DmpNode(
+        DmpConfig(NodeId("d1"), HostId("here"), str(tmp_path / "segment"), capacity_bytes=64 << 20),
+        NullReporter(),
+        SystemClock(),
+    )
+    node.start()
+    pool = InprocPoolNode(node)
+    try:
+        async with running_node(pool, kv_codec=writer) as first:
+            want, _ = await answer(first, make_request(PROMPT, use_cache=False))
+            await answer(first, make_request(PROMPT))
+            assert await first.flush()
+        async with running_node(pool, kv_codec=reader) as second:
+            got, last = await answer(second, make_request(PROMPT))
+        if reader is writer:
+            assert last.usage.hit_tokens.l2 == 56
+        else:
+            assert last.usage.hit_tokens.total == 0 and got == want
+    finally:
+        node.stop()
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+async def test_a_corrupt_encoded_block_is_recomputed(codec) -> None:
+    pool = CorruptingPoolNode(3, 1)
+    async with running_node(pool, kv_codec=codec) as node:
+        want, _ = await from_pool(node)
+        got, last = await from_pool(node)
+        assert last.usage.hit_tokens.l2 == 16
+        assert dict(node.report().cache_errors)["checksum_mismatch"] >= 1
+        assert len(got) == len(want) and (await from_pool(node))[0] == got
+
+
+@pytest.mark.parametrize("codec", list(KvCodec))
+def test_only_good_ranges_reach_their_pages(codec) -> None:
+    layout = BlockLayout(2, 2, 4, KvDtype.FLOAT32, 8, codec)
+    pages = L1Pages(layout, 5, device=torch.device("cpu"))
+    pages.kv[:, 1:3] = torch.randn((2, 2, 2, 8, 2, 4), generator=torch.Generator().manual_seed(0))
+    ranges = pages.read_ranges(1, [1, 2])
+    assert {len(one) for one in ranges} == {layout.stored_layer_bytes}
+    window = pages.window(1, [4, 3])
+    for target, source in zip(window.ranges, ranges, strict=True):
+        target[:] = source
+    window.commit(1)
+    if codec is KvCodec.NONE:
+        assert not window.is_staged and torch.equal(pages.kv[1, [4, 3]], pages.kv[1, 1:3])
+        return
+    assert window.is_staged and not pages.kv[1, 3].any() and not pages.kv[0, 4].any()
+    assert (pages.kv[1, 4] - pages.kv[1, 1]).abs().max() < 0.3
+    window.commit(2)
+    assert (pages.kv[1, 3] - pages.kv[1, 2]).abs().max() < 0.3
