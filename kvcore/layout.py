@@ -69,9 +69,10 @@ class BlockLayout:
                 raise ValueError(f"BlockLayout.{name} must be positive, got {getattr(self, name)}")
         if self.layers > limits.MAX_LAYERS:
             raise ValueError(f"{self.layers} layers exceed the limit of {limits.MAX_LAYERS}")
-        if self.payload_bytes > limits.MAX_SLOT_BYTES:
+        size = max(self.payload_bytes, self.stored_bytes)  # Codecs make only tiny heads larger.
+        if size > limits.MAX_SLOT_BYTES:
             raise ValueError(
-                f"a block of {self.payload_bytes} bytes exceeds {limits.MAX_SLOT_BYTES}; "
+                f"a block of {size} bytes exceeds {limits.MAX_SLOT_BYTES}; "
                 "choose fewer block_tokens"
             )
 

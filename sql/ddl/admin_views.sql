@@ -28,6 +28,8 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_models'), '[]'), '[{
     "context_tokens":"BIGINT",
     "block_tokens":"BIGINT",
     "block_bytes":"BIGINT",
+    "kv_codec":"VARCHAR",
+    "stored_block_bytes":"BIGINT",
     "folder":"VARCHAR"
   }]'), recursive := true);
 

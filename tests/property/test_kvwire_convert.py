@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvcore import limits
 from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
 from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
-from kvcore.layout import BlockLayout, KvDtype
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Replica, Tier
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
 from kvcore.request import (
@@ -164,7 +164,9 @@ def _requests(draw: st.DrawFn) -> GenerateRequest:
     )
 
 
-USAGES = st.builds(Usage, U64, U64, st.builds(HitTokens, U64, U64, U64, U64), U64)
+USAGES = st.builds(
+    Usage, U64, U64, st.builds(HitTokens, U64, U64, U64, U64), U64, st.sampled_from(KvCodec)
+)
 ANSWERS = st.builds(
     GenerateEvent,
     token_ids=TOKENS,

@@ -17,6 +17,7 @@ from dbfront.http.schema import (
 )
 from kvcore import limits
 from kvcore.errors import ConfigError
+from kvcore.layout import KvCodec
 from kvcore.request import HitTokens, Usage
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -120,6 +121,8 @@ def test_no_prompts_and_too_many_are_refused() -> None:
 def test_usage_always_has_both_cache_fields() -> None:
     one = usage_json([Usage(10, 2, HitTokens(1, 2, 3, 1), 4)])
     assert one["prompt_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 4}
+    both = usage_json([Usage(1, 1, kv_codec=KvCodec.INT4), Usage(1, 1, kv_codec=KvCodec.NONE)])
+    assert both["prompt_tokens_details"]["kv_codec"] == "int4"
     assert one["total_tokens"] == 12
 
 

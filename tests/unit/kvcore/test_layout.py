@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.layout import BlockLayout, KvDtype
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
 
 LAYOUT = BlockLayout(layers=3, kv_heads=2, head_dim=4, dtype=KvDtype.FLOAT32, block_tokens=8)
 
@@ -18,6 +18,21 @@ def test_sizes_follow_from_the_shape() -> None:
     assert LAYOUT.payload_bytes == 512 * 3
     half = replace(LAYOUT, dtype=KvDtype.BFLOAT16)
     assert half.payload_bytes * 2 == LAYOUT.payload_bytes
+
+
+def test_a_codec_changes_what_is_stored_and_not_what_l1_holds() -> None:
+    assert LAYOUT.stored_layer_bytes == LAYOUT.layer_bytes
+    assert LAYOUT.stored_bytes == LAYOUT.payload_bytes
+    stored = {
+        KvCodec.FP8: 8 * 2 + 128,
+        KvCodec.INT8: 4 * 2 * (4 + 8) + 128,
+        KvCodec.INT4: 4 * 2 * (4 + 8) + 64,
+    }
+    for codec, size in stored.items():
+        layout = replace(LAYOUT, codec=codec)
+        assert layout.stored_layer_bytes == size and layout.stored_bytes == 3 * size
+        assert layout.layer_bytes == LAYOUT.layer_bytes
+        assert layout.layer_offset(1) == LAYOUT.layer_offset(1)
 
 
 def test_layers_are_contiguous_half_open_ranges() -> None:
@@ -35,9 +50,12 @@ def test_every_field_changes_the_fingerprint() -> None:
         replace(LAYOUT, dtype=KvDtype.BFLOAT16),
         replace(LAYOUT, dtype=KvDtype.FLOAT16),
         replace(LAYOUT, block_tokens=16),
+        replace(LAYOUT, codec=KvCodec.FP8),
+        replace(LAYOUT, codec=KvCodec.INT8),
+        replace(LAYOUT, codec=KvCodec.INT4),
     ]
     prints = {layout.fingerprint() for layout in [LAYOUT, *others]}
-    assert len(prints) == 7
+    assert len(prints) == 10
     assert {len(fingerprint) for fingerprint in prints} == {16}
     assert replace(LAYOUT).fingerprint() == LAYOUT.fingerprint()
 

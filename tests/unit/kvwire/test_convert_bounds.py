@@ -48,6 +48,7 @@ def event(**fields: Any) -> Any:
 
 BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
     ("dtype", convert.layout_from_proto, changed(LAYOUT, dtype="int3")),
+    ("codec", convert.layout_from_proto, changed(LAYOUT, codec="zip")),
     ("layers must be positive", convert.layout_from_proto, changed(LAYOUT, layers=0)),
     ("exceed the limit", convert.layout_from_proto, changed(LAYOUT, layers=257)),
     ("exceeds", convert.layout_from_proto, changed(LAYOUT, head_dim=2**31)),
