@@ -1,0 +1,75 @@
+"""What KV codecs save and cost: bytes, rates beside memcpy, and the shipped model's answers.
+
+Run ``python -m bench.codec``. One thread. Rates are 10^9 bytes of KV in L1 per second, for 16
+blocks of 64 tokens with 8 KV heads of 128 channels, one layer at a time, as threads move them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from bench.codec_quality import Quality, measure
+from bench.report import Report, finish, make_parser, median_seconds
+from compute.codec.layer_codec import TORCH_DTYPES, make_codec
+from compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
+from compute.demo_model.evaluate import FOLDER
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
+
+BLOCKS = 16
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--count", type=int, default=0, help="probes per task; 0: 40, quick 4")
+    parser.add_argument("--block-tokens", type=int, default=64, help="of the quality part")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    report = Report("KV codecs")
+    for dtype in (KvDtype.BFLOAT16, KvDtype.FLOAT32):
+        _rates(report, dtype, seed=arguments.seed, repeats=5 if arguments.quick else 20)
+    count = arguments.count or (4 if arguments.quick else 40)
+    for group, tasks in (("one_document", SINGLE_TASKS), ("chat", CHAT_TASKS)):
+        probes = make_probes(tasks, count, arguments.seed)
+        found = measure(FOLDER, probes, block_tokens=arguments.block_tokens)
+        for name, quality in found.items():
+            _quality(report, f"{group}_{name}", quality)
+        report.note(f"{group}: {len(probes)} probes, blocks of {arguments.block_tokens} tokens")
+    finish(report, arguments.format)
+
+
+def _rates(report: Report, dtype: KvDtype, *, seed: int, repeats: int) -> None:
+    layout = BlockLayout(1, 8, 128, dtype, 64)
+    shape = (BLOCKS, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
+    kv = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(TORCH_DTYPES[dtype])
+    target = torch.empty_like(kv)
+    size = kv.nbytes / 1e9
+
+    def rate(action: object) -> float:
+        assert callable(action)
+        return size / median_seconds(action, repeats=repeats, clock=time.perf_counter)
+
+    report.add(f"memcpy_{dtype}_gb_per_s", rate(lambda: target.copy_(kv)))
+    for name in KvCodec:
+        if not name.is_lossy:
+            continue
+        codec = make_codec(BlockLayout(1, 8, 128, dtype, 64, name))
+        stored = codec.encode(kv)
+        report.add(f"{name}_{dtype}_times_smaller", kv.nbytes / stored.nbytes)
+        report.add(f"{name}_{dtype}_encode_gb_per_s", rate(lambda c=codec: c.encode(kv)))
+        report.add(f"{name}_{dtype}_decode_gb_per_s", rate(lambda c=codec, s=stored: c.decode(s)))
+
+
+def _quality(report: Report, name: str, quality: Quality) -> None:
+    report.add(f"{name}_exact_match", quality.exact_match)
+    report.add(f"{name}_agreement", quality.agreement)
+    report.add(f"{name}_kl_mean_nats", quality.kl_mean)
+    report.add(f"{name}_kl_max_nats", quality.kl_max)
+    report.add(f"{name}_reused_share", quality.reused_share)
+
+
+if __name__ == "__main__":
+    main()
