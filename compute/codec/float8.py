@@ -15,6 +15,12 @@ from kvcore.layout import BlockLayout
 LARGEST = 448.0
 """The largest e4m3 number; beyond it the format has only NaN."""
 
+_HALF_SHIFT = 256.0
+"""float16's exponent is biased by 15, e4m3's by 7."""
+
+_HALF_MASK = 0xBF80 - (1 << 16)
+"""Sign, and the seven bits of exponent and mantissa, as int16."""
+
 
 class Float8Codec:
     """Scales each head's largest magnitude of a block to the largest e4m3 number."""
@@ -24,9 +30,6 @@ class Float8Codec:
         self._scales = (2, 1, layout.kv_heads, 1)
         self._head_bytes = 8 * layout.kv_heads
         self._dtype = dtype
-        codes = torch.arange(256, dtype=torch.uint8)
-        # A table is five times as fast as torch's own cast on a CPU. Its two NaN are never written.
-        self._numbers = codes.view(torch.float8_e4m3fn).float()
 
     def encode(self, layers: Tensor) -> Tensor:
         """Encode; a head of zeros has scale 1."""
@@ -39,10 +42,10 @@ class Float8Codec:
         return torch.cat([heads, codes.view(torch.uint8).flatten(1)], dim=1)
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Decode."""
-        if self._numbers.device != stored.device:
-            self._numbers = self._numbers.to(stored.device)
-        heads = stored[:, : self._head_bytes].clone().view(torch.float32)
-        codes = stored[:, self._head_bytes :].to(torch.int32).flatten()
-        values = torch.index_select(self._numbers, 0, codes).view(len(stored), *self._shape)
+        """Decode; faster than torch's own cast, which is not vectorised on a CPU."""
+        heads = stored[:, : self._head_bytes].clone().view(torch.float32) * _HALF_SHIFT
+        codes = stored[:, self._head_bytes :].contiguous().view(torch.int8).to(torch.int16)
+        # Exponent and mantissa move into those of a float16, 256 times smaller; the sign is there.
+        values = (codes << 7).bitwise_and_(_HALF_MASK).view(torch.float16).float()
+        values = values.view(len(stored), *self._shape)
         return values.mul_(heads.view(len(stored), *self._scales)).to(self._dtype)

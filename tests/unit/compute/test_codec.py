@@ -94,6 +94,15 @@ def test_fp8_scales_each_head_alone() -> None:
     assert torch.allclose(make_codec(shape).decode(stored[None]), block)
 
 
+def test_fp8_reads_every_code_as_torch_does() -> None:
+    shape = layout(KvCodec.FP8, tokens=16, heads=1, dim=8)
+    codes = torch.arange(256, dtype=torch.uint8)
+    stored = torch.cat([torch.ones(2).view(torch.uint8), codes])
+    want = codes.view(torch.float8_e4m3fn).float()
+    got = make_codec(shape).decode(stored[None]).flatten()
+    assert torch.equal(got[want.isfinite()], want[want.isfinite()])  # NaN is never written.
+
+
 @pytest.mark.parametrize("codec", list(KvCodec))
 def test_a_block_does_not_depend_on_its_neighbours(codec) -> None:
     shape = layout(codec)
