@@ -125,7 +125,7 @@ class Loader:
         return tuple(readable)
 
     def _check_size(self, location: Location) -> None:
-        expected = self._pages.layout.payload_bytes
+        expected = self._pages.layout.stored_bytes
         if location.length not in (_NOT_TOLD, expected):
             raise LayoutError(
                 f"{location.node} has a block of {location.length} bytes, not of {expected}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from compute.architecture import Architecture
-from compute.pages import TORCH_DTYPES
+from compute.codec.layer_codec import TORCH_DTYPES
 from compute.weights import assemble
 from kvcore.errors import ConfigError
 from kvcore.layout import BlockLayout
