@@ -62,8 +62,8 @@ class Desk:
         other = self.free.pop()
         for layer in range(self.pair.arch.layers):
             window = self.pair.pages.window(layer, [other])
-            window.ranges[0][:] = self.pair.pages.read_range(layer, page)
-            window.commit()
+            window.ranges[0][:] = self.pair.pages.read_ranges(layer, [page])[0]
+            window.commit(1)
         return other
 
     def step(self, chunks: list[tuple[Row, int]]) -> None:
