@@ -16,7 +16,8 @@ from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.frame_reader import FrameReader
 from dmp.node import DmpNode
 from dmp.pool_node import PutRequest
-from dmp.range_codec import Ref, pack_sums, unpack_ranges, unpack_sums
+from dmp.range_codec import pack_sums, unpack_ranges, unpack_sums
+from dmp.range_ref import Ref
 from dmp.socket_io import Wire
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError, TransportError

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from dmp.frame import HEADER_BYTES, FrameHeader, parse_header
-from dmp.range_codec import ONE_RANGE_BYTES, Ref, unpack_one
+from dmp.range_codec import ONE_RANGE_BYTES, unpack_one
+from dmp.range_ref import Ref
 from dmp.socket_io import Wire, discard
 
 _AHEAD_BYTES: Final = 4096

@@ -9,34 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kvcore.block_at_rest import BlockAtRest
 from kvcore.block_event import BlockStored
 from kvcore.ids import BlockKey
 from kvcore.location import Tier
-
-
-class BlockAtRest(Protocol):
-    """What is known of a block; PutRequest and storage's StoredBlock both fit."""
-
-    @property
-    def key(self) -> BlockKey: ...
-
-    @property
-    def parent(self) -> BlockKey: ...
-
-    @property
-    def range_bytes(self) -> int: ...
-
-    @property
-    def range_count(self) -> int: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def tenant(self) -> str: ...
 
 
 class LowerStats(Protocol):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from dmp.lower_tier import BlockAtRest, LowerTier
+from dmp.lower_tier import LowerTier
 from dmp.messages import RangeRef, Sealing
 from dmp.node_gets import Gets
 from dmp.node_puts import Puts
@@ -21,6 +21,7 @@ from dmp.node_reports import Reports
 from dmp.node_state import NodeState
 from dmp.pool_node import PutRequest
 from dmp.range_ref import WHOLE, as_ref
+from kvcore.block_at_rest import BlockAtRest
 from kvcore.errors import CacheError, RemoteProtocolError
 from kvcore.ids import BlockKey
 from kvcore.location import Location

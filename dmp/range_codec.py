@@ -10,11 +10,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from dmp.range_ref import Ref
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
-
-Ref = tuple[int, int, int, int, int, int]
-"""(incarnation, segment, slot, generation, index, size): one range and the bytes expected of it."""
 
 _ITEM: Final = struct.Struct("<QIQQIQ")
 _COUNT: Final = struct.Struct("<I")

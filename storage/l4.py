@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from kvcore.block_at_rest import BlockAtRest
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
 from kvcore.ids import BlockKey
@@ -23,31 +24,6 @@ from storage.segment_stats import SegmentStoreStats
 from storage.segment_store import SegmentStore
 
 T = TypeVar("T")
-
-
-class BlockLike(Protocol):
-    """What is known of a block; every room's own value fits."""
-
-    @property
-    def key(self) -> BlockKey: ...
-
-    @property
-    def parent(self) -> BlockKey: ...
-
-    @property
-    def range_bytes(self) -> int: ...
-
-    @property
-    def range_count(self) -> int: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def tenant(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +124,9 @@ class L4Store:
         """Name who is told which blocks can't be read here any more, after they are gone."""
         self._gone = gone
 
-    def put(self, block: BlockLike, payload: memoryview, *, checksums: bytes | None = None) -> None:
+    def put(
+        self, block: BlockAtRest, payload: memoryview, *, checksums: bytes | None = None
+    ) -> None:
         """Store a whole block on disk; see storage.segment_store.SegmentStore.put."""
         stored = StoredBlock(
             block.key,

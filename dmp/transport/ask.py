@@ -14,7 +14,8 @@ import xxhash
 from dmp.frame import FrameHeader, FrameType, pack_header
 from dmp.messages import Put
 from dmp.pool_node import PutRequest
-from dmp.range_codec import Ref, pack_ranges, pack_sums, unpack_sums
+from dmp.range_codec import pack_ranges, pack_sums, unpack_sums
+from dmp.range_ref import Ref
 from dmp.socket_io import Buffer, Wire
 from dmp.transport.single_read import PIECE_BYTES, receive_hashed
 from kvcore.errors import RemoteProtocolError

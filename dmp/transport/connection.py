@@ -14,7 +14,7 @@ from typing import Final
 
 from dmp import messages as m
 from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, parse_header
-from dmp.range_codec import Ref
+from dmp.range_ref import Ref
 from dmp.socket_io import TlsWire, Wire
 from dmp.tls import TlsFiles, client_context
 from dmp.transport.ask import Ask

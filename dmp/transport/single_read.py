@@ -12,7 +12,8 @@ from typing import Final
 import xxhash
 
 from dmp.frame import HEADER, HEADER_BYTES, MAGIC, PROTOCOL_VERSION, FrameType
-from dmp.range_codec import ONE_RANGE_BYTES, Ref
+from dmp.range_codec import ONE_RANGE_BYTES
+from dmp.range_ref import Ref
 from dmp.socket_io import Wire
 
 _REQUEST: Final = struct.Struct("<4sBBHIIIIQIQQIQ")

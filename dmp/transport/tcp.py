@@ -22,7 +22,8 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
-from dmp.range_codec import Ref, pack_ranges
+from dmp.range_codec import pack_ranges
+from dmp.range_ref import Ref
 from dmp.stored import StoredBlock, unpack_stored
 from dmp.transport.ask import Ask, PutAsk, ReadAsk
 from dmp.transport.connection import Peer
