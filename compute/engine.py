@@ -8,23 +8,21 @@ the tiers'.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from compute.answers import Delivery, draw_for, last_event
 from compute.batch import ChunkInput, ForwardBatch, build_batch
-from compute.batcher import Batcher, Chunk, FullBlock, LoadOrder
+from compute.batcher import Batcher, Chunk, FullBlock
 from compute.behind_load import BehindLoad
 from compute.config import ComputeConfig
-from compute.finder import Source
+from compute.handoff import Handoffs
 from compute.inbox import Inbox
-from compute.loader import LoadJob
+from compute.loads import Loads
 from compute.meter import Rate
 from compute.model import Decoder
 from compute.page_pool import PageEvent, PagePool
@@ -42,16 +40,6 @@ from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 _log = logging.getLogger(__name__)
 _IDLE_CHECK_S = 0.05
 """How often a loop that waits for a load looks at its deadlines."""
-
-
-@dataclass(slots=True)
-class _Flushing:
-    """A handoff whose last event waits until its blocks are in the pool."""
-
-    seq: EngineSequence
-    event: GenerateEvent | None = None
-    pending_jobs: int = 0
-    deadline_s: float = 0.0
 
 
 class Engine:
@@ -99,10 +87,21 @@ class Engine:
         self._on_pages = on_pages
         self.inbox = Inbox()
         self._sequences: dict[int, EngineSequence] = {}
-        self._locating: dict[int, float] = {}
-        self._loading: dict[int, BehindLoad] = {}
-        self._flushing: dict[int, _Flushing] = {}
         self._out: list[Delivery] = []
+        self._loads = Loads(
+            self.batcher,
+            self.tiers,
+            self.inbox,
+            clock=clock,
+            timeout_s=config.load_timeout_s,
+            prefill_rate=lambda: self.prefill_rate.value,
+        )
+        self._handoffs = Handoffs(
+            clock=clock,
+            timeout_s=config.load_timeout_s,
+            deliver=self._out_later,
+            cache_errors=self.tiers.cache_errors,
+        )
         self._running = True
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
 
@@ -134,9 +133,10 @@ class Engine:
         with torch.inference_mode():
             while self._running:
                 try:
-                    timeout_s = _IDLE_CHECK_S if self._sequences or self._flushing else None
+                    timeout_s = _IDLE_CHECK_S if self._unfinished else None
                     self.inbox.run_pending(wait=not busy, timeout_s=timeout_s)
-                    self._check_deadlines()
+                    self._loads.check_deadlines()
+                    self._handoffs.check_deadlines()
                     busy = self._step()
                 except Exception as error:  # noqa: BLE001 - our bug: nobody may wait forever.
                     _log.critical("the engine stopped", exc_info=True)
@@ -144,11 +144,16 @@ class Engine:
                 self._flush_out()
         self.inbox.close()
 
+    @property
+    def _unfinished(self) -> set[int]:
+        """Sequences whose last event was not delivered."""
+        return {*self._sequences, *self._handoffs.seq_ids}
+
     def _break_down(self, error: Exception) -> None:
         """End everything after a broken invariant; the node refuses requests from now on."""
         self._running = False
         self.broken = True
-        for seq_id in {*self._sequences, *self._flushing}:
+        for seq_id in self._unfinished:
             self._out.append(Delivery(seq_id, TierKVError(f"the engine stopped: {error}")))
 
     def _submit(self, seq_id: int, request: GenerateRequest, arrival_s: float) -> None:
@@ -161,77 +166,27 @@ class Engine:
             self._finish(seq, (), FinishReason.LENGTH)
             return
         if request.handoff:
-            self._flushing[seq_id] = _Flushing(seq)
+            self._handoffs.begin(seq)
         self.batcher.add(seq)
 
     def _cancel(self, seq_id: int) -> None:
-        flushing = self._flushing.pop(seq_id, None)
-        seq = self._sequences.get(seq_id) or (flushing.seq if flushing else None)
+        handed_over = self._handoffs.forget(seq_id)
+        seq = self._sequences.get(seq_id) or handed_over
         if seq is not None:
             self._finish(seq, (), FinishReason.CANCELLED)
 
     def _shut_down(self) -> None:
         self._running = False
-        for seq_id in [*self._sequences, *self._flushing]:
+        for seq_id in self._unfinished:
             self._cancel(seq_id)
-
-    def _located(self, seq: EngineSequence, first: int, found: list[tuple[Source, ...]]) -> None:
-        """Turn an answer of the pool into a load, or into computing."""
-        self._locating.pop(seq.seq_id, None)
-        if seq.phase is not Phase.LOCATING or seq.num_pages != first:
-            return
-        worth = self.tiers.worth_loading(found, self.prefill_rate.value)
-        order = self.batcher.located(seq, len(found) if worth else 0)
-        if order is None:
-            return
-        job = self.tiers.load(
-            order,
-            found,
-            arrived=lambda: self.inbox.post(_wake_up),
-            ended=lambda job: self.inbox.post(lambda: self._load_ended(order, job)),
-        )
-        deadline_s = self._clock.now() + self._config.load_timeout_s
-        self._loading[seq.seq_id] = BehindLoad(order, job, deadline_s)
-
-    def _load_ended(self, order: LoadOrder, job: LoadJob) -> None:
-        loading = self._loading.get(order.seq.seq_id)
-        if loading is not None and loading.order is order:
-            if loading.chunk is not None and loading.whole:
-                loading.deadline_s = math.inf  # All is there: what was begun only has to end.
-            else:
-                self._settle_load(loading, job.good)
-        self.batcher.load_ended(order)
-
-    def _settle_load(self, loading: BehindLoad, good: int) -> None:
-        """Keep the leading good blocks of a load and forget it."""
-        del self._loading[loading.order.seq.seq_id]
-        self.batcher.loaded(loading.order, tuple(loading.job.tiers[:good]))
-
-    def _give_up_load(self, loading: BehindLoad) -> None:
-        """Compute instead; the pages stay reserved until the late loader is done with them."""
-        self.tiers.cache_errors["load_timeout"] += 1
-        self._settle_load(loading, 0)
-
-    def _check_deadlines(self) -> None:
-        now = self._clock.now()
-        for loading in [x for x in self._loading.values() if x.deadline_s < now]:
-            self._give_up_load(loading)
-        for seq_id in [s for s, deadline_s in self._locating.items() if deadline_s < now]:
-            del self._locating[seq_id]
-            self.tiers.cache_errors["locate_timeout"] += 1
-            if seq_id in self._sequences:
-                self.batcher.located(self._sequences[seq_id], 0)
-        for flushing in [x for x in self._flushing.values() if x.event and x.deadline_s < now]:
-            self.tiers.cache_errors["handoff_timeout"] += 1
-            self._hand_off(flushing)
 
     def _step(self) -> bool:
         """Do one step; False when there was nothing to compute."""
-        going_on = any(loading.can_go_on for loading in self._loading.values())
-        begin = [s for s, loading in self._loading.items() if loading.can_begin and not going_on]
+        going_on = bool(self._loads.can_go_on)
+        begin = [] if going_on else self._loads.can_begin
         plan = self.batcher.plan(self._clock.now(), begin)
         for seq in plan.locates:
-            self._locate(seq)
+            self._loads.locate(seq)
         if plan.chunks:
             with self._failing(plan.chunks):
                 if plan.fresh_pages:
@@ -240,7 +195,7 @@ class Engine:
                     self._begin_behind_load(plan.chunks[0])
                 else:
                     self._compute(plan.chunks)
-        for loading in [x for x in self._loading.values() if x.can_go_on]:
+        for loading in self._loads.can_go_on:
             assert loading.chunk is not None
             with self._failing([loading.chunk]):
                 self._go_on_behind_load(loading)
@@ -257,13 +212,6 @@ class Engine:
             for chunk in chunks:
                 if chunk.seq.seq_id in self._sequences:
                     self._fail(chunk.seq, TierKVError(f"internal error while computing: {error}"))
-
-    def _locate(self, seq: EngineSequence) -> None:
-        first = seq.num_pages
-        self._locating[seq.seq_id] = self._clock.now() + self._config.load_timeout_s
-        self.tiers.locate(
-            seq, lambda found: self.inbox.post(lambda: self._located(seq, first, found))
-        )
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         inputs = [
@@ -298,7 +246,7 @@ class Engine:
 
     def _begin_behind_load(self, chunk: Chunk) -> None:
         steps = self._model.layer_steps(self._batch([chunk]))
-        self._loading[chunk.seq.seq_id].begin(chunk, steps)
+        self._loads.behind[chunk.seq.seq_id].begin(chunk, steps)
 
     def _go_on_behind_load(self, loading: BehindLoad) -> None:
         """Compute the layers that have arrived, until somebody wants something."""
@@ -306,7 +254,7 @@ class Engine:
             logits = loading.go_on()
             if logits is not None:
                 good = loading.job.good
-                self._settle_load(loading, good)
+                self._loads.settle(loading, good)
                 if good < len(loading.order.pages):
                     return  # Earlier KV did not arrive; the same tokens are planned again.
                 tokens = self._sample([chunk] if chunk.samples else [], logits)
@@ -351,23 +299,11 @@ class Engine:
             self.pool.release(pages)
             return
         seq.published_tokens += len(blocks) * seq.block_tokens
-        if seq.seq_id in self._flushing:
-            self._flushing[seq.seq_id].pending_jobs += 1
+        self._handoffs.queued(seq.seq_id)
 
     def _published(self, job: PublishJob) -> None:
         self.pool.release([block.page for block in job.blocks])
-        flushing = self._flushing.get(job.seq_id)
-        if flushing is None:
-            return
-        flushing.pending_jobs -= 1
-        if flushing.event is not None and flushing.pending_jobs == 0:
-            self._hand_off(flushing)
-
-    def _hand_off(self, flushing: _Flushing) -> None:
-        """Let the next node go on; it computes what the pool does not have (yet)."""
-        assert flushing.event is not None
-        del self._flushing[flushing.seq.seq_id]
-        self._out.append(Delivery(flushing.seq.seq_id, flushing.event))
+        self._handoffs.published(job.seq_id)
 
     def _finish(
         self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason
@@ -382,23 +318,19 @@ class Engine:
             codec=self._config.kv_codec,
         )
         self._drop(seq)
-        flushing = self._flushing.get(seq.seq_id)
-        if reason is FinishReason.HANDOFF and flushing is not None and flushing.pending_jobs:
-            flushing.event = event
-            flushing.deadline_s = self._clock.now() + self._config.load_timeout_s
+        if reason is FinishReason.HANDOFF and self._handoffs.finish(seq.seq_id, event):
             return
-        self._flushing.pop(seq.seq_id, None)
+        self._handoffs.forget(seq.seq_id)
         self._out.append(Delivery(seq.seq_id, event))
 
     def _fail(self, seq: EngineSequence, error: TierKVError) -> None:
         self._drop(seq)
-        self._flushing.pop(seq.seq_id, None)
+        self._handoffs.forget(seq.seq_id)
         self._out.append(Delivery(seq.seq_id, error))
 
     def _drop(self, seq: EngineSequence) -> None:
         self._sequences.pop(seq.seq_id, None)
-        self._locating.pop(seq.seq_id, None)
-        self._loading.pop(seq.seq_id, None)
+        self._loads.forget(seq.seq_id)
         if seq.request.use_cache and seq.started_s >= 0 and seq.phase is not Phase.ENDED:
             prompt = seq.prompt_length - seq.request.resumed_tokens
             self.tiers.count_prompt(prompt, seq.hit_tokens())
@@ -428,11 +360,10 @@ class Engine:
             l3_bytes_per_s=meters[Tier.L3].rate.value,
         )
 
+    def _out_later(self, delivery: Delivery) -> None:
+        self._out.append(delivery)
+
     def _flush_out(self) -> None:
         if self._out:
             out, self._out = self._out, []
             self._deliver(out)
-
-
-def _wake_up() -> None:
-    """Do nothing: that it is in the inbox makes the loop look at its loads."""

@@ -64,10 +64,36 @@ def block_keys(key: NamespaceKey, token_ids: Sequence[int], *, block_tokens: int
     return keys
 
 
-def chunk_key(key: NamespaceKey, token_ids: Sequence[int]) -> BlockKey:
-    """Name a position-free chunk (CacheBlend): the same hash, not chained, in its own domain."""
+def chunk_block_keys(
+    key: NamespaceKey,
+    isolation_prefix_ids: Sequence[int],
+    token_ids: Sequence[int],
+    *,
+    block_tokens: int,
+) -> list[BlockKey]:
+    """Name the blocks of a position-free chunk; the last one may be partial.
+
+    The chunk key is the same hash in its own domain, over the chunk's tokens and what it was
+    computed after, not over what stands before it in a prompt. Block i follows from it and i.
+    """
     mac = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunk")
+    prefix = _token_bytes(isolation_prefix_ids)
+    mac.update(len(prefix).to_bytes(8, "little"))
+    mac.update(prefix)
     mac.update(_token_bytes(token_ids))
+    chunk = mac.digest()
+    keys: list[BlockKey] = []
+    for index in range(-(-len(token_ids) // block_tokens)):
+        block = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunkblk")
+        block.update(chunk + index.to_bytes(4, "little"))
+        keys.append(BlockKey(block.digest()))
+    return keys
+
+
+def tail_key(key: NamespaceKey, parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
+    """Name a partial last block for a handoff, in its own domain; ``parent`` as for a full one."""
+    mac = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-tail")
+    mac.update(parent + _token_bytes(token_ids))
     return BlockKey(mac.digest())
 
 

@@ -39,6 +39,9 @@ MAX_REASON_CHARS: Final = 1_024
 MAX_CHAIN_BLOCKS: Final = 8_192
 """Blocks in one locate or lookup: 512 K tokens at 64 tokens a block."""
 
+MAX_CHUNKS: Final = 1_024
+"""Chunks (documents) in one prompt."""
+
 MAX_EVENTS_PER_BATCH: Final = 16_384
 MAX_LAYERS: Final = 256
 MAX_SLOT_BYTES: Final = 1 << 30

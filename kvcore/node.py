@@ -48,6 +48,7 @@ class ModelInfo:
         eos_token_ids: ids that end an answer.
         architecture: for example ``LlamaForCausalLM``.
         parameters: number of weights.
+        blend_refusal: why chunks are never blended; empty when the model passed its gate.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     architecture: str
     parameters: int
+    blend_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,48 @@ class SamplingParams:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
 
 
+class BlendSelector(StrEnum):
+    """Which reused tokens of chunks are recomputed (compute/blend/selectors.py).
+
+    ``hkvd``: those whose keys and values deviate most from fresh ones at the check layer
+    (CacheBlend, arXiv 2405.16444). ``query``: those the question attends to most (InfoFlow KV,
+    arXiv 2603.05353). ``boundary``: the first ones of each chunk (EPIC, arXiv 2410.15332).
+    """
+
+    HKVD = "hkvd"
+    QUERY = "query"
+    BOUNDARY = "boundary"
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Leave to reuse chunks of a prompt wherever they stand; answers are then approximate.
+
+    Attributes:
+        chunks: half-open token ranges ``(start, stop)``, in order and disjoint; what stands before
+            the first one is the context every chunk is computed after (its isolation prefix).
+        recompute_ratio: share of reused tokens computed again, at least; 1.0 is exact.
+        selector: which ones.
+        gradual: with ``hkvd``, choose more at the check layer and fewer on later layers.
+    """
+
+    chunks: tuple[tuple[int, int], ...]
+    recompute_ratio: float = 0.15
+    selector: BlendSelector = BlendSelector.HKVD
+    gradual: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.recompute_ratio <= 1.0:
+            raise ValueError(f"recompute_ratio must be in (0, 1], got {self.recompute_ratio}")
+        if len(self.chunks) > limits.MAX_CHUNKS:
+            raise ValueError(f"{len(self.chunks)} chunks exceed the limit of {limits.MAX_CHUNKS}")
+        at = 0
+        for start, stop in self.chunks:
+            if not at <= start < stop:
+                raise ValueError(f"chunk [{start}, {stop}) is empty or overlaps the one before")
+            at = stop
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A prompt as token ids, and everything a node needs to answer it.
@@ -69,6 +111,9 @@ class GenerateRequest:
         handoff: prefill only: publish every full block, emit the first token, finish with HANDOFF.
         resumed_tokens: how many of the last ``token_ids`` were generated before this request was
             (re)sent; they count as completion, not prompt, and against ``max_tokens``.
+        blend: leave to reuse chunks approximately; None keeps the answer exact.
+        kv_codec: how KV of this request is encoded below L1, by its namespace's policy; None takes
+            the node's own codec. It is part of ``namespace_key`` when it is set.
     """
 
     request_id: RequestId
@@ -82,6 +127,8 @@ class GenerateRequest:
     use_cache: bool = True
     handoff: bool = False
     resumed_tokens: int = 0
+    blend: Blend | None = None
+    kv_codec: KvCodec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +161,10 @@ class Usage:
         hit_tokens: prompt tokens loaded instead of computed.
         written_tokens: tokens whose KV was newly handed to the pool.
         kv_codec: codec that reused KV may have passed through; a lossy one may change an answer.
+        blended_tokens: hit tokens that came from chunks computed elsewhere: the answer is
+            approximate when there are any. Those computed again are not hit tokens.
+        recomputed_tokens: reused tokens of chunks that were computed again.
+        selector: what chose them; None without blending.
     """
 
     prompt_tokens: int
@@ -121,6 +172,9 @@ class Usage:
     hit_tokens: HitTokens = HitTokens()
     written_tokens: int = 0
     kv_codec: KvCodec = KvCodec.NONE
+    blended_tokens: int = 0
+    recomputed_tokens: int = 0
+    selector: BlendSelector | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def model_info_to_proto(model: ModelInfo) -> pb.ModelInfo:
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=model.parameters,
+        blend_refusal=model.blend_refusal,
     )
 
 
@@ -98,6 +99,7 @@ def model_info_from_proto(message: pb.ModelInfo) -> ModelInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         architecture=message.architecture,
         parameters=message.parameters,
+        blend_refusal=message.blend_refusal,
     )
 
 

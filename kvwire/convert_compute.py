@@ -9,8 +9,11 @@ from __future__ import annotations
 from kvcore import limits
 from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
 from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, RequestId
+from kvcore.layout import KvCodec
 from kvcore.node import NodeInfo, NodeReport
 from kvcore.request import (
+    Blend,
+    BlendSelector,
     FinishReason,
     GenerateEvent,
     GenerateRequest,
@@ -63,6 +66,41 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         raise UserError(str(error)) from error
 
 
+def blend_to_proto(blend: Blend) -> pb.Blend:
+    """Convert a Blend."""
+    return pb.Blend(
+        chunk_bounds=[bound for chunk in blend.chunks for bound in chunk],
+        recompute_ratio=blend.recompute_ratio,
+        selector=blend.selector.value,
+        gradual=blend.gradual,
+    )
+
+
+def blend_from_proto(message: pb.Blend) -> Blend:
+    """Convert a Blend; UserError for a ratio out of its range, or chunks that overlap."""
+    bounds = message.chunk_bounds
+    if len(bounds) % 2:
+        raise RemoteProtocolError(f"blend.chunk_bounds has an odd number of bounds: {len(bounds)}")
+    check_count(bounds, 2 * limits.MAX_CHUNKS, "blend.chunk_bounds")
+    selector = checked_choice(BlendSelector, message.selector, "blend.selector")
+    chunks = tuple(zip(bounds[::2], bounds[1::2], strict=True))
+    try:
+        return Blend(chunks, message.recompute_ratio, selector, message.gradual)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _blend(message: pb.GenerateRequest) -> Blend | None:
+    if not message.HasField("blend"):
+        return None
+    blend = blend_from_proto(message.blend)
+    if blend.chunks and blend.chunks[-1][1] > len(message.token_ids):
+        raise UserError(
+            f"chunk {blend.chunks[-1]} ends behind the prompt of {len(message.token_ids)} tokens"
+        )
+    return blend
+
+
 def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
     """Convert a GenerateRequest; an empty session_id travels as none."""
     return pb.GenerateRequest(
@@ -77,6 +115,8 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         use_cache=request.use_cache,
         handoff=request.handoff,
         resumed_tokens=request.resumed_tokens,
+        blend=None if request.blend is None else blend_to_proto(request.blend),
+        kv_codec="" if request.kv_codec is None else request.kv_codec.value,
     )
 
 
@@ -104,6 +144,10 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         use_cache=message.use_cache,
         handoff=message.handoff,
         resumed_tokens=message.resumed_tokens,
+        blend=_blend(message),
+        kv_codec=checked_choice(KvCodec, message.kv_codec, "kv_codec")
+        if message.kv_codec
+        else None,
     )
 
 
@@ -133,11 +177,14 @@ def usage_to_proto(usage: Usage) -> pb.Usage:
         l4_hit_tokens=usage.hit_tokens.l4,
         written_tokens=usage.written_tokens,
         kv_codec=codec_to_proto(usage.kv_codec),
+        blended_tokens=usage.blended_tokens,
+        recomputed_tokens=usage.recomputed_tokens,
+        selector="" if usage.selector is None else usage.selector.value,
     )
 
 
 def usage_from_proto(message: pb.Usage) -> Usage:
-    """Convert a Usage; RemoteProtocolError for an unknown codec."""
+    """Convert a Usage; RemoteProtocolError for an unknown codec or selector."""
     return Usage(
         prompt_tokens=message.prompt_tokens,
         completion_tokens=message.completion_tokens,
@@ -149,6 +196,11 @@ def usage_from_proto(message: pb.Usage) -> Usage:
         ),
         written_tokens=message.written_tokens,
         kv_codec=codec_from_proto(message.kv_codec, "usage.kv_codec"),
+        blended_tokens=message.blended_tokens,
+        recomputed_tokens=message.recomputed_tokens,
+        selector=checked_choice(BlendSelector, message.selector, "usage.selector")
+        if message.selector
+        else None,
     )
 
 

@@ -8,13 +8,14 @@ which means "no hits", never an error to a user.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvcore.block_event import EventBatch
 from kvcore.ids import BlockKey, Incarnation, NamespaceKey, NodeId
 from kvcore.location import Replica
 from kvcore.node import NodeInfo, NodeReport
+from kvcore.reuse_policy import ReusePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class NamespaceGrant:
     namespace_key: NamespaceKey
     domain: str
     cache_enabled: bool
+    policy: ReusePolicy = field(default_factory=ReusePolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class Namespace:
     name: str
     tenants: tuple[str, ...] = ()
     cache_enabled: bool = True
+    policy: ReusePolicy = field(default_factory=ReusePolicy)
 
 
 class MetaClient(Protocol):

@@ -12,18 +12,24 @@ import re
 import secrets
 import sqlite3
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvcore import block_key, limits
 from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from kvcore.layout import KvCodec
+from kvcore.request import BlendSelector
+from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import Namespace, NamespaceGrant
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS cluster (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS namespaces (
-    name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL
+    name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL,
+    policy TEXT NOT NULL DEFAULT '{}'
 );
 """
+_ADD_POLICY = "ALTER TABLE namespaces ADD COLUMN policy TEXT NOT NULL DEFAULT '{}'"
 _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -80,6 +86,9 @@ class NamespaceStore:
         namespace = self._namespace_of.get(tenant)
         shared = namespace is not None and bool(namespace.tenants)
         domain = namespace.name if namespace is not None else tenant
+        policy = namespace.policy if namespace is not None else ReusePolicy()
+        if policy.kv_codec is not None:  # Blocks of different codecs have different names.
+            layout_fingerprint += policy.kv_codec.encode()
         return NamespaceGrant(
             namespace_key=block_key.namespace_key(
                 self._secret,
@@ -89,6 +98,7 @@ class NamespaceStore:
             ),
             domain=domain,
             cache_enabled=namespace is None or namespace.cache_enabled,
+            policy=policy,
         )
 
     def namespaces(self) -> tuple[Namespace, ...]:
@@ -124,8 +134,13 @@ class NamespaceStore:
     def _write(self, namespace: Namespace) -> None:
         with self._connection:
             self._connection.execute(
-                "INSERT OR REPLACE INTO namespaces VALUES (?, ?, ?)",
-                (namespace.name, json.dumps(namespace.tenants), namespace.cache_enabled),
+                "INSERT OR REPLACE INTO namespaces VALUES (?, ?, ?, ?)",
+                (
+                    namespace.name,
+                    json.dumps(namespace.tenants),
+                    namespace.cache_enabled,
+                    json.dumps(asdict(namespace.policy)),
+                ),
             )
 
     def _check(self, namespace: Namespace) -> None:
@@ -142,10 +157,12 @@ class NamespaceStore:
                 )
 
     def _stored_namespaces(self) -> dict[str, Namespace]:
-        rows = self._connection.execute("SELECT name, tenants, cache_enabled FROM namespaces")
+        rows = self._connection.execute(
+            "SELECT name, tenants, cache_enabled, policy FROM namespaces"
+        )
         return {
-            name: Namespace(name, tuple(json.loads(tenants)), bool(enabled))
-            for name, tenants, enabled in rows
+            name: Namespace(name, tuple(json.loads(tenants)), bool(enabled), _policy(policy))
+            for name, tenants, enabled, policy in rows
         }
 
     def _stored_secret(self) -> bytes:
@@ -168,6 +185,9 @@ def _open(database: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.executescript(_SCHEMA)
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(namespaces)")}
+        if "policy" not in columns:  # Made before namespaces had one.
+            connection.execute(_ADD_POLICY)
     except sqlite3.Error:
         connection.close()
         raise
@@ -183,7 +203,18 @@ def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:
 
 def _normalised(namespace: Namespace) -> Namespace:
     tenants = tuple(sorted(set(namespace.tenants)))
-    return Namespace(namespace.name, tenants, namespace.cache_enabled)
+    return replace(namespace, tenants=tenants)
+
+
+def _policy(text: str) -> ReusePolicy:
+    fields = json.loads(text)
+    codec = fields.pop("kv_codec", None)
+    selector = fields.pop("selector", BlendSelector.HKVD)
+    return ReusePolicy(
+        kv_codec=None if codec is None else KvCodec(codec),
+        selector=BlendSelector(selector),
+        **fields,
+    )
 
 
 def _check_name(name: str, what: str) -> None:

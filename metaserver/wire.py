@@ -6,9 +6,12 @@ checked in ``*_from_proto``, as in kvwire.convert; locate has a file of its own,
 
 from __future__ import annotations
 
-from kvcore.errors import RemoteProtocolError
+from kvcore.errors import RemoteProtocolError, UserError
 from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
-from kvwire.check import checked_amount, checked_key
+from kvcore.layout import KvCodec
+from kvcore.request import BlendSelector
+from kvcore.reuse_policy import ReusePolicy
+from kvwire.check import checked_amount, checked_choice, checked_key
 from kvwire.convert import (
     node_info_from_proto,
     node_info_to_proto,
@@ -25,12 +28,41 @@ from metaserver.client import (
 )
 
 
+def policy_to_proto(policy: ReusePolicy) -> pb.ReusePolicy:
+    """Convert a ReusePolicy."""
+    return pb.ReusePolicy(
+        kv_codec="" if policy.kv_codec is None else policy.kv_codec.value,
+        blend=policy.blend,
+        recompute_ratio=policy.recompute_ratio,
+        selector=policy.selector.value,
+        gradual=policy.gradual,
+    )
+
+
+def policy_from_proto(message: pb.ReusePolicy) -> ReusePolicy:
+    """Convert a ReusePolicy; an empty message is the default, UserError for a bad ratio."""
+    if message == pb.ReusePolicy():
+        return ReusePolicy()
+    codec = message.kv_codec
+    try:
+        return ReusePolicy(
+            kv_codec=checked_choice(KvCodec, codec, "policy.kv_codec") if codec else None,
+            blend=message.blend,
+            recompute_ratio=message.recompute_ratio,
+            selector=checked_choice(BlendSelector, message.selector, "policy.selector"),
+            gradual=message.gradual,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def grant_to_proto(grant: NamespaceGrant) -> pb.NamespaceGrant:
     """Convert a NamespaceGrant."""
     return pb.NamespaceGrant(
         namespace_key=grant.namespace_key,
         domain=grant.domain,
         cache_enabled=grant.cache_enabled,
+        policy=policy_to_proto(grant.policy),
     )
 
 
@@ -42,6 +74,7 @@ def grant_from_proto(message: pb.NamespaceGrant) -> NamespaceGrant:
         namespace_key=NamespaceKey(message.namespace_key),
         domain=message.domain,
         cache_enabled=message.cache_enabled,
+        policy=policy_from_proto(message.policy),
     )
 
 
@@ -113,10 +146,14 @@ def listing_from_proto(message: pb.ListBlocksReply) -> BlockListing:
 def namespace_to_proto(namespace: Namespace) -> pb.Namespace:
     """Convert a Namespace."""
     return pb.Namespace(
-        name=namespace.name, tenants=namespace.tenants, cache_enabled=namespace.cache_enabled
+        name=namespace.name,
+        tenants=namespace.tenants,
+        cache_enabled=namespace.cache_enabled,
+        policy=policy_to_proto(namespace.policy),
     )
 
 
 def namespace_from_proto(message: pb.Namespace) -> Namespace:
     """Convert a Namespace; its names are checked by the store, for they are a user's input."""
-    return Namespace(message.name, tuple(message.tenants), message.cache_enabled)
+    policy = policy_from_proto(message.policy)
+    return Namespace(message.name, tuple(message.tenants), message.cache_enabled, policy)

@@ -65,12 +65,15 @@ class ModelInfo(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    BLEND_REFUSAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     folder: _builtins.str
     revision: _builtins.str
     context_tokens: _builtins.int
     architecture: _builtins.str
     parameters: _builtins.int
+    blend_refusal: _builtins.str
+    """empty: chunks may be blended"""
     @_builtins.property
     def layout(self) -> Global___BlockLayout: ...
     @_builtins.property
@@ -86,10 +89,11 @@ class ModelInfo(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         architecture: _builtins.str = ...,
         parameters: _builtins.int = ...,
+        blend_refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_tokens", b"context_tokens", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,37 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class Blend(_message.Message):
+    """Chunks that may be reused at any position: token ranges [start, stop), flattened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_BOUNDS_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_RATIO_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    GRADUAL_FIELD_NUMBER: _builtins.int
+    recompute_ratio: _builtins.float
+    selector: _builtins.str
+    gradual: _builtins.bool
+    @_builtins.property
+    def chunk_bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        chunk_bounds: _abc.Iterable[_builtins.int] | None = ...,
+        recompute_ratio: _builtins.float = ...,
+        selector: _builtins.str = ...,
+        gradual: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bounds", b"chunk_bounds", "gradual", b"gradual", "recompute_ratio", b"recompute_ratio", "selector", b"selector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Blend: _TypeAlias = Blend  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -71,6 +102,8 @@ class GenerateRequest(_message.Message):
     USE_CACHE_FIELD_NUMBER: _builtins.int
     HANDOFF_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    BLEND_FIELD_NUMBER: _builtins.int
+    KV_CODEC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     namespace_key: _builtins.bytes
@@ -80,10 +113,16 @@ class GenerateRequest(_message.Message):
     use_cache: _builtins.bool
     handoff: _builtins.bool
     resumed_tokens: _builtins.int
+    kv_codec: _builtins.str
+    """empty: the node's own"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
+    @_builtins.property
+    def blend(self) -> Global___Blend:
+        """absent: exact"""
+
     def __init__(
         self,
         *,
@@ -98,10 +137,12 @@ class GenerateRequest(_message.Message):
         use_cache: _builtins.bool = ...,
         handoff: _builtins.bool = ...,
         resumed_tokens: _builtins.int = ...,
+        blend: Global___Blend | None = ...,
+        kv_codec: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "model", b"model", "namespace_key", b"namespace_key", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "handoff", b"handoff", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,6 +160,9 @@ class Usage(_message.Message):
     L4_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     WRITTEN_TOKENS_FIELD_NUMBER: _builtins.int
     KV_CODEC_FIELD_NUMBER: _builtins.int
+    BLENDED_TOKENS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     l1_hit_tokens: _builtins.int
@@ -128,6 +172,10 @@ class Usage(_message.Message):
     written_tokens: _builtins.int
     kv_codec: _builtins.str
     """empty: none"""
+    blended_tokens: _builtins.int
+    recomputed_tokens: _builtins.int
+    selector: _builtins.str
+    """empty: not blended"""
     def __init__(
         self,
         *,
@@ -139,10 +187,13 @@ class Usage(_message.Message):
         l4_hit_tokens: _builtins.int = ...,
         written_tokens: _builtins.int = ...,
         kv_codec: _builtins.str = ...,
+        blended_tokens: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+        selector: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "kv_codec", b"kv_codec", "l1_hit_tokens", b"l1_hit_tokens", "l2_hit_tokens", b"l2_hit_tokens", "l3_hit_tokens", b"l3_hit_tokens", "l4_hit_tokens", b"l4_hit_tokens", "prompt_tokens", b"prompt_tokens", "written_tokens", b"written_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blended_tokens", b"blended_tokens", "completion_tokens", b"completion_tokens", "kv_codec", b"kv_codec", "l1_hit_tokens", b"l1_hit_tokens", "l2_hit_tokens", b"l2_hit_tokens", "l3_hit_tokens", b"l3_hit_tokens", "l4_hit_tokens", b"l4_hit_tokens", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "selector", b"selector", "written_tokens", b"written_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -459,26 +459,64 @@ class ResolveNamespaceRequest(_message.Message):
 Global___ResolveNamespaceRequest: _TypeAlias = ResolveNamespaceRequest  # noqa: Y015
 
 @_typing.final
+class ReusePolicy(_message.Message):
+    """What a namespace allows beyond exact reuse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_CODEC_FIELD_NUMBER: _builtins.int
+    BLEND_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_RATIO_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    GRADUAL_FIELD_NUMBER: _builtins.int
+    kv_codec: _builtins.str
+    """empty: each node's own"""
+    blend: _builtins.bool
+    recompute_ratio: _builtins.float
+    selector: _builtins.str
+    gradual: _builtins.bool
+    def __init__(
+        self,
+        *,
+        kv_codec: _builtins.str = ...,
+        blend: _builtins.bool = ...,
+        recompute_ratio: _builtins.float = ...,
+        selector: _builtins.str = ...,
+        gradual: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "gradual", b"gradual", "kv_codec", b"kv_codec", "recompute_ratio", b"recompute_ratio", "selector", b"selector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReusePolicy: _TypeAlias = ReusePolicy  # noqa: Y015
+
+@_typing.final
 class NamespaceGrant(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_KEY_FIELD_NUMBER: _builtins.int
     DOMAIN_FIELD_NUMBER: _builtins.int
     CACHE_ENABLED_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     namespace_key: _builtins.bytes
     domain: _builtins.str
     """the tenant, or the shared namespace it belongs to"""
     cache_enabled: _builtins.bool
+    @_builtins.property
+    def policy(self) -> Global___ReusePolicy: ...
     def __init__(
         self,
         *,
         namespace_key: _builtins.bytes = ...,
         domain: _builtins.str = ...,
         cache_enabled: _builtins.bool = ...,
+        policy: Global___ReusePolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "domain", b"domain", "namespace_key", b"namespace_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "domain", b"domain", "namespace_key", b"namespace_key", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,22 +686,26 @@ class Namespace(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     CACHE_ENABLED_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cache_enabled: _builtins.bool
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tenants that share it; empty: only the tenant of that name"""
 
+    @_builtins.property
+    def policy(self) -> Global___ReusePolicy: ...
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         cache_enabled: _builtins.bool = ...,
+        policy: Global___ReusePolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "name", b"name", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "name", b"name", "policy", b"policy", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,7 +52,7 @@ async def begun_behind_its_load(node: ComputeNode, layer: int) -> BehindLoad:
     """Wait until a sequence is computed up to a layer that has not arrived."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            for loading in node._engine._loading.values():
+            for loading in node._engine._loads.behind.values():
                 if loading.chunk is not None and loading._next_layer == layer:
                     return loading
             await asyncio.sleep(0.001)
@@ -135,7 +135,7 @@ async def test_a_handoff_does_not_wait_for_ever_for_a_silent_pool() -> None:
             pool.gate.set()
         assert await node.flush()
         assert len(pool.sealed_keys) == len(PROMPT) // 8
-        assert not node._engine._flushing
+        assert not node._engine._handoffs.seq_ids
 
 
 async def refused_request(node: ComputeNode) -> TierKVError:

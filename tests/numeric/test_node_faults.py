@@ -96,7 +96,7 @@ async def stopped_behind_layer(node, layer: int, *, count: int = 1) -> None:
     """Wait until ``count`` sequences are computed up to a layer that has not arrived."""
     async with asyncio.timeout(10):
         while True:
-            begun = [x for x in node._engine._loading.values() if x.chunk is not None]
+            begun = [x for x in node._engine._loads.behind.values() if x.chunk is not None]
             if len(begun) == count and all(x._next_layer == layer for x in begun):
                 return
             await asyncio.sleep(0.001)
@@ -130,7 +130,7 @@ async def test_what_waits_for_a_late_layer_is_cancelled_at_once() -> None:
         assert await node.cancel(request.request_id)
         _, last = await asyncio.wait_for(begun, 10)
         assert last.finish_reason is FinishReason.CANCELLED
-        assert not pool.gate.is_set() and not node._engine._loading
+        assert not pool.gate.is_set() and not node._engine._loads.behind
         assert node._engine.pool.used == 7  # The loader still writes there.
         pool.gate.set()
         await pages_in_use(node, 0)
@@ -220,7 +220,7 @@ async def test_cancel_while_loading_and_while_running() -> None:
         request = make_request(PROMPT, sampling={"max_tokens": 300})
         task = asyncio.create_task(answer(node, request))
         async with asyncio.timeout(10):
-            while not node._engine._loading:
+            while not node._engine._loads.behind:
                 await asyncio.sleep(0.001)
         pool.gate.set()
         assert await node.cancel(request.request_id)

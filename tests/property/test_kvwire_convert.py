@@ -17,6 +17,8 @@ from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Replica, Tier
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
 from kvcore.request import (
+    Blend,
+    BlendSelector,
     FinishReason,
     GenerateEvent,
     GenerateRequest,
@@ -24,6 +26,7 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
+from kvcore.reuse_policy import ReusePolicy
 from kvwire import convert, convert_compute, convert_event
 from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
 from metaserver import wire, wire_locate
@@ -147,6 +150,17 @@ SAMPLINGS = st.builds(
 
 
 @st.composite
+def _blends(draw: st.DrawFn, tokens: int) -> Blend:
+    bounds = sorted(draw(st.sets(st.integers(0, tokens), max_size=6)))
+    return Blend(
+        tuple(zip(bounds[:-1:2], bounds[1::2], strict=False)),
+        draw(st.floats(0.01, 1.0)),
+        draw(st.sampled_from(BlendSelector)),
+        draw(st.booleans()),
+    )
+
+
+@st.composite
 def _requests(draw: st.DrawFn) -> GenerateRequest:
     token_ids = draw(st.lists(U32, min_size=1, max_size=8).map(tuple))
     return GenerateRequest(
@@ -161,11 +175,21 @@ def _requests(draw: st.DrawFn) -> GenerateRequest:
         use_cache=draw(st.booleans()),
         handoff=draw(st.booleans()),
         resumed_tokens=draw(st.integers(0, len(token_ids))),
+        blend=draw(st.none() | _blends(len(token_ids))),
+        kv_codec=draw(st.none() | st.sampled_from(KvCodec)),
     )
 
 
 USAGES = st.builds(
-    Usage, U64, U64, st.builds(HitTokens, U64, U64, U64, U64), U64, st.sampled_from(KvCodec)
+    Usage,
+    U64,
+    U64,
+    st.builds(HitTokens, U64, U64, U64, U64),
+    U64,
+    st.sampled_from(KvCodec),
+    U64,
+    U64,
+    st.none() | st.sampled_from(BlendSelector),
 )
 ANSWERS = st.builds(
     GenerateEvent,
@@ -176,11 +200,20 @@ ANSWERS = st.builds(
     queue_s=AMOUNTS,
     ttft_s=AMOUNTS,
 )
+POLICIES = st.builds(
+    ReusePolicy,
+    kv_codec=st.none() | st.sampled_from(KvCodec),
+    blend=st.booleans(),
+    recompute_ratio=st.floats(0.01, 1.0),
+    selector=st.sampled_from(BlendSelector),
+    gradual=st.booleans(),
+)
 GRANTS = st.builds(
     NamespaceGrant,
     namespace_key=st.binary(min_size=32, max_size=32).map(NamespaceKey),
     domain=TEXTS,
     cache_enabled=st.booleans(),
+    policy=POLICIES,
 )
 NODE_STATES = st.builds(NodeState, NODES, REPORTS, AMOUNTS, TEXTS)
 RECORDS = st.builds(
@@ -198,7 +231,9 @@ RECORDS = st.builds(
     hits=U64,
 )
 LISTINGS = st.builds(BlockListing, st.lists(RECORDS, max_size=2).map(tuple), U64)
-NAMESPACES = st.builds(Namespace, TEXTS, st.lists(TEXTS, max_size=3).map(tuple), st.booleans())
+NAMESPACES = st.builds(
+    Namespace, TEXTS, st.lists(TEXTS, max_size=3).map(tuple), st.booleans(), POLICIES
+)
 
 ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[..., Any]]] = [
     (LAYOUTS, convert.layout_to_proto, convert.layout_from_proto),

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.block_key import ROOT_PARENT, block_keys, chunk_key, namespace_key, next_block_key
+from kvcore.block_key import (
+    ROOT_PARENT,
+    block_keys,
+    chunk_block_keys,
+    namespace_key,
+    next_block_key,
+    tail_key,
+)
 from kvcore.ids import NamespaceKey
 from kvcore.layout import BlockLayout, KvDtype
 
@@ -51,8 +58,13 @@ def test_block_keys_are_golden(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["chunks"])
 def test_chunk_keys_are_golden(vector: dict[str, Any]) -> None:
-    key = chunk_key(KEYS[vector["namespace"]], vector["token_ids"])
-    assert key.hex() == vector["key"]
+    keys = chunk_block_keys(
+        KEYS[vector["namespace"]],
+        vector["isolation_prefix_ids"],
+        vector["token_ids"],
+        block_tokens=vector["block_tokens"],
+    )
+    assert [key.hex() for key in keys] == vector["keys"]
 
 
 def test_another_process_with_another_hash_seed_agrees() -> None:
@@ -105,7 +117,23 @@ def test_tenants_and_revisions_share_no_key(token_ids: list[int]) -> None:
 
 def test_a_chunk_is_not_a_first_block() -> None:
     first = block_keys(KEYS[0], [1, 2, 3, 4], block_tokens=4)[0]
-    assert chunk_key(KEYS[0], [1, 2, 3, 4]) != first
+    chunk = chunk_block_keys(KEYS[0], (), [1, 2, 3, 4], block_tokens=4)
+    assert chunk != [first]
+    assert tail_key(KEYS[0], ROOT_PARENT, [1, 2, 3, 4]) not in (first, *chunk)
+
+
+def test_a_chunk_has_another_name_after_another_prefix_or_with_a_token_more() -> None:
+    names = [
+        chunk_block_keys(KEYS[0], prefix, ids, block_tokens=4)[0]
+        for prefix, ids in [
+            ((), (1, 2, 3, 4)),
+            ((1,), (2, 3, 4)),
+            ((1,), (2, 3, 4, 5)),
+            ((9,), (2, 3, 4)),
+            ((), (1, 2, 3, 4, 5)),
+        ]
+    ]
+    assert len(set(names)) == len(names)
 
 
 def test_parts_of_a_namespace_can_not_run_into_each_other() -> None:

@@ -1,0 +1,127 @@
+"""Lookups and loads under way, and when to give up waiting for them.
+
+Used by the engine only, in its thread. The batcher decides what is loaded, the tiers do it, and
+the engine computes behind it layer by layer (compute/behind_load.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from compute.batcher import Batcher, LoadOrder
+from compute.behind_load import BehindLoad
+from compute.finder import Source
+from compute.inbox import Inbox
+from compute.loader import LoadJob
+from compute.sequence import Phase, Sequence
+from compute.tiers import Tiers
+from kvcore.clock import Clock
+
+
+class Loads:
+    """What is being looked up and loaded for which sequence.
+
+    Attributes:
+        behind: loads under way by sequence; the engine begins and continues passes behind them.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        tiers: Tiers,
+        inbox: Inbox,
+        *,
+        clock: Clock,
+        timeout_s: float,
+        prefill_rate: Callable[[], float],
+    ) -> None:
+        """Make an empty set.
+
+        Args:
+            batcher: is told what was found and loaded.
+            tiers: looks up and loads in worker threads.
+            inbox: how those threads reach the engine's.
+            clock: where deadlines come from.
+            timeout_s: longest wait for a lookup or a load.
+            prefill_rate: tokens per second now; 0.0 until known.
+        """
+        self.behind: dict[int, BehindLoad] = {}
+        self._batcher = batcher
+        self._tiers = tiers
+        self._inbox = inbox
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._prefill_rate = prefill_rate
+        self._locating: dict[int, tuple[Sequence, float]] = {}
+
+    @property
+    def can_go_on(self) -> list[BehindLoad]:
+        """Loads whose next layer is there, for passes that began."""
+        return [load for load in self.behind.values() if load.can_go_on]
+
+    @property
+    def can_begin(self) -> list[int]:
+        """Sequences whose first layer is there and that nothing was begun for."""
+        return [seq_id for seq_id, load in self.behind.items() if load.can_begin]
+
+    def locate(self, seq: Sequence) -> None:
+        """Ask the pool for a sequence's next blocks."""
+        first = seq.num_pages
+        self._locating[seq.seq_id] = (seq, self._clock.now() + self._timeout_s)
+        self._tiers.locate(
+            seq, lambda found: self._inbox.post(lambda: self._located(seq, first, found))
+        )
+
+    def _located(self, seq: Sequence, first: int, found: list[tuple[Source, ...]]) -> None:
+        """Turn an answer of the pool into a load, or into computing."""
+        self._locating.pop(seq.seq_id, None)
+        if seq.phase is not Phase.LOCATING or seq.num_pages != first:
+            return
+        worth = self._tiers.worth_loading(found, self._prefill_rate())
+        order = self._batcher.located(seq, len(found) if worth else 0)
+        if order is None:
+            return
+        job = self._tiers.load(
+            order,
+            found,
+            arrived=lambda: self._inbox.post(_wake_up),
+            ended=lambda job: self._inbox.post(lambda: self._load_ended(order, job)),
+        )
+        deadline_s = self._clock.now() + self._timeout_s
+        self.behind[seq.seq_id] = BehindLoad(order, job, deadline_s)
+
+    def _load_ended(self, order: LoadOrder, job: LoadJob) -> None:
+        loading = self.behind.get(order.seq.seq_id)
+        if loading is not None and loading.order is order:
+            if loading.chunk is not None and loading.whole:
+                loading.deadline_s = math.inf  # All is there: what was begun only has to end.
+            else:
+                self.settle(loading, job.good)
+        self._batcher.load_ended(order)
+
+    def settle(self, loading: BehindLoad, good: int) -> None:
+        """Keep the leading good blocks of a load and forget it."""
+        del self.behind[loading.order.seq.seq_id]
+        self._batcher.loaded(loading.order, tuple(loading.job.tiers[:good]))
+
+    def forget(self, seq_id: int) -> None:
+        """Drop a sequence that ended; a load's own references go when its thread is done."""
+        self._locating.pop(seq_id, None)
+        self.behind.pop(seq_id, None)
+
+    def check_deadlines(self) -> None:
+        """Compute what took too long; the pages stay reserved until the late loader is done."""
+        now = self._clock.now()
+        for loading in [x for x in self.behind.values() if x.deadline_s < now]:
+            self._tiers.cache_errors["load_timeout"] += 1
+            self.settle(loading, 0)
+        for seq, deadline_s in list(self._locating.values()):
+            if deadline_s < now:
+                del self._locating[seq.seq_id]
+                self._tiers.cache_errors["locate_timeout"] += 1
+                self._batcher.located(seq, 0)
+
+
+def _wake_up() -> None:
+    """Do nothing: that it is in the inbox makes the loop look at its loads."""
