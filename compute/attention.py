@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from compute.batch import DecodeGroup, ForwardBatch, PrefillSegment
+from compute.batch import DecodeGroup, ForwardBatch, PrefillSegment, RawWrite
 from compute.pages import L1Pages
 
 
@@ -28,6 +28,11 @@ class PagedAttention:
     def write(self, layer: int, batch: ForwardBatch, k: Tensor, v: Tensor) -> None:
         """Store keys (after rope) and values, each ``[tokens, kv_heads, head_dim]``."""
         self.pages.token_rows(layer).index_copy_(0, batch.write_rows, torch.cat((k, v)))
+
+    def write_raw(self, layer: int, raw: RawWrite, k: Tensor, v: Tensor) -> None:
+        """Store keys before rope and values of the tokens that are also kept position-free."""
+        rows = torch.cat((k[raw.source_rows], v[raw.source_rows]))
+        self.pages.token_rows(layer).index_copy_(0, raw.target_rows, rows)
 
     def attend(self, layer: int, batch: ForwardBatch, q: Tensor) -> Tensor:
         """Return ``[tokens, heads, head_dim]`` for queries of the same shape."""

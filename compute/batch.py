@@ -20,6 +20,19 @@ Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class RawTarget:
+    """Pages that get a chunk's keys before rope and values, besides the sequence's own pages.
+
+    Attributes:
+        start: position of the chunk's first token; the chunk is the end of its sequence.
+        pages: block i of the chunk, its tokens ``[i * block_tokens, (i + 1) * block_tokens)``.
+    """
+
+    start: int
+    pages: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkInput:
     """New tokens of one sequence in one step.
 
@@ -28,12 +41,14 @@ class ChunkInput:
         start: position of the first of them; KV of ``[0, start)`` is in ``page_table`` already.
         page_table: pages covering at least ``start + count`` tokens.
         wants_logits: whether the last token's logits are needed.
+        raw: where KV goes a second time, free of position; None for all but chunks in isolation.
     """
 
     token_ids: Int64Array
     start: int
     page_table: Int64Array
     wants_logits: bool
+    raw: RawTarget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,14 @@ class PrefillSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class RawWrite:
+    """Rows of the step's token axis, and where their keys and then values go before rope."""
+
+    source_rows: Tensor
+    target_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Everything the decoder needs for one step.
 
@@ -80,6 +103,7 @@ class ForwardBatch:
         segments: prefill segments.
         logit_rows: rows whose logits are wanted, in chunk order given by ``logit_chunks``.
         logit_chunks: indices of the chunks those rows belong to.
+        raw: rows that are also kept position-free; None when there are none.
     """
 
     token_ids: Tensor
@@ -89,6 +113,7 @@ class ForwardBatch:
     segments: tuple[PrefillSegment, ...]
     logit_rows: Tensor
     logit_chunks: tuple[int, ...]
+    raw: RawWrite | None = None
 
 
 def build_batch(
@@ -102,7 +127,7 @@ def build_batch(
         chunk = chunks[i]
         at = np.arange(chunk.start, chunk.start + len(chunk.token_ids))
         positions.append(at)
-        writes.append(chunk.page_table[at // block_tokens] * (2 * block_tokens) + at % block_tokens)
+        writes.append(token_rows_of(chunk.page_table, at, block_tokens))
         row += len(at)
         ends[i] = row
     key_rows = np.concatenate(writes)
@@ -116,7 +141,36 @@ def build_batch(
         segments=segments,
         logit_rows=_tensor(np.array([ends[i] - 1 for i in wanted], dtype=np.int64), device),
         logit_chunks=wanted,
+        raw=_raw_write(chunks, ends, block_tokens, device),
     )
+
+
+def _raw_write(
+    chunks: Sequence[ChunkInput], ends: dict[int, int], block_tokens: int, device: torch.device
+) -> RawWrite | None:
+    sources, targets = [], []
+    for i, chunk in enumerate(chunks):
+        if chunk.raw is None:
+            continue
+        count = len(chunk.token_ids)
+        offsets = np.arange(count) + chunk.start - chunk.raw.start
+        kept = offsets >= 0
+        offsets = offsets[kept]
+        sources.append(np.arange(ends[i] - count, ends[i])[kept])
+        targets.append(token_rows_of(chunk.raw.pages, offsets, block_tokens))
+    if not sources:
+        return None
+    keys = np.concatenate(targets)
+    return RawWrite(
+        _tensor(np.concatenate(sources), device),
+        _tensor(np.concatenate([keys, keys + block_tokens]), device),
+    )
+
+
+def token_rows_of(pages: Int64Array, at: Int64Array, block_tokens: int) -> Int64Array:
+    """Return the rows of the keys at positions ``at``; values are ``block_tokens`` further on."""
+    rows: Int64Array = pages[at // block_tokens] * (2 * block_tokens) + at % block_tokens
+    return rows
 
 
 def _group_of(chunk: ChunkInput, block_tokens: int) -> int:

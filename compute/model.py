@@ -27,6 +27,7 @@ class Decoder:
         arch: sizes and switches.
         weights: what it computes with.
         pages: where KV lives.
+        frequencies: of the rotation of keys and queries, ``[head_dim / 2]``.
     """
 
     def __init__(self, arch: Architecture, weights: Weights, pages: L1Pages) -> None:
@@ -34,7 +35,7 @@ class Decoder:
         self.weights = weights
         self.pages = pages
         self._attention = PagedAttention(pages)
-        self._frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(pages.kv.device)
+        self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(pages.kv.device)
         groups = (arch.heads, arch.kv_heads, arch.kv_heads)
         self._widths = [heads * arch.head_dim for heads in groups]
 
@@ -61,13 +62,31 @@ class Decoder:
         Other steps may be computed in between; nothing of a stopped one is shared with them.
         """
         hidden = embedding(batch.token_ids, self.weights.embedding)
-        cos, sin = rotation(self._frequencies, batch.positions, hidden.dtype)
+        cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
         for index, layer in enumerate(self.weights.layers):
             yield index
             hidden = hidden + self._attend(index, layer, batch, hidden, cos, sin)
-            hidden = hidden + self._feed_forward(layer, hidden)
-        last = self._norm(hidden[batch.logit_rows], self.weights.final_norm)
-        return linear(last, self.weights.head).float()
+            hidden = hidden + self.feed_forward(layer, hidden)
+        return self.logits(hidden[batch.logit_rows])
+
+    def project(self, layer: LayerWeights, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values before rope, each ``[tokens, heads, head_dim]``."""
+        normed = self._norm(hidden, layer.input_norm)
+        q, k, v = torch.split(linear(normed, layer.qkv, layer.qkv_bias), self._widths, dim=-1)
+        q, k, v = (x.view(len(x), -1, self.arch.head_dim) for x in (q, k, v))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        return q, k, v
+
+    def feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        """Return what the layer's second half adds to ``hidden``."""
+        normed = self._norm(hidden, layer.post_norm)
+        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return linear(silu(gate) * up, layer.down, layer.down_bias)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return ``[tokens, vocab]`` float32 after the last layer."""
+        return linear(self._norm(hidden, self.weights.final_norm), self.weights.head).float()
 
     def _attend(
         self,
@@ -78,19 +97,12 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
     ) -> Tensor:
-        normed = self._norm(hidden, layer.input_norm)
-        q, k, v = torch.split(linear(normed, layer.qkv, layer.qkv_bias), self._widths, dim=-1)
-        q, k, v = (x.view(len(x), -1, self.arch.head_dim) for x in (q, k, v))
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        q, k, v = self.project(layer, hidden)
+        if batch.raw is not None:
+            self._attention.write_raw(index, batch.raw, k, v)
         self._attention.write(index, batch, rotate(k, cos, sin), v)
         attended = self._attention.attend(index, batch, rotate(q, cos, sin))
         return linear(attended.flatten(-2), layer.out, layer.out_bias)
-
-    def _feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        normed = self._norm(hidden, layer.post_norm)
-        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down, layer.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm, in float32 as the reference models do it."""
