@@ -79,16 +79,16 @@ class Answer:
         """Turn a node's last event into the answer's last event (its tokens already taken)."""
         first = self._prefill or event
         usage = event.usage or Usage(self.prompt_tokens, self.completion_tokens)
-        hits = first.usage.hit_tokens if first.usage else usage.hit_tokens
+        reused = first.usage or usage
         return replace(
             event,
             token_ids=(),
-            usage=Usage(
+            usage=replace(
+                reused,
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=max(usage.completion_tokens, self.completion_tokens),
-                hit_tokens=_capped(hits, self.prompt_tokens),
+                hit_tokens=_capped(reused.hit_tokens, self.prompt_tokens),
                 written_tokens=usage.written_tokens + self._written_tokens,
-                kv_codec=first.usage.kv_codec if first.usage else usage.kv_codec,
             ),
             queue_s=first.queue_s,
             ttft_s=first.ttft_s,

@@ -178,6 +178,7 @@ class Dispatcher:
             locatable=request.use_cache
             and layout is not None
             and len(request.token_ids) > layout.block_tokens,
+            splittable=request.blend is None,
         )
         self._jobs[request.request_id] = job
         try:

@@ -92,6 +92,8 @@ class RequestArrived:
         prompt_tokens: length of the prompt.
         session_id: breaks ties towards the node that answered this session last.
         locatable: the prompt has a full block and may use the cache.
+        splittable: a prefill node may hand it over. Blended KV is never published, so a request
+            with chunks to blend stays where it was prefilled.
     """
 
     request_id: RequestId
@@ -99,6 +101,7 @@ class RequestArrived:
     prompt_tokens: int
     session_id: str | None = None
     locatable: bool = False
+    splittable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

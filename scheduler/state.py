@@ -271,8 +271,10 @@ class SchedulerState:
         """A prefill node hands over when somebody can take over; else it answers to the end."""
         if request.stage is Stage.DECODE:
             return
-        split = node.info.role is NodeRole.PREFILL and self.fleet.decodes_elsewhere(
-            request.arrived.model, now
+        split = (
+            request.arrived.splittable
+            and node.info.role is NodeRole.PREFILL
+            and self.fleet.decodes_elsewhere(request.arrived.model, now)
         )
         request.stage = Stage.PREFILL if split else Stage.WHOLE
 

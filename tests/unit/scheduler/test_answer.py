@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from kvcore.ids import NamespaceKey, RequestId
 from kvcore.layout import KvCodec
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, HitTokens, Usage
+from kvcore.request import (
+    BlendSelector,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    HitTokens,
+    Usage,
+)
 from scheduler.answer import Answer
 
 
@@ -22,3 +29,11 @@ def test_the_codec_of_a_plain_answer_is_told() -> None:
     usage = Usage(3, 1, kv_codec=KvCodec.INT4)
     last = answer.finish(GenerateEvent((), FinishReason.STOP, usage))
     assert last.usage is not None and last.usage.kv_codec is KvCodec.INT4
+
+
+def test_what_was_blended_is_told() -> None:
+    answer = Answer(GenerateRequest(RequestId("r"), "m", tuple(range(9)), NamespaceKey(b"n" * 32)))
+    usage = Usage(
+        9, 1, HitTokens(l1=6), blended_tokens=6, recomputed_tokens=2, selector=BlendSelector.HKVD
+    )
+    assert answer.finish(GenerateEvent((), FinishReason.STOP, usage)).usage == usage

@@ -13,6 +13,7 @@ from kvcore.errors import NodeLostError, NoNodeError, OverloadedError, UdfArgume
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeRole
 from kvcore.request import (
+    Blend,
     FinishReason,
     GenerateEvent,
     GenerateRequest,
@@ -271,6 +272,16 @@ async def test_prefill_and_decode_are_different_nodes() -> None:
         assert usage.hit_tokens == HitTokens(l3=16)
         assert (usage.prompt_tokens, usage.completion_tokens) == (40, 12)
         assert cluster.dispatcher.snapshot().handoffs == 1
+
+
+async def test_a_blended_request_is_not_handed_over() -> None:
+    infos = (make_info("p", role=NodeRole.PREFILL), make_info("d", role=NodeRole.DECODE))
+    async with running(*infos) as cluster:
+        request = long_request(blend=Blend(chunks=((4, 20),), recompute_ratio=1.0))
+        assert tokens_of(await ask(cluster, request)) == await expected(request)
+        assert not cluster["p"].seen[0].handoff
+        assert cluster["p"].seen[0].blend == request.blend
+        assert not cluster["d"].seen
 
 
 async def test_a_handoff_of_the_only_token_needs_no_decode_node() -> None:

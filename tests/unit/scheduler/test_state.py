@@ -176,6 +176,16 @@ def test_prefill_hands_over_to_decode_near_it() -> None:
     assert dispatched(done) == [("q1", "near", Stage.DECODE)]
 
 
+def test_what_may_not_be_split_is_answered_where_it_was_prefilled() -> None:
+    script = Script(
+        make_info("p", role=NodeRole.PREFILL),
+        make_info("d", role=NodeRole.DECODE),
+    )
+    assert dispatched(script.arrive("q1", splittable=False)) == [("q1", "p", Stage.WHOLE)]
+    assert script.do(FirstToken(RequestId("q1"))) == []
+    assert script.do(RequestFinished(RequestId("q1"))) == []
+
+
 def test_a_prefill_node_alone_answers_to_the_end() -> None:
     script = Script(make_info("p", role=NodeRole.PREFILL))
     assert dispatched(script.arrive("q1")) == [("q1", "p", Stage.WHOLE)]
