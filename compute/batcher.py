@@ -7,6 +7,7 @@ clocks.
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from kvcore.request import FinishReason
 
 _SCAN_LIMIT = 512
 """Waiting sequences looked at in one plan; more would cost more than the step saves."""
+
+_BACKGROUND_SHARE = 8
+"""Beside others, chunks in isolation get at most this part of a step: nobody waits for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,20 +64,27 @@ class Plan:
         chunks: computed together in one forward pass.
         fresh_pages: pages to zero first; they may hold garbage of a failed load.
         locates: sequences whose next blocks should be looked up in the pool.
+        chunk_lookups: sequences whose chunks behind their exact prefix should be looked up.
     """
 
     chunks: tuple[Chunk, ...]
     fresh_pages: tuple[int, ...]
     locates: tuple[Sequence, ...]
+    chunk_lookups: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FullBlock:
-    """A block that just became full and findable."""
+    """A block that is, or in a moment will be, full and findable.
+
+    Attributes:
+        tokens: of a partial one, which only a handoff publishes; 0 is full.
+    """
 
     key: BlockKey
     parent: BlockKey
     page: int
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ class Batcher:
         self._active: dict[int, Sequence] = {}
         self._loads: dict[int, LoadOrder] = {}
         self._claims: dict[BlockKey, int] = {}
+        self._chunk_lookups: list[Sequence] = []
 
     @property
     def waiting(self) -> int:
@@ -122,9 +134,9 @@ class Batcher:
         return len(self._active)
 
     def uncomputed_tokens(self) -> int:
-        """Tokens known but not computed, queued and running; O(sequences)."""
+        """Tokens that callers wait for, queued and running; O(sequences)."""
         everyone = (*self._waiting, *self._active.values())
-        return sum(seq.length - seq.computed for seq in everyone)
+        return sum(seq.length - seq.computed for seq in everyone if not seq.is_background)
 
     def sequences(self) -> list[Sequence]:
         """All sequences not ended."""
@@ -148,7 +160,7 @@ class Batcher:
             return None
         pages = self.pool.allocate(blocks) if blocks else None
         if not pages:
-            seq.phase = Phase.RUNNING
+            self._prefix_ends(seq)
             return None
         order = LoadOrder(seq, seq.num_pages, tuple(pages))
         self.pool.acquire(pages)
@@ -170,13 +182,63 @@ class Batcher:
             self.pool.release(surplus)
         if not seq.hits_final:
             seq.hit_tiers.extend(tiers)
-        seq.computed = good * seq.block_tokens
+        seq.computed = seq.loaded_tokens(good)
         seq.phase = Phase.RUNNING
         self._commit(seq)
 
     def load_ended(self, order: LoadOrder) -> None:
         """Take back the order's own reference: nobody writes into its pages any more."""
         self.pool.release(order.pages)
+
+    def _prefix_ends(self, seq: Sequence) -> None:
+        """Take note that the exact prefix is complete: compute the rest, or ask for chunks."""
+        seq.phase = Phase.RUNNING
+        if seq.wants_chunks:
+            seq.phase = Phase.CHUNKS
+            self._chunk_lookups.append(seq)
+
+    def begin_blend(self, seq: Sequence, load_blocks: int) -> list[int] | None:
+        """Give a sequence pages for its whole prompt, to be computed by a blending pass.
+
+        What follows its exact prefix will be approximate: it is never made findable, and nobody
+        waits for it. Blending may not take pages that others in the batch need.
+
+        Returns:
+            pages: ``load_blocks`` pages to load chunks into, one reference each, which the caller
+            releases; None when pages are short, and the prompt is computed exactly.
+        """
+        assert seq.phase is Phase.CHUNKS
+        pages = self.pool.allocate(load_blocks) if load_blocks <= self._spare_pages() else None
+        own = None
+        if pages is not None:
+            own = self.pool.allocate(seq.pages_for(seq.length) - seq.num_pages)
+        if pages is None or own is None:
+            self.pool.release(pages or [])
+            self.compute_exactly(seq)
+            return None
+        seq.add_pages(own)
+        self._drop_claims(seq)
+        seq.findable_tokens = seq.computed
+        seq.phase = Phase.BLENDING
+        return pages
+
+    def blended(self, seq: Sequence) -> Chunk:
+        """Take note that a blending pass is done; answers the chunk it computed."""
+        assert seq.phase is Phase.BLENDING
+        seq.blend = None
+        seq.phase = Phase.RUNNING
+        return _chunk(seq, seq.computed, seq.length - seq.computed)
+
+    def compute_exactly(self, seq: Sequence) -> None:
+        """Give blending up; pages that may hold parts of it are not kept."""
+        assert seq.phase in (Phase.CHUNKS, Phase.BLENDING)
+        kept = seq.computed // seq.block_tokens
+        surplus = seq.pages[kept:]
+        seq.num_pages = kept
+        self.pool.release(surplus)
+        seq.blend = None
+        seq.findable_tokens = sys.maxsize
+        seq.phase = Phase.RUNNING
 
     def plan(self, now: float, ready_loads: Collection[int] = ()) -> Plan:
         """Admit what fits and choose the next step's chunks.
@@ -194,7 +256,9 @@ class Batcher:
         for chunk in chosen:
             if chunk.seq.started_s < 0:
                 chunk.seq.started_s = now
-        return Plan(tuple(chosen), tuple(fresh), tuple(locates))
+        lookups = [seq for seq in self._chunk_lookups if seq.phase is Phase.CHUNKS]
+        self._chunk_lookups.clear()
+        return Plan(tuple(chosen), tuple(fresh), tuple(locates), tuple(lookups))
 
     def computed(self, chunk: Chunk, token: int | None, stop_ids: Collection[int]) -> ChunkOutcome:
         """Take note that a chunk's KV is in its pages, and of the token sampled after it."""
@@ -215,12 +279,25 @@ class Batcher:
             finish = FinishReason.HANDOFF
         return ChunkOutcome((token,), finish, blocks)
 
+    def filling(self, chunk: Chunk) -> tuple[FullBlock, ...]:
+        """Name the blocks that computing a chunk makes full, for those who save them meanwhile."""
+        seq = chunk.seq
+        if not seq.request.use_cache:
+            return ()
+        blocks = []
+        findable = min(chunk.start + chunk.count, seq.findable_tokens)
+        for block in range(chunk.start // seq.block_tokens, findable // seq.block_tokens):
+            key, parent = seq.key_and_parent(block)
+            blocks.append(FullBlock(key, parent, int(seq.page_table[block])))
+        return tuple(blocks)
+
     def _commit(self, seq: Sequence) -> tuple[FullBlock, ...]:
         """Make newly full blocks findable; another sequence's equal page replaces ours."""
         if not seq.request.use_cache:
             return ()
         blocks = []
-        for block in range(seq.committed, seq.computed // seq.block_tokens):
+        findable = min(seq.computed, seq.findable_tokens) // seq.block_tokens
+        for block in range(seq.committed, findable):
             key, parent = seq.key_and_parent(block)
             page = self.pool.commit(
                 int(seq.page_table[block]), key, parent, tenant=seq.request.tenant
@@ -237,9 +314,7 @@ class Batcher:
         locates: list[Sequence] = []
         if not self._waiting or len(self._active) >= self._max_running:
             return locates
-        spare = self.pool.available - sum(
-            max(0, seq.pages_for(seq.length) - seq.num_pages) for seq in self._active.values()
-        )
+        spare = self._spare_pages()
         for seq in self._waiting[:_SCAN_LIMIT]:
             if len(self._active) >= self._max_running:
                 break
@@ -256,6 +331,12 @@ class Batcher:
                 locates.append(seq)
         self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
         return locates
+
+    def _spare_pages(self) -> int:
+        """Pages that nobody in the batch needs for the tokens it has now."""
+        return self.pool.available - sum(
+            max(0, seq.pages_for(seq.length) - seq.num_pages) for seq in self._active.values()
+        )
 
     def _must_wait(self, seq: Sequence, hit_blocks: int) -> bool:
         """Whether somebody is computing the very block this one would compute next."""
@@ -274,22 +355,31 @@ class Batcher:
             seq.hit_tiers = [Tier.L1] * len(hits)
         self._active[seq.seq_id] = seq
         missing = seq.keys[len(hits) : seq.usable_blocks]
-        seq.claims = [key for key in missing if key not in self._claims]
+        seq.claims = [k for k in missing if k not in self._claims and not seq.is_background]
         self._claims.update(dict.fromkeys(seq.claims, seq.seq_id))
-        locate = bool(missing) and self._wants_locate(len(missing) * seq.block_tokens)
-        seq.phase = Phase.LOCATING if locate else Phase.RUNNING
+        wanted = len(seq.missing_keys())
+        locate = bool(wanted) and self._wants_locate(
+            seq.loaded_tokens(seq.num_pages + wanted) - seq.computed
+        )
+        if locate:
+            seq.phase = Phase.LOCATING
+        else:
+            self._prefix_ends(seq)
         return locate
 
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence out of the batch and release its pages and claims."""
         del self._active[seq.seq_id]
         self._loads.pop(seq.seq_id, None)
+        self._drop_claims(seq)
+        self.pool.release(seq.pages)
+        seq.num_pages = seq.computed = seq.committed = 0
+
+    def _drop_claims(self, seq: Sequence) -> None:
         for key in seq.claims:
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
-        self.pool.release(seq.pages)
         seq.claims = []
-        seq.num_pages = seq.computed = seq.committed = 0
 
     def _choose(self, fresh: list[int]) -> list[Chunk]:
         """Pick decodes, then prefill chunks, in rank order until the token budget is used."""
@@ -302,6 +392,8 @@ class Batcher:
             if seq.phase is not Phase.RUNNING:
                 continue  # Preempted a moment ago by one of higher rank.
             count = min(seq.length - seq.computed, budget)
+            if seq.is_background and len(self._active) > 1:
+                count = min(count, max(1, self._max_batch_tokens // _BACKGROUND_SHARE))
             if not self._provide_pages(seq, seq.computed + count, fresh, chosen):
                 continue
             chosen[seq.seq_id] = _chunk(seq, seq.computed, count)
@@ -310,10 +402,10 @@ class Batcher:
 
     def _choose_loading(self, ready: Collection[int], fresh: list[int]) -> list[Chunk]:
         for seq_id, order in self._loads.items():
-            start = (order.first_block + len(order.pages)) * order.seq.block_tokens
+            start = order.seq.loaded_tokens(order.first_block + len(order.pages))
             count = min(order.seq.length - start, self._max_batch_tokens)
-            if seq_id not in ready:
-                continue
+            if seq_id not in ready or order.seq.blend is not None:
+                continue  # Chunks may be blended from where the load ends.
             pages = self.pool.allocate(order.seq.pages_for(start + count) - order.seq.num_pages)
             if pages is not None:
                 order.seq.add_pages(pages)
@@ -342,11 +434,19 @@ class Batcher:
         return (seq for seq in self._active.values() if seq.phase is Phase.RUNNING)
 
     def _preempt(self, seq: Sequence) -> None:
-        """Send a running sequence back to the queue; what it computed stays while it can."""
+        """Send a running sequence back to the queue; what it computed stays while it can.
+
+        What was blended is computed exactly next time. A chunk in isolation just ends.
+        """
+        if seq.is_background:
+            self.end(seq)
+            return
         self.preemptions += 1
         self._leave(seq)
         seq.phase = Phase.WAITING
         seq.hits_final = True
+        seq.blend = None
+        seq.findable_tokens = sys.maxsize
         self.add(seq)
 
     def check_invariants(self) -> None:
@@ -354,7 +454,8 @@ class Batcher:
         self.pool.check_invariants()
         assert all(seq.phase is Phase.WAITING and not seq.num_pages for seq in self._waiting)
         for seq in self._active.values():
-            assert seq.phase in (Phase.LOCATING, Phase.LOADING, Phase.RUNNING)
+            assert seq.phase not in (Phase.WAITING, Phase.ENDED)
+            assert seq.committed * seq.block_tokens <= seq.findable_tokens
             assert seq.computed <= seq.num_pages * seq.block_tokens
         assert set(self._claims.values()) <= set(self._active)
         assert set(self._loads) <= set(self._active)
@@ -365,4 +466,5 @@ def _rank(seq: Sequence) -> tuple[int, int]:
 
 
 def _chunk(seq: Sequence, start: int, count: int, *, loading: bool = False) -> Chunk:
-    return Chunk(seq, start, count, samples=start + count == seq.length, loading=loading)
+    samples = start + count == seq.length and not seq.is_background
+    return Chunk(seq, start, count, samples=samples, loading=loading)

@@ -6,28 +6,43 @@ step slices them instead of walking the prompt.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.block_key import ROOT_PARENT, block_keys, next_block_key
+from kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
 from kvcore.ids import BlockKey
 from kvcore.location import Tier
-from kvcore.request import GenerateRequest, HitTokens
+from kvcore.request import Blend, GenerateRequest, HitTokens
 
 Int64Array = NDArray[np.int64]
 
 
 class Phase(StrEnum):
-    """Where a sequence is in its life; ``ENDED`` is final."""
+    """Where a sequence is in its life; ``ENDED`` is final.
+
+    ``LOCATING`` and ``LOADING`` are about its exact prefix; in ``CHUNKS`` its other chunks are
+    looked up and in ``BLENDING`` they are loaded and blended, which computes all of the prompt.
+    """
 
     WAITING = "waiting"
     LOCATING = "locating"
     LOADING = "loading"
+    CHUNKS = "chunks"
+    BLENDING = "blending"
     RUNNING = "running"
     ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class BlendedTokens:
+    """What blending spared: hit tokens by tier, and reused tokens that were computed again."""
+
+    hits: HitTokens
+    recomputed: int
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +69,12 @@ class Sequence:
         first_token_s: when its first token was sampled; negative until then.
         published_tokens: tokens handed to the pool.
         hits_final: set by the first preemption; what is found again later is no saving.
+        blend: leave to blend chunks; None once that was done, given up or never given.
+        blended: what blending spared; None if nothing was blended.
+        findable_tokens: blocks that end behind this never become findable: their KV is approximate.
+        raw_start: position of the chunk that is computed in isolation here, the end of ``tokens``;
+            negative for everything that has a caller.
+        raw_pages: where that chunk's KV goes a second time, free of position.
     """
 
     seq_id: int
@@ -76,6 +97,11 @@ class Sequence:
     first_token_s: float = -1.0
     published_tokens: int = 0
     hits_final: bool = False
+    blend: Blend | None = None
+    blended: BlendedTokens | None = None
+    findable_tokens: int = sys.maxsize
+    raw_start: int = -1
+    raw_pages: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -93,9 +119,23 @@ class Sequence:
         return self.length - self.prompt_length
 
     @property
+    def is_background(self) -> bool:
+        """Whether nobody waits for it: it computes a chunk in isolation."""
+        return self.raw_start >= 0
+
+    @property
+    def wants_chunks(self) -> bool:
+        """Whether chunks behind what is computed may be blended."""
+        return self.blend is not None and self.blend.chunks[-1][1] > self.computed
+
+    @property
     def usable_blocks(self) -> int:
-        """Full blocks that may be reused: at least the last token must be computed for logits."""
-        return min(len(self.keys), (self.length - 1) // self.block_tokens)
+        """Full blocks that may be reused: at least the last token must be computed for logits.
+
+        All tokens of a chunk in isolation must be computed, for its keys before rope.
+        """
+        last = self.raw_start if self.is_background else self.length - 1
+        return min(len(self.keys), last // self.block_tokens)
 
     @property
     def pages(self) -> list[int]:
@@ -120,13 +160,41 @@ class Sequence:
             self.keys.append(next_block_key(self.request.namespace_key, parent, ids.tolist()))
         return self.keys[block], self.keys[block - 1] if block else ROOT_PARENT
 
+    @property
+    def wants_tail(self) -> bool:
+        """Whether another node may have left the last, partial block of what it computed.
+
+        Then this request continues there: the pool may have KV of all tokens but the newest.
+        """
+        resumed = self.request.use_cache and self.request.resumed_tokens > 0
+        return resumed and self.generated == 0 and (self.length - 1) % self.block_tokens > 0
+
+    def tail(self, tokens: int) -> tuple[BlockKey, BlockKey]:
+        """Name the partial last block of ``[0, tokens)`` and its parent."""
+        block = tokens // self.block_tokens
+        parent = self.key_and_parent(block - 1)[0] if block else ROOT_PARENT
+        ids = self.tokens[block * self.block_tokens : tokens].tolist()
+        return tail_key(self.request.namespace_key, parent, ids), parent
+
+    def missing_keys(self) -> list[BlockKey]:
+        """Names of what could be loaded behind its pages: full blocks, then perhaps a tail."""
+        keys = self.keys[self.num_pages : self.usable_blocks]
+        if self.wants_tail and self.num_pages <= self.usable_blocks:
+            keys.append(self.tail(self.length - 1)[0])
+        return keys
+
+    def loaded_tokens(self, blocks: int) -> int:
+        """Tokens in its leading blocks once they are loaded; the last may be a tail."""
+        return min(blocks * self.block_tokens, self.length - 1)
+
     def hit_tokens(self) -> HitTokens:
         """Count prompt tokens not recomputed, per tier; resumed tokens are not prompt."""
         prompt = self.prompt_length - self.request.resumed_tokens
         counts = dict.fromkeys(Tier, 0)
         for block, tier in enumerate(self.hit_tiers):
             counts[tier] += max(0, min(self.block_tokens, prompt - block * self.block_tokens))
-        return HitTokens(*(counts[tier] for tier in (Tier.L1, Tier.L2, Tier.L3, Tier.L4)))
+        exact = HitTokens(*(counts[tier] for tier in (Tier.L1, Tier.L2, Tier.L3, Tier.L4)))
+        return exact if self.blended is None else exact + self.blended.hits
 
 
 def make_sequence(
