@@ -2,7 +2,7 @@
 
 Run ``python -m bench.pipeline``. The blocks of a long history come over a line that is throttled to
 half, equal and double the time which the new tokens need to be computed; what comes out stands
-beside what the pipeline's formula promises (bench/makespan.py). All in one run; tokens must agree.
+beside what the pipeline's formula promises (compute/makespan.py). All in one run; tokens must agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.makespan import one_after_the_other, pipelined
+from compute.makespan import one_after_the_other, pipelined
 from bench.report import Report, finish, make_parser
 from bench.throttled import Order, ThrottledPoolNode
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec

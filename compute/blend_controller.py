@@ -1,0 +1,125 @@
+"""Blend, how much to compute again, or compute exactly: the smallest predicted makespan decides.
+
+A pure core beside compute/load_controller.py. While chunks are still loading, computing more of
+them again costs nothing: the ratio is raised until recomputing just hides behind the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compute.fit import causal_pairs
+from compute.load_controller import COMPUTE, Chain, Level, Prompt, Run
+from compute.makespan import pipelined
+
+
+@dataclass(frozen=True, slots=True)
+class BlendWork:
+    """What a blended pass over a prompt's missing tokens would compute.
+
+    Attributes:
+        reused_tokens: tokens of chunks whose KV is there or loaded.
+        min_ratio: share of them that is computed again, at least; in (0, 1].
+        scan_layers: leading layers in which all of them are computed, to choose from.
+        fresh_passes: times the other tokens are computed in addition, to choose from.
+    """
+
+    reused_tokens: int
+    min_ratio: float
+    scan_layers: int = 0
+    fresh_passes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlendDecision:
+    """What to do with chunks.
+
+    Attributes:
+        recompute_ratio: share of reused tokens to compute again; None: compute all, exactly.
+        predicted_s: seconds until the prompt is computed.
+        compute_s: the same when all is computed.
+        alternatives: predictions by name (``compute``, or ``blend:`` and ratio), best first.
+    """
+
+    recompute_ratio: float | None
+    predicted_s: float
+    compute_s: float
+    alternatives: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def choice(self) -> str:
+        """Name the plan as in ``alternatives``."""
+        return COMPUTE if self.recompute_ratio is None else _name(self.recompute_ratio)
+
+
+def choose_ratio(
+    prompt: Prompt, work: BlendWork, runs: Sequence[Run], level: Level
+) -> BlendDecision:
+    """Choose how much of the reused tokens to compute again.
+
+    Args:
+        prompt: ``[start, stop)`` is what has no exact KV: chunks and everything between.
+        work: what blending it would compute.
+        runs: chunk blocks that must be loaded, one layer after the other; empty when all are here.
+        level: how they are stored.
+    """
+    tokens = prompt.stop - prompt.start
+    steps = tokens / prompt.step_tokens
+    pairs = causal_pairs(prompt.start, tokens)
+    compute_s = prompt.compute_from_s + prompt.cost.seconds(tokens, pairs, steps=steps)
+    loads = _loads(prompt, runs, level)
+    hidden = _hidden_ratio(prompt, work, sum(loads))
+    ratios = (min(1.0, max(work.min_ratio, hidden)), work.min_ratio)
+    known = {ratio: _makespan(prompt, work, loads, ratio) for ratio in ratios}
+    named = [(COMPUTE, compute_s), *((_name(ratio), seconds) for ratio, seconds in known.items())]
+    alternatives = tuple(sorted(named, key=lambda pair: pair[1]))
+    for ratio, seconds in known.items():  # The hidden one first: as good for the time, and better.
+        if seconds < compute_s:
+            return BlendDecision(ratio, seconds, compute_s, alternatives)
+    return BlendDecision(None, compute_s, compute_s, alternatives)
+
+
+def _name(ratio: float) -> str:
+    return f"blend:{ratio:.2f}"
+
+
+def _loads(prompt: Prompt, runs: Sequence[Run], level: Level) -> list[float]:
+    """Return the seconds to load each layer; what comes before counts for the first."""
+    if not runs:
+        return [0.0] * prompt.layers
+    chain = Chain(runs, level, prompt.layers)
+    load = chain.seconds(sum(run.blocks for run in runs))
+    loads = [load.layers_s / prompt.layers] * prompt.layers
+    loads[0] += prompt.load_from_s + load.promote_s
+    return loads
+
+
+def _hidden_ratio(prompt: Prompt, work: BlendWork, load_s: float) -> float:
+    """Return the ratio at which computing takes as long as loading; may be outside [0, 1]."""
+    none_s, all_s = (sum(_computes(prompt, work, ratio)) for ratio in (0.0, 1.0))
+    free_s = load_s - prompt.compute_from_s - none_s
+    return free_s / (all_s - none_s) if all_s > none_s else 1.0
+
+
+def _makespan(prompt: Prompt, work: BlendWork, loads: Sequence[float], ratio: float) -> float:
+    computes = _computes(prompt, work, ratio)
+    return max(pipelined(loads, computes), prompt.compute_from_s + sum(computes))
+
+
+def _computes(prompt: Prompt, work: BlendWork, ratio: float) -> list[float]:
+    """Return the seconds to compute each layer."""
+    fresh = prompt.stop - prompt.start - work.reused_tokens
+    active = ratio * work.reused_tokens + fresh
+    scan_s = _pass_s(prompt, fresh + work.reused_tokens) / prompt.layers
+    layer_s = _pass_s(prompt, active) / prompt.layers
+    extra_s = work.fresh_passes * _pass_s(prompt, fresh) / prompt.layers
+    scans = min(work.scan_layers, prompt.layers)
+    return [scan_s + extra_s] * scans + [layer_s + extra_s] * (prompt.layers - scans)
+
+
+def _pass_s(prompt: Prompt, active: float) -> float:
+    """Return what computing some of the missing tokens costs; they may be anywhere among them."""
+    tokens = prompt.stop - prompt.start
+    pairs = causal_pairs(prompt.start, tokens) * active / tokens
+    return prompt.cost.seconds(active, pairs)

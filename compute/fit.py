@@ -1,0 +1,157 @@
+"""What moving bytes and computing tokens costs, fitted online to what was measured.
+
+Pure: samples in, figures out. Old samples fade, so that a path or a machine that changed is seen
+after a few; both fits are least squares in closed form, with no cost below zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_KEPT = 0.7
+"""Weight of everything older after one more sample: a change is half learnt after two."""
+_FADE_S = 10.0
+"""Old samples fade with time too, so that after a pause a new one counts nearly alone."""
+_SPREAD = 0.01
+"""Relative variance of sizes below which a latency can't be told from a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one read costs: a latency and a rate."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+
+    def seconds(self, size_bytes: float) -> float:
+        """Return how long a read of that size takes."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+class LineFit:
+    """A Line fitted to reads of different sizes.
+
+    Samples are weighted by 1 / size^2: small reads tell the latency, large ones the rate.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.measured_at_s = -math.inf
+        self._sums = [0.0] * 5
+
+    def add(self, size_bytes: float, seconds: float, *, now: float) -> None:
+        """Take one read in."""
+        if size_bytes <= 0 or seconds <= 0:
+            return
+        age_s = max(0.0, now - self.measured_at_s)
+        kept = _KEPT * math.exp(-age_s / _FADE_S) if self.samples else 0.0
+        x, y = 1 / size_bytes, seconds / size_bytes
+        new = (1.0, x, y, x * x, x * y)
+        self._sums = [kept * old + value for old, value in zip(self._sums, new, strict=True)]
+        self.measured_at_s = now
+        self.samples += 1
+
+    @property
+    def line(self) -> Line | None:
+        """The fit; None before the first sample. Without different sizes there is no latency."""
+        n, x, y, xx, xy = self._sums
+        if not n:
+            return None
+        spread = n * xx - x * x
+        latency_s = (n * xy - x * y) / spread if spread > _SPREAD * x * x else 0.0
+        slope = (y - latency_s * x) / n
+        if latency_s < 0.0 or slope <= 0.0:
+            latency_s, slope = 0.0, y / n
+        return Line(latency_s, 1 / slope)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What computing costs: ``per_token_s * x + per_pair_s * pairs + per_step_s`` of all layers.
+
+    Attributes:
+        per_token_s: seconds per computed token.
+        per_pair_s: seconds per (query, key) pair of attention.
+        per_step_s: seconds per forward pass.
+    """
+
+    per_token_s: float
+    per_pair_s: float = 0.0
+    per_step_s: float = 0.0
+
+    def seconds(self, tokens: float, pairs: float, *, steps: float = 1.0) -> float:
+        """Return how long computing takes."""
+        return self.per_token_s * tokens + self.per_pair_s * pairs + self.per_step_s * steps
+
+
+def causal_pairs(start: float, tokens: float) -> float:
+    """Count the (query, key) pairs of ``tokens`` queries in a row, the first at ``start``."""
+    return tokens * start + tokens * (tokens + 1) / 2
+
+
+class StepCostFit:
+    """A StepCost fitted to steps of different size and context.
+
+    One step alone tells seconds per token; what the other figures are shows as steps differ.
+    Samples are weighted by 1 / tokens^2, so that the fit is as good for short steps.
+    """
+
+    def __init__(self) -> None:
+        self._products = [[0.0] * 4 for _ in range(4)]
+
+    def add(self, tokens: int, pairs: float, seconds: float) -> None:
+        """Take one step in."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        row = (1.0, pairs / tokens, 1.0 / tokens, seconds / tokens)
+        for i, a in enumerate(row):
+            for j, b in enumerate(row):
+                self._products[i][j] = _STEP_KEPT * self._products[i][j] + a * b
+
+    @property
+    def cost(self) -> StepCost | None:
+        """The fit; None before the first step. O(1)."""
+        if not self._products[0][0]:
+            return None
+        fits = [fit for columns in _COLUMNS if (fit := self._solved(columns)) is not None]
+        best = min(error for error, _ in fits)
+        enough = best + _NOTICEABLE * self._products[3][3]  # Fewer figures, if they say as much.
+        return next(cost for error, cost in fits if error <= enough)
+
+    def _solved(self, columns: tuple[int, ...]) -> tuple[float, StepCost] | None:
+        """Fit with some figures only; None when they can't be told apart or one is negative."""
+        matrix = [[self._products[i][j] for j in columns] for i in columns]
+        target = [self._products[i][3] for i in columns]
+        values = _solve(matrix, target)
+        if values is None or min(values) < 0.0:
+            return None
+        error = self._products[3][3] - sum(v * t for v, t in zip(values, target, strict=True))
+        figures = [0.0, 0.0, 0.0]
+        for column, value in zip(columns, values, strict=True):
+            figures[column] = value
+        return max(0.0, error), StepCost(*figures)
+
+
+_COLUMNS = ((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (1,), (2,))
+"""Figures of StepCost tried together, plain ones first; the best without a negative one wins."""
+_STEP_KEPT = 0.95
+_NOTICEABLE = 2e-3
+"""Share of the squares that another figure must explain to be believed: noise explains some."""
+
+
+def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
+    """Solve a positive semidefinite system of up to three unknowns; None when it is singular."""
+    rows = [[*row, value] for row, value in zip(matrix, target, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        if rows[i][i] <= 1e-9 * matrix[i][i]:
+            return None
+        for below in range(i + 1, size):
+            factor = rows[below][i] / rows[i][i]
+            rows[below] = [b - factor * a for a, b in zip(rows[i], rows[below], strict=True)]
+    values = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * values[j] for j in range(i + 1, size))
+        values[i] = (rows[i][size] - known) / rows[i][i]
+    return values

@@ -1,0 +1,268 @@
+"""Load or compute: the plan with the smallest predicted makespan, from live figures.
+
+A pure core. Candidates are: compute everything; load the first blocks of the chain that was found,
+for every depth that can be best; at each level at which the blocks are stored; and for chunks, how
+much of them to compute again behind the load. compute/tiers.py asks, compute/loads.py acts.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from compute.fit import Line, StepCost, causal_pairs
+from compute.makespan import pipelined_evenly
+from kvcore.layout import KvCodec
+from kvcore.location import Tier
+
+COMPUTE = "compute"
+"""Name of the alternative that loads nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One form in which blocks are stored.
+
+    Attributes:
+        codec: its name.
+        layer_bytes: stored bytes of one layer of one block.
+        decode_bytes_per_s: rate at which it is decoded; infinite when nothing is.
+    """
+
+    codec: KvCodec
+    layer_bytes: float
+    decode_bytes_per_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks in a row whose best copies are alike.
+
+    Attributes:
+        tier: what readers see.
+        blocks: how many.
+        line: what reading one layer of them costs.
+        promote: what bringing them into a node's memory costs first; None when they are there.
+        place: runs of one place are read by the same calls and share one latency.
+    """
+
+    tier: Tier
+    blocks: int
+    line: Line
+    promote: Line | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is missing of a prompt, and what the node is doing.
+
+    Attributes:
+        start: leading tokens that have KV.
+        stop: tokens of the prompt.
+        block_tokens: tokens per block.
+        layers: layers of the model.
+        step_tokens: tokens computed in one step, at most.
+        cost: what computing costs.
+        compute_from_s: when the node begins to compute this prompt (what is ahead of it).
+        load_from_s: when a loader begins to load for it.
+    """
+
+    start: int
+    stop: int
+    block_tokens: int
+    layers: int
+    step_tokens: int
+    cost: StepCost
+    compute_from_s: float = 0.0
+    load_from_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDecision:
+    """What to do, and what it is predicted to take.
+
+    Attributes:
+        depth: blocks to load, 0 for none.
+        codec: the level to load them at; None when nothing is loaded.
+        predicted_s: seconds until the prompt is computed.
+        compute_s: the same when nothing is loaded.
+        alternatives: predictions by name (``compute``, or codec, ``:`` and depth), best first.
+    """
+
+    depth: int
+    codec: KvCodec | None
+    predicted_s: float
+    compute_s: float
+    alternatives: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def choice(self) -> str:
+        """Name the plan as in ``alternatives``."""
+        return f"{self.codec}:{self.depth}" if self.depth else COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSeconds:
+    """Seconds until the first layer can be read, and to read and decode all layers."""
+
+    promote_s: float
+    layers_s: float
+
+
+class Chain:
+    """What loading the first blocks of a chain costs, for any depth in O(log runs)."""
+
+    def __init__(self, runs: Sequence[Run], level: Level, layers: int) -> None:
+        self.runs = runs
+        self.level = level
+        self._layers = layers
+        self._ends = [0]
+        self._before = [LoadSeconds(0.0, 0.0)]
+        self._latency: list[LoadSeconds] = []
+        places = set[str]()
+        for run in runs:
+            known = run.place in places
+            places.add(run.place)
+            promote_s = run.promote.latency_s if run.promote and not known else 0.0
+            self._latency.append(LoadSeconds(promote_s, 0.0 if known else run.line.latency_s))
+            self._before.append(self._through(len(self._latency) - 1, run.blocks))
+            self._ends.append(self._ends[-1] + run.blocks)
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """First and last depth that ends in each run."""
+        return [(low + 1, high) for low, high in pairwise(self._ends)]
+
+    def seconds(self, depth: int) -> LoadSeconds:
+        """Predict the load of the first ``depth`` blocks, at least one."""
+        index = bisect_left(self._ends, depth) - 1
+        return self._through(index, depth - self._ends[index])
+
+    def _through(self, index: int, blocks: int) -> LoadSeconds:
+        run, before, latency = self.runs[index], self._before[index], self._latency[index]
+        layer_bytes = blocks * self.level.layer_bytes
+        layer_s = latency.layers_s + layer_bytes * (
+            1 / run.line.bytes_per_s + 1 / self.level.decode_bytes_per_s
+        )
+        promote_s = latency.promote_s
+        if run.promote is not None:
+            promote_s += layer_bytes * self._layers / run.promote.bytes_per_s
+        return LoadSeconds(before.promote_s + promote_s, before.layers_s + layer_s * self._layers)
+
+
+def choose(
+    prompt: Prompt, runs: Sequence[Run], levels: Sequence[Level], *, budget_s: float = 0.0
+) -> LoadDecision:
+    """Choose how many of the found blocks to load, and at which level.
+
+    Args:
+        prompt: what is to be computed or loaded.
+        runs: the chain that follows ``prompt.start``, in order; it ends before ``prompt.stop``.
+        levels: forms in which all of it is stored, best quality first.
+        budget_s: a level of better quality is preferred while it is predicted to take no longer;
+            0.0 asks for the smallest makespan only.
+    """
+    compute_s = prompt.compute_from_s + _steps_s(prompt, prompt.start)
+    plans = [_best_depth(prompt, Chain(runs, level, prompt.layers)) for level in levels if runs]
+    known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for plan in plans)]
+    alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
+    useful = [plan for plan in plans if plan.predicted_s < compute_s]
+    if not useful:
+        return LoadDecision(0, None, compute_s, compute_s, alternatives)
+    timely = [plan for plan in useful if plan.predicted_s <= budget_s]
+    best = timely[0] if timely else min(useful, key=lambda plan: plan.predicted_s)
+    return LoadDecision(best.depth, best.codec, best.predicted_s, compute_s, alternatives)
+
+
+def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
+    """Predict when the prompt is computed if its next ``depth`` blocks, at least one, are loaded.
+
+    Layers of the first step are computed behind the load; later steps follow it.
+    """
+    at = prompt.start + depth * prompt.block_tokens
+    first = min(prompt.stop - at, prompt.step_tokens)
+    load = chain.seconds(depth)
+    ended_s = pipelined_evenly(
+        load.layers_s,
+        _first_step_s(prompt, at),
+        prompt.layers,
+        load_from_s=prompt.load_from_s + load.promote_s,
+        compute_from_s=prompt.compute_from_s,
+    )
+    return ended_s + _steps_s(prompt, at + first)
+
+
+def _best_depth(prompt: Prompt, chain: Chain) -> LoadDecision:
+    best_s, depth = min((makespan(prompt, chain, depth), depth) for depth in _depths(prompt, chain))
+    return LoadDecision(depth, chain.level.codec, best_s, math.inf)
+
+
+def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
+    """Give every depth that can be best, O(runs) of them.
+
+    Within a run, and while the number of tokens of the first step is either its limit or all that
+    is left, the makespan is the largest of three sums (compute/makespan.py), each concave in the
+    depth: only the ends of such a piece and depths at which another sum takes over can be best.
+    """
+    left = prompt.stop - prompt.start - prompt.step_tokens
+    whole_steps = max(0, left // prompt.block_tokens)
+    for low, high in chain.bounds:
+        cut = min(max(low - 1, whole_steps), high)
+        for first, last in ((low, cut), (cut + 1, high)):
+            if first <= last:
+                yield from (first, last)
+                for leads in _LEADS:
+                    yield from _around_turn(first, last, partial(leads, prompt, chain))
+
+
+def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterator[int]:
+    """Give the two depths between which a condition that turns at most once does so."""
+    before = holds(first)
+    if holds(last) == before:
+        return
+    low, high = first, last
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle) == before:
+            low = middle
+        else:
+            high = middle
+    yield from (low, high)
+
+
+def _waits_for_node(prompt: Prompt, chain: Chain, depth: int) -> bool:
+    load = chain.seconds(depth)
+    first_layer_s = prompt.load_from_s + load.promote_s + load.layers_s / prompt.layers
+    return prompt.compute_from_s > first_layer_s
+
+
+def _load_hides(prompt: Prompt, chain: Chain, depth: int) -> bool:
+    at = prompt.start + depth * prompt.block_tokens
+    return chain.seconds(depth).layers_s < _first_step_s(prompt, at)
+
+
+def _load_hides_behind_node(prompt: Prompt, chain: Chain, depth: int) -> bool:
+    load = chain.seconds(depth)
+    loaded_s = prompt.load_from_s + load.promote_s + load.layers_s
+    step_s = _first_step_s(prompt, prompt.start + depth * prompt.block_tokens)
+    return loaded_s < prompt.compute_from_s + step_s * (1 - 1 / prompt.layers)
+
+
+_LEADS = (_waits_for_node, _load_hides, _load_hides_behind_node)
+"""Which of each two sums is the larger; each turns at most once in a piece."""
+
+
+def _first_step_s(prompt: Prompt, at: int) -> float:
+    tokens = min(prompt.stop - at, prompt.step_tokens)
+    return prompt.cost.seconds(tokens, causal_pairs(at, tokens))
+
+
+def _steps_s(prompt: Prompt, start: int) -> float:
+    tokens = prompt.stop - start
+    steps = tokens / prompt.step_tokens  # Not rounded up: jumps would need more candidates.
+    return prompt.cost.seconds(tokens, causal_pairs(start, tokens), steps=steps)

@@ -1,0 +1,122 @@
+"""The loading controller against trying every depth, and what must hold for any figures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compute.blend_controller import BlendWork, choose_ratio
+from compute.fit import Line, StepCost
+from compute.load_controller import Chain, Level, Prompt, Run, choose, makespan
+from kvcore.layout import KvCodec
+from kvcore.location import Tier
+
+BLOCK = 16
+costs = st.builds(
+    StepCost,
+    per_token_s=st.floats(1e-6, 1e-2),
+    per_pair_s=st.sampled_from([0.0, 1e-8, 1e-6]),
+    per_step_s=st.sampled_from([0.0, 1e-3, 1e-1]),
+)
+lines = st.builds(
+    Line,
+    latency_s=st.sampled_from([0.0, 1e-4, 1e-2, 1.0]),
+    bytes_per_s=st.floats(1e4, 1e10),
+)
+runs = st.lists(
+    st.builds(
+        Run,
+        tier=st.sampled_from([Tier.L2, Tier.L3, Tier.L4]),
+        blocks=st.integers(1, 40),
+        line=lines,
+        promote=st.none() | lines,
+        place=st.sampled_from(["a", "b", "c"]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+levels = st.lists(
+    st.builds(
+        Level,
+        codec=st.sampled_from(KvCodec),
+        layer_bytes=st.floats(100, 1e6),
+        decode_bytes_per_s=st.just(math.inf) | st.floats(1e5, 1e10),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda level: level.codec,
+)
+
+
+@st.composite
+def prompts(draw, chain: list[Run]) -> Prompt:
+    start = draw(st.integers(0, 50)) * BLOCK
+    found = sum(run.blocks for run in chain) * BLOCK
+    return Prompt(
+        start=start,
+        stop=start + found + draw(st.integers(1, 200)),
+        block_tokens=BLOCK,
+        layers=draw(st.integers(1, 40)),
+        step_tokens=draw(st.sampled_from([1, 24, 64, 1024])),
+        cost=draw(costs),
+        compute_from_s=draw(st.sampled_from([0.0, 0.01, 1.0])),
+        load_from_s=draw(st.sampled_from([0.0, 0.05])),
+    )
+
+
+@given(st.data(), runs, levels)
+def test_no_depth_at_any_level_is_predicted_faster(data, chain, forms) -> None:
+    prompt = data.draw(prompts(chain))
+    decision = choose(prompt, chain, forms)
+    found = sum(run.blocks for run in chain)
+    tried = [
+        makespan(prompt, Chain(chain, level, prompt.layers), depth)
+        for level in forms
+        for depth in range(1, found + 1)
+    ]
+    assert 0 <= decision.depth <= found
+    assert decision.predicted_s <= decision.compute_s
+    assert decision.predicted_s == pytest.approx(min([decision.compute_s, *tried]), rel=1e-9)
+    assert dict(decision.alternatives)[decision.choice] == decision.predicted_s
+
+
+@given(st.data(), runs, levels, st.floats(0, 10))
+def test_a_budget_buys_quality_but_never_more_time_than_computing(data, chain, forms, budget):
+    prompt = data.draw(prompts(chain))
+    fastest = choose(prompt, chain, forms)
+    decision = choose(prompt, chain, forms, budget_s=budget)
+    assert decision.predicted_s <= max(fastest.predicted_s, min(budget, decision.compute_s))
+    assert decision.predicted_s <= decision.compute_s
+    order = [level.codec for level in forms]
+    if decision.codec is not None and fastest.codec is not None:
+        assert order.index(decision.codec) <= order.index(fastest.codec)
+
+
+@given(st.integers(1, 40), st.floats(1e3, 1e10), st.floats(1.0, 1e4), st.integers(1, 32), costs)
+def test_more_bandwidth_never_loads_less(blocks, rate, faster, layers, cost) -> None:
+    prompt = Prompt(0, blocks * BLOCK + 5, BLOCK, layers, 64, cost)
+    level = [Level(KvCodec.NONE, 10_000.0)]
+    slow, fast = (
+        choose(prompt, [Run(Tier.L3, blocks, Line(0.0, rate * factor))], level)
+        for factor in (1.0, faster)
+    )
+    assert fast.predicted_s <= slow.predicted_s * (1 + 1e-12)
+    assert slow.depth <= fast.depth
+
+
+@given(st.data(), st.lists(st.nothing()) | runs, levels, st.floats(0.01, 1.0))
+def test_ratio_stays_in_bounds_and_blending_is_never_predicted_slower(data, chain, forms, least):
+    prompt = data.draw(prompts(chain))
+    tokens = prompt.stop - prompt.start
+    work = BlendWork(
+        reused_tokens=data.draw(st.integers(1, tokens - 1)) if tokens > 1 else 1,
+        min_ratio=least,
+        scan_layers=data.draw(st.integers(0, 3)),
+        fresh_passes=data.draw(st.integers(0, 1)),
+    )
+    decision = choose_ratio(prompt, work, chain, forms[0])
+    assert decision.predicted_s <= decision.compute_s
+    assert decision.recompute_ratio is None or least <= decision.recompute_ratio <= 1.0
