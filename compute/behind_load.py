@@ -13,6 +13,7 @@ from torch import Tensor
 
 from compute.batcher import Chunk, LoadOrder
 from compute.loader import LoadJob
+from compute.saves import NOTHING_SAVED, PassSave
 
 LayerSteps = Generator[int, None, Tensor]
 """A forward pass: yields each layer's number before computing it, returns the logits."""
@@ -33,6 +34,7 @@ class BehindLoad:
     job: LoadJob
     deadline_s: float
     chunk: Chunk | None = None
+    _saving: PassSave = NOTHING_SAVED
     _steps: LayerSteps | None = None
     _next_layer: int = 0
 
@@ -51,9 +53,15 @@ class BehindLoad:
         """Whether the next layer of what was begun is there."""
         return self.chunk is not None and self.job.layer_ready[self._next_layer].is_set()
 
-    def begin(self, chunk: Chunk, steps: LayerSteps) -> None:
+    def begin(self, chunk: Chunk, steps: LayerSteps, saving: PassSave) -> None:
         """Take over a forward pass that has not started; ``can_begin`` must hold."""
-        self.chunk, self._steps, self._next_layer = chunk, steps, next(steps)
+        self.chunk, self._saving = chunk, saving
+        self._steps, self._next_layer = steps, next(steps)
+
+    def take_saving(self) -> PassSave:
+        """Hand out what the pass saves, and forget it: who gives the pass up ends it unkept."""
+        saving, self._saving = self._saving, NOTHING_SAVED
+        return saving
 
     def go_on(self) -> Tensor | None:
         """Compute one layer; returns the logits after the last one. ``can_go_on`` must hold.
@@ -63,10 +71,13 @@ class BehindLoad:
         assert self._steps is not None
         if not self.whole:
             self.chunk = self._steps = None
+            self.take_saving().end()
             return None
         try:
             self._next_layer = next(self._steps)
+            self._saving.computed(self._next_layer)
         except StopIteration as end:
+            self._saving.computed(len(self.job.layer_ready))
             logits: Tensor = end.value
             return logits
         return None

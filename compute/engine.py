@@ -17,8 +17,9 @@ from torch import Tensor
 
 from compute.answers import Delivery, draw_for, last_event
 from compute.batch import ChunkInput, ForwardBatch, build_batch
-from compute.batcher import Batcher, Chunk, FullBlock
+from compute.batcher import Batcher, Chunk
 from compute.behind_load import BehindLoad
+from compute.block_puts import PublishJob
 from compute.config import ComputeConfig
 from compute.handoff import Handoffs
 from compute.inbox import Inbox
@@ -26,8 +27,8 @@ from compute.loads import Loads
 from compute.meter import Rate
 from compute.model import Decoder
 from compute.page_pool import PageEvent, PagePool
-from compute.publisher import PublishJob
 from compute.sampler import Sampler
+from compute.saves import PassSave, Saves
 from compute.sequence import Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
@@ -50,6 +51,7 @@ class Engine:
         prefill_rate: prompt tokens per second.
         decode_rate: tokens per second of one request.
         steps: forward passes so far.
+        computed_tokens: tokens whose KV was computed here, ever.
         broken: a bug ended the loop; its story is in the log.
         inbox: how other threads reach the engine thread.
     """
@@ -69,8 +71,9 @@ class Engine:
         self.prefill_rate = Rate()
         self.decode_rate = Rate()
         self.steps = 0
+        self.computed_tokens = 0
         self.broken = False
-        self.tiers = tiers(lambda job: self.inbox.post(lambda: self._published(job)))
+        self.tiers = tiers(lambda job: self.inbox.post(lambda: self._saves.published(job)))
         self.pool = PagePool(model.pages.num_pages)
         self.batcher = Batcher(
             self.pool,
@@ -102,6 +105,7 @@ class Engine:
             deliver=self._out_later,
             cache_errors=self.tiers.cache_errors,
         )
+        self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
         self._running = True
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
 
@@ -232,13 +236,29 @@ class Engine:
     def _compute(self, chunks: Sequence[Chunk]) -> None:
         began = self._clock.now()
         batch = self._batch(chunks)
-        logits = self._model.forward(batch)
-        sampled = [chunks[i] for i in batch.logit_chunks]
-        tokens = self._sample(sampled, logits)
-        self._measure(chunks, self._clock.now() - began)
-        by_seq = {c.seq.seq_id: t for c, t in zip(sampled, tokens, strict=True)}
-        for chunk in chunks:
-            self._advance(chunk, by_seq.get(chunk.seq.seq_id))
+        saving = self._saves.begin(chunks)
+        try:
+            logits = self._forward(batch, saving)
+            sampled = [chunks[i] for i in batch.logit_chunks]
+            tokens = self._sample(sampled, logits)
+            self._measure(chunks, self._clock.now() - began)
+            by_seq = {c.seq.seq_id: t for c, t in zip(sampled, tokens, strict=True)}
+            for chunk in chunks:
+                self._advance(chunk, by_seq.get(chunk.seq.seq_id), saving)
+        finally:
+            saving.end()
+
+    def _forward(self, batch: ForwardBatch, saving: PassSave) -> Tensor:
+        if not saving.follows:
+            return self._model.forward(batch)
+        steps = self._model.layer_steps(batch)
+        while True:
+            try:
+                saving.computed(next(steps))
+            except StopIteration as end:
+                saving.computed(self._model.arch.layers)
+                logits: Tensor = end.value
+                return logits
 
     def _sample(self, chunks: Sequence[Chunk], logits: Tensor) -> list[int | None]:
         self.steps += 1
@@ -246,24 +266,29 @@ class Engine:
 
     def _begin_behind_load(self, chunk: Chunk) -> None:
         steps = self._model.layer_steps(self._batch([chunk]))
-        self._loads.behind[chunk.seq.seq_id].begin(chunk, steps)
+        self._loads.behind[chunk.seq.seq_id].begin(chunk, steps, self._saves.begin([chunk]))
 
     def _go_on_behind_load(self, loading: BehindLoad) -> None:
         """Compute the layers that have arrived, until somebody wants something."""
         while (chunk := loading.chunk) is not None and loading.can_go_on:
             logits = loading.go_on()
             if logits is not None:
-                good = loading.job.good
-                self._loads.settle(loading, good)
-                if good < len(loading.order.pages):
-                    return  # Earlier KV did not arrive; the same tokens are planned again.
-                tokens = self._sample([chunk] if chunk.samples else [], logits)
-                self._advance(chunk, tokens[0] if tokens else None)
+                self._end_behind_load(loading, chunk, logits)
                 return
             if self.inbox.waiting:
                 return
 
-    def _advance(self, chunk: Chunk, token: int | None) -> None:
+    def _end_behind_load(self, loading: BehindLoad, chunk: Chunk, logits: Tensor) -> None:
+        good, saving = loading.job.good, loading.take_saving()
+        try:
+            self._loads.settle(loading, good)
+            if good == len(loading.order.pages):  # Else the same tokens are planned again.
+                tokens = self._sample([chunk] if chunk.samples else [], logits)
+                self._advance(chunk, tokens[0] if tokens else None, saving)
+        finally:
+            saving.end()
+
+    def _advance(self, chunk: Chunk, token: int | None, saving: PassSave) -> None:
         """Apply a computed chunk: publish full blocks, emit the token, end the sequence."""
         seq = chunk.seq
         if chunk.samples and token is None:
@@ -279,31 +304,18 @@ class Engine:
         stops = frozenset(sampling.stop_token_ids)
         stops = stops if sampling.ignore_eos else stops | self._eos
         outcome = self.batcher.computed(chunk, token, stops)
-        self._publish(seq, outcome.full_blocks)
+        self.computed_tokens += chunk.count
+        if not saving.keep(seq, outcome):
+            self._saves.save(seq, outcome.full_blocks)
         if token is not None and seq.first_token_s < 0:
             seq.first_token_s = self._clock.now()
-        if outcome.finish is not None:
-            self._finish(seq, outcome.new_tokens, outcome.finish)
-        elif outcome.new_tokens:
-            event = GenerateEvent(outcome.new_tokens, node_id=self._config.node_id)
+        new_tokens = outcome.new_tokens
+        if new_tokens and outcome.finish in (None, FinishReason.HANDOFF):
+            event = GenerateEvent(new_tokens, node_id=self._config.node_id)
             self._out.append(Delivery(seq.seq_id, event))
-
-    def _publish(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
-        if not blocks or not self._config.publish or not self.tiers.finder.nodes:
-            return
-        pages = [block.page for block in blocks]
-        self.pool.acquire(pages)
-        must = seq.request.handoff
-        job = PublishJob(seq.seq_id, tuple(blocks), seq.request.tenant, must)
-        if not self.tiers.publisher.offer(job):
-            self.pool.release(pages)
-            return
-        seq.published_tokens += len(blocks) * seq.block_tokens
-        self._handoffs.queued(seq.seq_id)
-
-    def _published(self, job: PublishJob) -> None:
-        self.pool.release([block.page for block in job.blocks])
-        self._handoffs.published(job.seq_id)
+            new_tokens = ()  # A handoff's last event waits for the pool, its token does not.
+        if outcome.finish is not None:
+            self._finish(seq, new_tokens, outcome.finish)
 
     def _finish(
         self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason

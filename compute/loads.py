@@ -103,12 +103,14 @@ class Loads:
     def settle(self, loading: BehindLoad, good: int) -> None:
         """Keep the leading good blocks of a load and forget it."""
         del self.behind[loading.order.seq.seq_id]
+        loading.take_saving().end()
         self._batcher.loaded(loading.order, tuple(loading.job.tiers[:good]))
 
     def forget(self, seq_id: int) -> None:
         """Drop a sequence that ended; a load's own references go when its thread is done."""
         self._locating.pop(seq_id, None)
-        self.behind.pop(seq_id, None)
+        if (loading := self.behind.pop(seq_id, None)) is not None:
+            loading.take_saving().end()
 
     def check_deadlines(self) -> None:
         """Compute what took too long; the pages stay reserved until the late loader is done."""

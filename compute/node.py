@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import torch
 
 from compute.answers import Delivery
+from compute.block_puts import PublishJob
 from compute.config import ComputeConfig
 from compute.engine import Engine
 from compute.finder import Directory
 from compute.host_memory import host_memory
 from compute.loading import load_model
 from compute.page_pool import PageEvent
-from compute.publisher import PublishJob
 from compute.store_reader import StoreReader
 from compute.tiers import Tiers
 from dmp.pool_node import PoolNode

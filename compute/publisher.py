@@ -1,7 +1,8 @@
-"""Writes new full blocks to the pool behind the computation.
+"""Writes blocks to the pool behind the computation, layer by layer while a pass runs.
 
-One thread takes jobs from a bounded queue, so the engine never waits for the pool; a full queue
-means a block is simply not published. The pages of a job stay referenced until it is done.
+One thread carries out what the engine posts, so the engine never waits for the pool; too many
+blocks in flight mean that some are simply not published. The pages of a job stay referenced until
+it is done.
 """
 
 from __future__ import annotations
@@ -9,41 +10,47 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
-from compute.batcher import FullBlock
+import torch
+
+from compute.block_puts import BlockPuts, PublishJob
 from compute.finder import Absorb, BlockFinder
 from compute.pages import L1Pages
-from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
 from kvcore.clock import Clock
-from kvcore.ids import NodeId
 
 _log = logging.getLogger(__name__)
+_Work = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PublishJob:
-    """Blocks of one sequence that became full in one step.
+class Publication:
+    """Jobs on their way to the pool, as the engine's thread sees them.
+
+    ``computed`` after each layer, or once for many; then ``end``, exactly once.
 
     Attributes:
-        seq_id: whose blocks.
-        blocks: in chain order; the job's owner holds a reference on their pages.
-        tenant: whom to account to.
-        must: queue it even when the queue is full (a handoff waits for it).
+        jobs: those that were taken; each is passed to ``done`` after ``end``.
     """
 
-    seq_id: int
-    blocks: tuple[FullBlock, ...]
-    tenant: str
-    must: bool = False
+    def __init__(self, publisher: Publisher, jobs: tuple[PublishJob, ...], puts: BlockPuts) -> None:
+        self.jobs = jobs
+        self._publisher = publisher
+        self._puts = puts
+
+    def computed(self, stop: int) -> None:
+        """Say that layers ``[0, stop)`` of the blocks' pages hold what they will hold."""
+        self._publisher.post_write(self._puts, stop)
+
+    def end(self, kept: Collection[PublishJob]) -> None:
+        """Make the blocks of some jobs readable and give the others up: they leave no trace."""
+        self._publisher.post_end(self.jobs, self._puts, [job for job in self.jobs if job in kept])
 
 
 class Publisher:
     """The write-behind thread.
 
     Attributes:
-        dropped_blocks: blocks not published because the queue was full.
+        dropped_blocks: blocks not published because too many were in flight.
         written_bytes: bytes written into slots.
         write_time_s: seconds spent writing.
     """
@@ -69,92 +76,106 @@ class Publisher:
         self._absorb = absorb
         self._clock = clock
         self._done = done
-        self._jobs: queue.SimpleQueue[PublishJob | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._pending_blocks = 0
         self._idle = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="tierkv-publish", daemon=True)
+        self._copies = _side_stream(pages.kv.device) if pages.kv.is_cuda else None
+        self._thread = threading.Thread(target=self._run, name="tierkv-publish", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish what is queued, then end the thread."""
-        self._jobs.put(None)
+        """Publish what is queued, then end the thread; open publications must have ended."""
+        self._work.put(None)
         self._thread.join()
 
     def offer(self, job: PublishJob) -> bool:
-        """Queue a job; False when the queue is full and the job is not a must."""
-        with self._idle:
-            full = self._pending_blocks + len(job.blocks) > self._queue_blocks
-            if full and not job.must:
-                self.dropped_blocks += len(job.blocks)
-                return False
-            self._pending_blocks += len(job.blocks)
-        self._jobs.put(job)
+        """Queue blocks whose pages are complete; False when too many are in flight."""
+        publication = self.begin([job])
+        if publication is None:
+            return False
+        publication.computed(self._pages.layout.layers)
+        publication.end([job])
         return True
+
+    def begin(self, jobs: Sequence[PublishJob]) -> Publication | None:
+        """Take blocks whose pages are being computed; None when none of them can be taken.
+
+        Jobs beyond the bound are dropped, but for those that are a must.
+        """
+        taken = tuple(job for job in jobs if self._admit(job))
+        if not taken:
+            return None
+        puts = BlockPuts(
+            taken, self._finder, self._pages.layout, model=self._model, absorb=self._absorb
+        )
+        self._work.put(lambda: self._timed(puts.reserve))
+        return Publication(self, taken, puts)
+
+    def post_write(self, puts: BlockPuts, stop: int) -> None:
+        """Have layers written; on CUDA behind the kernels that compute them, and no later ones."""
+        event = None
+        if self._copies is not None:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._pages.kv.device))
+        self._work.put(lambda: self._timed(lambda: self._write(puts, stop, event)))
+
+    def post_end(
+        self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]
+    ) -> None:
+        """Have blocks sealed or aborted, and their owner told."""
+        self._work.put(lambda: self._end(jobs, puts, kept))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything offered so far is published or given up; False on timeout."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending_blocks == 0, timeout_s)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+    def _admit(self, job: PublishJob) -> bool:
+        with self._idle:
+            full = self._pending_blocks + len(job.blocks) > self._queue_blocks
+            if full and not job.must:
+                self.dropped_blocks += len(job.blocks)
+                return False
+            self._pending_blocks += len(job.blocks)
+        return True
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
             try:
-                self._publish(job)
+                work()
             except Exception:  # noqa: BLE001 - the thread must live; the block stays unpublished.
                 _log.exception("publishing blocks failed")
-            self._done(job)
+
+    def _write(self, puts: BlockPuts, stop: int, event: torch.cuda.Event | None) -> None:
+        if event is None or self._copies is None:
+            puts.write(stop, self._pages.read_ranges)
+            return
+        self._copies.wait_event(event)
+        with torch.cuda.stream(self._copies):
+            puts.write(stop, self._pages.read_ranges)
+
+    def _end(self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]) -> None:
+        began = self._clock.now()
+        try:
+            self.written_bytes += puts.close(kept)
+        finally:
+            self.write_time_s += self._clock.now() - began
+            for job in jobs:
+                self._done(job)
             with self._idle:
-                self._pending_blocks -= len(job.blocks)
+                self._pending_blocks -= sum(len(job.blocks) for job in jobs)
                 self._idle.notify_all()
 
-    def _publish(self, job: PublishJob) -> None:
-        by_node: dict[NodeId, tuple[PoolNode, list[FullBlock]]] = {}
-        for block in job.blocks:
-            node = self._finder.place(block.key)
-            if node is not None:
-                by_node.setdefault(node.node_id, (node, []))[1].append(block)
-        for node, blocks in by_node.values():
-            self._put(node, blocks, job.tenant)
-
-    def _put(self, node: PoolNode, blocks: Sequence[FullBlock], tenant: str) -> None:
-        """Reserve, write and seal; an error frees what was reserved."""
-        layout = self._pages.layout
-        puts = [
-            PutRequest(
-                key=block.key,
-                parent=block.parent,
-                range_bytes=layout.stored_layer_bytes,
-                range_count=layout.layers,
-                tokens=layout.block_tokens,
-                model=self._model,
-                tenant=tenant,
-            )
-            for block in blocks
-        ]
-        granted: list[PutGrant] = []
+    def _timed(self, work: _Work) -> None:
         began = self._clock.now()
-        with self._absorb() as attempt:
-            grants = node.reserve(puts)
-            wanted = [(g, b.page) for g, b in zip(grants, blocks, strict=True) if g is not None]
-            granted = [grant for grant, _ in wanted]
-            self._write(node, wanted)
-            node.seal(granted)
-        if attempt.ok:
-            self.written_bytes += len(granted) * layout.stored_bytes
-            self.write_time_s += self._clock.now() - began
-        elif granted:
-            with self._absorb():
-                node.abort(granted)
+        work()
+        self.write_time_s += self._clock.now() - began
 
-    def _write(self, node: PoolNode, wanted: Sequence[tuple[PutGrant, int]]) -> None:
-        if not wanted:
-            return
-        pages = [page for _, page in wanted]
-        for layer in range(self._pages.layout.layers):
-            ranges = self._pages.read_ranges(layer, pages)
-            node.write_ranges(
-                [RangeWrite(g, layer, data) for (g, _), data in zip(wanted, ranges, strict=True)]
-            )
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make a stream for copies that wait for one layer, not for all that was queued since."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from compute.batcher import LoadOrder
+from compute.block_puts import PublishJob
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Attempt, BlockFinder, Directory, Source
 from compute.loader import Loader, LoadJob, make_job
 from compute.meter import ASSUMED_BYTES_PER_S, Rate, TierMeter
 from compute.pages import L1Pages
-from compute.publisher import Publisher, PublishJob
+from compute.publisher import Publisher
 from compute.sequence import Sequence as EngineSequence
 from dmp.pool_node import PoolNode
 from kvcore.clock import Clock
@@ -131,7 +132,7 @@ class Tiers:
         self, seq: EngineSequence, answer: Callable[[list[tuple[Source, ...]]], None]
     ) -> None:
         """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread."""
-        keys = seq.keys[seq.num_pages : seq.usable_blocks]
+        keys = seq.missing_keys()
         self._workers.submit(self._locate, keys, seq.request.resumed_tokens > 0, answer)
 
     def _locate(

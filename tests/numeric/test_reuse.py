@@ -10,7 +10,6 @@ import pytest
 from compute.config import LoadPolicy, RandomModelSpec
 from compute.loading import load_model
 from kvcore.block_key import ROOT_PARENT, namespace_key
-from kvcore.request import FinishReason
 from storage.block_store import StoredBlock
 from storage.memory import MemoryBlockStore
 from tests.fix_model import answer, make_request, node_config, running_node, tiny_config
@@ -100,22 +99,6 @@ async def test_an_archive_gives_what_the_pool_lacks() -> None:
         got, last = await answer(node, make_request(prompt))
         assert got == want
         assert last.usage.hit_tokens.l4 == (len(prompt) - 1) // 8 * 8
-
-
-async def test_a_second_node_continues_after_a_handoff() -> None:
-    asked = prompts()
-    want = await oracle(asked)
-    pool = MemoryPoolNode(host="there")
-    async with running_node(pool) as first, running_node(pool, host="other") as second:
-        for prompt, tokens in zip(asked, want, strict=True):
-            head, last = await answer(first, make_request(prompt, handoff=True))
-            assert last.finish_reason is FinishReason.HANDOFF and len(head) == 1
-            resumed = make_request([*prompt, *head], resumed_tokens=1)
-            tail, last = await answer(second, resumed)
-            assert head + tail == tokens
-            assert last.usage.prompt_tokens == len(prompt)
-            assert last.usage.completion_tokens == 12
-            assert last.usage.hit_tokens.total == len(prompt) // 8 * 8
 
 
 @pytest.mark.parametrize("slot", [1, 3, 5])

@@ -1,0 +1,140 @@
+"""Slots at pool nodes that fill layer by layer while a forward pass computes what goes into them.
+
+Only the publisher's thread touches these. A node that fails takes its own blocks out, nobody
+else's; nothing is visible before ``close`` seals it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from compute.batcher import FullBlock
+from compute.finder import Absorb, BlockFinder
+from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
+from kvcore.ids import NodeId
+from kvcore.layout import BlockLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishJob:
+    """Blocks of one sequence that are published, or given up, together.
+
+    Attributes:
+        seq_id: whose blocks.
+        blocks: in chain order; the job's owner holds a reference on their pages.
+        tenant: whom to account to.
+        must: queue it even when the queue is full (a handoff waits for it).
+    """
+
+    seq_id: int
+    blocks: tuple[FullBlock, ...]
+    tenant: str
+    must: bool = False
+
+
+ReadRanges = Callable[[int, Sequence[int]], list[memoryview]]
+"""One layer of some pages as ranges (``L1Pages.read_ranges``)."""
+
+
+@dataclass(slots=True)
+class _NodePuts:
+    """What goes to one node; ``failed`` ends it early."""
+
+    node: PoolNode
+    blocks: list[tuple[FullBlock, PublishJob]] = field(default_factory=list)
+    granted: list[tuple[PutGrant, int, PublishJob]] = field(default_factory=list)
+    failed: bool = False
+
+
+class BlockPuts:
+    """The blocks of some jobs, from reserve to seal."""
+
+    def __init__(
+        self,
+        jobs: Sequence[PublishJob],
+        finder: BlockFinder,
+        layout: BlockLayout,
+        *,
+        model: str,
+        absorb: Absorb,
+    ) -> None:
+        self._jobs = jobs
+        self._finder = finder
+        self._layout = layout
+        self._model = model
+        self._absorb = absorb
+        self._nodes: list[_NodePuts] = []
+        self._layers = 0
+
+    def reserve(self) -> None:
+        """Ask for a slot per block; a block that the pool has, or is being given, gets none."""
+        by_node: dict[NodeId, _NodePuts] = {}
+        for job in self._jobs:
+            for block in job.blocks:
+                node = self._finder.place(block.key)
+                if node is not None:
+                    puts = by_node.setdefault(node.node_id, _NodePuts(node))
+                    puts.blocks.append((block, job))
+        self._nodes = list(by_node.values())
+        for puts in self._nodes:
+            wanted = [self._request(block, job) for block, job in puts.blocks]
+            with self._absorb():
+                grants = puts.node.reserve(wanted)
+                puts.granted = [
+                    (grant, block.page, job)
+                    for grant, (block, job) in zip(grants, puts.blocks, strict=True)
+                    if grant is not None
+                ]
+
+    def _request(self, block: FullBlock, job: PublishJob) -> PutRequest:
+        return PutRequest(
+            key=block.key,
+            parent=block.parent,
+            range_bytes=self._layout.stored_layer_bytes,
+            range_count=self._layout.layers,
+            tokens=block.tokens or self._layout.block_tokens,
+            model=self._model,
+            tenant=job.tenant,
+        )
+
+    def write(self, stop: int, read_ranges: ReadRanges) -> None:
+        """Write layers up to ``stop`` that were not written yet, one layer in memory at a time."""
+        for layer in range(self._layers, stop):
+            for puts in self._nodes:
+                if puts.granted and not puts.failed:
+                    self._write_layer(puts, layer, read_ranges)
+        self._layers = max(self._layers, stop)
+
+    def _write_layer(self, puts: _NodePuts, layer: int, read_ranges: ReadRanges) -> None:
+        ranges = read_ranges(layer, [page for _, page, _ in puts.granted])
+        with self._absorb() as attempt:
+            puts.node.write_ranges(
+                [
+                    RangeWrite(grant, layer, data)
+                    for (grant, _, _), data in zip(puts.granted, ranges, strict=True)
+                ]
+            )
+        puts.failed = not attempt.ok
+
+    def close(self, kept: Sequence[PublishJob]) -> int:
+        """Seal the blocks of the jobs that are kept, give the others up.
+
+        Returns:
+            bytes in sealed slots.
+        """
+        whole = self._layers == self._layout.layers
+        sealed_blocks = 0
+        for puts in self._nodes:
+            good = [g for g, _, job in puts.granted if whole and not puts.failed and job in kept]
+            if good:
+                with self._absorb() as attempt:
+                    puts.node.seal(good)
+                good = good if attempt.ok else []
+            kept_keys = {grant.key for grant in good}
+            rest = [g for g, _, _ in puts.granted if g.key not in kept_keys]
+            if rest:
+                with self._absorb():
+                    puts.node.abort(rest)
+            sealed_blocks += len(good)
+        return sealed_blocks * self._layout.stored_bytes

@@ -1,0 +1,119 @@
+"""What of a step goes to the pool, and when: layer by layer behind a pass, or whole after it.
+
+Used by the engine only, in its thread. The publisher moves the bytes; here pages are kept alive
+for it, and a handoff is told what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compute.batcher import Batcher, Chunk, ChunkOutcome, FullBlock
+from compute.block_puts import PublishJob
+from compute.handoff import Handoffs
+from compute.publisher import Publication
+from compute.sequence import Sequence as EngineSequence
+from compute.tiers import Tiers
+from kvcore.request import FinishReason
+
+
+class PassSave:
+    """What one forward pass leaves in the pool: what was kept by its ``end``, else nothing."""
+
+    def __init__(self, publication: Publication | None) -> None:
+        self._publication = publication
+        self._kept: list[PublishJob] = []
+
+    @property
+    def follows(self) -> bool:
+        """Whether anybody wants to know how far the pass is."""
+        return self._publication is not None
+
+    def computed(self, stop: int) -> None:
+        """Say that layers ``[0, stop)`` of the pass are computed."""
+        if self._publication is not None and stop:
+            self._publication.computed(stop)
+
+    def keep(self, seq: EngineSequence, outcome: ChunkOutcome) -> bool:
+        """Keep a sequence's blocks, for its chunk came out well; False: there are none here."""
+        jobs = self._publication.jobs if self._publication is not None else ()
+        mine = [job for job in jobs if job.seq_id == seq.seq_id]
+        for job in mine:
+            partial = job.blocks[0].tokens
+            if not partial or outcome.finish is FinishReason.HANDOFF:
+                self._kept.append(job)
+                seq.published_tokens += partial or len(job.blocks) * seq.block_tokens
+        return any(not job.blocks[0].tokens for job in mine)
+
+    def end(self) -> None:
+        """Publish what was kept and give up the rest; does nothing the second time."""
+        publication, self._publication = self._publication, None
+        if publication is not None:
+            publication.end(self._kept)
+
+
+NOTHING_SAVED = PassSave(None)
+
+
+class Saves:
+    """Blocks on their way to the pool; each job holds its own reference on their pages."""
+
+    def __init__(
+        self, batcher: Batcher, tiers: Tiers, handoffs: Handoffs, *, enabled: bool
+    ) -> None:
+        self._batcher = batcher
+        self._tiers = tiers
+        self._handoffs = handoffs
+        self._enabled = enabled
+
+    def begin(self, chunks: Sequence[Chunk]) -> PassSave:
+        """Take the blocks that a pass over these chunks will fill; decodes are left for later."""
+        if not self._enabled or not self._tiers.finder.nodes:
+            return NOTHING_SAVED
+        jobs = [job for chunk in chunks for job in self._jobs(chunk)]
+        publication = self._tiers.publisher.begin(jobs) if jobs else None
+        if publication is None:
+            return NOTHING_SAVED
+        for job in publication.jobs:
+            self._taken(job)
+        return PassSave(publication)
+
+    def _jobs(self, chunk: Chunk) -> list[PublishJob]:
+        request = chunk.seq.request
+        if chunk.count == 1 and not request.handoff:
+            return []
+        groups = [self._batcher.filling(chunk), self._tail(chunk)]
+        return [_job(chunk.seq, blocks) for blocks in groups if blocks]
+
+    def _tail(self, chunk: Chunk) -> tuple[FullBlock, ...]:
+        """The partial last block of a prompt that is handed over; the next node goes on in it."""
+        seq, tokens = chunk.seq, chunk.start + chunk.count
+        partial = tokens % seq.block_tokens
+        hands_over = seq.request.handoff and seq.request.use_cache and chunk.samples
+        if not hands_over or not partial or tokens + 1 >= seq.max_length:
+            return ()
+        key, parent = seq.tail(tokens)
+        return (FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial),)
+
+    def save(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
+        """Take full blocks whose pages are complete."""
+        if not blocks or not self._enabled or not self._tiers.finder.nodes:
+            return
+        job = _job(seq, blocks)
+        if self._tiers.publisher.offer(job):
+            self._taken(job)
+            seq.published_tokens += len(blocks) * seq.block_tokens
+
+    def _taken(self, job: PublishJob) -> None:
+        """Keep a job's pages; its end is posted to this thread and can't come before this."""
+        self._batcher.pool.acquire([block.page for block in job.blocks])
+        self._handoffs.queued(job.seq_id)
+
+    def published(self, job: PublishJob) -> None:
+        """Take note that a job's blocks were published or given up."""
+        self._batcher.pool.release([block.page for block in job.blocks])
+        self._handoffs.published(job.seq_id)
+
+
+def _job(seq: EngineSequence, blocks: Sequence[FullBlock]) -> PublishJob:
+    return PublishJob(seq.seq_id, tuple(blocks), seq.request.tenant, seq.request.handoff)

@@ -1,0 +1,185 @@
+"""Prefill on one node, decode on another: equal tokens, and nothing is computed twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from compute.node import ComputeNode
+from kvcore.errors import TransportError
+from kvcore.request import FinishReason, GenerateEvent
+from tests.fix_model import answer, make_request, running_node
+from tests.fix_pool import DyingPoolNode, MemoryPoolNode
+
+BLOCK = 8
+LENGTHS = [1, 7, 8, 9, 30, 64, 65, 100, 150]
+
+
+def prompt_of(length: int) -> list[int]:
+    return random.Random(length).choices(range(128), k=length)
+
+
+async def oracle(prompt: list[int], **sampling: object) -> list[int]:
+    async with running_node() as node:
+        request = make_request(prompt, use_cache=False, sampling=sampling)
+        return (await answer(node, request))[0]
+
+
+async def hand_over(
+    first: ComputeNode, second: ComputeNode, prompt: list[int], **sampling: object
+) -> tuple[list[int], GenerateEvent, int]:
+    """Run a request on two nodes; returns tokens, last event, tokens the second computed."""
+    head, last = await answer(first, make_request(prompt, handoff=True, sampling=sampling))
+    assert last.finish_reason is FinishReason.HANDOFF and len(head) == 1
+    before = second._engine.computed_tokens
+    resumed = make_request([*prompt, *head], resumed_tokens=1, sampling=sampling)
+    tail, last = await answer(second, resumed)
+    return head + tail, last, second._engine.computed_tokens - before
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("host", ["here", "there"])
+async def test_the_decode_node_computes_no_prompt_token(length: int, host: str) -> None:
+    prompt = prompt_of(length)
+    want = await oracle(prompt)
+    pool = MemoryPoolNode(host=host)
+    async with running_node(pool) as first, running_node(pool) as second:
+        tokens, last, computed = await hand_over(first, second, prompt)
+    assert tokens == want
+    assert computed == len(want) - 1  # One per token it generated, the first step included.
+    assert last.usage is not None
+    assert last.usage.hit_tokens.total == last.usage.prompt_tokens == length
+    assert last.usage.completion_tokens == 12
+
+
+@pytest.mark.parametrize("codec", ["fp8", "int8"])
+async def test_a_tail_passes_through_a_codec(codec: str) -> None:
+    pool = MemoryPoolNode()
+    async with (
+        running_node(pool, kv_codec=codec) as first,
+        running_node(pool, kv_codec=codec) as second,
+    ):
+        tokens, _, computed = await hand_over(first, second, prompt_of(30))
+    assert len(tokens) == 12 and computed == 11
+
+
+async def test_what_was_decoded_in_a_tail_becomes_a_block_of_its_own() -> None:
+    """The tail's page is written on by its new owner and found only under its full name."""
+    prompt = prompt_of(30)
+    want = await oracle(prompt)
+    pool = MemoryPoolNode()
+    async with running_node(pool) as first, running_node(pool) as second:
+        await hand_over(first, second, prompt)
+        names = {stored.key for stored in second.inventory()}
+        assert await second.flush()
+        tails = pool.sealed_keys - names
+        assert len(tails) == 1 and len(names) == (30 + 11) // BLOCK
+        again, last = await answer(second, make_request([*prompt, *want[:11]]))
+        assert last.usage is not None and last.usage.hit_tokens.l1 == 40
+        assert again[0] == want[11]
+
+
+async def test_two_continuations_of_one_tail_do_not_disturb_each_other() -> None:
+    prompt = prompt_of(30)
+    pool = MemoryPoolNode()
+    async with running_node(pool) as first, running_node(pool) as second:
+        head, _ = await answer(first, make_request(prompt, handoff=True))
+        forks = [[*prompt, token] for token in (head[0], 5, 77)]
+        for fork in [*forks, *forks]:
+            want = await oracle(fork, max_tokens=11)
+            tokens, _ = await answer(second, make_request(fork, resumed_tokens=1))
+            assert tokens == want
+
+
+async def test_a_tail_that_is_gone_is_computed_again() -> None:
+    prompt = prompt_of(30)
+    want = await oracle(prompt)
+    pool = MemoryPoolNode()
+    async with running_node(pool) as first, running_node(pool) as second:
+        head, _ = await answer(first, make_request(prompt, handoff=True))
+        full = {stored.key for stored in first.inventory()}
+        (tail,) = pool.sealed_keys - full
+        del pool._sealed[tail]
+        tokens, last = await answer(second, make_request([*prompt, *head], resumed_tokens=1))
+    assert head + tokens == want
+    assert last.usage is not None and last.usage.hit_tokens.l2 == 24
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+async def test_a_spoilt_tail_is_computed_again(layer: int) -> None:
+    prompt = prompt_of(30)
+    want = await oracle(prompt)
+    pool = MemoryPoolNode()
+    async with running_node(pool) as first:
+        head, _ = await answer(first, make_request(prompt, handoff=True))
+        (tail,) = pool.sealed_keys - {stored.key for stored in first.inventory()}
+    slot = pool.sealed[tail].slot
+    read = pool.read_ranges
+
+    def spoil(reads):
+        if any(r.location.slot == slot and r.index == layer for r in reads):
+            raise TransportError("lost") if layer else _bad()
+        read(reads)
+
+    pool.read_ranges = spoil  # type: ignore[method-assign]
+    async with running_node(pool) as second:
+        tokens, last = await answer(second, make_request([*prompt, *head], resumed_tokens=1))
+    assert head + tokens == want
+
+
+def _bad() -> Exception:
+    from kvcore.errors import ChecksumError
+
+    return ChecksumError("flipped bits")
+
+
+@pytest.mark.parametrize("call", ["reserve", "write_ranges", "seal", "abort", "lookup", "hold"])
+async def test_a_pool_that_fails_during_the_handoff_costs_only_time(call: str) -> None:
+    prompt = prompt_of(70)
+    want = await oracle(prompt)
+    pool = DyingPoolNode(call)
+    async with running_node(pool) as first, running_node(pool) as second:
+        pool.dead = True
+        tokens, _, computed = await hand_over(first, second, prompt)
+        assert tokens == want
+        assert call == "abort" or computed > 11
+
+
+async def test_the_first_token_does_not_wait_for_the_pool() -> None:
+    pool = MemoryPoolNode()
+    gate = threading.Event()
+    seal = pool.seal
+
+    def slow_seal(grants):
+        assert gate.wait(30)
+        return seal(grants)
+
+    pool.seal = slow_seal  # type: ignore[method-assign]
+    async with running_node(pool) as node:
+        events = node.generate(make_request(prompt_of(30), handoff=True))
+        first = await anext(events)
+        assert len(first.token_ids) == 1 and first.finish_reason is None
+        gate.set()
+        last = await anext(events)
+        assert last.finish_reason is FinishReason.HANDOFF and not last.token_ids
+        await events.aclose()
+
+
+async def test_an_answer_of_one_token_leaves_no_tail() -> None:
+    pool = MemoryPoolNode()
+    async with running_node(pool) as node:
+        request = make_request(prompt_of(30), handoff=True, sampling={"max_tokens": 1})
+        _, last = await answer(node, request)
+        assert last.finish_reason is FinishReason.LENGTH
+        assert await node.flush()
+        assert pool.sealed_keys == {stored.key for stored in node.inventory()}
+
+
+async def test_a_prompt_without_cache_leaves_nothing() -> None:
+    pool = MemoryPoolNode()
+    async with running_node(pool) as node:
+        await answer(node, make_request(prompt_of(30), handoff=True, use_cache=False))
+        assert await node.flush()
+        assert not pool.sealed_keys
