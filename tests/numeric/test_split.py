@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from compute.node import ComputeNode
-from kvcore.errors import TransportError
+from kvcore.errors import ChecksumError, TransportError
 from kvcore.request import FinishReason, GenerateEvent
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import DyingPoolNode, MemoryPoolNode
@@ -120,19 +120,15 @@ async def test_a_spoilt_tail_is_computed_again(layer: int) -> None:
 
     def spoil(reads):
         if any(r.location.slot == slot and r.index == layer for r in reads):
-            raise TransportError("lost") if layer else _bad()
+            raise TransportError("lost") if layer else ChecksumError("flipped bits")
         read(reads)
 
     pool.read_ranges = spoil  # type: ignore[method-assign]
     async with running_node(pool) as second:
-        tokens, last = await answer(second, make_request([*prompt, *head], resumed_tokens=1))
+        tokens, _ = await answer(second, make_request([*prompt, *head], resumed_tokens=1))
+        errors = dict(second.report().cache_errors)
     assert head + tokens == want
-
-
-def _bad() -> Exception:
-    from kvcore.errors import ChecksumError
-
-    return ChecksumError("flipped bits")
+    assert errors.get("transport_error" if layer else "checksum_mismatch", 0) >= 1
 
 
 @pytest.mark.parametrize("call", ["reserve", "write_ranges", "seal", "abort", "lookup", "hold"])
