@@ -1,0 +1,1 @@
+"""Blending: a prompt's KV put together from chunks computed elsewhere, a share of it anew."""

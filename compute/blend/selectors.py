@@ -1,0 +1,174 @@
+"""Which reused tokens are computed again: three ways behind one small interface.
+
+Called by the blending pass; a selector holds numbers of one plan and no tensors of a layer. All of
+them choose ``ceil(recompute_ratio * n)`` of n reused tokens (boundary: of each chunk's), so with
+ratio 1 every token is computed again and the answer is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compute.blend.plan import BlendPlan, PlanRows
+from kvcore.request import BlendSelector
+
+CHECK_LAYER = 2
+"""Where HKVD compares, if the model is that deep. The paper takes 1, the first layer whose KV can
+deviate; but what one chunk gives to another shows up in deeper layers (docs/quality.md), and one
+more layer that is computed in full costs 1/layers of a prefill."""
+
+
+class Selector(Protocol):
+    """Chooses among the n reused tokens of a plan, which it numbers 0 to n - 1 in order.
+
+    1. ``begin`` gives the tokens that are active (computed) from layer 0 on, ascending.
+    2. If ``scouts``, a pass of the fresh tokens alone runs first, and ``begin`` gets how much
+       attention the question paid to each reused token; otherwise it gets None.
+    3. ``keep_at`` says how many of the active reused tokens stay active from that layer's attention
+       on, those whose KV deviates most; None: all. It never rises from layer to layer.
+    4. KV of chunks in layers before ``first_read`` is not needed: all is computed there.
+    """
+
+    scouts: bool
+    first_read: int
+
+    def begin(self, attention: Tensor | None) -> Tensor:
+        """See 1."""
+        ...
+
+    def keep_at(self, layer: int) -> int | None:
+        """See 3."""
+        ...
+
+
+class BoundarySelector:
+    """The first tokens of each chunk: they were computed as a beginning, which they are not now.
+
+    Ref: EPIC (arXiv 2410.15332), LegoLink.
+    """
+
+    scouts = False
+    first_read = 0
+
+    def __init__(self, rows: PlanRows, ratio: float) -> None:
+        self._chosen = np.flatnonzero(rows.offsets < np.ceil(ratio * rows.lengths - 1e-9))
+
+    def begin(self, attention: Tensor | None) -> Tensor:
+        """Return the same tokens for all layers."""
+        return torch.from_numpy(self._chosen)
+
+    def keep_at(self, layer: int) -> int | None:
+        """Keep all."""
+        return None
+
+
+class HkvdSelector:
+    """Those whose keys and values at a check layer deviate most from fresh ones.
+
+    All tokens are computed up to the check layer. Gradual filtering keeps 1.5 times as many there
+    and fewer on each later layer, the mean over these layers being the ratio.
+
+    Ref: CacheBlend (arXiv 2405.16444).
+    """
+
+    scouts = False
+
+    def __init__(
+        self, reused: int, ratio: float, *, layers: int, check_layer: int, gradual: bool
+    ) -> None:
+        self.first_read = min(check_layer, layers - 1)
+        self._reused = reused
+        most = min(1.0, 1.5 * ratio) if gradual else ratio
+        ratios = np.linspace(most, 2 * ratio - most, layers - self.first_read)
+        if len(ratios) == 1:
+            ratios[0] = ratio
+        self._keep = [_ceil(share * reused) for share in ratios]
+        self._gradual = gradual
+
+    def begin(self, attention: Tensor | None) -> Tensor:
+        """Return all."""
+        return torch.arange(self._reused)
+
+    def keep_at(self, layer: int) -> int | None:
+        """Choose at the check layer, and again behind it when gradual."""
+        at = layer - self.first_read
+        return self._keep[at] if at == 0 or (at > 0 and self._gradual) else None
+
+
+class QuerySelector:
+    """Those the question attends to most, over all heads and layers.
+
+    Costs a second pass of the fresh tokens, and every layer's KV is read before anything is known;
+    in return nothing is computed in full and what does not matter to the question is left alone.
+
+    Ref: InfoFlow KV (arXiv 2603.05353), ProphetKV (arXiv 2602.02579).
+    """
+
+    scouts = True
+    first_read = 0
+
+    def __init__(self, reused: int, ratio: float) -> None:
+        self._keep = _ceil(ratio * reused)
+
+    def begin(self, attention: Tensor | None) -> Tensor:
+        """Return the tokens with most attention."""
+        assert attention is not None
+        return highest(attention, self._keep)
+
+    def keep_at(self, layer: int) -> int | None:
+        """Keep all."""
+        return None
+
+
+def make_selector(
+    plan: BlendPlan, rows: PlanRows, *, layers: int, check_layer: int = CHECK_LAYER
+) -> Selector:
+    """Return the selector that the plan's blend names."""
+    blend, reused = plan.blend, len(rows.reused)
+    match blend.selector:
+        case BlendSelector.BOUNDARY:
+            return BoundarySelector(rows, blend.recompute_ratio)
+        case BlendSelector.QUERY:
+            return QuerySelector(reused, blend.recompute_ratio)
+        case BlendSelector.HKVD:
+            return HkvdSelector(
+                reused,
+                blend.recompute_ratio,
+                layers=layers,
+                check_layer=check_layer,
+                gradual=blend.gradual,
+            )
+
+
+def deviation(fresh: tuple[Tensor, Tensor], reused: tuple[Tensor, Tensor]) -> Tensor:
+    """Return how far each token's reused KV is from fresh KV, ``[tokens]`` float32.
+
+    Squared differences of keys summed over heads and channels and divided by their mean over the
+    tokens, plus the same of values. Keys may be before or after rope, if all are: rotating both
+    changes no difference.
+
+    Args:
+        fresh: keys and values, each ``[tokens, kv_heads, head_dim]``.
+        reused: the same of the cache.
+    """
+    total = torch.zeros(len(fresh[0]), device=fresh[0].device)
+    for new, old in zip(fresh, reused, strict=True):
+        squares = (new.float() - old.float()).square().sum((-1, -2))
+        total += squares / squares.mean().clamp(min=1e-30)
+    return total
+
+
+def highest(score: Tensor, count: int) -> Tensor:
+    """Return the indices of the ``count`` highest scores, ascending; ties go to the earlier one."""
+    order = torch.sort(score, descending=True, stable=True).indices
+    return order[:count].sort().values
+
+
+def _ceil(share: float) -> int:
+    """Round up, but not for what rounding added: 0.15 of 100 is 15."""
+    return math.ceil(share - 1e-9)
