@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from dbfront.chunked_prompt import EncodedPrompt, clean_documents, encode_chat, encode_text
 from dbfront.contracts import TextCall
 from dbfront.tokenizer import TextTokenizer
 from kvcore import limits
@@ -17,26 +18,37 @@ from kvcore.request import SamplingParams
 _NAME = re.compile(limits.NAME_PATTERN)
 
 
-async def encode(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
+async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     """Turn a call's prompt, whichever way it was given, into token ids.
 
     Raises:
-        UdfArgumentError: no prompt, several, an empty one, or ids outside the vocabulary.
+        UdfArgumentError: no prompt, several, an empty one, or ids outside the vocabulary; documents
+            beside token ids.
     """
     given = [v for v in (call.messages, call.prompt, call.prompt_token_ids) if v is not None]
     if len(given) != 1:
         raise UdfArgumentError("give exactly one of messages, prompt and prompt_token_ids")
+    documents = clean_documents(call.documents)
     if call.prompt_token_ids is not None:
-        token_ids = call.prompt_token_ids
-        size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
-        if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
-            raise UdfArgumentError(f"token ids must be in [0, {size})")
+        encoded = EncodedPrompt(_checked_ids(call, tokenizer))
     elif call.prompt is not None:
-        token_ids = await tokenizer.encode_prompt(call.prompt)
+        encoded = await encode_text(tokenizer, call.prompt, documents, call.chunk_separator)
     else:
-        token_ids = await tokenizer.encode_chat(call.messages or ())
-    if not token_ids:
+        encoded = await encode_chat(tokenizer, call.messages or (), documents, call.chunk_separator)
+    if not encoded.token_ids:
         raise UdfArgumentError("the prompt is empty", hint="send at least one character")
+    return encoded
+
+
+def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    token_ids = call.prompt_token_ids or ()
+    if call.documents:
+        raise UdfArgumentError(
+            "documents can't stand before token ids", hint="send the prompt as text"
+        )
+    size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
+        raise UdfArgumentError(f"token ids must be in [0, {size})")
     return token_ids
 
 
@@ -81,6 +93,12 @@ def check_names(call: TextCall) -> None:
             )
     if not -(1 << 31) <= call.priority < 1 << 31:
         raise UdfArgumentError(f"priority {call.priority} does not fit 32 bits")
+
+
+def check_ratio(recompute_ratio: float | None) -> None:
+    """Refuse a share of tokens outside (0, 1]."""
+    if recompute_ratio is not None and not 0.0 < recompute_ratio <= 1.0:
+        raise UdfArgumentError(f"recompute_ratio must be in (0, 1], got {recompute_ratio}")
 
 
 def check_stops(stops: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from kvcore.ids import RequestId
 from kvcore.node import ModelInfo
-from kvcore.request import FinishReason, GenerateRequest, Usage
+from kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class TextCall:
     Exactly one of ``messages`` (rendered by the model's chat template), ``prompt`` (raw completion)
     and ``prompt_token_ids`` is set. ``model`` None means the default model; ``max_tokens`` None
     means what is left of the context. ``use_cache`` False neither reads nor publishes KV.
+
+    ``documents`` stand before the text of the first user message, or of the raw prompt; with
+    ``chunk_separator`` the pieces of that text between two separators are chunks too. Chunks are
+    blended where the tenant's namespace allows it, unless ``blend`` is False; True asks for it, so
+    that a refusal is told. ``recompute_ratio`` can only raise the namespace's.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -47,15 +52,24 @@ class TextCall:
     use_cache: bool = True
     ignore_eos: bool = False
     request_id: RequestId | None = None
+    documents: tuple[str, ...] = ()
+    chunk_separator: str = ""
+    blend: bool | None = None
+    recompute_ratio: float | None = None
+    selector: BlendSelector | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A TextCall that was checked and turned into token ids; ``request`` goes to the scheduler."""
+    """A TextCall that was checked and turned into token ids; ``request`` goes to the scheduler.
+
+    ``blend_refusal`` says why a call that asked for blending is answered exactly; else empty.
+    """
 
     call: TextCall
     model: ModelInfo
     request: GenerateRequest
+    blend_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from dbfront.call_checks import check_names, check_stops, encode, sampling_params
+from dbfront.blend_policy import blend_of, blend_refusal
+from dbfront.call_checks import (
+    check_names,
+    check_ratio,
+    check_stops,
+    encode,
+    sampling_params,
+)
 from dbfront.call_record import CallRecord, LiveCall, Outcome
 from dbfront.contracts import PreparedCall, TextAnswer, TextCall, TextEvent
 from dbfront.detokenizer import Detokenizer, StopStrings
@@ -84,22 +91,25 @@ class Generation:
         model = await self._model(call.model)
         check_names(call)
         check_stops(call.stop)
+        check_ratio(call.recompute_ratio)
         tokenizer = await self._tokenizers.get(model)
-        token_ids = await encode(call, tokenizer)
-        sampling = sampling_params(call, model, len(token_ids))
+        prompt = await encode(call, tokenizer)
+        sampling = sampling_params(call, model, len(prompt.token_ids))
         grant = await self._dispatcher.namespace(call.tenant, model)
         request = GenerateRequest(
             request_id=call.request_id or new_request_id(),
             model=model.name,
-            token_ids=token_ids,
+            token_ids=prompt.token_ids,
             namespace_key=grant.namespace_key,
             tenant=call.tenant,
             sampling=sampling,
             session_id=call.session_id,
             priority=call.priority,
             use_cache=call.use_cache and grant.cache_enabled,
+            blend=blend_of(call, prompt.chunks, grant, model),
+            kv_codec=grant.policy.kv_codec,
         )
-        return PreparedCall(call, model, request)
+        return PreparedCall(call, model, request, blend_refusal(call, grant, model))
 
     async def _model(self, name: str | None) -> ModelInfo:
         """Find a model by name; one seen before is still good while its node restarts."""

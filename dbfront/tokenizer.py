@@ -39,11 +39,14 @@ class TextTokenizer:
         tokenizer: of the ``tokenizers`` library; safe to share between threads.
         template: how conversations are written.
         bos_token_id: put before a raw prompt when the model's configuration says so, else None.
+        anchor: put before a text that goes on after another one, and its ids cut off again: some
+            tokenizers add a space to whatever they think is a beginning. Empty: not needed.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     bos_token_id: int | None = None
+    anchor: str = ""
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode raw completion text, with the special tokens the model expects around it."""
@@ -54,8 +57,28 @@ class TextTokenizer:
 
     async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Write the conversation by the chat template, which adds the special tokens itself."""
-        _check_length(sum(len(m.content) for m in messages))
+        check_length(sum(len(m.content) for m in messages))
         return await self._encode(self.template.render(messages), add_special_tokens=False)
+
+    async def encode_parts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode texts apart that stand one behind the other; only the first is a beginning."""
+        chars = sum(map(len, texts))
+        check_length(chars)
+        if chars < THREAD_FROM_CHARS:
+            return self._encode_parts_now(texts)
+        return await asyncio.to_thread(self._encode_parts_now, texts)
+
+    def specials_around(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the special tokens that belong before and behind a raw prompt's own ids."""
+        bare, dressed = self._encode_now("a", False), self._encode_now("a", True)
+        places = (i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare)
+        at = next(places, None)
+        if at is None:
+            return (), ()
+        before, after = dressed[:at], dressed[at + len(bare) :]
+        if self.bos_token_id is not None and (*before, *token_ids)[:1] != (self.bos_token_id,):
+            before = (self.bos_token_id, *before)
+        return before, after
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn ids into text, special tokens left out."""
@@ -63,10 +86,19 @@ class TextTokenizer:
         return text
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        _check_length(len(text))
+        check_length(len(text))
         if len(text) < THREAD_FROM_CHARS:
             return self._encode_now(text, add_special_tokens)
         return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
+
+    def _encode_parts_now(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        first = [self._encode_now(text, False) for text in texts[:1]]
+        return first + [self._encode_continued(text) for text in texts[1:]]
+
+    def _encode_continued(self, text: str) -> tuple[int, ...]:
+        anchor = self._encode_now(self.anchor, False)
+        ids = self._encode_now(self.anchor + text, False)
+        return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self._encode_now(text, False)
 
     def _encode_now(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         # A lone surrogate (JSON can carry one) is no text; it becomes U+FFFD as in browsers.
@@ -75,7 +107,8 @@ class TextTokenizer:
         return tuple(encoding.ids)
 
 
-def _check_length(chars: int) -> None:
+def check_length(chars: int) -> None:
+    """Refuse a prompt of more than ``limits.MAX_PROMPT_CHARS`` characters."""
     if chars > limits.MAX_PROMPT_CHARS:
         raise ContextTooLongError(
             f"the prompt has {chars} characters, the limit is {limits.MAX_PROMPT_CHARS}",
@@ -107,7 +140,14 @@ def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer
     specials = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
     template = ChatTemplate(_template_source(folder, config), special_tokens=specials, clock=clock)
     bos = specials.get("bos_token") if config.get("add_bos_token") is True else None
-    return TextTokenizer(tokenizer, template, tokenizer.token_to_id(bos) if bos else None)
+    bos_id = tokenizer.token_to_id(bos) if bos else None
+    return TextTokenizer(tokenizer, template, bos_id, _anchor(tokenizer))
+
+
+def _anchor(tokenizer: Tokenizer) -> str:
+    """Find out whether texts encoded apart decode to the texts joined; if not, a line end helps."""
+    ids = tokenizer.encode("a", add_special_tokens=False).ids
+    return "" if tokenizer.decode([*ids, *ids]) == "aa" else "\n"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

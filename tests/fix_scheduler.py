@@ -30,6 +30,7 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
+from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import (
     BlockListing,
     HeartbeatReply,
@@ -214,6 +215,7 @@ class FakeMeta:
         self.down = False
         self.located: list[tuple[BlockKey, ...]] = []
         self.cache_enabled = True
+        self.policy = ReusePolicy()
         for info in nodes:
             self.put(info)
 
@@ -259,7 +261,7 @@ class FakeMeta:
             model_revision=model_revision,
             layout_fingerprint=layout_fingerprint,
         )
-        return NamespaceGrant(key, tenant, self.cache_enabled)
+        return NamespaceGrant(key, tenant, self.cache_enabled, self.policy)
 
     async def list_nodes(self) -> tuple[NodeState, ...]:
         self._check()
