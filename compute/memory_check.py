@@ -12,6 +12,7 @@ import torch
 
 from compute.architecture import Architecture
 from compute.codec.layer_codec import TORCH_DTYPES
+from compute.projection import is_packed
 from compute.weights import assemble
 from kvcore.errors import ConfigError
 from kvcore.layout import BlockLayout
@@ -29,7 +30,7 @@ def check_memory(
         ConfigError: with the bytes that are needed and the bytes that are free.
     """
     free = free_bytes(device)
-    weights, pages = weights_bytes(arch, layout), num_pages * layout.payload_bytes
+    weights, pages = weights_bytes(arch, layout, device), num_pages * layout.payload_bytes
     if free is None or weights + pages <= free:
         return
     raise ConfigError(
@@ -39,13 +40,18 @@ def check_memory(
     )
 
 
-def weights_bytes(arch: Architecture, layout: BlockLayout) -> int:
+def weights_bytes(arch: Architecture, layout: BlockLayout, device: torch.device) -> int:
     """Return the size of a model's weights in the type it computes with; reserves nothing."""
+    dtype = TORCH_DTYPES[layout.dtype]
+    head = (arch.vocab_tokens, arch.hidden)
+    # An output head in another order than the embedding is a copy of it.
+    copied = arch.tied and is_packed(head, dtype, device)
 
     def shape_only(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=TORCH_DTYPES[layout.dtype], device="meta")
+        return torch.empty(shape, dtype=dtype, device="meta")
 
-    return assemble(arch, shape_only).parameters() * layout.dtype.itemsize
+    parameters = assemble(arch, shape_only).parameters() + copied * arch.vocab_tokens * arch.hidden
+    return parameters * layout.dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int | None:

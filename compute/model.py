@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from compute.architecture import Architecture
 from compute.attention import PagedAttention
@@ -72,7 +72,7 @@ class Decoder:
     def project(self, layer: LayerWeights, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values before rope, each ``[tokens, heads, head_dim]``."""
         normed = self._norm(hidden, layer.input_norm)
-        q, k, v = torch.split(linear(normed, layer.qkv, layer.qkv_bias), self._widths, dim=-1)
+        q, k, v = torch.split(layer.qkv(normed), self._widths, dim=-1)
         q, k, v = (x.view(len(x), -1, self.arch.head_dim) for x in (q, k, v))
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
@@ -81,12 +81,12 @@ class Decoder:
     def feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """Return what the layer's second half adds to ``hidden``."""
         normed = self._norm(hidden, layer.post_norm)
-        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down, layer.down_bias)
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        return layer.down(silu(gate) * up)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return ``[tokens, vocab]`` float32 after the last layer."""
-        return linear(self._norm(hidden, self.weights.final_norm), self.weights.head).float()
+        return self.weights.head(self._norm(hidden, self.weights.final_norm)).float()
 
     def _attend(
         self,
@@ -102,7 +102,7 @@ class Decoder:
             self._attention.write_raw(index, batch.raw, k, v)
         self._attention.write(index, batch, rotate(k, cos, sin), v)
         attended = self._attention.attend(index, batch, rotate(q, cos, sin))
-        return linear(attended.flatten(-2), layer.out, layer.out_bias)
+        return layer.out(attended.flatten(-2))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm, in float32 as the reference models do it."""

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from compute.architecture import Architecture
+from compute.projection import Projection
 from kvcore.errors import ModelFolderError
 
 Source = Callable[[str, tuple[int, ...]], Tensor]
@@ -28,43 +29,47 @@ class LayerWeights:
     """One decoder layer; optional tensors are None where the architecture has none."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Projection
     post_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a decoder; ``head`` is ``embedding`` itself when they are tied."""
+    """All weights of a decoder; ``tied`` says that ``head`` has the numbers of ``embedding``."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    head: Tensor
+    head: Projection
+    tied: bool
 
     def parameters(self) -> int:
         """Count the weights; tied ones once."""
-        tensors = [self.embedding, self.final_norm]
-        tensors += [] if self.head is self.embedding else [self.head]
+        parts: list[Tensor | Projection | None] = [self.embedding, self.final_norm]
+        parts += [] if self.tied else [self.head]
         for layer in self.layers:
-            tensors += [t for name in layer.__slots__ if (t := getattr(layer, name)) is not None]
-        return sum(t.numel() for t in tensors)
+            parts += [getattr(layer, name) for name in layer.__slots__]
+        return sum(_count(part) for part in parts)
+
+
+def _count(part: Tensor | Projection | None) -> int:
+    if isinstance(part, Projection):
+        return part.parameters
+    return 0 if part is None else part.numel()
 
 
 def assemble(arch: Architecture, source: Source) -> Weights:
     """Ask ``source`` for every tensor the architecture needs and join the fused ones."""
     embedding = source("model.embed_tokens.weight", (arch.vocab_tokens, arch.hidden))
     layers = tuple(_layer(arch, source, f"model.layers.{i}.") for i in range(arch.layers))
+    final_norm = source("model.norm.weight", (arch.hidden,))
     head = embedding if arch.tied else source("lm_head.weight", (arch.vocab_tokens, arch.hidden))
-    return Weights(embedding, layers, source("model.norm.weight", (arch.hidden,)), head)
+    return Weights(embedding, layers, final_norm, Projection(head), arch.tied)
 
 
 def _layer(arch: Architecture, source: Source, prefix: str) -> LayerWeights:
@@ -73,33 +78,24 @@ def _layer(arch: Architecture, source: Source, prefix: str) -> LayerWeights:
     def norm(name: str, width: int) -> Tensor:
         return source(f"{prefix}{name}.weight", (width,))
 
-    def joined(parts: Sequence[tuple[str, int]], columns: int) -> Tensor:
-        return torch.cat(
-            [source(f"{prefix}{name}.weight", (rows, columns)) for name, rows in parts]
-        )
-
-    def biases(parts: Sequence[tuple[str, int]], present: bool) -> Tensor | None:
-        if not present:
-            return None
-        return torch.cat([source(f"{prefix}{name}.bias", (rows,)) for name, rows in parts])
+    def joined(names: Sequence[tuple[str, int]], columns: int, *, biased: bool) -> Projection:
+        weights = [source(f"{prefix}{name}.weight", (rows, columns)) for name, rows in names]
+        if not biased:
+            return Projection(torch.cat(weights))
+        biases = [source(f"{prefix}{name}.bias", (rows,)) for name, rows in names]
+        return Projection(torch.cat(weights), torch.cat(biases))
 
     qkv = [(f"self_attn.{n}_proj", r) for n, r in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
-    out = [("self_attn.o_proj", hidden)]
     gate_up = [("mlp.gate_proj", arch.inner), ("mlp.up_proj", arch.inner)]
-    down = [("mlp.down_proj", hidden)]
     return LayerWeights(
         input_norm=norm("input_layernorm", hidden),
-        qkv=joined(qkv, hidden),
-        qkv_bias=biases(qkv, arch.qkv_bias),
+        qkv=joined(qkv, hidden, biased=arch.qkv_bias),
         q_norm=norm("self_attn.q_norm", arch.head_dim) if arch.qk_norm else None,
         k_norm=norm("self_attn.k_norm", arch.head_dim) if arch.qk_norm else None,
-        out=joined(out, q_rows),
-        out_bias=biases(out, arch.out_bias),
+        out=joined([("self_attn.o_proj", hidden)], q_rows, biased=arch.out_bias),
         post_norm=norm("post_attention_layernorm", hidden),
-        gate_up=joined(gate_up, hidden),
-        gate_up_bias=biases(gate_up, arch.mlp_bias),
-        down=joined(down, arch.inner),
-        down_bias=biases(down, arch.mlp_bias),
+        gate_up=joined(gate_up, hidden, biased=arch.mlp_bias),
+        down=joined([("mlp.down_proj", hidden)], arch.inner, biased=arch.mlp_bias),
     )
 
 
