@@ -1,18 +1,22 @@
 """L1: the pages of KV a compute node owns, as one tensor.
 
 The engine reads and writes it through attention; loader and publisher threads see one layer of one
-page as the bytes of one range of a pool slot: raw, or as the layout's codec makes them. Page 0
-stays zero and pads page tables.
+page as the bytes of one range of a pool slot: raw, or as a codec makes them, which each request may
+have its own of. Page 0 stays zero and pads page tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from compute.codec.layer_codec import TORCH_DTYPES, LayerCodec, make_codec
+from compute.codec.calibration import Calibration
+from compute.codec.codecs import Codecs
+from compute.codec.frame import Level
+from compute.codec.layer_codec import TORCH_DTYPES
 from kvcore.layout import BlockLayout, KvCodec
 
 NULL_PAGE = 0
@@ -27,13 +31,15 @@ class LayerWindow:
     and decodes them there.
 
     Attributes:
-        ranges: one memoryview of ``stored_layer_bytes`` per page, in order.
+        ranges: one memoryview per page, in order, as long as its range.
+        done: how many leading ranges are in their pages.
     """
 
     def __init__(
         self, ranges: list[memoryview], *, commit: Callable[[int], None] | None = None
     ) -> None:
         self.ranges = ranges
+        self.done = 0
         self._commit = commit
 
     @property
@@ -42,28 +48,59 @@ class LayerWindow:
         return self._commit is not None
 
     def commit(self, count: int) -> None:
-        """Put the first ``count`` ranges into their pages, if they are not there already."""
+        """Put the first ``count`` ranges into their pages, if they are not there already.
+
+        Raises:
+            CacheError: a range can't be decoded; those before it are ``done``.
+        """
         if self._commit is not None and count:
             self._commit(count)
+        self.done = count
+
+
+class FrameWindow(LayerWindow):
+    """Frames of an entropy-coded layer: checked and decoded one by one."""
+
+    def __init__(
+        self, ranges: list[memoryview], *, decode: Callable[[int, memoryview], None]
+    ) -> None:
+        super().__init__(ranges)
+        self._decode = decode
+
+    @property
+    def is_staged(self) -> bool:
+        return True
+
+    def commit(self, count: int) -> None:
+        for index in range(count):
+            self._decode(index, self.ranges[index])
+            self.done = index + 1
 
 
 class L1Pages:
     """The tensor ``[layers][num_pages][2][block_tokens][kv_heads][head_dim]``.
 
     Attributes:
-        layout: layout of one page.
+        layout: layout of one page; its codec is for requests that name none.
+        codecs: every codec that blocks of these pages can pass through.
         num_pages: pages including the null page.
         kv: the tensor; layer l of page p is one contiguous range of ``layout.layer_bytes``.
     """
 
-    def __init__(self, layout: BlockLayout, num_pages: int, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: BlockLayout,
+        num_pages: int,
+        *,
+        device: torch.device,
+        calibration: Calibration | None = None,
+    ) -> None:
         self.layout = layout
+        self.codecs = Codecs(layout, calibration, device=device)
         self.num_pages = num_pages
         shape = (layout.layers, num_pages, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
         self.kv = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
-        self._codec: LayerCodec = make_codec(layout)
-        in_place = device.type != "cuda" and layout.codec is KvCodec.NONE
-        self._bytes = _as_bytes(self.kv) if in_place else None
+        self._bytes = _as_bytes(self.kv) if device.type != "cuda" else None
 
     @property
     def capacity_bytes(self) -> int:
@@ -82,25 +119,68 @@ class L1Pages:
         """Zero pages, so that what they held before can't leak through a mask as NaN."""
         self.kv[:, torch.as_tensor(pages, device=self.kv.device)] = 0
 
-    def read_ranges(self, layer: int, pages: Sequence[int]) -> list[memoryview]:
-        """Return one layer of some pages as ranges; views of raw CPU memory, otherwise copies."""
-        if self._bytes is not None:
+    def read_ranges(
+        self, layer: int, pages: Sequence[int], codec: KvCodec | None = None
+    ) -> list[memoryview]:
+        """Return one layer of some pages as ranges; views of raw CPU memory, otherwise copies.
+
+        Args:
+            layer: which layer.
+            pages: which pages.
+            codec: one of fixed size; None is the layout's.
+        """
+        codec = codec or self.layout.codec
+        if self._in_place(codec):
             return [self._slice(layer, page) for page in pages]
         layers = self.kv[layer].index_select(0, self._index(pages))
-        return _rows(self._codec.encode(layers).cpu())
+        return _rows(self.codecs.fixed(codec).encode(layers).cpu())
 
-    def window(self, layer: int, pages: Sequence[int]) -> LayerWindow:
-        """Open one layer of some pages for writing bytes."""
-        if self._bytes is not None:
+    def read_frames(self, page: int, level: Level) -> list[memoryview]:
+        """Return all layers of a page entropy-coded, as equally long ranges; always a copy."""
+        ranges = self.codecs.entropy.encode(self.kv[:, page], level)
+        return [memoryview(row) for row in ranges]
+
+    def window(
+        self,
+        layer: int,
+        pages: Sequence[int],
+        codec: KvCodec | None = None,
+        sizes: Sequence[int] = (),
+    ) -> LayerWindow:
+        """Open one layer of some pages for writing bytes.
+
+        Args:
+            layer: which layer.
+            pages: which pages.
+            codec: what the bytes will be; None is the layout's.
+            sizes: bytes of each page's range, where the codec's size is not fixed.
+        """
+        codec = codec or self.layout.codec
+        if not codec.has_fixed_size:
+            return self._frame_window(layer, pages, sizes)
+        if self._in_place(codec):
             return LayerWindow([self._slice(layer, page) for page in pages])
-        shape = (len(pages), self.layout.stored_layer_bytes)
+        shape = (len(pages), self.codecs.layout_of(codec).stored_layer_bytes)
         staging = torch.empty(shape, dtype=torch.uint8, pin_memory=self.kv.is_cuda)
 
         def commit(count: int) -> None:
-            layers = self._codec.decode(staging[:count].to(self.kv.device))
+            layers = self.codecs.fixed(codec).decode(staging[:count].to(self.kv.device))
             self.kv[layer].index_copy_(0, self._index(pages[:count]), layers)
 
         return LayerWindow(_rows(staging), commit=commit)
+
+    def _frame_window(self, layer: int, pages: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
+        ends = list(accumulate(sizes))
+        staging = memoryview(bytearray(ends[-1]))
+        ranges = [staging[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+        def decode(index: int, frame: memoryview) -> None:
+            self.codecs.entropy.decode(layer, frame, self.kv[layer, pages[index]])
+
+        return FrameWindow(ranges, decode=decode)
+
+    def _in_place(self, codec: KvCodec) -> bool:
+        return codec is KvCodec.NONE and self._bytes is not None
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.as_tensor(pages, dtype=torch.int64, device=self.kv.device)

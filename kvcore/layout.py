@@ -3,7 +3,8 @@
 Payload is layer-major, ``[layer][k|v][block_tokens][kv_heads][head_dim]``, so one layer of one
 block is one contiguous range that can be moved, checksummed and loaded alone. Keys are stored
 after rope (exact-prefix reuse never moves them). Below L1 a codec may make each range smaller; its
-size follows from the layout, so that slots are reserved before anything is encoded.
+size follows from the layout, so that slots are reserved before anything is encoded, but for the
+entropy-coded ones, where it is only bounded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ from enum import StrEnum
 from hashlib import blake2b
 
 from kvcore import limits
+
+
+FRAME_HEAD_BYTES = 16
+"""What stands before the numbers of an entropy-coded range (compute/codec/frame.py)."""
+
+FRAME_ALIGNMENT = 64
+"""Entropy-coded ranges are padded to a multiple of this."""
 
 
 class KvDtype(StrEnum):
@@ -35,11 +43,29 @@ class KvCodec(StrEnum):
     FP8 = "fp8"
     INT8 = "int8"
     INT4 = "int4"
+    ENTROPY_FINE = "entropy-fine"
+    ENTROPY_MEDIUM = "entropy-medium"
+    ENTROPY_COARSE = "entropy-coarse"
+    ADAPTIVE = "adaptive"
+    """Each block at the finest and at the coarsest level; the reader takes what its time allows."""
 
     @property
     def is_lossy(self) -> bool:
         """Whether what is decoded may differ from what was encoded."""
         return self is not KvCodec.NONE
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every block of a layout is equally long, whatever its numbers are."""
+        return self in (KvCodec.NONE, KvCodec.FP8, KvCodec.INT8, KvCodec.INT4)
+
+
+def framed_bytes(payload_bytes: int) -> int:
+    """Return the size of an entropy-coded range with that much behind its head, padding included.
+
+    Ranges of one block are equally long: this of its largest layer.
+    """
+    return -(-(FRAME_HEAD_BYTES + payload_bytes) // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +119,7 @@ class BlockLayout:
 
     @property
     def stored_layer_bytes(self) -> int:
-        """Bytes of one layer's range below L1."""
+        """Bytes of one layer's range below L1; at most, where the codec's size is not fixed."""
         values = 2 * self.block_tokens * self.kv_heads * self.head_dim
         # int8, int4: two bfloat16 per channel of the keys and per token and head of the values.
         ranges = 4 * self.kv_heads * (self.head_dim + self.block_tokens)
@@ -106,10 +132,12 @@ class BlockLayout:
                 return ranges + values
             case KvCodec.INT4:
                 return ranges + values // 2
+            case _:  # What does not become smaller is stored as it is, behind the same head.
+                return framed_bytes(self.layer_bytes)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a whole block below L1."""
+        """Bytes of a whole block below L1, or the most it may take."""
         return self.stored_layer_bytes * self.layers
 
     def layer_offset(self, layer: int) -> int:

@@ -19,6 +19,8 @@ from storage.safetensors_header import TensorEntry, TensorIndex, read_tensor_ind
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
+CALIBRATION_NAME: Final = "kv_calibration.safetensors"
+"""Tables of KV codecs, made by ``tierkv calibrate``; not weights, and not part of the revision."""
 MAX_JSON_BYTES: Final = 256 << 20
 FULL_DIGEST_BYTES: Final = 64 << 20
 """Files up to this size enter the revision whole, larger ones by samples."""
@@ -121,7 +123,7 @@ def _weights_files(folder: Path) -> list[Path]:
         return _sharded(folder)
     if (folder / SINGLE_NAME).is_file():
         return [folder / SINGLE_NAME]
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(f for f in folder.glob("*.safetensors") if f.name != CALIBRATION_NAME)
     if found:
         return found
     if any(True for pattern in _PICKLES for _ in folder.glob(pattern)):

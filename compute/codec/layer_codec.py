@@ -57,7 +57,11 @@ class RawCodec:
 
 
 def make_codec(layout: BlockLayout) -> LayerCodec:
-    """Return the codec that the layout names."""
+    """Return the codec that the layout names.
+
+    Raises:
+        ValueError: its size is not fixed.
+    """
     dtype = TORCH_DTYPES[layout.dtype]
     match layout.codec:
         case KvCodec.NONE:
@@ -68,3 +72,5 @@ def make_codec(layout: BlockLayout) -> LayerCodec:
             return IntegerCodec(layout, dtype, bits=8)
         case KvCodec.INT4:
             return IntegerCodec(layout, dtype, bits=4)
+        case _:
+            raise ValueError(f"{layout.codec} has no fixed size; see compute/codec/entropy.py")
