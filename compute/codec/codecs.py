@@ -1,0 +1,55 @@
+"""Every codec of one node, made when first asked for: which one a request gets, its namespace says.
+
+Owned by L1 pages (compute/pages.py). A codec that needs calibrated tables is not there without
+them: such requests neither publish nor load, and their answers stay exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from compute.codec.calibration import Calibration
+from compute.codec.entropy import EntropyCodec
+from compute.codec.layer_codec import LayerCodec, make_codec
+from kvcore.layout import BlockLayout, KvCodec
+
+
+class Codecs:
+    """Codecs for blocks of one shape. Thread-safe: at worst one is made twice.
+
+    Attributes:
+        layout: the node's own; its codec is the default.
+    """
+
+    def __init__(
+        self, layout: BlockLayout, calibration: Calibration | None, *, device: torch.device
+    ) -> None:
+        self.layout = layout
+        self._calibration = calibration
+        self._device = device
+        self._fixed: dict[KvCodec, LayerCodec] = {}
+        self._entropy: EntropyCodec | None = None
+
+    def has(self, codec: KvCodec) -> bool:
+        """Whether KV can be stored under a codec here."""
+        return codec.has_fixed_size or self._calibration is not None
+
+    def layout_of(self, codec: KvCodec) -> BlockLayout:
+        """Return the layout with that codec, for its sizes."""
+        return self.layout if codec is self.layout.codec else replace(self.layout, codec=codec)
+
+    def fixed(self, codec: KvCodec) -> LayerCodec:
+        """Return a codec of fixed size."""
+        if codec not in self._fixed:
+            self._fixed[codec] = make_codec(self.layout_of(codec))
+        return self._fixed[codec]
+
+    @property
+    def entropy(self) -> EntropyCodec:
+        """The codec of all levels; ``has`` must hold."""
+        assert self._calibration is not None, "asked for a codec that this node does not have"
+        if self._entropy is None:
+            self._entropy = EntropyCodec(self.layout, self._calibration, device=str(self._device))
+        return self._entropy
