@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from compute.architecture import Architecture, parse_architecture
+from compute.blend.gate import check_model
 from compute.codec.layer_codec import TORCH_DTYPES
 from compute.config import ComputeConfig, RandomModelSpec
 from compute.memory_check import check_memory
@@ -63,6 +64,7 @@ def load_model(config: ComputeConfig) -> LoadedModel:
     check_memory(found.arch, layout, num_pages, device)
     weights = found.weights(dtype, device)
     pages = _reserve(layout, num_pages, device)
+    decoder = Decoder(found.arch, weights, pages)
     info = ModelInfo(
         name=config.model_name,
         folder=config.tokenizer_folder or config.model_folder or "",
@@ -73,8 +75,9 @@ def load_model(config: ComputeConfig) -> LoadedModel:
         eos_token_ids=found.eos_token_ids,
         architecture=found.arch.name,
         parameters=weights.parameters(),
+        blend_refusal=check_model(decoder),
     )
-    return LoadedModel(Decoder(found.arch, weights, pages), info)
+    return LoadedModel(decoder, info)
 
 
 def _draw(spec: RandomModelSpec) -> _Found:
