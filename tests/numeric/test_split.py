@@ -9,6 +9,7 @@ import pytest
 
 from compute.node import ComputeNode
 from kvcore.errors import ChecksumError, TransportError
+from kvcore.layout import KvCodec
 from kvcore.request import FinishReason, GenerateEvent
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import DyingPoolNode, MemoryPoolNode
@@ -54,8 +55,8 @@ async def test_the_decode_node_computes_no_prompt_token(length: int, host: str) 
     assert last.usage.completion_tokens == 12
 
 
-@pytest.mark.parametrize("codec", ["fp8", "int8"])
-async def test_a_tail_passes_through_a_codec(codec: str) -> None:
+@pytest.mark.parametrize("codec", [KvCodec.FP8, KvCodec.INT8])
+async def test_a_tail_passes_through_a_codec(codec: KvCodec) -> None:
     pool = MemoryPoolNode()
     async with (
         running_node(pool, kv_codec=codec) as first,
