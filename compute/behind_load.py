@@ -27,12 +27,16 @@ class BehindLoad:
         order: what is loaded, and for whom.
         job: how far the loader is.
         deadline_s: when the load counts as failed.
+        began_s: when it was ordered.
+        expected_s: when all is predicted to be there.
         chunk: the tokens computed behind it; None before that begins and after it was given up.
     """
 
     order: LoadOrder
     job: LoadJob
     deadline_s: float
+    began_s: float = 0.0
+    expected_s: float = 0.0
     chunk: Chunk | None = None
     _saving: PassSave = NOTHING_SAVED
     _steps: LayerSteps | None = None

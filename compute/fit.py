@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 _KEPT = 0.7
-"""Weight of everything older after one more sample: a change is half learnt after two."""
+"""Weight of everything older after one more load: a change is half learnt after two."""
 _FADE_S = 10.0
 """Old samples fade with time too, so that after a pause a new one counts nearly alone."""
 _SPREAD = 0.01
@@ -35,9 +35,15 @@ class LineFit:
     Samples are weighted by 1 / size^2: small reads tell the latency, large ones the rate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_per_load: int = 1) -> None:
+        """Make an empty fit.
+
+        Args:
+            reads_per_load: equal reads that come together (one per layer) and tell as much as one.
+        """
         self.samples = 0
         self.measured_at_s = -math.inf
+        self._kept: float = _KEPT ** (1 / reads_per_load)
         self._sums = [0.0] * 5
 
     def add(self, size_bytes: float, seconds: float, *, now: float) -> None:
@@ -45,7 +51,7 @@ class LineFit:
         if size_bytes <= 0 or seconds <= 0:
             return
         age_s = max(0.0, now - self.measured_at_s)
-        kept = _KEPT * math.exp(-age_s / _FADE_S) if self.samples else 0.0
+        kept = self._kept * math.exp(-age_s / _FADE_S) if self.samples else 0.0
         x, y = 1 / size_bytes, seconds / size_bytes
         new = (1.0, x, y, x * x, x * y)
         self._sums = [kept * old + value for old, value in zip(self._sums, new, strict=True)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -105,6 +105,12 @@ class LoadDecision:
         """Name the plan as in ``alternatives``."""
         return f"{self.codec}:{self.depth}" if self.depth else COMPUTE
 
+    def kind(self, found: int) -> str:
+        """Say whether all that was found is loaded (``load``), ``part`` of it, or ``compute``."""
+        if not self.depth:
+            return COMPUTE
+        return "load" if self.depth == found else "part"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadSeconds:
@@ -179,12 +185,21 @@ def choose(
     return LoadDecision(best.depth, best.codec, best.predicted_s, compute_s, alternatives)
 
 
+def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) -> LoadDecision:
+    """Predict a plan that was chosen already, beside computing everything."""
+    compute_s = prompt.compute_from_s + _steps_s(prompt, prompt.start)
+    seconds = makespan(prompt, Chain(runs, level, prompt.layers), depth)
+    decision = LoadDecision(depth, level.codec, seconds, compute_s)
+    known = ((COMPUTE, compute_s), (decision.choice, seconds))
+    return replace(decision, alternatives=tuple(sorted(known, key=lambda pair: pair[1])))
+
+
 def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
     """Predict when the prompt is computed if its next ``depth`` blocks, at least one, are loaded.
 
     Layers of the first step are computed behind the load; later steps follow it.
     """
-    at = prompt.start + depth * prompt.block_tokens
+    at = _loaded_to(prompt, depth)
     first = min(prompt.stop - at, prompt.step_tokens)
     load = chain.seconds(depth)
     ended_s = pipelined_evenly(
@@ -213,7 +228,8 @@ def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
     whole_steps = max(0, left // prompt.block_tokens)
     for low, high in chain.bounds:
         cut = min(max(low - 1, whole_steps), high)
-        for first, last in ((low, cut), (cut + 1, high)):
+        # The very last block may be partial, which makes its depth a piece of its own.
+        for first, last in ((low, cut), (cut + 1, high - 1), (high, high)):
             if first <= last:
                 yield from (first, last)
                 for leads in _LEADS:
@@ -242,19 +258,24 @@ def _waits_for_node(prompt: Prompt, chain: Chain, depth: int) -> bool:
 
 
 def _load_hides(prompt: Prompt, chain: Chain, depth: int) -> bool:
-    at = prompt.start + depth * prompt.block_tokens
+    at = _loaded_to(prompt, depth)
     return chain.seconds(depth).layers_s < _first_step_s(prompt, at)
 
 
 def _load_hides_behind_node(prompt: Prompt, chain: Chain, depth: int) -> bool:
     load = chain.seconds(depth)
     loaded_s = prompt.load_from_s + load.promote_s + load.layers_s
-    step_s = _first_step_s(prompt, prompt.start + depth * prompt.block_tokens)
+    step_s = _first_step_s(prompt, _loaded_to(prompt, depth))
     return loaded_s < prompt.compute_from_s + step_s * (1 - 1 / prompt.layers)
 
 
 _LEADS = (_waits_for_node, _load_hides, _load_hides_behind_node)
 """Which of each two sums is the larger; each turns at most once in a piece."""
+
+
+def _loaded_to(prompt: Prompt, depth: int) -> int:
+    """The last block found may be partial, but the last token is always computed."""
+    return min(prompt.start + depth * prompt.block_tokens, prompt.stop - 1)
 
 
 def _first_step_s(prompt: Prompt, at: int) -> float:

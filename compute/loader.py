@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from compute.finder import Absorb, Source
-from compute.pages import L1Pages
+from compute.load_figures import LoadFigures
+from compute.pages import L1Pages, LayerWindow
 from dmp.pool_node import PoolNode, RangeRead
 from kvcore.clock import Clock
 from kvcore.errors import LayoutError, TransportError
 from kvcore.ids import NodeId
+from kvcore.layout import FRAME_ALIGNMENT, KvCodec
 from kvcore.location import Location, Tier
 
 _HOLD_TTL_S = 30.0
@@ -35,6 +37,7 @@ class LoadJob:
         layer_ready: set when that layer is in the pages (or never will be).
         good: leading blocks that are complete so far; final once ``ended`` is set.
         tiers: tier each of the leading blocks came from.
+        codec: what the blocks' ranges are.
         ended: set when no thread writes into the pages any more.
     """
 
@@ -43,24 +46,28 @@ class LoadJob:
     layer_ready: list[threading.Event]
     good: int
     tiers: list[Tier]
+    codec: KvCodec
     ended: threading.Event = field(default_factory=threading.Event)
     lost_nodes: set[NodeId] = field(default_factory=set)
+    sizes: list[int] = field(default_factory=list)
+    """Bytes of a range of each block, once the loader knows."""
 
 
-def make_job(pages: Sequence[int], sources: Sequence[tuple[Source, ...]], layers: int) -> LoadJob:
+def make_job(
+    pages: Sequence[int],
+    sources: Sequence[tuple[Source, ...]],
+    layers: int,
+    *,
+    codec: KvCodec,
+) -> LoadJob:
     """Prepare a load of one block per page."""
     events = [threading.Event() for _ in range(layers)]
     tiers = [copies[0].tier for copies in sources]
-    return LoadJob(tuple(pages), list(sources), events, len(pages), tiers)
+    return LoadJob(tuple(pages), list(sources), events, len(pages), tiers, codec)
 
 
 class Loader:
-    """Executes load jobs. Thread-safe: jobs share nothing but the counters behind ``measured``.
-
-    Attributes:
-        measured: called with (tier, bytes, seconds) after each read.
-        decoded: called with (bytes, seconds) after ranges were decoded or copied to the GPU.
-    """
+    """Executes load jobs. Thread-safe: jobs share nothing but the figures."""
 
     def __init__(
         self,
@@ -68,14 +75,12 @@ class Loader:
         *,
         absorb: Absorb,
         clock: Clock,
-        measured: Callable[[Tier, int, float], None],
-        decoded: Callable[[int, float], None],
+        figures: LoadFigures,
     ) -> None:
-        self.measured = measured
-        self.decoded = decoded
         self._pages = pages
         self._absorb = absorb
         self._clock = clock
+        self._figures = figures
 
     def run(self, job: LoadJob, *, arrived: Callable[[], None]) -> None:
         """Load all layers, saying so after each; always ends with every event set."""
@@ -104,31 +109,40 @@ class Loader:
         while pending:
             self._promote(job, pending)
             pending = self._hold(job, [b for b in pending if job.sources[b]], held)
-        job.sources = [self._readable(copies) for copies in job.sources]
+        job.sources = [self._readable(copies, job.codec) for copies in job.sources]
         job.good = next((i for i, copies in enumerate(job.sources) if not copies), job.good)
         for block, copies in enumerate(job.sources[: job.good]):
             job.tiers[block] = copies[0].tier
+            job.sizes.append(_place(copies[0]).length // len(job.layer_ready))
 
-    def _readable(self, copies: tuple[Source, ...]) -> tuple[Source, ...]:
+    def _readable(self, copies: tuple[Source, ...], codec: KvCodec) -> tuple[Source, ...]:
         """Leave out copies that rest or that can't be KV of this layout, whatever their key says.
 
         Keys of other layouts differ (kvcore/block_key.py); this is for whoever got a key wrong.
+        Copies of an entropy-coded block are read into room of one size, that of the best.
         """
-        readable = []
+        readable: list[Source] = []
         for source in copies:
             if source.location is None:
                 continue
             with self._absorb() as attempt:
-                self._check_size(source.location)
-            if attempt.ok:
+                self._check_size(source.location, codec)
+            length = source.location.length
+            if attempt.ok and (codec.has_fixed_size or length == _length(readable, length)):
                 readable.append(source)
         return tuple(readable)
 
-    def _check_size(self, location: Location) -> None:
-        expected = self._pages.layout.stored_bytes
-        if location.length not in (_NOT_TOLD, expected):
+    def _check_size(self, location: Location, codec: KvCodec) -> None:
+        layout = self._pages.codecs.layout_of(codec)
+        expected, length = layout.stored_bytes, location.length
+        if codec.has_fixed_size:
+            fits = length in (_NOT_TOLD, expected)
+        else:
+            fits = 0 < length <= expected and length % (layout.layers * FRAME_ALIGNMENT) == 0
+        if not fits:
+            bound = "of" if codec.has_fixed_size else "of up to"
             raise LayoutError(
-                f"{location.node} has a block of {location.length} bytes, not of {expected}"
+                f"{location.node} has a block of {length} bytes, not {bound} {expected}"
             )
 
     def _promote(self, job: LoadJob, blocks: Sequence[int]) -> None:
@@ -144,7 +158,7 @@ class Loader:
             if isinstance(attempt.error, TransportError):
                 job.lost_nodes.add(node.node_id)
             size = sum(at.length for at in found if at is not None)
-            self.measured(Tier.L4, size, self._clock.now() - began)
+            self._figures.promoted(size, self._clock.now() - began)
             for block, location in zip(some, found, strict=True):
                 first, *others = job.sources[block]
                 here = [] if location is None else [replace(first, location=location)]
@@ -174,16 +188,22 @@ class Loader:
     def _read_layer(self, job: LoadJob, layer: int) -> int:
         """Read one layer of all blocks, one call per node; returns how many blocks are good."""
         count = job.good
-        window = self._pages.window(layer, job.pages[:count])
+        window = self._pages.window(layer, job.pages[:count], job.codec, job.sizes[:count])
         good = count
         for blocks in _by_node(job, range(count)).values():
             if not self._read_together(job, layer, blocks, window.ranges):
                 good = min(good, self._read_singly(job, layer, blocks, window.ranges))
+        return self._commit(window, good, job.codec)
+
+    def _commit(self, window: LayerWindow, count: int, codec: KvCodec) -> int:
+        """Move what was read into the pages; returns how many blocks are good."""
         began = self._clock.now()
-        window.commit(good)
+        with self._absorb():
+            window.commit(count)
         if window.is_staged:
-            self.decoded(good * len(window.ranges[0]), self._clock.now() - began)
-        return good
+            size = sum(len(one) for one in window.ranges[: window.done])
+            self._figures.decoded(codec, size, self._clock.now() - began)
+        return window.done
 
     def _read_together(
         self, job: LoadJob, layer: int, blocks: Sequence[int], ranges: Sequence[memoryview]
@@ -197,9 +217,10 @@ class Loader:
             source.node.read_ranges(reads)
         if isinstance(attempt.error, TransportError):
             job.lost_nodes.add(source.node.node_id)
-        if attempt.ok and source.key is None:  # Promoting was measured instead.
+        if source.key is None:  # Else promoting was measured instead.
             size = sum(len(read.destination) for read in reads)
-            self.measured(source.tier, size, self._clock.now() - began)
+            took = self._figures.read if attempt.ok else self._figures.lost
+            took(source.tier, size, self._clock.now() - began)
         return attempt.ok
 
     def _read_singly(
@@ -232,6 +253,10 @@ def _by_node(job: LoadJob, blocks: Iterable[int]) -> dict[tuple[NodeId, Tier], l
         best = job.sources[block][0]
         groups.setdefault((best.node.node_id, best.tier), []).append(block)
     return groups
+
+
+def _length(copies: Sequence[Source], default: int) -> int:
+    return _place(copies[0]).length if copies else default
 
 
 def _place(source: Source) -> Location:

@@ -7,16 +7,20 @@ the engine computes behind it layer by layer (compute/behind_load.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from compute.batcher import Batcher, LoadOrder
 from compute.behind_load import BehindLoad
+from compute.blend_controller import BlendDecision
 from compute.finder import Source
 from compute.inbox import Inbox
+from compute.load_controller import LoadDecision
+from compute.load_decider import Ahead
+from compute.load_log import LoadRecord
 from compute.loader import LoadJob
 from compute.sequence import Phase, Sequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
+from kvcore.layout import KvCodec
 
 
 class Loads:
@@ -34,7 +38,6 @@ class Loads:
         *,
         clock: Clock,
         timeout_s: float,
-        prefill_rate: Callable[[], float],
     ) -> None:
         """Make an empty set.
 
@@ -43,8 +46,7 @@ class Loads:
             tiers: looks up and loads in worker threads.
             inbox: how those threads reach the engine's.
             clock: where deadlines come from.
-            timeout_s: longest wait for a lookup or a load.
-            prefill_rate: tokens per second now; 0.0 until known.
+            timeout_s: longest wait for a lookup.
         """
         self.behind: dict[int, BehindLoad] = {}
         self._batcher = batcher
@@ -52,8 +54,8 @@ class Loads:
         self._inbox = inbox
         self._clock = clock
         self._timeout_s = timeout_s
-        self._prefill_rate = prefill_rate
         self._locating: dict[int, tuple[Sequence, float]] = {}
+        self._decided: dict[int, tuple[Sequence, LoadRecord]] = {}
 
     @property
     def can_go_on(self) -> list[BehindLoad]:
@@ -78,18 +80,64 @@ class Loads:
         self._locating.pop(seq.seq_id, None)
         if seq.phase is not Phase.LOCATING or seq.num_pages != first:
             return
-        worth = self._tiers.worth_loading(found, self._prefill_rate())
-        order = self._batcher.located(seq, len(found) if worth else 0)
+        decision = self._decide(seq, found)
+        order = self._batcher.located(seq, decision.depth)
         if order is None:
             return
         job = self._tiers.load(
             order,
-            found,
+            found[: decision.depth],
             arrived=lambda: self._inbox.post(_wake_up),
             ended=lambda job: self._inbox.post(lambda: self._load_ended(order, job)),
         )
-        deadline_s = self._clock.now() + self._timeout_s
-        self.behind[seq.seq_id] = BehindLoad(order, job, deadline_s)
+        now = self._clock.now()
+        deadline_s = now + self._tiers.decider.patience_s(decision.compute_s)
+        expected_s = now + decision.predicted_s
+        self.behind[seq.seq_id] = BehindLoad(
+            order, job, deadline_s, began_s=now, expected_s=expected_s
+        )
+
+    def _decide(self, seq: Sequence, found: list[tuple[Source, ...]]) -> LoadDecision:
+        """Choose how many of the found blocks to load, and take note of it."""
+        decision = self._tiers.decider.decide(
+            found,
+            self._tiers.codec_of(seq.request) or KvCodec.NONE,
+            start=seq.num_pages * seq.block_tokens,
+            stop=seq.length,
+            ahead=self.ahead_of(seq),
+        )
+        self._tiers.avoided(found[decision.depth :])
+        if found:
+            self.decided(seq, decision, found=len(found), kind=decision.kind(len(found)))
+        return decision
+
+    def ahead_of(self, seq: Sequence) -> Ahead:
+        """Estimate what stands before a sequence: others' tokens, and loads if all are busy."""
+        now = self._clock.now()
+        busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
+        return Ahead(self._batcher.tokens_ahead(seq), self._tiers.decider.load_wait_s(busy))
+
+    def decided(
+        self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str
+    ) -> None:
+        """Log a decision; what it took is added when the sequence has ended."""
+        record = LoadRecord(
+            request_id=seq.request.request_id,
+            kind=kind,
+            choice=decision.choice,
+            found_blocks=found,
+            predicted_s=decision.predicted_s,
+            alternatives=decision.alternatives,
+            decided_at_s=self._clock.now(),
+        )
+        self._tiers.log.decided(record)
+        self._decided[seq.seq_id] = (seq, record)
+
+    def _log_end(self, seq_id: int) -> None:
+        """Complete the record of a decision; one that a preemption undid stays as it is."""
+        if (decided := self._decided.pop(seq_id, None)) is not None:
+            seq, record = decided
+            self._tiers.log.ended(record, -1.0 if seq.hits_final else seq.first_token_s)
 
     def _load_ended(self, order: LoadOrder, job: LoadJob) -> None:
         loading = self.behind.get(order.seq.seq_id)
@@ -109,6 +157,7 @@ class Loads:
     def forget(self, seq_id: int) -> None:
         """Drop a sequence that ended; a load's own references go when its thread is done."""
         self._locating.pop(seq_id, None)
+        self._log_end(seq_id)
         if (loading := self.behind.pop(seq_id, None)) is not None:
             loading.take_saving().end()
 
@@ -117,6 +166,7 @@ class Loads:
         now = self._clock.now()
         for loading in [x for x in self.behind.values() if x.deadline_s < now]:
             self._tiers.cache_errors["load_timeout"] += 1
+            self._tiers.figures.gave_up(loading.job.sources, now - loading.began_s)
             self.settle(loading, 0)
         for seq, deadline_s in list(self._locating.values()):
             if deadline_s < now:

@@ -13,24 +13,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from compute.batcher import LoadOrder
+from compute.blend.lookup import FoundChunks, PromptChunk, find_chunks
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Attempt, BlockFinder, Directory, Source
+from compute.load_decider import LoadDecider
+from compute.load_figures import LoadFigures
+from compute.load_log import LoadLog
 from compute.loader import Loader, LoadJob, make_job
-from compute.meter import ASSUMED_BYTES_PER_S, Rate, TierMeter
+from compute.meter import Rate, TierMeter
 from compute.pages import L1Pages
+from compute.probe import probe
 from compute.publisher import Publisher
 from compute.sequence import Sequence as EngineSequence
 from dmp.pool_node import PoolNode
 from kvcore.clock import Clock
 from kvcore.errors import CacheError
 from kvcore.ids import BlockKey
+from kvcore.layout import KvCodec
 from kvcore.location import Location, Tier
-from kvcore.request import HitTokens
+from kvcore.request import GenerateRequest, HitTokens
 
 _log = logging.getLogger(__name__)
-_FORGET_PESSIMISM = 1.05
-"""Each load refused as too slow raises the assumed rate a little, so that it is tried again."""
 
 
 class Tiers:
@@ -38,7 +42,9 @@ class Tiers:
 
     Attributes:
         cache_errors: count by kind (``CacheError.code``); each one was a recompute.
-        meters: what was looked for in and loaded from each tier.
+        figures: what loading and computing cost here.
+        decider: chooses what is loaded and what is computed, from the figures.
+        log: what it chose.
         finder: knows the pool nodes.
         publisher: the write-behind thread.
     """
@@ -54,7 +60,9 @@ class Tiers:
         archive: PoolNode | None = None,
     ) -> None:
         self.cache_errors: Counter[str] = Counter()
-        self.meters = {tier: TierMeter() for tier in Tier}
+        self.figures = LoadFigures(pages.layout, host=config.host, clock=clock)
+        self.decider = LoadDecider(config, pages.layout, self.figures)
+        self.log = LoadLog()
         self.finder = BlockFinder(
             host=config.host,
             directory=directory,
@@ -73,15 +81,15 @@ class Tiers:
         )
         self._policy = config.load_policy
         self._layout = pages.layout
+        self._pages = pages
+        self._refused_codecs: set[KvCodec] = set()
         self._clock = clock
         self._locate_s = Rate()
-        self._decode_rate = Rate()
         self._loader = Loader(
             pages,
             absorb=self.absorb,
             clock=clock,
-            measured=self._measured,
-            decoded=self._decode_rate.add,
+            figures=self.figures,
         )
         self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
 
@@ -112,8 +120,13 @@ class Tiers:
         with self.absorb():
             found = node.promote(keys)
         size = sum(place.length for place in found if place is not None)
-        self._measured(Tier.L4, size, self._clock.now() - began)
+        self.figures.promoted(size, self._clock.now() - began)
         return found
+
+    @property
+    def meters(self) -> dict[Tier, TierMeter]:
+        """What was looked for in and loaded from each tier."""
+        return self.figures.meters
 
     @property
     def reachable(self) -> bool:
@@ -128,11 +141,29 @@ class Tiers:
             return True
         return missing_tokens / prefill_rate > 1.0 / self._locate_s.value
 
+    def codec_of(self, request: GenerateRequest) -> KvCodec | None:
+        """Return how a request's KV is stored below L1; None where it can't be, so it is not.
+
+        That is an entropy codec on a node without tables: told once, and the answers stay exact.
+        """
+        codec = request.kv_codec or self._layout.codec
+        if self._pages.codecs.has(codec):
+            return codec
+        if codec not in self._refused_codecs:
+            self._refused_codecs.add(codec)
+            self.cache_errors["codec_unavailable"] += 1
+            _log.warning(
+                "KV of a namespace with codec %s is not cached: this model has no calibration; "
+                "run tierkv calibrate",
+                codec,
+            )
+        return None
+
     def locate(
         self, seq: EngineSequence, answer: Callable[[list[tuple[Source, ...]]], None]
     ) -> None:
         """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread."""
-        keys = seq.missing_keys()
+        keys = seq.missing_keys() if self.codec_of(seq.request) is not None else []
         self._workers.submit(self._locate, keys, seq.request.resumed_tokens > 0, answer)
 
     def _locate(
@@ -151,27 +182,41 @@ class Tiers:
         self._locate_s.add(1.0, self._clock.now() - began)
         answer(found)
 
+    def locate_chunks(
+        self, chunks: Sequence[PromptChunk], answer: Callable[[FoundChunks], None]
+    ) -> None:
+        """Find chunks that the pool holds as a whole; ``answer`` runs in a worker thread."""
+        self._workers.submit(self._locate_chunks, chunks, answer)
+
+    def _locate_chunks(
+        self, chunks: Sequence[PromptChunk], answer: Callable[[FoundChunks], None]
+    ) -> None:
+        found: FoundChunks = {}
+        try:
+            found = find_chunks(chunks, lambda keys: self.finder.find(keys, thorough=False))
+        except Exception:  # noqa: BLE001 - worker's outermost frame; no answer would hang a request.
+            self.cache_errors["internal"] += 1
+            _log.exception("looking chunks up failed")
+        answer(found)
+
     def worth_loading(self, sources: Sequence[tuple[Source, ...]], prefill_rate: float) -> bool:
         """Whether loading these blocks is estimated faster than computing them."""
-        if not sources or self._policy is LoadPolicy.NEVER:
-            return False
-        if self._policy is LoadPolicy.ALWAYS or not prefill_rate:
-            return True
-        blocks = Counter(copies[0].tier for copies in sources)
-        load_s = sum(
-            n * self._layout.stored_bytes / self._bytes_per_s(tier) for tier, n in blocks.items()
-        )
-        if self._decode_rate.value:
-            load_s += len(sources) * self._layout.stored_bytes / self._decode_rate.value
-        if load_s < len(sources) * self._layout.block_tokens / prefill_rate:
-            return True
-        for tier in blocks:
-            self.meters[tier].rate.value *= _FORGET_PESSIMISM
-        self._decode_rate.value *= _FORGET_PESSIMISM
-        return False
+        tokens = len(sources) * self._layout.block_tokens
+        codec = self._layout.codec
+        return self.decider.decide(sources, codec, start=0, stop=tokens + 1).depth > 0
 
-    def _bytes_per_s(self, tier: Tier) -> float:
-        return self.meters[tier].rate.value or ASSUMED_BYTES_PER_S[tier]
+    def avoided(self, sources: Sequence[tuple[Source, ...]]) -> None:
+        """Take note that these blocks were found and not worth loading; probe them when due."""
+        if self._policy is LoadPolicy.AUTO and sources and self.figures.refused(sources):
+            self._workers.submit(self._probe, list(sources))
+
+    def _probe(self, sources: list[tuple[Source, ...]]) -> None:
+        try:
+            probe(sources, self.figures, absorb=self.absorb, clock=self._clock)
+        except Exception:  # noqa: BLE001 - worker's outermost frame; nobody waits for a probe.
+            self.cache_errors["internal"] += 1
+            _log.exception("probing a tier failed")
+        self.figures.probed(sources[0][0])
 
     def load(
         self,
@@ -185,7 +230,9 @@ class Tiers:
 
         ``arrived`` is called after each layer, ``ended`` once, when nobody writes any more.
         """
-        job = make_job(order.pages, sources, self._layout.layers)
+        codec = self.codec_of(order.seq.request)
+        assert codec is not None, "nothing is found for a request whose KV is not stored"
+        job = make_job(order.pages, sources, self._layout.layers, codec=codec)
         self._workers.submit(self._load, job, arrived, ended)
         return job
 
@@ -200,9 +247,6 @@ class Tiers:
             _log.exception("loading blocks failed")
         job.ended.set()
         ended(job)
-
-    def _measured(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        self.meters[tier].read(size_bytes, seconds)
 
     def count_prompt(self, prompt_tokens: int, hits: HitTokens) -> None:
         """Count one request's prompt: each tier was asked for what the nearer ones lacked."""

@@ -160,6 +160,27 @@ class PathReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadChoiceStats:
+    """What came of one kind of decision of the loading controller, cumulative.
+
+    Attributes:
+        choice: ``load`` all that was found, ``part`` of it, ``compute`` instead, or ``blend``.
+        decisions: how often it was chosen.
+        measured: how many of them had a prediction and a first token.
+        predicted_s: seconds to the first token, as predicted, of those.
+        actual_s: the same, as it was.
+        error_s: absolute differences of the two.
+    """
+
+    choice: str
+    decisions: int = 0
+    measured: int = 0
+    predicted_s: float = 0.0
+    actual_s: float = 0.0
+    error_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """What a node says with each heartbeat.
 
@@ -171,6 +192,7 @@ class NodeReport:
         transfer_bytes_out: bytes given out over the data plane.
         transfer_errors: failed transfers.
         paths: of a compute node, one for each pool node it uses; of a pool node, its doors.
+        load_choices: what a compute node's loading controller decided, by kind.
     """
 
     load: NodeLoad = NodeLoad()
@@ -180,3 +202,4 @@ class NodeReport:
     transfer_bytes_out: int = 0
     transfer_errors: int = 0
     paths: tuple[PathReport, ...] = ()
+    load_choices: tuple[LoadChoiceStats, ...] = ()

@@ -1,0 +1,122 @@
+"""Applies the load policy and the figures of this node to one prompt.
+
+Translates the engine's words (sources, tokens ahead) to the controller's (runs, lines, costs). With
+policy ``auto`` the smallest predicted makespan wins; ``always`` and ``never`` are only predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compute.blend_controller import BlendDecision, BlendWork, choose_ratio
+from compute.config import ComputeConfig, LoadPolicy
+from compute.finder import Source
+from compute.fit import StepCost
+from compute.load_controller import LoadDecision, Prompt, choose, choose_depth
+from compute.load_figures import LoadFigures
+from kvcore.layout import BlockLayout, KvCodec
+
+_LEAST_PATIENCE_S = 0.5
+_PATIENCE = 1.5
+"""A load is given up when it takes so many times what computing would have taken."""
+_UNKNOWN = StepCost(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What stands before a prompt on its node.
+
+    Attributes:
+        tokens: tokens that are computed before its own.
+        load_s: seconds until a loader is free for it.
+    """
+
+    tokens: int = 0
+    load_s: float = 0.0
+
+
+class LoadDecider:
+    """Decides what of a prompt is loaded; stateless but for the figures."""
+
+    def __init__(self, config: ComputeConfig, layout: BlockLayout, figures: LoadFigures) -> None:
+        self._policy = config.load_policy
+        self._timeout_s = config.load_timeout_s
+        self._step_tokens = config.max_batch_tokens
+        self._threads = config.load_threads
+        self._layout = layout
+        self._figures = figures
+
+    def decide(
+        self,
+        sources: Sequence[tuple[Source, ...]],
+        codec: KvCodec,
+        *,
+        start: int,
+        stop: int,
+        ahead: Ahead = Ahead(),
+    ) -> LoadDecision:
+        """Choose how many of the blocks behind ``start`` to load for a prompt up to ``stop``."""
+        runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
+        prompt = self._prompt(start, stop, ahead)
+        if not sources or self._policy is LoadPolicy.NEVER:
+            return choose(prompt, [], [])
+        if self._policy is LoadPolicy.ALWAYS or prompt.cost is _UNKNOWN:
+            return choose_depth(prompt, runs, level, len(sources))
+        return choose(prompt, runs, [level])
+
+    def decide_blend(
+        self,
+        sources: Sequence[tuple[Source, ...]],
+        codec: KvCodec,
+        work: BlendWork,
+        *,
+        start: int,
+        stop: int,
+        ahead: Ahead = Ahead(),
+    ) -> BlendDecision:
+        """Choose whether to blend, and how much of the reused tokens to compute again.
+
+        Args:
+            sources: chunk blocks that must be loaded; empty when all are in L1.
+            codec: how they are stored.
+            work: what blending would compute.
+            start: leading tokens with exact KV.
+            stop: tokens of the prompt.
+            ahead: what stands before it.
+        """
+        prompt = self._prompt(start, stop, ahead)
+        runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
+        decision = choose_ratio(prompt, work, runs, level)
+        if self._policy is LoadPolicy.NEVER and sources:
+            return replace(decision, recompute_ratio=None, predicted_s=decision.compute_s)
+        if self._policy is LoadPolicy.AUTO and prompt.cost is not _UNKNOWN:
+            return decision
+        return replace(decision, recompute_ratio=work.min_ratio)
+
+    def patience_s(self, compute_s: float) -> float:
+        """Return how long a load may take whose tokens could be computed in ``compute_s``.
+
+        So a path that got slow costs a bounded multiple of computing, once: it is remembered.
+        """
+        if self._policy is not LoadPolicy.AUTO or not compute_s:
+            return self._timeout_s
+        return min(self._timeout_s, max(_LEAST_PATIENCE_S, _PATIENCE * compute_s))
+
+    def load_wait_s(self, busy_s: Sequence[float]) -> float:
+        """Return when a loader is free if loads under way end in ``busy_s`` seconds each."""
+        waiting = len(busy_s) - self._threads
+        return max(0.0, sorted(busy_s)[waiting]) if waiting >= 0 else 0.0
+
+    def _prompt(self, start: int, stop: int, ahead: Ahead) -> Prompt:
+        cost = self._figures.steps.cost or _UNKNOWN
+        return Prompt(
+            start=start,
+            stop=stop,
+            block_tokens=self._layout.block_tokens,
+            layers=self._layout.layers,
+            step_tokens=self._step_tokens,
+            cost=cost,
+            compute_from_s=cost.per_token_s * ahead.tokens,
+            load_from_s=ahead.load_s,
+        )

@@ -1,0 +1,172 @@
+"""What loading and computing cost on this node, as loaders and steps measured it.
+
+Loader threads and the engine feed it, the loading controller reads it. A path that is avoided is
+not measured any more, so it is probed now and then: a bounded read for which no request waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from compute.finder import Source
+from compute.fit import Line, LineFit, StepCostFit
+from compute.load_controller import Level, Run
+from compute.meter import Rate, TierMeter
+from kvcore.clock import Clock
+from kvcore.ids import HostId, NodeId
+from kvcore.layout import BlockLayout, KvCodec
+from kvcore.location import Location, Tier
+
+ASSUMED = {Tier.L2: Line(0.0, 2e9), Tier.L3: Line(0.0, 5e8), Tier.L4: Line(0.0, 2e8)}
+"""Until measured: optimistic, so that the first load happens and is measured."""
+PROBE_REFUSALS = 8
+PROBE_PAUSE_S = 5.0
+"""A path is probed after so many refusals, or so long, without a measurement."""
+PROBE_BYTES = 1 << 20
+PROBE_S = 0.05
+"""What a probe reads at most, in bytes and in predicted seconds; one layer of one block at least.
+"""
+_FORGET_PESSIMISM = 1.05
+"""Decoding can't be probed: each refusal raises its assumed rate a little, until it is tried."""
+
+
+@dataclass(slots=True)
+class _Path:
+    """Reads of one kind, and how often they were avoided since the last one."""
+
+    fit: LineFit
+    refusals: int = 0
+    probing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a copy is reached: blocks with equal ones are loaded by the same calls."""
+
+    node: NodeId
+    tier: Tier
+    read: Tier
+    rests: bool
+
+
+class LoadFigures:
+    """Figures of one node. Each assignment is whole under the interpreter lock.
+
+    Attributes:
+        meters: what was looked for in and loaded from each tier, for the views.
+        steps: what computing costs.
+    """
+
+    def __init__(self, layout: BlockLayout, *, host: HostId, clock: Clock) -> None:
+        self.meters = {tier: TierMeter() for tier in Tier}
+        self.steps = StepCostFit()
+        self._layout = layout
+        self._host = host
+        self._clock = clock
+        self._reads = {tier: _Path(LineFit(reads_per_load=layout.layers)) for tier in Tier}
+        self._promotions = _Path(LineFit())
+        self._decodes: dict[KvCodec, Rate] = {}
+
+    def read(self, tier: Tier, size_bytes: int, seconds: float) -> None:
+        """Take in that one layer of some blocks was read."""
+        self.meters[tier].read(size_bytes, seconds)
+        self._learn(self._reads[tier], size_bytes, seconds)
+
+    def lost(self, tier: Tier, size_bytes: int, seconds: float) -> None:
+        """Take in that a read took this long and came to nothing, or did not end yet."""
+        self._learn(self._reads[tier], size_bytes, seconds)
+
+    def gave_up(self, sources: Sequence[tuple[Source, ...]], seconds: float) -> None:
+        """Take in that a load did not end in time: not even one layer of it, as far as we know."""
+        ways: dict[int, tuple[_Path, int]] = {}
+        for copies in sources:
+            if copies:
+                path, size = self._path(copies[0]), self._read_size(copies[0])
+                ways[id(path)] = (path, ways.get(id(path), (path, 0))[1] + size)
+        for path, size in ways.values():
+            self._learn(path, size, seconds)
+
+    def _read_size(self, source: Source) -> int:
+        """Return what one read moves of a block: all that rests, one layer of what does not."""
+        if source.location is None:
+            return self._layout.stored_bytes
+        return self.layer_bytes(source.location)
+
+    def promoted(self, size_bytes: int, seconds: float) -> None:
+        """Take in that blocks were brought from a node's disk into its memory."""
+        self.meters[Tier.L4].read(size_bytes, seconds)
+        self._learn(self._promotions, size_bytes, seconds)
+
+    def decoded(self, codec: KvCodec, size_bytes: int, seconds: float) -> None:
+        """Take in that stored bytes were decoded, or copied to where the pages are."""
+        self._decodes.setdefault(codec, Rate()).add(size_bytes, seconds)
+
+    def _learn(self, path: _Path, size_bytes: int, seconds: float) -> None:
+        path.fit.add(size_bytes, seconds, now=self._clock.now())
+        path.refusals = 0
+
+    def line(self, tier: Tier) -> Line:
+        """Return what reading one layer of some blocks costs."""
+        return self._reads[tier].fit.line or ASSUMED[tier]
+
+    def level(self, codec: KvCodec, sources: Sequence[tuple[Source, ...]]) -> Level:
+        """Describe the form in which some blocks are stored, by the lengths they say they have."""
+        sizes = [self.layer_bytes(at) for copies in sources if (at := copies[0].location)]
+        size = sum(sizes) / len(sizes) if sizes else self._layout.stored_layer_bytes
+        rate = self._decodes.get(codec)
+        return Level(codec, size, rate.value if rate and rate.value else math.inf)
+
+    def layer_bytes(self, location: Location) -> int:
+        """Return the stored bytes of one layer of a block; not every store tells."""
+        return location.length // self._layout.layers or self._layout.stored_layer_bytes
+
+    def runs(self, sources: Sequence[tuple[Source, ...]]) -> list[Run]:
+        """Group a chain by where the best copy of each block is."""
+        groups = groupby((copies[0] for copies in sources), self.way)
+        return [self._run(way, len(list(copies))) for way, copies in groups]
+
+    def _run(self, way: Way, blocks: int) -> Run:
+        promote = self._promotions.fit.line or ASSUMED[Tier.L4] if way.rests else None
+        place = f"{way.node}/{way.tier}/{way.rests}"
+        return Run(way.tier, blocks, self.line(way.read), promote, place)
+
+    def way(self, source: Source) -> Way:
+        """A copy that rests, or did until a moment ago, is read in its node's memory."""
+        in_memory = Tier.L2 if source.node.host == self._host else Tier.L3
+        read = source.tier if source.key is None else in_memory
+        return Way(source.node.node_id, source.tier, read, source.location is None)
+
+    def refused(self, sources: Sequence[tuple[Source, ...]]) -> bool:
+        """Take note that these blocks were not worth loading; True: the first is to be probed.
+
+        Whoever probes it says how that went (``read``, ``lost``, ``promoted``), then ``probed``.
+        """
+        source = sources[0][0]
+        for rate in self._decodes.values():
+            rate.value *= _FORGET_PESSIMISM
+        path = self._path(source)
+        path.refusals += 1
+        age_s = self._clock.now() - path.fit.measured_at_s
+        if path.probing or (path.refusals < PROBE_REFUSALS and age_s < PROBE_PAUSE_S):
+            return False
+        path.probing = True
+        return True
+
+    def probed(self, source: Source) -> None:
+        """Take note that a probe ended."""
+        path = self._path(source)
+        path.refusals = 0
+        path.probing = False
+
+    def _path(self, source: Source) -> _Path:
+        way = self.way(source)
+        return self._promotions if way.rests else self._reads[way.read]
+
+    def probe_blocks(self, sources: Sequence[tuple[Source, ...]]) -> int:
+        """Return how many of these blocks, one layer each, a probe may read."""
+        line, level = self.line(self.way(sources[0][0]).read), self.level(KvCodec.NONE, sources)
+        size_bytes = min(PROBE_BYTES, PROBE_S * line.bytes_per_s)
+        return max(1, min(len(sources), int(size_bytes / level.layer_bytes)))
