@@ -36,6 +36,8 @@ def activity_row(pid: int, client: ClientInfo, activity: Activity) -> Row:
         "errors": stats.errors,
         "prompt_tokens": stats.prompt_tokens,
         "cached_tokens": stats.hit_tokens.total,
+        "blended_tokens": stats.blended_tokens,
+        "recomputed_tokens": stats.recomputed_tokens,
         "completion_tokens": stats.completion_tokens,
         "query_start": timestamp(started) if started else None,
         "query": activity.query,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from kvcore.node import ModelInfo, TierStats
-from metaserver.client import BlockListing, BlockRecord, NodeState
+from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
 
 MAX_LISTED_BLOCKS = 100_000
 """Blocks shown by tierkv.kvcache_blocks; the stat views count all."""
@@ -44,6 +44,8 @@ class ClusterSource(Protocol):
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 
+    async def namespaces(self) -> tuple[Namespace, ...]: ...
+
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
 
@@ -57,6 +59,8 @@ async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> lis
     """
     if view == "models":
         return [_model(model) for model in await source.models()]
+    if view == "namespaces":
+        return [_namespace(namespace) for namespace in await source.namespaces()]
     if view == "settings":
         return [
             {
@@ -174,6 +178,21 @@ def _model(model: ModelInfo) -> Row:
         "kv_codec": str(model.layout.codec),
         "stored_block_bytes": model.layout.stored_bytes,
         "folder": model.folder,
+        "blend_refusal": model.blend_refusal,
+    }
+
+
+def _namespace(namespace: Namespace) -> Row:
+    policy = namespace.policy
+    return {
+        "name": namespace.name,
+        "tenants": ", ".join(namespace.tenants or (namespace.name,)),
+        "cache_enabled": namespace.cache_enabled,
+        "kv_codec": None if policy.kv_codec is None else str(policy.kv_codec),
+        "blend": policy.blend,
+        "recompute_ratio": policy.recompute_ratio,
+        "selector": str(policy.selector),
+        "gradual": policy.gradual,
     }
 
 

@@ -21,6 +21,7 @@ from kvcore.errors import (
     RowLevelError,
     TierKVError,
 )
+from kvcore.request import BlendSelector
 
 T = TypeVar("T")
 
@@ -36,6 +37,9 @@ class CallDefaults:
         timeout_s: time for one call; 0.0 is no limit.
         prefix_order: run neighbours in the prefix tree one after the other.
         max_concurrency: calls in flight.
+        blend: False answers exactly where a call does not ask for blending itself.
+        recompute_ratio: None takes the namespace's; ``selector`` too.
+        chunk_separator: see TextCall.
     """
 
     model: str | None = None
@@ -48,6 +52,10 @@ class CallDefaults:
     prefix_order: bool = True
     max_concurrency: int = 64
     tenant: str = "default"
+    blend: bool = True
+    recompute_ratio: float | None = None
+    selector: BlendSelector | None = None
+    chunk_separator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,11 @@ def text_call(call: AiCall, defaults: CallDefaults) -> TextCall:
         tenant=defaults.tenant,
         priority=_given(options.priority, 0),
         use_cache=_given(options.cache, defaults.cache),
+        documents=call.documents,
+        chunk_separator=defaults.chunk_separator,
+        blend=options.blend if defaults.blend else bool(options.blend),
+        recompute_ratio=_given(options.recompute_ratio, defaults.recompute_ratio),
+        selector=_given(options.selector, defaults.selector),
     )
 
 
@@ -98,14 +111,19 @@ async def evaluate(
     generator: TextGenerator,
     defaults: CallDefaults,
     on_outcome: Callable[[AiCall, Outcome], None],
+    on_prepared: Callable[[PreparedCall], None] = lambda prepared: None,
 ) -> None:
     """Run every call once and hand each outcome to ``on_outcome`` as it comes.
+
+    ``on_prepared`` is told each call as it will be sent, before the first one is.
 
     Raises:
         TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
             error that ``on_outcome`` raises ends the batch the same way.
     """
     prepared = await _prepare(calls, generator, defaults, on_outcome)
+    for _, ready in prepared:
+        on_prepared(ready)
     jobs = _ordered(prepared, defaults)
     waiting = iter(jobs)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dbfront.answers import AiCall, AnswerBook
 from dbfront.command_tag import client_result
-from dbfront.contracts import Column, Notice, StatementResult, TextGenerator
+from dbfront.contracts import Column, Notice, PreparedCall, StatementResult, TextGenerator
 from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
 from dbfront.evaluation import CallDefaults, Outcome, RowFailure, evaluate, text_call
 from dbfront.explain import ai_plan_text
@@ -122,6 +122,7 @@ class _Replay:
         self.book = AnswerBook(plan.forms)
         self.errors: list[str] = []
         self.stopped_at_default_length = 0
+        self.blend_refusal = ""
         self._calls_total = 0
         self._engine_error: TierKVError | None = None
 
@@ -228,9 +229,18 @@ class _Replay:
         self._report("llm")
         started = self.context.clock.now()
         try:
-            await evaluate(batch, self.context.generator, self.context.defaults, self._outcome)
+            await evaluate(
+                batch,
+                self.context.generator,
+                self.context.defaults,
+                self._outcome,
+                self._prepared,
+            )
         finally:
             self.stats.llm_s += self.context.clock.now() - started
+
+    def _prepared(self, prepared: PreparedCall) -> None:
+        self.blend_refusal = self.blend_refusal or prepared.blend_refusal
 
     def _outcome(self, call: AiCall, outcome: Outcome) -> None:
         """Note one outcome; raise when this failure is one too many."""
@@ -294,6 +304,15 @@ class _Replay:
                     "NOTICE",
                     f"{self.stopped_at_default_length} of {self._calls_total} answers were cut at "
                     f"tierkv.max_tokens = {self.context.defaults.max_tokens}",
+                )
+            )
+        if self.blend_refusal:
+            notices.append(
+                Notice(
+                    "NOTICE",
+                    f"documents were not blended: {self.blend_refusal}",
+                    detail="The answers are exact.",
+                    hint="tierkv namespace set NAME --blend on allows it.",
                 )
             )
         return tuple(notices)

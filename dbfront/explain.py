@@ -29,6 +29,7 @@ def ai_plan_text(plan: StatementPlan, defaults: CallDefaults, analyzed: AiStats 
             f"  prompt tokens {analyzed.prompt_tokens}, completion tokens "
             f"{analyzed.completion_tokens}, hit tokens L1 {hits.l1} L2 {hits.l2} "
             f"L3 {hits.l3} L4 {hits.l4}",
+            *_blended_lines(analyzed),
             f"  mean TTFT {analyzed.mean_ttft_s * 1000:.1f} ms, engine "
             f"{analyzed.engine_s * 1000:.1f} ms, models {analyzed.llm_s * 1000:.1f} ms",
         ]
@@ -42,5 +43,21 @@ def _site_line(site: CallSite, defaults: CallDefaults) -> str:
         model = site.form.params.model or defaults.model or "default"
     return (
         f"  call {site.number}: {site.function} in {site.clause}, "
-        f"stage {site.stage + 1}, model {model}"
+        f"stage {site.stage + 1}, model {model}{_documents(site)}"
     )
+
+
+def _documents(site: CallSite) -> str:
+    if not site.form.documents:
+        return ""
+    count = site.form.document_count
+    return ", documents per row" if count is None else f", documents {count}"
+
+
+def _blended_lines(stats: AiStats) -> list[str]:
+    if not stats.blended_tokens and not stats.recomputed_tokens:
+        return []
+    return [
+        f"  blended: {stats.blended_tokens} tokens reused out of place, "
+        f"{stats.recomputed_tokens} computed again; answers are approximate"
+    ]

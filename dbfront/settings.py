@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dbfront.evaluation import CallDefaults
+from kvcore.request import BlendSelector
 from sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
 
 
@@ -99,6 +100,12 @@ class SessionSettings:
             prefix_order=bool(self.get("tierkv.prefix_order")),
             max_concurrency=int(self.get("tierkv.max_concurrency") or 1),
             tenant=tenant,
+            blend=bool(self.get("tierkv.blend")),
+            recompute_ratio=float(ratio) if (ratio := self.get("tierkv.recompute_ratio")) else None,
+            selector=BlendSelector(str(selector))
+            if (selector := self.get("tierkv.selector"))
+            else None,
+            chunk_separator=str(self.get("tierkv.chunk_separator")),
         )
 
     def _source(self, name: str) -> str:

@@ -19,6 +19,8 @@ class AiStats:
         prompt_tokens: of answered calls.
         completion_tokens: of answered calls.
         hit_tokens: prompt tokens not computed, by tier.
+        blended_tokens: those of chunks computed elsewhere; answers are approximate with any.
+        recomputed_tokens: reused tokens of chunks that were computed again.
         ttft_sum_s: sum of times to first token; see ``mean_ttft_s``.
         rounds: how often the engine ran the statement.
         engine_s: seconds in the engine.
@@ -32,6 +34,8 @@ class AiStats:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     hit_tokens: HitTokens = field(default_factory=HitTokens)
+    blended_tokens: int = 0
+    recomputed_tokens: int = 0
     ttft_sum_s: float = 0.0
     rounds: int = 0
     engine_s: float = 0.0
@@ -55,6 +59,8 @@ class AiStats:
         self.prompt_tokens += answer.usage.prompt_tokens
         self.completion_tokens += answer.usage.completion_tokens
         self.hit_tokens = self.hit_tokens + answer.usage.hit_tokens
+        self.blended_tokens += answer.usage.blended_tokens
+        self.recomputed_tokens += answer.usage.recomputed_tokens
         self.ttft_sum_s += answer.ttft_s
 
     def add_failure(self) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvcore import limits
 from kvcore.errors import FeatureNotSupportedError, UdfArgumentError
-from sql.functions import AI_FUNCTIONS, ENGINE_PREFIX, AiFunction
+from sql.functions import AI_FUNCTIONS, DOCUMENTS, ENGINE_PREFIX, AiFunction
 from sql.lexer import Token, TokenKind, closing_index, depth_change, name_value
 from sql.literals import NotConstantError, literal_value
 from sql.options import CallOptions, parse_options
@@ -35,6 +36,8 @@ class FoundCall:
     Attributes:
         per_row: model, system_prompt or options are not all constant.
         options: the constant options; empty when they are computed per row.
+        documents: the call has documents, or may have: a column can be NULL.
+        document_count: how many, where they are constant.
     """
 
     function: AiFunction
@@ -43,6 +46,8 @@ class FoundCall:
     arguments: dict[str, Argument]
     per_row: bool
     options: CallOptions
+    documents: bool = False
+    document_count: int | None = None
 
     def constant(self, parameter: str) -> str | None:
         """Return a constant argument's text, None when it was not given."""
@@ -102,7 +107,8 @@ def _checked(
     function: AiFunction,
     arguments: dict[str, Argument],
 ) -> FoundCall:
-    extras = {name: arguments[name] for name in function.parameters[1:] if name in arguments}
+    settings = [name for name in function.parameters[1:] if name != DOCUMENTS]
+    extras = {name: arguments[name] for name in settings if name in arguments}
     per_row = not all(argument.constant for argument in extras.values())
     options = CallOptions()
     for name, argument in extras.items():
@@ -116,7 +122,27 @@ def _checked(
                 raise _wrong(token, f"{function.name}: {error.message}", error.hint) from None
         elif argument.value is not None and not isinstance(argument.value, str):
             raise _wrong(token, f"{function.name}: {name} must be text")
-    return FoundCall(function, index, close + 1, arguments, per_row, options)
+    count = _document_count(tokens, function, arguments.get(DOCUMENTS))
+    has_documents = DOCUMENTS in arguments and count != 0
+    return FoundCall(function, index, close + 1, arguments, per_row, options, has_documents, count)
+
+
+def _document_count(
+    tokens: list[Token], function: AiFunction, argument: Argument | None
+) -> int | None:
+    """Count constant documents; None when only the engine knows them."""
+    if argument is None or not argument.constant:
+        return None
+    token, value = tokens[argument.first], argument.value
+    hint = "Write documents => ['...', '...'], or name a column of lists."
+    if not isinstance(value, list | None) or any(
+        isinstance(item, list | dict) for item in value or ()
+    ):
+        raise _wrong(token, f"{function.name}: {DOCUMENTS} must be a list of text", hint)
+    if value is not None and len(value) > limits.MAX_CHUNKS:
+        most = f"at most {limits.MAX_CHUNKS} are allowed"
+        raise _wrong(token, f"{function.name}: {len(value)} documents were given, {most}")
+    return len(value or ())
 
 
 def _refuse_modifiers(tokens: list[Token], index: int, close: int, function: AiFunction) -> None:

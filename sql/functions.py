@@ -20,18 +20,24 @@ class AiFunction:
     parameters: tuple[str, ...]
 
 
-AI_GENERATE: Final = AiFunction("ai_generate", ("prompt", "model", "system_prompt", "options"))
+DOCUMENTS: Final = "documents"
+"""A list of text: like the prompt it is data, which comes with each row."""
+
+AI_GENERATE: Final = AiFunction(
+    "ai_generate", ("prompt", "model", "system_prompt", "options", DOCUMENTS)
+)
 
 AI_FUNCTIONS: Final[dict[str, AiFunction]] = {AI_GENERATE.name: AI_GENERATE}
 
 
-def engine_function(*, per_row: bool, kept_in_place: bool) -> str:
+def engine_function(*, per_row: bool, kept_in_place: bool, documents: bool) -> str:
     """Name the engine function that looks a call up.
 
     Args:
+        documents: it takes a list of documents as its last argument.
         per_row: model, system prompt or options are computed per row, not constant.
         kept_in_place: register as volatile: the engine neither folds it at plan time nor pushes it
             below joins and semi-joins, where it would run for rows nobody asks about.
     """
     shape = "row" if per_row else "call"
-    return f"{ENGINE_PREFIX}{shape}{'_kept' if kept_in_place else ''}"
+    return f"{ENGINE_PREFIX}{shape}{'_docs' * documents}{'_kept' * kept_in_place}"

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kvcore import limits
 from kvcore.errors import UdfArgumentError
+from kvcore.request import BlendSelector
 from sql.suggest import did_you_mean
 
 
@@ -29,6 +30,9 @@ class CallOptions:
         cache: False neither reads nor publishes KV.
         timeout_ms: time for this call; 0 is no limit.
         priority: lower runs earlier.
+        blend: False answers exactly although the namespace blends documents; True asks for it.
+        recompute_ratio: share of reused document tokens computed again, at least.
+        selector: which of them.
     """
 
     temperature: float | None = None
@@ -39,6 +43,9 @@ class CallOptions:
     cache: bool | None = None
     timeout_ms: int | None = None
     priority: int | None = None
+    blend: bool | None = None
+    recompute_ratio: float | None = None
+    selector: BlendSelector | None = None
 
 
 def parse_options(value: Any) -> CallOptions:
@@ -125,6 +132,12 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
+def _selector(value: Any) -> BlendSelector:
+    if value not in tuple(BlendSelector):
+        raise ValueError(f"must be one of {', '.join(BlendSelector)}")
+    return BlendSelector(value)
+
+
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "temperature": _number(0, 2),
     "top_p": _number(0, 1, open_low=True),
@@ -134,4 +147,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "cache": _flag,
     "timeout_ms": _integer(0, 86_400_000),
     "priority": _integer(-100, 100),
+    "blend": _flag,
+    "recompute_ratio": _number(0, 1, open_low=True),
+    "selector": _selector,
 }

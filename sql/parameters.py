@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sql.functions import DOCUMENTS
 from sql.lexer import Token, TokenKind, tokenize
 from sql.rewrite import parameter_names
 
@@ -44,11 +45,14 @@ def _type_at(tokens: list[Token], index: int) -> str:
     after = [token.upper for token in tokens[index + 1 : index + 3]]
     if before in ("LIMIT", "OFFSET"):
         return "BIGINT"
+    if before in ("=>", ":=") and tokens[index - 2].upper == DOCUMENTS.upper():
+        return "VARCHAR[]"
     if len(after) == 2 and (
         after[0] == "::"
         or (after[0] == "AS" and before == "(" and tokens[index - 2].upper == "CAST")
     ):
         if tokens[index + 2].kind is not TokenKind.WORD:
             return _UNKNOWN
-        return _TYPES.get(after[1], after[1])
+        is_list = [token.text for token in tokens[index + 3 : index + 5]] == ["[", "]"]
+        return _TYPES.get(after[1], after[1]) + "[]" * is_list
     return _UNKNOWN

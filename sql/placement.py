@@ -243,6 +243,7 @@ _PLAIN_OUTPUTS: Final = (
     exp.Binary,
     exp.Substring,
     exp.Kwarg,
+    exp.Array,
 )
 _STRICT: Final = (exp.Lower, exp.Upper, exp.Trim, exp.Cast, exp.Length, exp.Paren)
 _COMPARISONS: Final = (

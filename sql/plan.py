@@ -53,6 +53,8 @@ class CallForm:
         per_row: model, system prompt or options come with each row.
         stage: lowest stage of its calls.
         filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
+        documents: a list of documents comes with each row.
+        document_count: how many, where they are constant.
     """
 
     key: int
@@ -60,6 +62,8 @@ class CallForm:
     per_row: bool
     stage: int
     filters: bool
+    documents: bool = False
+    document_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,10 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
         text,
         tokens,
         {
-            call.first: (call, CallRendering(site.form.key, site.form.per_row, kept))
+            call.first: (
+                call,
+                CallRendering(site.form.key, site.form.per_row, kept, site.form.documents),
+            )
             for call, (site, kept) in zip(calls, sites, strict=True)
         },
         missing_aliases(text, tokens, calls),
@@ -296,6 +303,8 @@ def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
         per_row=call.per_row,
         stage=min(place.stage for place in places),
         filters=all(place.filters for place in places),
+        documents=call.documents,
+        document_count=call.document_count,
     )
 
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sql.calls import FoundCall
-from sql.functions import engine_function
+from sql.functions import DOCUMENTS, engine_function
 from sql.lexer import Token, TokenKind
+
+_CASTS: Final = {
+    "options": ("CAST(to_json(", ") AS VARCHAR)"),
+    DOCUMENTS: ("CAST(", " AS VARCHAR[])"),
+}
 
 Piece = str | tuple[int, int]
 """Literal text, or the tokens ``[first, last)`` of the statement."""
@@ -48,6 +54,7 @@ class CallRendering:
     key: int
     per_row: bool
     kept_in_place: bool
+    documents: bool = False
 
 
 def parameter_names(tokens: Sequence[Token]) -> dict[int, str]:
@@ -124,10 +131,18 @@ class SqlRewriter:
         self._copy(copied, self.tokens[last - 1].end)
 
     def _call(self, call: FoundCall, rendering: CallRendering) -> None:
-        name = engine_function(per_row=rendering.per_row, kept_in_place=rendering.kept_in_place)
+        name = engine_function(
+            per_row=rendering.per_row,
+            kept_in_place=rendering.kept_in_place,
+            documents=rendering.documents,
+        )
         self._mark(self.tokens[call.first].start)
         self._insert(f"{name}({rendering.key}, ")
-        parameters = call.function.parameters if rendering.per_row else call.function.parameters[:1]
+        parameters = [
+            name
+            for position, name in enumerate(call.function.parameters)
+            if (rendering.documents if name == DOCUMENTS else rendering.per_row or position == 0)
+        ]
         for position, parameter in enumerate(parameters):
             self._insert(", " if position else "")
             self._argument(call, parameter)
@@ -140,11 +155,7 @@ class SqlRewriter:
             return
         # to_json keeps JSON as it is and makes JSON of a STRUCT; text becomes a JSON string that
         # the front decodes twice.
-        opening, closing = (
-            ("CAST(to_json(", ") AS VARCHAR)")
-            if parameter == "options"
-            else ("CAST(", " AS VARCHAR)")
-        )
+        opening, closing = _CASTS.get(parameter, ("CAST(", " AS VARCHAR)"))
         self._insert(opening)
         self._range(argument.first, argument.last)
         self._insert(closing)

@@ -13,6 +13,7 @@ from typing import Final
 
 from kvcore import limits
 from kvcore.errors import SqlError, SqlSyntaxError, UserError
+from kvcore.request import BlendSelector
 from sql.lexer import Token, TokenKind, string_value
 from sql.suggest import did_you_mean
 
@@ -129,7 +130,7 @@ def _name(text: str) -> str:
 def _choice(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
+            raise ValueError(f"must be one of {', '.join(filter(None, choices))}")
         return text.lower()
 
     return parse
@@ -170,6 +171,15 @@ def _real(low: float, high: float) -> Callable[[str], float]:
         return number
 
     return parse
+
+
+def _ratio(text: str) -> float | None:
+    if text == "":
+        return None
+    number = _real(0, 1)(text)
+    if not number:
+        raise ValueError("must be above 0, up to 1")
+    return number
 
 
 def _seconds(text: str) -> float:
@@ -225,5 +235,29 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
             _real(0, 1),
         ),
         SettingSpec("tierkv.cache", True, "read and publish KV; off for comparison", _on_off),
+        SettingSpec(
+            "tierkv.blend",
+            True,
+            "reuse documents at any position where the namespace allows it; off: exact answers",
+            _on_off,
+        ),
+        SettingSpec(
+            "tierkv.recompute_ratio",
+            None,
+            "least share of reused document tokens computed again; empty: the namespace's",
+            _ratio,
+        ),
+        SettingSpec(
+            "tierkv.selector",
+            "",
+            f"which of them: {', '.join(BlendSelector)}; empty: the namespace's",
+            _choice("", *BlendSelector),
+        ),
+        SettingSpec(
+            "tierkv.chunk_separator",
+            "",
+            "what stands between two of these in a prompt is a document; empty: nothing",
+            _text,
+        ),
     )
 }

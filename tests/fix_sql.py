@@ -69,8 +69,9 @@ def answer_text(prompt: str | None, model: str = "tiny", system: str = "") -> st
 class InstantGenerator:
     """A model that answers at once and remembers what it was asked.
 
-    ``failing`` maps text in a prompt to the error its call raises. With ``gate`` set, answers wait
-    for it; ``started`` is set when the first one does.
+    ``failing`` maps text in a prompt to the error its call raises; ``blend_refusal`` is told to
+    calls that ask for blending. With ``gate`` set, answers wait for it; ``started`` is set when the
+    first one does.
     """
 
     served: tuple[ModelInfo, ...] = (make_model(), make_model("other"))
@@ -79,6 +80,7 @@ class InstantGenerator:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     prompts: list[str] = field(default_factory=list)
     calls: list[TextCall] = field(default_factory=list)
+    blend_refusal: str = ""
     cancelled: int = 0
     most_running: int = 0
     _running: int = 0
@@ -104,7 +106,8 @@ class InstantGenerator:
             tenant=call.tenant,
             sampling=SamplingParams(max_tokens=call.max_tokens or 1),
         )
-        return PreparedCall(call, model, request)
+        refusal = self.blend_refusal if call.blend else ""
+        return PreparedCall(call, model, request, refusal)
 
     async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
         prompt = _user_prompt(prepared.call)
@@ -155,7 +158,8 @@ def _text(call: TextCall) -> str:
 
 
 def _user_prompt(call: TextCall) -> str:
-    return call.messages[-1].content if call.messages else call.prompt or ""
+    prompt = call.messages[-1].content if call.messages else call.prompt or ""
+    return "\n".join((*call.documents, prompt))
 
 
 def _system(call: TextCall) -> str:

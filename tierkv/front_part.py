@@ -21,7 +21,7 @@ from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
 from kvcore.errors import DirectoryUnavailableError, NoNodeError
 from kvcore.node import ModelInfo, NodeInfo
-from metaserver.client import BlockListing, MetaClient, NodeState
+from metaserver.client import BlockListing, MetaClient, Namespace, NodeState
 from scheduler.cluster_view import ClusterView
 from scheduler.dispatcher import Dispatcher
 from tierkv.config import LoadedConfig, list_entries
@@ -63,6 +63,11 @@ class MetaSource:
         """Copies of blocks, at most ``limit``."""
         with _no_directory_is_no_view():
             return await self.meta.list_blocks(limit)
+
+    async def namespaces(self) -> tuple[Namespace, ...]:
+        """Namespaces that were made; tenants without one have the defaults."""
+        with _no_directory_is_no_view():
+            return await self.meta.list_namespaces()
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Models that nodes serve."""

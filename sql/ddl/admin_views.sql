@@ -30,7 +30,20 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_models'), '[]'), '[{
     "block_bytes":"BIGINT",
     "kv_codec":"VARCHAR",
     "stored_block_bytes":"BIGINT",
-    "folder":"VARCHAR"
+    "folder":"VARCHAR",
+    "blend_refusal":"VARCHAR"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.namespaces AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_namespaces'), '[]'), '[{
+    "name":"VARCHAR",
+    "tenants":"VARCHAR",
+    "cache_enabled":"BOOLEAN",
+    "kv_codec":"VARCHAR",
+    "blend":"BOOLEAN",
+    "recompute_ratio":"DOUBLE",
+    "selector":"VARCHAR",
+    "gradual":"BOOLEAN"
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.nodes AS
@@ -69,6 +82,8 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_stat_activity'), '[]'), '[{
     "errors":"BIGINT",
     "prompt_tokens":"BIGINT",
     "cached_tokens":"BIGINT",
+    "blended_tokens":"BIGINT",
+    "recomputed_tokens":"BIGINT",
     "completion_tokens":"BIGINT",
     "query_start":"TIMESTAMP",
     "query":"VARCHAR"

@@ -20,6 +20,7 @@ from kvcore.errors import (
     UserError,
 )
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.layout import KvCodec
 from kvcore.location import Tier
 from kvcore.node import (
     ModelInfo,
@@ -30,7 +31,8 @@ from kvcore.node import (
     PathReport,
     TierStats,
 )
-from metaserver.client import BlockListing, BlockRecord, NodeState
+from kvcore.reuse_policy import ReusePolicy
+from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
 from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
 
 BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
@@ -394,6 +396,10 @@ class ThreeNodes:
     async def models(self) -> tuple[ModelInfo, ...]:
         return (make_model(),)
 
+    async def namespaces(self) -> tuple[Namespace, ...]:
+        policy = ReusePolicy(KvCodec.FP8, blend=True, recompute_ratio=0.3, gradual=True)
+        return (Namespace("own"), Namespace("team", ("ann", "bob"), True, policy))
+
     async def settings(self) -> tuple[SettingRow, ...]:
         return (SettingRow("front.pg_port", "5433", "default"),)
 
@@ -425,6 +431,11 @@ async def test_admin_views(generator: InstantGenerator) -> None:
     assert await rows(session, "SELECT DISTINCT paths FROM tierkv.nodes") == [
         ("dmp-0 shm: same host; no rdma: no RDMA device here; tcp: 127.0.0.1:7401",)
     ]
+    assert await rows(session, "SELECT * FROM tierkv.namespaces") == [
+        ("own", "own", True, None, False, 0.15, "hkvd", False),
+        ("team", "ann, bob", True, "fp8", True, 0.3, "hkvd", True),
+    ]
+    assert await rows(session, "SELECT blend_refusal FROM tierkv.models") == [("",)]
     assert ("front.pg_port", "5433") in await rows(
         session, "SELECT name, setting FROM tierkv.settings"
     )

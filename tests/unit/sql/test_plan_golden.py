@@ -58,9 +58,11 @@ def test_plan_is_the_golden_one(statement: str, expected: str) -> None:
 @pytest.fixture(scope="module")
 def engine() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
-    for name, count in (("call", 2), ("call_kept", 2), ("row", 5), ("row_kept", 5)):
+    shapes = {"call": 2, "call_docs": 3, "row": 5, "row_docs": 6}
+    shapes |= {f"{name}_kept": count for name, count in shapes.items()}
+    for name, count in shapes.items():
         connection.execute(
-            f"CREATE MACRO tierkv_ai_{name}({', '.join('abcde'[:count])}) AS b::VARCHAR"
+            f"CREATE MACRO tierkv_ai_{name}({', '.join('abcdef'[:count])}) AS b::VARCHAR"
         )
     connection.execute("CREATE TABLE docs (id INT PRIMARY KEY, topic INT, body VARCHAR)")
     connection.execute("CREATE TABLE topics (id INT, name VARCHAR, model VARCHAR)")
