@@ -36,6 +36,7 @@ def last_event(
     resumed = seq.request.resumed_tokens
     started = seq.started_s if seq.started_s >= 0 else now
     first = seq.first_token_s if seq.first_token_s >= 0 else now
+    blended, blend = seq.blended, seq.request.blend
     return GenerateEvent(
         token_ids=new_tokens,
         finish_reason=reason,
@@ -44,6 +45,9 @@ def last_event(
             completion_tokens=seq.generated + resumed,
             hit_tokens=seq.hit_tokens(),
             written_tokens=seq.published_tokens,
+            blended_tokens=0 if blended is None else blended.hits.total,
+            recomputed_tokens=0 if blended is None else blended.recomputed,
+            selector=None if blended is None or blend is None else blend.selector,
             kv_codec=codec if seq.request.use_cache else KvCodec.NONE,
         ),
         node_id=node_id,

@@ -122,28 +122,42 @@ class Batcher:
         self._loads: dict[int, LoadOrder] = {}
         self._claims: dict[BlockKey, int] = {}
         self._chunk_lookups: list[Sequence] = []
+        self._background: Sequence | None = None
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self._waiting)
+        """Sequences in the queue that somebody waits for."""
+        queued = self._background is not None and self._background.phase is Phase.WAITING
+        return len(self._waiting) - queued
 
     @property
     def active(self) -> int:
-        """Sequences admitted and not ended."""
-        return len(self._active)
+        """Sequences admitted and not ended that somebody waits for."""
+        background = self._background is not None and self._background.seq_id in self._active
+        return len(self._active) - background
 
     def uncomputed_tokens(self) -> int:
         """Tokens that callers wait for, queued and running; O(sequences)."""
         everyone = (*self._waiting, *self._active.values())
         return sum(seq.length - seq.computed for seq in everyone if not seq.is_background)
 
+    def tokens_ahead(self, seq: Sequence) -> int:
+        """Tokens that are computed before a sequence's own; O(active)."""
+        others = (x for x in self._active.values() if x.phase is Phase.RUNNING and x is not seq)
+        return sum(x.length - x.computed for x in others if x.rank < seq.rank)
+
     def sequences(self) -> list[Sequence]:
         """All sequences not ended."""
         return [*self._active.values(), *self._waiting]
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence; the caller has checked that it can ever fit."""
+        """Queue a sequence; the caller has checked that it can ever fit.
+
+        There may be one at a time in the background; it ends when others need its pages.
+        """
+        if seq.is_background:
+            assert self._background is None
+            self._background = seq
         insort(self._waiting, seq, key=_rank)
 
     def end(self, seq: Sequence) -> None:
@@ -153,6 +167,8 @@ class Batcher:
         elif seq.phase is not Phase.ENDED:
             self._leave(seq)
         seq.phase = Phase.ENDED
+        if seq is self._background:
+            self._background = None
 
     def located(self, seq: Sequence, blocks: int) -> LoadOrder | None:
         """Take note that ``blocks`` more blocks can be loaded; answers the order to do so."""
@@ -183,7 +199,7 @@ class Batcher:
         if not seq.hits_final:
             seq.hit_tiers.extend(tiers)
         seq.computed = seq.loaded_tokens(good)
-        seq.phase = Phase.RUNNING
+        self._prefix_ends(seq)
         self._commit(seq)
 
     def load_ended(self, order: LoadOrder) -> None:
@@ -208,7 +224,7 @@ class Batcher:
             releases; None when pages are short, and the prompt is computed exactly.
         """
         assert seq.phase is Phase.CHUNKS
-        pages = self.pool.allocate(load_blocks) if load_blocks <= self._spare_pages() else None
+        pages = self.pool.allocate(load_blocks) if load_blocks <= self.spare_pages else None
         own = None
         if pages is not None:
             own = self.pool.allocate(seq.pages_for(seq.length) - seq.num_pages)
@@ -222,12 +238,11 @@ class Batcher:
         seq.phase = Phase.BLENDING
         return pages
 
-    def blended(self, seq: Sequence) -> Chunk:
-        """Take note that a blending pass is done; answers the chunk it computed."""
+    def blended(self, seq: Sequence) -> None:
+        """Take note that a blending pass is done; its tokens are ``computed`` next."""
         assert seq.phase is Phase.BLENDING
         seq.blend = None
         seq.phase = Phase.RUNNING
-        return _chunk(seq, seq.computed, seq.length - seq.computed)
 
     def compute_exactly(self, seq: Sequence) -> None:
         """Give blending up; pages that may hold parts of it are not kept."""
@@ -312,11 +327,11 @@ class Batcher:
     def _admit(self) -> list[Sequence]:
         """Move sequences from the queue into the batch while there is room, in rank order."""
         locates: list[Sequence] = []
-        if not self._waiting or len(self._active) >= self._max_running:
+        if not self._waiting or self.active >= self._max_running:
             return locates
-        spare = self._spare_pages()
+        spare = self.spare_pages
         for seq in self._waiting[:_SCAN_LIMIT]:
-            if len(self._active) >= self._max_running:
+            if self.active >= self._max_running:
                 break
             if seq.blocked_on in self._claims:
                 continue
@@ -325,6 +340,8 @@ class Batcher:
                 continue
             needed = seq.pages_for(seq.length) - len(hits) + self.pool.unreferenced(hits)
             if needed > spare:
+                if self._background is not None:
+                    self.end(self._background)
                 break  # Nobody overtakes a request that waits for pages: it could starve.
             spare -= needed
             if self._enter(seq, hits):
@@ -332,7 +349,8 @@ class Batcher:
         self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
         return locates
 
-    def _spare_pages(self) -> int:
+    @property
+    def spare_pages(self) -> int:
         """Pages that nobody in the batch needs for the tokens it has now."""
         return self.pool.available - sum(
             max(0, seq.pages_for(seq.length) - seq.num_pages) for seq in self._active.values()

@@ -16,24 +16,30 @@ import torch
 from torch import Tensor
 
 from compute.answers import Delivery, draw_for, last_event
-from compute.batch import ChunkInput, ForwardBatch, build_batch
+from compute.batch import ChunkInput, ForwardBatch, RawTarget, build_batch
 from compute.batcher import Batcher, Chunk
 from compute.behind_load import BehindLoad
+from compute.blend.isolation import Isolation
+from compute.blend.run import BlendRun
+from compute.blend.stage import Blends
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig
+from compute.fit import causal_pairs
 from compute.handoff import Handoffs
 from compute.inbox import Inbox
 from compute.loads import Loads
 from compute.meter import Rate
 from compute.model import Decoder
 from compute.page_pool import PageEvent, PagePool
+from compute.prefetch import Answer, Prefetches
 from compute.sampler import Sampler
-from compute.saves import PassSave, Saves
+from compute.saves import NOTHING_SAVED, PassSave, Saves
 from compute.sequence import Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
 from kvcore.errors import RowLevelError, TierKVError, TransportError
+from kvcore.layout import KvCodec
 from kvcore.location import Tier
 from kvcore.node import NodeLoad
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
@@ -66,6 +72,7 @@ class Engine:
         clock: Clock,
         deliver: Callable[[list[Delivery]], None],
         on_pages: Callable[[list[PageEvent]], None],
+        blend_refusal: str = "",
     ) -> None:
         self.load = NodeLoad()
         self.prefill_rate = Rate()
@@ -97,7 +104,6 @@ class Engine:
             self.inbox,
             clock=clock,
             timeout_s=config.load_timeout_s,
-            prefill_rate=lambda: self.prefill_rate.value,
         )
         self._handoffs = Handoffs(
             clock=clock,
@@ -105,7 +111,28 @@ class Engine:
             deliver=self._out_later,
             cache_errors=self.tiers.cache_errors,
         )
+        self.isolation = Isolation(
+            self.batcher, block_tokens=config.block_tokens, clear=model.pages.clear
+        )
+        self._blends = Blends(
+            self.batcher,
+            self.tiers,
+            self.inbox,
+            model,
+            self.isolation,
+            refusal=blend_refusal,
+            clock=clock,
+            timeout_s=config.load_timeout_s,
+            prefill_rate=lambda: self.prefill_rate.value,
+        )
         self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
+        self._prefetches = Prefetches(
+            self.batcher,
+            self.tiers,
+            self.inbox,
+            policy=config.load_policy,
+            block_tokens=config.block_tokens,
+        )
         self._running = True
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
 
@@ -128,6 +155,12 @@ class Engine:
             refused=lambda: self._deliver([Delivery(seq_id, TransportError("the engine stopped"))]),
         )
 
+    def prefetch(self, request: GenerateRequest, answer: Answer) -> None:
+        """Load known blocks of a checked request; ``answer`` comes once, in the engine thread."""
+        self.inbox.post(
+            lambda: self._prefetches.begin(request, answer), refused=lambda: answer(0)
+        )
+
     def cancel(self, seq_id: int) -> None:
         """End a request within a step; it answers with CANCELLED unless it ended before."""
         self.inbox.post(lambda: self._cancel(seq_id))
@@ -140,13 +173,16 @@ class Engine:
                     timeout_s = _IDLE_CHECK_S if self._unfinished else None
                     self.inbox.run_pending(wait=not busy, timeout_s=timeout_s)
                     self._loads.check_deadlines()
+                    self._blends.check_deadlines()
                     self._handoffs.check_deadlines()
                     busy = self._step()
                 except Exception as error:  # noqa: BLE001 - our bug: nobody may wait forever.
                     _log.critical("the engine stopped", exc_info=True)
                     self._break_down(error)
                 self._flush_out()
+            self._prefetches.give_up()
         self.inbox.close()
+        self.isolation.stop()
 
     @property
     def _unfinished(self) -> set[int]:
@@ -171,6 +207,7 @@ class Engine:
             return
         if request.handoff:
             self._handoffs.begin(seq)
+        self._blends.consider(seq)
         self.batcher.add(seq)
 
     def _cancel(self, seq_id: int) -> None:
@@ -188,9 +225,12 @@ class Engine:
         """Do one step; False when there was nothing to compute."""
         going_on = bool(self._loads.can_go_on)
         begin = [] if going_on else self._loads.can_begin
+        self._compute_in_background()
         plan = self.batcher.plan(self._clock.now(), begin)
         for seq in plan.locates:
             self._loads.locate(seq)
+        for seq in plan.chunk_lookups:
+            self._blends.look_up(seq)
         if plan.chunks:
             with self._failing(plan.chunks):
                 if plan.fresh_pages:
@@ -203,8 +243,35 @@ class Engine:
             assert loading.chunk is not None
             with self._failing([loading.chunk]):
                 self._go_on_behind_load(loading)
+        blending = self._blends.ready
+        if blending is not None:
+            with self._failing([blending.chunk]):
+                self._blend(blending, sum(chunk.count for chunk in plan.chunks))
         self._report()
-        return going_on or bool(plan.chunks)
+        return going_on or blending is not None or bool(plan.chunks)
+
+    def _compute_in_background(self) -> None:
+        """Have the batcher compute chunks nobody waits for, one after the other."""
+        current = self.isolation.current
+        if current is not None and current.phase is Phase.ENDED:
+            self._drop(current)  # Others needed its pages.
+        current = self.isolation.begin_next()
+        if current is not None:
+            self._sequences[current.seq_id] = current
+
+    def _blend(self, run: BlendRun, used_tokens: int) -> None:
+        """Compute as many layers of a blending pass as the step's token budget has left."""
+        left = (self._config.max_batch_tokens - used_tokens) * self._model.arch.layers
+        for _ in range(max(1, left // run.chunk.count)):
+            outcome = self._blends.go_on(run)
+            if outcome is not None:
+                tokens = self._sample([run.chunk], outcome.logits)
+                self._blends.finish(run, outcome)
+                self.computed_tokens -= outcome.reused_tokens - outcome.recomputed_tokens
+                self._advance(run.chunk, tokens[0], NOTHING_SAVED)
+                return
+            if self._blends.ready is not run or self.inbox.waiting:
+                return
 
     @contextmanager
     def _failing(self, chunks: Sequence[Chunk]) -> Iterator[None]:
@@ -224,6 +291,7 @@ class Engine:
                 chunk.start,
                 chunk.seq.page_table,
                 chunk.samples,
+                _raw_target(chunk.seq),
             )
             for chunk in chunks
         ]
@@ -307,6 +375,10 @@ class Engine:
         self.computed_tokens += chunk.count
         if not saving.keep(seq, outcome):
             self._saves.save(seq, outcome.full_blocks)
+        if seq.is_background and seq.computed == seq.length:
+            self._saves.save(seq, self.isolation.computed())
+            self._drop(seq)
+            return
         if token is not None and seq.first_token_s < 0:
             seq.first_token_s = self._clock.now()
         new_tokens = outcome.new_tokens
@@ -327,7 +399,7 @@ class Engine:
             reason,
             node_id=self._config.node_id,
             now=self._clock.now(),
-            codec=self._config.kv_codec,
+            codec=self.tiers.codec_of(seq.request) or KvCodec.NONE,
         )
         self._drop(seq)
         if reason is FinishReason.HANDOFF and self._handoffs.finish(seq.seq_id, event):
@@ -343,10 +415,13 @@ class Engine:
     def _drop(self, seq: EngineSequence) -> None:
         self._sequences.pop(seq.seq_id, None)
         self._loads.forget(seq.seq_id)
-        if seq.request.use_cache and seq.started_s >= 0 and seq.phase is not Phase.ENDED:
+        self._blends.forget(seq.seq_id)
+        counts = seq.request.use_cache and not seq.is_background
+        if counts and seq.started_s >= 0 and seq.phase is not Phase.ENDED:
             prompt = seq.prompt_length - seq.request.resumed_tokens
             self.tiers.count_prompt(prompt, seq.hit_tokens())
         self.batcher.end(seq)
+        self.isolation.ended(seq)
 
     def _measure(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Learn rates from steps that were clearly prefill or purely decode."""
@@ -355,6 +430,8 @@ class Engine:
             self.decode_rate.add(1.0, seconds)
         elif tokens >= 4 * len(chunks):
             self.prefill_rate.add(tokens, seconds)
+            pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
+            self.tiers.figures.steps.add(tokens, pairs, seconds)
 
     def _report(self) -> None:
         """Hand out page events and replace the published load figures."""
@@ -379,3 +456,8 @@ class Engine:
         if self._out:
             out, self._out = self._out, []
             self._deliver(out)
+
+
+def _raw_target(seq: EngineSequence) -> RawTarget | None:
+    """Say where the KV of a chunk in isolation goes a second time."""
+    return RawTarget(seq.raw_start, seq.raw_pages) if seq.is_background else None

@@ -1,0 +1,230 @@
+"""The blending stage of a request: look its chunks up, load them, compute what blending must.
+
+Used by the engine only, in its thread, between a sequence's exact prefix and its decoding. The
+batcher decides about pages, a pass is compute/blend/run.py; here the two meet the tiers. Whatever
+goes wrong, the prompt is computed exactly.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from compute.batcher import Batcher, Chunk, LoadOrder
+from compute.blend.isolation import Isolation
+from compute.blend.lookup import FoundChunks, PromptChunk, prompt_chunks
+from compute.blend.passes import BlendOutcome
+from compute.blend.run import BlendRun, ChunkLoad
+from compute.inbox import Inbox
+from compute.loader import LoadJob
+from compute.model import Decoder
+from compute.sequence import Phase
+from compute.sequence import Sequence as EngineSequence
+from compute.tiers import Tiers
+from kvcore.clock import Clock
+from kvcore.ids import BlockKey
+
+_log = logging.getLogger(__name__)
+
+
+class Blends:
+    """Sequences whose chunks are being looked up, loaded or blended."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        tiers: Tiers,
+        inbox: Inbox,
+        decoder: Decoder,
+        isolation: Isolation,
+        *,
+        refusal: str,
+        clock: Clock,
+        timeout_s: float,
+        prefill_rate: Callable[[], float],
+    ) -> None:
+        """Make an empty stage.
+
+        Args:
+            batcher: is told what was found and blended.
+            tiers: looks up and loads in worker threads.
+            inbox: how those threads reach the engine's.
+            decoder: what passes run on.
+            isolation: computes what is missing for the next time.
+            refusal: why this model's chunks are never blended; empty when they may be.
+            clock: where deadlines come from.
+            timeout_s: longest wait for a lookup or a load.
+            prefill_rate: tokens per second now; 0.0 until known.
+        """
+        self._batcher = batcher
+        self._tiers = tiers
+        self._inbox = inbox
+        self._decoder = decoder
+        self._isolation = isolation
+        self._refusal = refusal
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._prefill_rate = prefill_rate
+        self._lookups: dict[int, tuple[EngineSequence, tuple[PromptChunk, ...], float]] = {}
+        self._runs: dict[int, BlendRun] = {}
+
+    def consider(self, seq: EngineSequence) -> None:
+        """Leave a new sequence what its request allows, if blending is possible here at all."""
+        request = seq.request
+        wanted = request.blend is not None and bool(request.blend.chunks) and request.use_cache
+        if not wanted or request.handoff or request.resumed_tokens:
+            return
+        if not self._refusal:
+            seq.blend = request.blend
+            return
+        if not self._tiers.cache_errors["blend_refused"]:
+            _log.warning("chunks are not blended, prompts are computed exactly: %s", self._refusal)
+        self._tiers.cache_errors["blend_refused"] += 1
+
+    @property
+    def ready(self) -> BlendRun | None:
+        """The pass to go on with: of those whose next layer is there, the one of highest rank."""
+        able = [run for run in self._runs.values() if run.can_go_on]
+        return min(able, key=lambda run: run.chunk.seq.rank, default=None)
+
+    def look_up(self, seq: EngineSequence) -> None:
+        """Find out which chunks of a sequence are in L1 or in the pool."""
+        chunks = prompt_chunks(seq.request, block_tokens=seq.block_tokens)
+        missing = [chunk for chunk in chunks if not self._pages_in_l1(chunk)]
+        tokens = sum(chunk.stop - chunk.start for chunk in missing)
+        if not missing or not self._tiers.wants_locate(tokens, self._prefill_rate()):
+            self._looked_up(seq, chunks, {})
+            return
+        self._lookups[seq.seq_id] = (seq, chunks, self._clock.now() + self._timeout_s)
+        self._tiers.locate_chunks(
+            missing, lambda found: self._inbox.post(lambda: self._looked_up(seq, chunks, found))
+        )
+
+    def _pages_in_l1(self, chunk: PromptChunk) -> list[int]:
+        """Return a chunk's pages; none unless all are there."""
+        pages = self._batcher.pool.lookup(chunk.keys)
+        return pages if len(pages) == len(chunk.keys) else []
+
+    def _looked_up(
+        self, seq: EngineSequence, chunks: Sequence[PromptChunk], found: FoundChunks
+    ) -> None:
+        """Blend with what was found, or compute exactly; compute missing chunks for next time."""
+        self._lookups.pop(seq.seq_id, None)
+        if seq.phase is not Phase.CHUNKS:
+            return
+        held = {c.name: pages for c in chunks if (pages := self._pages_in_l1(c))}
+        for chunk in chunks:
+            if chunk.name not in held and chunk.name not in found:
+                self._isolation.want(seq.request, chunk)
+        behind = [chunk for chunk in chunks if chunk.stop > seq.computed]
+        loads = {c.name: c for c in behind if c.name in found and c.name not in held}
+        sources = [copies for name in loads for copies in found[name]]
+        if not self._tiers.worth_loading(sources, self._prefill_rate()):
+            loads, sources = {}, []
+        uses = [chunk for chunk in behind if chunk.name in held or chunk.name in loads]
+        if not uses:
+            self._batcher.compute_exactly(seq)
+            return
+        used = {use.name for use in uses}
+        run = self._begin(seq, uses, {name: held[name] for name in held if name in used}, loads)
+        if run is not None and run.load is None and sources:
+            self._load(run, list(loads.values()), found)
+
+    def _begin(
+        self,
+        seq: EngineSequence,
+        uses: list[PromptChunk],
+        held: dict[BlockKey, list[int]],
+        loads: dict[BlockKey, PromptChunk],
+    ) -> BlendRun | None:
+        """Take pages for a pass; None when they are short and the prompt is computed exactly."""
+        pool = self._batcher.pool
+        blend = seq.blend
+        assert blend is not None
+        for pages in held.values():
+            pool.acquire(pages)
+        fresh = self._batcher.begin_blend(seq, sum(len(c.keys) for c in loads.values()))
+        if fresh is None:
+            for pages in held.values():
+                pool.release(pages)
+            return None
+        own = seq.pages[seq.computed // seq.block_tokens :]
+        self._decoder.pages.clear(own)
+        for chunk in loads.values():
+            held[chunk.name], fresh = fresh[: len(chunk.keys)], fresh[len(chunk.keys) :]
+        seq.started_s = self._clock.now() if seq.started_s < 0 else seq.started_s
+        work = Chunk(seq, seq.computed, seq.length - seq.computed, samples=True)
+        run = BlendRun(work, blend, uses, held)
+        self._runs[seq.seq_id] = run
+        return run
+
+    def _load(self, run: BlendRun, chunks: Sequence[PromptChunk], found: FoundChunks) -> None:
+        first_block: dict[BlockKey, int] = {}
+        pages: list[int] = []
+        for chunk in chunks:
+            first_block[chunk.name] = len(pages)
+            pages.extend(run.pages[chunk.name])
+        order = LoadOrder(run.chunk.seq, 0, tuple(pages))
+        self._batcher.pool.acquire(pages)  # The loader's own reference.
+        job = self._tiers.load(
+            order,
+            [copies for chunk in chunks for copies in found[chunk.name]],
+            arrived=lambda: self._inbox.post(_wake_up),
+            ended=lambda job: self._inbox.post(lambda: self._load_ended(run, order, job)),
+        )
+        run.load = ChunkLoad(order, job, first_block)
+        run.deadline_s = self._clock.now() + self._timeout_s
+
+    def _load_ended(self, run: BlendRun, order: LoadOrder, job: LoadJob) -> None:
+        if run.load is not None and run.load.job is job:
+            run.deadline_s = math.inf  # All that comes is there.
+        self._batcher.load_ended(order)
+
+    def go_on(self, run: BlendRun) -> BlendOutcome | None:
+        """Compute one layer of a pass; its outcome after the last one."""
+        outcome = run.go_on(self._decoder)
+        if outcome is None and not run.uses:
+            self._compute_exactly(run)
+        return outcome
+
+    def finish(self, run: BlendRun, outcome: BlendOutcome) -> None:
+        """Turn a blended sequence into one that decodes; chunks that were loaded stay in L1."""
+        seq = run.chunk.seq
+        seq.blended = run.spared(outcome)
+        loaded = run.load.first_block if run.load is not None else {}
+        for use in {use.name: use for use in run.uses if use.name in loaded}.values():
+            run.pages[use.name] = [
+                self._batcher.pool.commit(page, key, use.parent(i), tenant=seq.request.tenant)
+                for i, (key, page) in enumerate(zip(use.keys, run.pages[use.name], strict=True))
+            ]
+        self.forget(seq.seq_id)
+        self._batcher.blended(seq)
+
+    def _compute_exactly(self, run: BlendRun) -> None:
+        self.forget(run.chunk.seq.seq_id)
+        self._batcher.compute_exactly(run.chunk.seq)
+
+    def forget(self, seq_id: int) -> None:
+        """Drop what a sequence holds here; a loader's own references go when its thread is done."""
+        self._lookups.pop(seq_id, None)
+        run = self._runs.pop(seq_id, None)
+        for pages in run.pages.values() if run is not None else ():
+            self._batcher.pool.release(pages)
+
+    def check_deadlines(self) -> None:
+        """Go on without what took too long."""
+        now = self._clock.now()
+        for run in [x for x in self._runs.values() if x.load is not None and x.deadline_s < now]:
+            self._tiers.cache_errors["load_timeout"] += 1
+            run.give_up_load()
+            if not run.uses:
+                self._compute_exactly(run)
+        for seq, chunks, deadline_s in list(self._lookups.values()):
+            if deadline_s < now:
+                self._tiers.cache_errors["locate_timeout"] += 1
+                self._looked_up(seq, chunks, {})
+
+
+def _wake_up() -> None:
+    """Do nothing: that it is in the inbox makes the loop look at its passes."""
