@@ -97,6 +97,7 @@ class ComputeNode:
             clock=self._clock,
             deliver=self._deliver,
             on_pages=self._on_pages,
+            blend_refusal=self.model.blend_refusal,
         )
 
     def _make_tiers(self, published: Callable[[PublishJob], None]) -> Tiers:
@@ -189,6 +190,10 @@ class ComputeNode:
             raise UserError("the prompt has no tokens")
         if not 0 <= request.resumed_tokens < len(request.token_ids):
             raise UserError("resumed_tokens must leave at least one prompt token")
+        if request.blend is not None and request.blend.chunks:
+            stop = request.blend.chunks[-1][1]
+            if stop > len(request.token_ids):
+                raise UserError(f"a chunk ends at {stop}, behind the prompt's last token")
         if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocab_tokens:
             raise UserError(f"token ids must be in [0, {self._vocab_tokens})")
         new_tokens = max(0, request.sampling.max_tokens - request.resumed_tokens)
@@ -216,9 +221,16 @@ class ComputeNode:
         )
 
     async def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until every block computed so far is published or given up; False on timeout."""
+        """Wait until every block computed so far is published or given up; False on timeout.
+
+        That includes the chunks of blended prompts that are still to be computed in isolation.
+        """
+        deadline_s = self._clock.now() + timeout_s
         await asyncio.wrap_future(self._engine.inbox.call(lambda: None))
-        return await asyncio.to_thread(self._engine.tiers.publisher.flush, timeout_s)
+        if not await asyncio.to_thread(self._engine.isolation.idle.wait, timeout_s):
+            return False
+        left_s = deadline_s - self._clock.now()
+        return await asyncio.to_thread(self._engine.tiers.publisher.flush, max(0.0, left_s))
 
     async def check_invariants(self) -> None:
         """Assert that no page, claim or phase is out of place."""
