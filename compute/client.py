@@ -22,6 +22,9 @@ class ComputeClient(Protocol):
     2. It raises UserError for a request that can't work, OverloadedError when the queue is full,
        and TransportError when the node is lost, whatever was already yielded.
     3. ``cancel`` returns False when no such request is known.
+    4. ``prefetch`` brings full blocks of a prompt that the pool holds into L1, as far as there is
+       room to spare, and answers how many of its tokens L1 then holds; a request may follow it or
+       not. What can't be had is 0 tokens, but a lost node is a TransportError.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...
@@ -31,6 +34,8 @@ class ComputeClient(Protocol):
     async def describe(self) -> tuple[NodeInfo, NodeReport]: ...
 
     async def drop_cache(self) -> int: ...
+
+    async def prefetch(self, request: GenerateRequest) -> int: ...
 
     async def close(self) -> None: ...
 

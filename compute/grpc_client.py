@@ -26,6 +26,7 @@ from kvwire.v1 import compute_pb2 as pb
 from kvwire.v1 import compute_pb2_grpc
 
 _CONTROL_TIMEOUT_S = 5.0
+_PREFETCH_TIMEOUT_S = 30.0
 
 
 class GrpcComputeClient:
@@ -83,6 +84,16 @@ class GrpcComputeClient:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, default=TransportError) from error
         return reply.dropped_blocks
+
+    async def prefetch(self, request: GenerateRequest) -> int:
+        """Bring known blocks of a prompt into L1; returns how many of its tokens are there."""
+        try:
+            reply = await self._stub.Prefetch(
+                generate_request_to_proto(request), timeout=_PREFETCH_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, default=TransportError) from error
+        return reply.loaded_tokens
 
     async def close(self) -> None:
         """Close the channel; streams still open end with TransportError."""

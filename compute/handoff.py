@@ -6,9 +6,9 @@ whatever reason, it computes.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compute.answers import Delivery
 from compute.sequence import Sequence
@@ -18,16 +18,23 @@ from kvcore.request import GenerateEvent
 
 @dataclass(slots=True)
 class _Handoff:
-    """One sequence that is handed over; ``event`` is set when it has ended here."""
+    """One sequence that is handed over; ``event`` is set when it has ended here.
+
+    Attributes:
+        pending: for each job on its way, in order, how many leading tokens it completes.
+    """
 
     seq: Sequence
     event: GenerateEvent | None = None
-    pending_jobs: int = 0
+    pending: deque[int] = field(default_factory=deque)
     deadline_s: float = 0.0
 
 
 class Handoffs:
-    """Sequences with ``request.handoff`` from their arrival to their last event."""
+    """Sequences with ``request.handoff`` from their arrival to their last event.
+
+    Their jobs are published in the order in which they were queued (compute/publisher.py).
+    """
 
     def __init__(
         self,
@@ -65,24 +72,27 @@ class Handoffs:
         handoff = self._handoffs.pop(seq_id, None)
         return handoff.seq if handoff is not None else None
 
-    def queued(self, seq_id: int) -> None:
-        """Take note that blocks of a sequence wait for publication."""
+    def queued(self, seq_id: int, tokens: int) -> None:
+        """Take note that blocks up to a token of a sequence are on their way to the pool."""
         if seq_id in self._handoffs:
-            self._handoffs[seq_id].pending_jobs += 1
+            self._handoffs[seq_id].pending.append(tokens)
 
     def published(self, seq_id: int) -> None:
-        """Take note that blocks of a sequence were published or given up."""
+        """Take note that a sequence's oldest job is done; tell how far it is, or hand it over."""
         handoff = self._handoffs.get(seq_id)
         if handoff is None:
             return
-        handoff.pending_jobs -= 1
-        if handoff.event is not None and handoff.pending_jobs == 0:
+        tokens = handoff.pending.popleft()
+        if handoff.event is None:
+            whole = tokens - tokens % handoff.seq.block_tokens
+            self._deliver(Delivery(seq_id, GenerateEvent(published_tokens=whole)))
+        elif not handoff.pending:
             self._hand_over(handoff, handoff.event)
 
     def finish(self, seq_id: int, event: GenerateEvent) -> bool:
         """Keep the last event until the blocks are out; False when nothing is pending."""
         handoff = self._handoffs.get(seq_id)
-        if handoff is None or not handoff.pending_jobs:
+        if handoff is None or not handoff.pending:
             return False
         handoff.event = event
         handoff.deadline_s = self._clock.now() + self._timeout_s

@@ -43,6 +43,12 @@ class LocalComputeClient:
         """Forget unused L1 pages."""
         return await self._node.drop_cache()
 
+    async def prefetch(self, request: GenerateRequest) -> int:
+        """Bring known blocks of a prompt into L1; returns how many of its tokens are there."""
+        if self._closed:
+            raise TransportError("this client of the compute node is closed")
+        return await self._node.prefetch(request)
+
     async def close(self) -> None:
         """Refuse further requests; the node itself belongs to its maker."""
         self._closed = True

@@ -19,6 +19,7 @@ from compute.config import ComputeConfig
 from compute.engine import Engine
 from compute.finder import Directory
 from compute.host_memory import host_memory
+from compute.load_log import LoadRecord
 from compute.loading import load_model
 from compute.page_pool import PageEvent
 from compute.store_reader import StoreReader
@@ -214,6 +215,26 @@ class ComputeNode:
             self._engine.cancel(seq_id)
         return bool(numbers)
 
+    async def prefetch(self, request: GenerateRequest) -> int:
+        """Bring blocks of a prompt into L1 ahead of its request, as far as there is room to spare.
+
+        Returns:
+            how many leading tokens of the prompt L1 holds now.
+        """
+        self._check(request)
+        loop, loaded = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def tell(tokens: int) -> None:
+            if not loaded.done():
+                loaded.set_result(tokens)
+
+        def answer(tokens: int) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, tokens)
+
+        self._engine.prefetch(request, answer)
+        return int(await loaded)
+
     async def drop_cache(self) -> int:
         """Forget L1 pages nobody uses; pool copies stay. Returns how many blocks were dropped."""
         return int(
@@ -308,7 +329,12 @@ class ComputeNode:
             transfer_bytes_in=sum(meter.read_bytes for meter in meters.values()),
             transfer_bytes_out=self._engine.tiers.publisher.written_bytes,
             paths=tuple(_path_to(node) for node in self._engine.tiers.finder.nodes),
+            load_choices=self._engine.tiers.log.stats(),
         )
+
+    def load_decisions(self) -> tuple[LoadRecord, ...]:
+        """Return the last decisions of the loading controller, oldest first."""
+        return tuple(self._engine.tiers.log.recent)
 
     def _l1_stats(self) -> TierStats:
         pool, meter = self._engine.pool, self._engine.tiers.meters[Tier.L1]

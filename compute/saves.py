@@ -14,6 +14,7 @@ from compute.handoff import Handoffs
 from compute.publisher import Publication
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
+from kvcore.layout import KvCodec
 from kvcore.request import FinishReason
 
 
@@ -74,16 +75,20 @@ class Saves:
         publication = self._tiers.publisher.begin(jobs) if jobs else None
         if publication is None:
             return NOTHING_SAVED
+        ends = {chunk.seq.seq_id: chunk.start + chunk.count for chunk in chunks}
         for job in publication.jobs:
-            self._taken(job)
+            self._taken(job, ends[job.seq_id])
         return PassSave(publication)
 
     def _jobs(self, chunk: Chunk) -> list[PublishJob]:
         request = chunk.seq.request
         if chunk.count == 1 and not request.handoff:
             return []
+        codec = self._tiers.codec_of(request)
+        if codec is None:
+            return []
         groups = [self._batcher.filling(chunk), self._tail(chunk)]
-        return [_job(chunk.seq, blocks) for blocks in groups if blocks]
+        return [_job(chunk.seq, blocks, codec) for blocks in groups if blocks]
 
     def _tail(self, chunk: Chunk) -> tuple[FullBlock, ...]:
         """The partial last block of a prompt that is handed over; the next node goes on in it."""
@@ -99,15 +104,18 @@ class Saves:
         """Take full blocks whose pages are complete."""
         if not blocks or not self._enabled or not self._tiers.finder.nodes:
             return
-        job = _job(seq, blocks)
+        codec = self._tiers.codec_of(seq.request)
+        if codec is None:
+            return
+        job = _job(seq, blocks, codec)
         if self._tiers.publisher.offer(job):
-            self._taken(job)
+            self._taken(job, seq.computed)
             seq.published_tokens += len(blocks) * seq.block_tokens
 
-    def _taken(self, job: PublishJob) -> None:
+    def _taken(self, job: PublishJob, tokens: int) -> None:
         """Keep a job's pages; its end is posted to this thread and can't come before this."""
         self._batcher.pool.acquire([block.page for block in job.blocks])
-        self._handoffs.queued(job.seq_id)
+        self._handoffs.queued(job.seq_id, tokens)
 
     def published(self, job: PublishJob) -> None:
         """Take note that a job's blocks were published or given up."""
@@ -115,5 +123,6 @@ class Saves:
         self._handoffs.published(job.seq_id)
 
 
-def _job(seq: EngineSequence, blocks: Sequence[FullBlock]) -> PublishJob:
-    return PublishJob(seq.seq_id, tuple(blocks), seq.request.tenant, seq.request.handoff)
+def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:
+    request = seq.request
+    return PublishJob(seq.seq_id, tuple(blocks), request.tenant, codec, request.handoff)

@@ -1,6 +1,6 @@
 """The gRPC door of a compute node: messages in, node calls, messages out.
 
-One servicer for all four RPCs; an RPC cancelled by its client cancels the request. Every typed
+One servicer for all RPCs; an RPC cancelled by its client cancels the request. Every typed
 error travels as one (kvwire/status.py); nothing else is translated here.
 """
 
@@ -57,6 +57,12 @@ class ComputeServicer(compute_pb2_grpc.ComputeServicer):
         """Forget unused L1 pages."""
         async with answering(context):
             return pb.DropCacheReply(dropped_blocks=await self._node.drop_cache())
+
+    async def Prefetch(self, request: pb.GenerateRequest, context: _Context) -> pb.PrefetchReply:
+        """Load known blocks ahead of a request."""
+        async with answering(context):
+            asked = generate_request_from_proto(request)
+            return pb.PrefetchReply(loaded_tokens=await self._node.prefetch(asked))
 
 
 async def serve_node(

@@ -189,6 +189,8 @@ class GenerateEvent:
         node_id: who computed it.
         queue_s: seconds from arrival at the node to its first prefill step; last event only.
         ttft_s: seconds from arrival at the node to the first token; last event only.
+        published_tokens: of a handoff under way, leading tokens whose KV is in the pool: whoever
+            goes on may take it early. Such an event has no tokens and no end.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -197,3 +199,4 @@ class GenerateEvent:
     node_id: str = ""
     queue_s: float = 0.0
     ttft_s: float = 0.0
+    published_tokens: int = 0

@@ -213,6 +213,7 @@ def generate_event_to_proto(event: GenerateEvent) -> pb.GenerateEvent:
         node_id=event.node_id,
         queue_s=event.queue_s,
         ttft_s=event.ttft_s,
+        published_tokens=event.published_tokens,
     )
 
 
@@ -226,6 +227,7 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
         node_id=message.node_id,
         queue_s=checked_amount(message.queue_s, "queue_s"),
         ttft_s=checked_amount(message.ttft_s, "ttft_s"),
+        published_tokens=message.published_tokens,
     )
 
 

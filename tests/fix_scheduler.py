@@ -103,6 +103,8 @@ class FakeCompute:
         gate: answering waits for it before each token; set by default.
         queue_limit: more requests than that are refused.
         seen: every request that came in.
+        prefetched: every prompt that was to be loaded ahead.
+        progress: ``published_tokens`` a handoff tells before its token.
         running: ids being answered now.
         cancelled: ids whose stream was closed or cancelled early.
     """
@@ -121,6 +123,8 @@ class FakeCompute:
         self.seen: list[GenerateRequest] = []
         self.running: set[RequestId] = set()
         self.cancelled: list[RequestId] = []
+        self.prefetched: list[GenerateRequest] = []
+        self.progress: list[int] = []
         self.closed = False
         self._asked_to_stop: set[RequestId] = set()
 
@@ -138,6 +142,9 @@ class FakeCompute:
             tokens = list(request.token_ids)
             done = request.resumed_tokens
             sent = 0
+            for tokens_so_far in self.progress if request.handoff else ():
+                yield GenerateEvent(node_id=self.info.node_id, published_tokens=tokens_so_far)
+                await asyncio.sleep(0)
             while True:
                 await self.gate.wait()
                 if self.dead or (self.die_after is not None and sent >= self.die_after):
@@ -194,6 +201,12 @@ class FakeCompute:
 
     async def drop_cache(self) -> int:
         return 0
+
+    async def prefetch(self, request: GenerateRequest) -> int:
+        if self.dead or self.closed:
+            raise TransportError("dead")
+        self.prefetched.append(request)
+        return len(request.token_ids) - 1
 
     async def close(self) -> None:
         self.closed = True

@@ -209,11 +209,14 @@ class GenerateEvent(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
     TTFT_S_FIELD_NUMBER: _builtins.int
+    PUBLISHED_TOKENS_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """empty until the last event"""
     node_id: _builtins.str
     queue_s: _builtins.float
     ttft_s: _builtins.float
+    published_tokens: _builtins.int
+    """of a handoff under way; with no tokens and no end"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -227,10 +230,11 @@ class GenerateEvent(_message.Message):
         node_id: _builtins.str = ...,
         queue_s: _builtins.float = ...,
         ttft_s: _builtins.float = ...,
+        published_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "node_id", b"node_id", "queue_s", b"queue_s", "token_ids", b"token_ids", "ttft_s", b"ttft_s", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "node_id", b"node_id", "published_tokens", b"published_tokens", "queue_s", b"queue_s", "token_ids", b"token_ids", "ttft_s", b"ttft_s", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,3 +352,22 @@ class DropCacheReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropCacheReply: _TypeAlias = DropCacheReply  # noqa: Y015
+
+@_typing.final
+class PrefetchReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADED_TOKENS_FIELD_NUMBER: _builtins.int
+    loaded_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        loaded_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded_tokens", b"loaded_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchReply: _TypeAlias = PrefetchReply  # noqa: Y015

@@ -54,6 +54,11 @@ class ComputeStub:
                 request_serializer=kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.SerializeToString,
                 response_deserializer=kvwire_dot_v1_dot_compute__pb2.DropCacheReply.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/tierkv.v1.Compute/Prefetch',
+                request_serializer=kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
+                _registered_method=True)
 
 
 class ComputeServicer:
@@ -83,6 +88,13 @@ class ComputeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Load known blocks of a prompt into L1: the request itself will come soon.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ComputeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +117,11 @@ def add_ComputeServicer_to_server(servicer, server):
                     servicer.DropCache,
                     request_deserializer=kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.FromString,
                     response_serializer=kvwire_dot_v1_dot_compute__pb2.DropCacheReply.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
+                    response_serializer=kvwire_dot_v1_dot_compute__pb2.PrefetchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +232,33 @@ class Compute:
             '/tierkv.v1.Compute/DropCache',
             kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.SerializeToString,
             kvwire_dot_v1_dot_compute__pb2.DropCacheReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Compute/Prefetch',
+            kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+            kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
             options,
             channel_credentials,
             insecure,

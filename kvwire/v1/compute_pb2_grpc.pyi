@@ -35,6 +35,8 @@ class ComputeStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_compute_pb2.CancelRequest, _compute_pb2.CancelReply]
     Describe: _grpc.UnaryUnaryMultiCallable[_compute_pb2.DescribeRequest, _compute_pb2.DescribeReply]
     DropCache: _grpc.UnaryUnaryMultiCallable[_compute_pb2.DropCacheRequest, _compute_pb2.DropCacheReply]
+    Prefetch: _grpc.UnaryUnaryMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.PrefetchReply]
+    """Load known blocks of a prompt into L1: the request itself will come soon."""
 
 @_typing.type_check_only
 class ComputeAsyncStub(ComputeStub):
@@ -43,6 +45,8 @@ class ComputeAsyncStub(ComputeStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_compute_pb2.CancelRequest, _compute_pb2.CancelReply]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_compute_pb2.DescribeRequest, _compute_pb2.DescribeReply]  # type: ignore[assignment]
     DropCache: _aio.UnaryUnaryMultiCallable[_compute_pb2.DropCacheRequest, _compute_pb2.DropCacheReply]  # type: ignore[assignment]
+    Prefetch: _aio.UnaryUnaryMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.PrefetchReply]  # type: ignore[assignment]
+    """Load known blocks of a prompt into L1: the request itself will come soon."""
 
 class ComputeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class ComputeServicer(metaclass=_abc_1.ABCMeta):
         request: _compute_pb2.DropCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_compute_pb2.DropCacheReply, _abc.Awaitable[_compute_pb2.DropCacheReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Prefetch(
+        self,
+        request: _compute_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_compute_pb2.PrefetchReply, _abc.Awaitable[_compute_pb2.PrefetchReply]]:
+        """Load known blocks of a prompt into L1: the request itself will come soon."""
 
 def add_ComputeServicer_to_server(servicer: ComputeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

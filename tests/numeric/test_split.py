@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 
@@ -180,3 +181,73 @@ async def test_a_prompt_without_cache_leaves_nothing() -> None:
         await answer(node, make_request(prompt_of(30), handoff=True, use_cache=False))
         assert await node.flush()
         assert not pool.sealed_keys
+
+
+async def test_a_decode_node_takes_blocks_while_the_prompt_is_still_computed() -> None:
+    prompt = prompt_of(300)
+    want = await oracle(prompt)
+    pool = MemoryPoolNode(host="there")
+    async with running_node(pool) as first, running_node(pool) as second:
+        head: list[int] = []
+        told: list[int] = []
+        async for event in first.generate(make_request(prompt, handoff=True)):
+            head += event.token_ids
+            if event.published_tokens:
+                told.append(event.published_tokens)
+                assert not head and not event.token_ids and event.finish_reason is None
+                early = make_request(prompt[: told[-1] + 1], resumed_tokens=1)
+                assert await second.prefetch(early) == told[-1]
+        assert told == sorted(told) and told[-1] >= 192
+        assert second._engine.computed_tokens == 0
+        resumed = make_request([*prompt, *head], resumed_tokens=1)
+        tail, last = await answer(second, resumed)
+        assert head + tail == want
+        assert last.usage is not None
+        assert last.usage.hit_tokens.l1 == told[-1]
+        assert last.usage.hit_tokens.total == 300
+
+
+@pytest.mark.parametrize("call", ["lookup", "hold", "read_ranges", "release"])
+async def test_a_prefetch_that_fails_leaves_nothing_wrong_behind(call: str) -> None:
+    prompt = prompt_of(100)
+    want = await oracle(prompt)
+    pool = DyingPoolNode(call)
+    async with running_node(pool) as first:
+        await answer(first, make_request(prompt))
+        assert await first.flush()
+    async with running_node(pool) as second:
+        pool.dead = True
+        loaded = await second.prefetch(make_request(prompt))
+        assert loaded == (96 if call == "release" else 0)
+        pool.dead = False
+        await second.check_invariants()
+        assert (await answer(second, make_request(prompt)))[0] == want
+
+
+async def test_a_prefetch_takes_only_pages_to_spare() -> None:
+    prompt = prompt_of(300)
+    pool = MemoryPoolNode()
+    async with running_node(pool) as first:
+        await answer(first, make_request(prompt))
+        assert await first.flush()
+    async with running_node(pool, l1_pages=41) as second:
+        assert await second.prefetch(make_request(prompt)) == 20 * BLOCK
+        assert await second.prefetch(make_request(prompt)) > 20 * BLOCK
+        await second.check_invariants()
+        assert await second.prefetch(make_request(prompt, use_cache=False)) == 0
+
+
+async def test_prefetching_what_somebody_is_computing_is_harmless() -> None:
+    prompts = [prompt_of(length) for length in (90, 150, 210)]
+    wants = [await oracle(prompt) for prompt in prompts]
+    pool = MemoryPoolNode()
+    async with running_node(pool) as first:
+        for prompt in prompts:
+            await answer(first, make_request(prompt))
+        assert await first.flush()
+    async with running_node(pool) as second:
+        got = await asyncio.gather(
+            *(second.prefetch(make_request(p)) for p in prompts * 2),
+            *(answer(second, make_request(p)) for p in prompts),
+        )
+        assert [tokens for tokens, _ in got[6:]] == wants
