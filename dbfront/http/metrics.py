@@ -43,6 +43,8 @@ class Metrics:
         self._completion = self._counter("completion_tokens", "Tokens generated")
         self._hits = self._counter("hit_tokens", "Prompt tokens loaded, not computed", "tier")
         self._written = self._counter("written_tokens", "Tokens whose KV went to the pool")
+        self._blended = self._counter("blended_tokens", "Hit tokens reused out of place")
+        self._recomputed = self._counter("recomputed_tokens", "Reused tokens computed again")
         self._ttft = self._histogram("time_to_first_token_seconds", "From call to first token")
         self._duration = self._histogram("call_duration_seconds", "From call to last token")
         if scheduler is not None:
@@ -68,6 +70,8 @@ class Metrics:
                 self._hits.labels(name, tier.value)
             for counter in (self._prompt, self._completion, self._written):
                 counter.labels(name)
+            for counter in (self._blended, self._recomputed):
+                counter.labels(name)
             for histogram in (self._ttft, self._duration):
                 histogram.labels(name)
 
@@ -85,6 +89,8 @@ class Metrics:
         self._prompt.labels(model).inc(usage.prompt_tokens)
         self._completion.labels(model).inc(usage.completion_tokens)
         self._written.labels(model).inc(usage.written_tokens)
+        self._blended.labels(model).inc(usage.blended_tokens)
+        self._recomputed.labels(model).inc(usage.recomputed_tokens)
         hits = usage.hit_tokens
         for tier, tokens in zip(Tier, (hits.l1, hits.l2, hits.l3, hits.l4), strict=True):
             self._hits.labels(model, tier.value).inc(tokens)

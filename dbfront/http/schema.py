@@ -11,12 +11,13 @@ from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dbfront.chunked_prompt import clean_documents
 from dbfront.contracts import Message, TextCall
 from kvcore import limits
 from kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
-from kvcore.request import Usage
+from kvcore.request import BlendSelector, Usage
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -76,6 +77,26 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class Document(BaseModel):
+    """A document, sent as an object or as plain text; a title becomes its first line."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+    title: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict):
+            raise ValueError("a document is text, or an object with text and perhaps a title")
+        return {"text": value} if isinstance(value, str) else value
+
+    def to_text(self) -> str:
+        """Write the document as the model reads it."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
 class CallBody(BaseModel):
     """What chat and completion requests have in common."""
 
@@ -97,6 +118,11 @@ class CallBody(BaseModel):
     priority: int | None = None
     ignore_eos: bool | None = None
     use_cache: bool | None = None
+    documents: Annotated[list[Document], Field(max_length=limits.MAX_CHUNKS)] | None = None
+    chunk_separator: str | None = None
+    blend: bool | None = None
+    recompute_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    selector: BlendSelector | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -131,6 +157,11 @@ class CallBody(BaseModel):
             "priority": self.priority or 0,
             "use_cache": self.use_cache is not False,
             "ignore_eos": bool(self.ignore_eos),
+            "documents": clean_documents(d.to_text() for d in self.documents or ()),
+            "chunk_separator": self.chunk_separator or "",
+            "blend": self.blend,
+            "recompute_ratio": self.recompute_ratio,
+            "selector": self.selector,
         }
 
     def _session(self) -> str | None:
@@ -251,14 +282,19 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 def usage_json(usages: list[Usage]) -> dict[str, Any]:
     """Add up usages as OpenAI's object; cached and written tokens are always there.
 
-    ``kv_codec`` is there when reused KV may have passed through a lossy one.
+    ``kv_codec`` is there when reused KV may have passed through a lossy one, ``selector`` when
+    chunks were blended: then the answer may differ from one without a cache.
     """
     prompt = sum(u.prompt_tokens for u in usages)
     completion = sum(u.completion_tokens for u in usages)
     details: dict[str, Any] = {
         "cached_tokens": sum(u.hit_tokens.total for u in usages),
         "cache_write_tokens": sum(u.written_tokens for u in usages),
+        "blended_tokens": sum(u.blended_tokens for u in usages),
+        "recomputed_tokens": sum(u.recomputed_tokens for u in usages),
     }
+    if selectors := sorted({str(u.selector) for u in usages if u.selector is not None}):
+        details["selector"] = ",".join(selectors)
     if lossy := sorted({str(u.kv_codec) for u in usages if u.kv_codec.is_lossy}):
         details["kv_codec"] = ",".join(lossy)
     return {

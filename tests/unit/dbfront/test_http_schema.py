@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from dbfront.contracts import Message
 from dbfront.http.config import HttpConfig, is_loopback
@@ -18,7 +19,7 @@ from dbfront.http.schema import (
 from kvcore import limits
 from kvcore.errors import ConfigError
 from kvcore.layout import KvCodec
-from kvcore.request import HitTokens, Usage
+from kvcore.request import BlendSelector, HitTokens, Usage
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -120,10 +121,63 @@ def test_no_prompts_and_too_many_are_refused() -> None:
 
 def test_usage_always_has_both_cache_fields() -> None:
     one = usage_json([Usage(10, 2, HitTokens(1, 2, 3, 1), 4)])
-    assert one["prompt_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 4}
+    assert one["prompt_tokens_details"] == {
+        "cached_tokens": 7,
+        "cache_write_tokens": 4,
+        "blended_tokens": 0,
+        "recomputed_tokens": 0,
+    }
     both = usage_json([Usage(1, 1, kv_codec=KvCodec.INT4), Usage(1, 1, kv_codec=KvCodec.NONE)])
     assert both["prompt_tokens_details"]["kv_codec"] == "int4"
     assert one["total_tokens"] == 12
+
+
+def test_usage_tells_what_was_blended() -> None:
+    blended = Usage(
+        9, 1, HitTokens(l1=6), blended_tokens=6, recomputed_tokens=2, selector=BlendSelector.QUERY
+    )
+    details = usage_json([blended, Usage(9, 1), blended])["prompt_tokens_details"]
+    assert (details["blended_tokens"], details["recomputed_tokens"]) == (12, 4)
+    assert details["selector"] == "query"
+
+
+def test_documents_are_text_or_objects_and_reach_every_call() -> None:
+    given = ["a ", {"text": "b", "title": "T", "id": 7}, {"text": " "}]
+    assert chat(documents=given).to_call("t", 1.0).documents == ("a", "T\nb")
+    body = CompletionBody.model_validate({"prompt": ["x", "y"], "documents": given})
+    assert [call.documents for call in body.to_calls("t", 1.0)] == [("a", "T\nb")] * 2
+
+
+def test_blending_fields() -> None:
+    plain = chat().to_call("t", 1.0)
+    assert (plain.blend, plain.recompute_ratio, plain.selector) == (None, None, None)
+    fields = {"blend": True, "recompute_ratio": 0.5, "selector": "query", "chunk_separator": "#"}
+    call = chat(**fields).to_call("t", 1.0)
+    assert (call.blend, call.recompute_ratio, call.chunk_separator) == (True, 0.5, "#")
+    assert call.selector is BlendSelector.QUERY
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "says"),
+    [
+        ({"documents": "a"}, ("documents",), "valid list"),
+        ({"documents": [1]}, ("documents", 0), "a document is text"),
+        ({"documents": [{"title": "x"}]}, ("documents", 0, "text"), "required"),
+        ({"documents": ["x"] * (limits.MAX_CHUNKS + 1)}, ("documents",), "at most 1024"),
+        ({"recompute_ratio": 0}, ("recompute_ratio",), "greater than 0"),
+        ({"recompute_ratio": 1.01}, ("recompute_ratio",), "less than or equal to 1"),
+        ({"selector": "best"}, ("selector",), "hkvd"),
+        ({"blend": "perhaps"}, ("blend",), "boolean"),
+    ],
+)
+def test_blending_fields_that_can_not_be(
+    fields: dict[str, object], where: tuple[str | int, ...], says: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(**fields)
+    (error,) = caught.value.errors()
+    assert error["loc"] == where
+    assert says in error["msg"]
 
 
 @pytest.mark.parametrize(
