@@ -36,25 +36,31 @@ class PlacedKv:
         positions = torch.zeros(len(rows.sources), dtype=torch.int64)
         positions[torch.from_numpy(rows.reused)] = torch.from_numpy(rows.reused)
         positions = positions[plan.exact :].to(device)
-        self._turn = rotation(decoder.frequencies, positions, pages.kv.dtype)
+        self._cos, self._sin = rotation(decoder.frequencies, positions, pages.kv.dtype)
         shape = (2, len(rows.sources), layout.kv_heads, layout.head_dim)
         self._kv = torch.empty(shape, dtype=pages.kv.dtype, device=device)
         self.keys, self.values = self._kv[0], self._kv[1]
+        self._unturned = torch.empty_like(self.keys[plan.exact :])
 
     def load(self, layer: int) -> None:
         """Bring exact KV and that of chunks, at its place; fresh tokens' rows are arbitrary."""
-        self._gather(layer, len(self.keys))
-        placed = self.keys[self._exact :]
-        placed.copy_(rotate(placed, *self._turn))
+        self.load_exact(layer)
+        source = self._pages.token_rows(layer)
+        keys, values = self._sources[:, self._exact :]
+        torch.index_select(source, 0, values, out=self.values[self._exact :])
+        torch.index_select(source, 0, keys, out=self._unturned)
+        # compute.rope.rotate without its temporaries: this is done for every reused token.
+        first, second = self._unturned.chunk(2, dim=-1)
+        turned_first, turned_second = self.keys[self._exact :].chunk(2, dim=-1)
+        torch.mul(first, self._cos, out=turned_first).addcmul_(second, self._sin, value=-1)
+        torch.mul(second, self._cos, out=turned_second).addcmul_(first, self._sin)
 
     def load_exact(self, layer: int) -> None:
         """Bring exact KV only; the other rows are arbitrary."""
-        self._gather(layer, self._exact)
-
-    def _gather(self, layer: int, count: int) -> None:
         source = self._pages.token_rows(layer)
-        for half, target in enumerate((self.keys, self.values)):
-            torch.index_select(source, 0, self._sources[half, :count], out=target[:count])
+        keys, values = self._sources[:, : self._exact]
+        torch.index_select(source, 0, keys, out=self.keys[: self._exact])
+        torch.index_select(source, 0, values, out=self.values[: self._exact])
 
     def put(self, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace the KV of some tokens by what was computed for them."""
