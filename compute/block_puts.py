@@ -7,13 +7,13 @@ else's; nothing is visible before ``close`` seals it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compute.batcher import FullBlock
 from compute.finder import Absorb, BlockFinder
 from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
 from kvcore.ids import NodeId
-from kvcore.layout import BlockLayout
+from kvcore.layout import BlockLayout, KvCodec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,16 +24,18 @@ class PublishJob:
         seq_id: whose blocks.
         blocks: in chain order; the job's owner holds a reference on their pages.
         tenant: whom to account to.
+        codec: how they are stored.
         must: queue it even when the queue is full (a handoff waits for it).
     """
 
     seq_id: int
     blocks: tuple[FullBlock, ...]
     tenant: str
+    codec: KvCodec
     must: bool = False
 
 
-ReadRanges = Callable[[int, Sequence[int]], list[memoryview]]
+ReadRanges = Callable[[int, Sequence[int], KvCodec], list[memoryview]]
 """One layer of some pages as ranges (``L1Pages.read_ranges``)."""
 
 
@@ -48,7 +50,7 @@ class _NodePuts:
 
 
 class BlockPuts:
-    """The blocks of some jobs, from reserve to seal."""
+    """The blocks of some jobs, from reserve to seal; only those of a codec of fixed size."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class BlockPuts:
         """Ask for a slot per block; a block that the pool has, or is being given, gets none."""
         by_node: dict[NodeId, _NodePuts] = {}
         for job in self._jobs:
-            for block in job.blocks:
+            for block in job.blocks if job.codec.has_fixed_size else ():
                 node = self._finder.place(block.key)
                 if node is not None:
                     puts = by_node.setdefault(node.node_id, _NodePuts(node))
@@ -91,7 +93,7 @@ class BlockPuts:
         return PutRequest(
             key=block.key,
             parent=block.parent,
-            range_bytes=self._layout.stored_layer_bytes,
+            range_bytes=replace(self._layout, codec=job.codec).stored_layer_bytes,
             range_count=self._layout.layers,
             tokens=block.tokens or self._layout.block_tokens,
             model=self._model,
@@ -107,15 +109,16 @@ class BlockPuts:
         self._layers = max(self._layers, stop)
 
     def _write_layer(self, puts: _NodePuts, layer: int, read_ranges: ReadRanges) -> None:
-        ranges = read_ranges(layer, [page for _, page, _ in puts.granted])
-        with self._absorb() as attempt:
-            puts.node.write_ranges(
-                [
-                    RangeWrite(grant, layer, data)
-                    for (grant, _, _), data in zip(puts.granted, ranges, strict=True)
-                ]
-            )
-        puts.failed = not attempt.ok
+        for codec, granted in _by_codec(puts.granted).items():
+            ranges = read_ranges(layer, [page for _, page in granted], codec)
+            with self._absorb() as attempt:
+                puts.node.write_ranges(
+                    [
+                        RangeWrite(grant, layer, data)
+                        for (grant, _), data in zip(granted, ranges, strict=True)
+                    ]
+                )
+            puts.failed = puts.failed or not attempt.ok
 
     def close(self, kept: Sequence[PublishJob]) -> int:
         """Seal the blocks of the jobs that are kept, give the others up.
@@ -124,7 +127,7 @@ class BlockPuts:
             bytes in sealed slots.
         """
         whole = self._layers == self._layout.layers
-        sealed_blocks = 0
+        sealed_bytes = 0
         for puts in self._nodes:
             good = [g for g, _, job in puts.granted if whole and not puts.failed and job in kept]
             if good:
@@ -136,5 +139,14 @@ class BlockPuts:
             if rest:
                 with self._absorb():
                     puts.node.abort(rest)
-            sealed_blocks += len(good)
-        return sealed_blocks * self._layout.stored_bytes
+            sealed_bytes += sum(grant.range_bytes * grant.range_count for grant in good)
+        return sealed_bytes
+
+
+def _by_codec(
+    granted: Sequence[tuple[PutGrant, int, PublishJob]],
+) -> dict[KvCodec, list[tuple[PutGrant, int]]]:
+    groups: dict[KvCodec, list[tuple[PutGrant, int]]] = {}
+    for grant, page, job in granted:
+        groups.setdefault(job.codec, []).append((grant, page))
+    return groups

@@ -60,6 +60,7 @@ class ComputeConfig:
         max_waiting: queued requests before new ones are refused.
         load_policy: when to load from the pool.
         kv_codec: how KV is encoded below L1; lossy ones may change answers.
+        kv_calibration: file of tables for entropy-coded KV; None looks into the model folder.
         publish: whether new blocks are written to the pool.
         publish_queue_blocks: blocks waiting for publication before more are skipped.
         load_threads: threads that look blocks up and load them.
@@ -86,6 +87,7 @@ class ComputeConfig:
     max_waiting: int = 10_000
     load_policy: LoadPolicy = LoadPolicy.AUTO
     kv_codec: KvCodec = KvCodec.NONE
+    kv_calibration: str | None = None
     publish: bool = True
     publish_queue_blocks: int = 1_024
     load_threads: int = 4

@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from compute.architecture import Architecture, parse_architecture
 from compute.blend.gate import check_model
+from compute.codec.calibration import Calibration, load_calibration
 from compute.codec.layer_codec import TORCH_DTYPES
 from compute.config import ComputeConfig, RandomModelSpec
 from compute.memory_check import check_memory
@@ -25,7 +27,7 @@ from compute.weights import Weights, load_weights, random_weights
 from kvcore.errors import ConfigError, ModelFolderError
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import ModelInfo
-from storage.model_folder import inspect_model_folder
+from storage.model_folder import CALIBRATION_NAME, inspect_model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def load_model(config: ComputeConfig) -> LoadedModel:
     layout, num_pages = _plan_pages(config, found.arch, dtype)
     check_memory(found.arch, layout, num_pages, device)
     weights = found.weights(dtype, device)
-    pages = _reserve(layout, num_pages, device)
+    calibration = _calibration(config, layout, found.revision)
+    pages = _reserve(layout, num_pages, device, calibration)
     decoder = Decoder(found.arch, weights, pages)
     info = ModelInfo(
         name=config.model_name,
@@ -159,9 +162,30 @@ def _plan_pages(
     return layout, count
 
 
-def _reserve(layout: BlockLayout, num_pages: int, device: torch.device) -> L1Pages:
+def _calibration(config: ComputeConfig, layout: BlockLayout, revision: str) -> Calibration | None:
+    """Read the tables of codecs that need them; without any, a namespace can't have those.
+
+    Raises:
+        ConfigError: they can't be used and the node's own codec, or its setting, asks for them.
+    """
+    if config.kv_calibration:
+        return load_calibration(Path(config.kv_calibration), layout, revision=revision)
+    if config.model_folder is None and config.kv_codec.has_fixed_size:
+        return None
+    file = Path(config.model_folder or "") / CALIBRATION_NAME
+    if config.kv_codec.has_fixed_size and not file.is_file():
+        return None
+    return load_calibration(file, layout, revision=revision)
+
+
+def _reserve(
+    layout: BlockLayout,
+    num_pages: int,
+    device: torch.device,
+    calibration: Calibration | None,
+) -> L1Pages:
     try:
-        return L1Pages(layout, num_pages, device=device)
+        return L1Pages(layout, num_pages, device=device, calibration=calibration)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"could not reserve {num_pages * layout.payload_bytes} bytes of {device} memory for L1",

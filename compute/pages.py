@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compute.codec.calibration import Calibration
 from compute.codec.codecs import Codecs
-from compute.codec.frame import Level
+from compute.codec.frame import Level, coarsest_of
 from compute.codec.layer_codec import TORCH_DTYPES
 from kvcore.layout import BlockLayout, KvCodec
 
@@ -135,10 +135,9 @@ class L1Pages:
         layers = self.kv[layer].index_select(0, self._index(pages))
         return _rows(self.codecs.fixed(codec).encode(layers).cpu())
 
-    def read_frames(self, page: int, level: Level) -> list[memoryview]:
-        """Return all layers of a page entropy-coded, as equally long ranges; always a copy."""
-        ranges = self.codecs.entropy.encode(self.kv[:, page], level)
-        return [memoryview(row) for row in ranges]
+    def read_frames(self, page: int, level: Level) -> memoryview:
+        """Return a page entropy-coded: its layers as equally long ranges in one piece, a copy."""
+        return memoryview(self.codecs.entropy.encode(self.kv[:, page], level).data).cast("B")
 
     def window(
         self,
@@ -157,7 +156,7 @@ class L1Pages:
         """
         codec = codec or self.layout.codec
         if not codec.has_fixed_size:
-            return self._frame_window(layer, pages, sizes)
+            return self._frame_window(layer, pages, sizes, coarsest_of(codec))
         if self._in_place(codec):
             return LayerWindow([self._slice(layer, page) for page in pages])
         shape = (len(pages), self.codecs.layout_of(codec).stored_layer_bytes)
@@ -169,13 +168,15 @@ class L1Pages:
 
         return LayerWindow(_rows(staging), commit=commit)
 
-    def _frame_window(self, layer: int, pages: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
+    def _frame_window(
+        self, layer: int, pages: Sequence[int], sizes: Sequence[int], coarsest: Level
+    ) -> LayerWindow:
         ends = list(accumulate(sizes))
         staging = memoryview(bytearray(ends[-1]))
         ranges = [staging[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
         def decode(index: int, frame: memoryview) -> None:
-            self.codecs.entropy.decode(layer, frame, self.kv[layer, pages[index]])
+            self.codecs.entropy.decode(layer, frame, self.kv[layer, pages[index]], coarsest)
 
         return FrameWindow(ranges, decode=decode)
 

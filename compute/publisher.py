@@ -16,6 +16,7 @@ import torch
 
 from compute.block_puts import BlockPuts, PublishJob
 from compute.finder import Absorb, BlockFinder
+from compute.frame_puts import put_frames
 from compute.pages import L1Pages
 from kvcore.clock import Clock
 
@@ -161,6 +162,7 @@ class Publisher:
         began = self._clock.now()
         try:
             self.written_bytes += puts.close(kept)
+            self.written_bytes += self._put_frames(kept)
         finally:
             self.write_time_s += self._clock.now() - began
             for job in jobs:
@@ -168,6 +170,16 @@ class Publisher:
             with self._idle:
                 self._pending_blocks -= sum(len(job.blocks) for job in jobs)
                 self._idle.notify_all()
+
+    def _put_frames(self, kept: Sequence[PublishJob]) -> int:
+        """Write what could not go out layer by layer: its size shows when all layers are there."""
+        jobs = [job for job in kept if not job.codec.has_fixed_size]
+        if not jobs:
+            return 0
+        with torch.cuda.stream(self._copies):  # None, where there is no GPU, changes nothing.
+            return put_frames(
+                jobs, self._pages, self._finder, model=self._model, absorb=self._absorb
+            )
 
     def _timed(self, work: _Work) -> None:
         began = self._clock.now()

@@ -97,6 +97,15 @@ def tail_key(key: NamespaceKey, parent: BlockKey, token_ids: Sequence[int]) -> B
     return BlockKey(mac.digest())
 
 
+def coarse_key(key: BlockKey) -> BlockKey:
+    """Name the coarser copy of a block that is stored at two levels (codec ``adaptive``).
+
+    Its own domain; as secret as ``key`` is.
+    """
+    mac = blake2b(key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-coarse")
+    return BlockKey(mac.digest())
+
+
 def _token_bytes(token_ids: Sequence[int]) -> bytes:
     """Encode token ids as little-endian uint32."""
     numbers = array("I", token_ids)

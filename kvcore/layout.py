@@ -15,7 +15,6 @@ from hashlib import blake2b
 
 from kvcore import limits
 
-
 FRAME_HEAD_BYTES = 16
 """What stands before the numbers of an entropy-coded range (compute/codec/frame.py)."""
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from compute.codec.calibrate import measure_prompts, tables_from
+from compute.codec.calibration import save_calibration
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from compute.loading import load_model
 from compute.node import ComputeNode
 from dmp.pool_node import PoolNode
 from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
 from metaserver.client import MetaClient
 from storage.block_store import BlockStore
+from storage.model_folder import CALIBRATION_NAME
 
 FAMILY_EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
@@ -81,6 +88,17 @@ async def running_node(
             await node.check_invariants()
     finally:
         await node.stop()
+
+
+def write_calibration(folder: Path, **changes: Any) -> str:
+    """Calibrate the tiny model on random tokens; returns the file."""
+    loaded = load_model(node_config(**changes))
+    random = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 128, (64,), generator=random).tolist() for _ in range(8)]
+    tables = tables_from(measure_prompts(loaded.decoder, prompts))
+    file = folder / CALIBRATION_NAME
+    save_calibration(tables, file, revision=loaded.info.revision)
+    return str(file)
 
 
 def make_request(token_ids: Sequence[int], **changes: Any) -> GenerateRequest:

@@ -224,6 +224,29 @@ def demo(
     raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))
 
 
+@app.command()
+def calibrate(
+    model: ModelOption = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Text like what the model will read (20,000 tokens).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File or folder to write to; else the model folder.")
+    ] = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Measure a model's KV and write the tables that entropy-coded KV needs.
+
+    Example: tierkv calibrate --model ./Llama-3.1-8B --prompts sample.txt
+    """
+    from tierkv.calibrate import calibrate as measure
+
+    loaded = _load(config, settings, compute__model=model)
+    written = measure(loaded.settings.compute, prompts=prompts, out=out)
+    typer.echo(f"wrote {written}; restart the nodes of this model to use it")
+
+
 @config_app.command("show")
 def config_show(
     config: ConfigOption = None,

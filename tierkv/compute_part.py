@@ -14,7 +14,6 @@ from compute.service import serve_node
 from dmp.transport.select import PathOptions
 from kvcore.clock import Clock, SystemClock
 from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.layout import KvCodec
 from kvcore.node import NodeRole
 from kvwire.channels import BoundServer
 from metaserver.agent import NodeAgent
@@ -42,7 +41,8 @@ def compute_config(
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
         load_policy=LoadPolicy(settings.load_policy),
-        kv_codec=KvCodec(settings.kv_codec),
+        kv_codec=settings.kv_codec,
+        kv_calibration=settings.kv_calibration or None,
         publish=settings.publish,
         threads=settings.threads,
     )

@@ -12,6 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from kvcore.layout import KvCodec
+
 GIB = 1 << 30
 
 
@@ -178,9 +180,14 @@ class ComputeSettings(Section):
     load_policy: Literal["auto", "always", "never"] = Field(
         default="auto", description="load KV from the pool: when faster, always, or never"
     )
-    kv_codec: Literal["none", "fp8", "int8", "int4"] = Field(
-        default="none",
-        description="encode KV below L1: none, or smaller and lossy (fp8, int8, int4)",
+    kv_codec: KvCodec = Field(
+        default=KvCodec.NONE,
+        description="encode KV below L1: none, or smaller and lossy (fp8, int8, int4, "
+        "entropy-fine, entropy-medium, entropy-coarse, adaptive)",
+    )
+    kv_calibration: str = Field(
+        default="",
+        description="file of tables for entropy-coded KV; empty: the one in the model folder",
     )
     publish: bool = Field(default=True, description="hand computed KV to the pool")
 

@@ -87,14 +87,22 @@ class EntropyCodec:
         escapes = 0 if outside is None else int(outside.sum())
         return FrameHead(level, self._number, len(payload), escapes), payload
 
-    def decode(self, layer: int, frame: memoryview, out: Tensor) -> None:
-        """Decode one frame straight into a page, a view of the shape and dtype of the layout.
+    def decode(
+        self, layer: int, frame: memoryview, out: Tensor, coarsest: Level = Level.COARSE
+    ) -> None:
+        """Decode one frame straight into a page.
+
+        Args:
+            layer: whose frame it is.
+            frame: a whole range.
+            out: view of a page, of the shape and dtype of the layout; garbage after an error.
+            coarsest: the most loss that is allowed.
 
         Raises:
-            LayoutError: it is no frame of this layout and calibration.
+            LayoutError: it is no frame of this layout and calibration, or too coarse.
             ChecksumError: its packed bytes are broken.
         """
-        head = read_head(frame, calibration=self._number, numbers=self._numbers)
+        head = read_head(frame, calibration=self._number, numbers=self._numbers, coarsest=coarsest)
         payload = frame[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + head.payload_bytes]
         if head.level is Level.RAW:
             if len(payload) != self._raw_bytes:

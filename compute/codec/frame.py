@@ -34,7 +34,12 @@ LEVELS = {
     KvCodec.ENTROPY_MEDIUM: Level.MEDIUM,
     KvCodec.ENTROPY_COARSE: Level.COARSE,
 }
-"""The level of each codec that has one; ``adaptive`` has two (compute/codec/levels.py)."""
+"""The level of each codec that has one; ``adaptive`` has two (compute/frame_puts.py)."""
+
+
+def coarsest_of(codec: KvCodec) -> Level:
+    """Return how coarse a frame may be for a reader with that codec."""
+    return LEVELS.get(codec, Level.COARSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +65,19 @@ class FrameHead:
         )
 
 
-def read_head(frame: memoryview, *, calibration: int, numbers: int) -> FrameHead:
+def read_head(
+    frame: memoryview, *, calibration: int, numbers: int, coarsest: Level = Level.COARSE
+) -> FrameHead:
     """Read and check a frame's head.
 
     Args:
         frame: the whole range.
         calibration: the only tables that can decode it here.
         numbers: how many numbers it must hold, which bounds its escapes.
+        coarsest: the reader's codec promises no more loss than this.
 
     Raises:
-        LayoutError: it is no frame, one of other tables, or its lengths can't be.
+        LayoutError: it is no frame, one of other tables, too coarse, or its lengths can't be.
     """
     if len(frame) < FRAME_HEAD_BYTES:
         raise LayoutError(f"a range of {len(frame)} bytes is too short for a frame")
@@ -80,6 +88,8 @@ def read_head(frame: memoryview, *, calibration: int, numbers: int) -> FrameHead
         raise LayoutError(
             f"a frame was made with calibration {tables:08x}, this node has {calibration:08x}"
         )
+    if coarsest < level != Level.RAW:
+        raise LayoutError(f"a frame of level {level} is coarser than {coarsest.name}")
     if payload > len(frame) - FRAME_HEAD_BYTES or escapes > numbers:
         raise LayoutError(f"a frame of {len(frame)} bytes can't hold {payload} and {escapes}")
     return FrameHead(Level(level), tables, payload, escapes)

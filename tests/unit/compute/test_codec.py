@@ -25,8 +25,7 @@ def kv(shape: BlockLayout, blocks: int = 3, seed: int = 0):
 
 def test_sizes_are_known_before_anything_is_encoded() -> None:
     big = {
-        codec: layout(codec, tokens=64, heads=8, dim=128, dtype=KvDtype.BFLOAT16)
-        for codec in FIXED
+        codec: layout(codec, tokens=64, heads=8, dim=128, dtype=KvDtype.BFLOAT16) for codec in FIXED
     }
     assert [big[codec].stored_layer_bytes for codec in FIXED] == [
         262_144,  # 2 * 64 * 8 * 128 numbers of two bytes

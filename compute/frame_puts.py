@@ -1,0 +1,92 @@
+"""Entropy-coded blocks to the pool: encoded whole, then put, for their size is not known before.
+
+Called in the publisher's thread, after a pass. A prompt's first block, where attention's sinks are,
+is always stored at the finest level. With ``adaptive`` the others are stored at two levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from compute.batcher import FullBlock
+from compute.block_puts import PublishJob
+from compute.codec.frame import LEVELS, Level
+from compute.finder import Absorb, BlockFinder
+from compute.pages import L1Pages
+from dmp.pool_node import PoolNode, PutRequest
+from kvcore.block_key import ROOT_PARENT, coarse_key
+from kvcore.ids import BlockKey, NodeId
+from kvcore.layout import KvCodec
+
+_BATCH_BLOCKS = 16
+"""Blocks that are encoded in memory at a time."""
+
+_Frame = tuple[PublishJob, FullBlock, BlockKey, Level]
+
+
+def put_frames(
+    jobs: Sequence[PublishJob],
+    pages: L1Pages,
+    finder: BlockFinder,
+    *,
+    model: str,
+    absorb: Absorb,
+) -> int:
+    """Encode and store the blocks of jobs; what the pool has already is not encoded again.
+
+    Returns:
+        bytes in sealed slots.
+    """
+    by_node: dict[NodeId, tuple[PoolNode, list[_Frame]]] = {}
+    for frame in (frame for job in jobs for frame in _frames(job)):
+        node = finder.place(frame[1].key)  # Both levels of a block are at one place.
+        if node is not None:
+            by_node.setdefault(node.node_id, (node, []))[1].append(frame)
+    sealed_bytes = 0
+    for node, frames in by_node.values():
+        remaining = iter(frames)
+        while some := list(islice(remaining, _BATCH_BLOCKS)):
+            with absorb() as attempt:
+                sealed_bytes += _put(node, some, pages, model)
+            if not attempt.ok:
+                break
+    return sealed_bytes
+
+
+def _frames(job: PublishJob) -> Iterator[_Frame]:
+    for block in job.blocks:
+        first = block.parent == ROOT_PARENT
+        level = LEVELS.get(job.codec, Level.FINE)
+        yield job, block, block.key, Level.FINE if first else level
+        if job.codec is KvCodec.ADAPTIVE and not first:
+            yield job, block, coarse_key(block.key), Level.COARSE
+
+
+def _put(node: PoolNode, frames: Sequence[_Frame], pages: L1Pages, model: str) -> int:
+    known = node.lookup([key for _, _, key, _ in frames])
+    puts, payloads = [], []
+    for (job, block, key, level), place in zip(frames, known, strict=True):
+        if place is None:
+            encoded = pages.read_frames(block.page, level)
+            puts.append(
+                _request(job, block, key, len(encoded) // pages.layout.layers, pages, model)
+            )
+            payloads.append(encoded)
+    stored = node.put(puts, payloads) if puts else []
+    return sum(place.length for place in stored if place is not None)
+
+
+def _request(
+    job: PublishJob, block: FullBlock, key: BlockKey, range_bytes: int, pages: L1Pages, model: str
+) -> PutRequest:
+    layout = pages.layout
+    return PutRequest(
+        key=key,
+        parent=block.parent if key == block.key else coarse_key(block.parent),
+        range_bytes=range_bytes,
+        range_count=layout.layers,
+        tokens=block.tokens or layout.block_tokens,
+        model=model,
+        tenant=job.tenant,
+    )

@@ -1,0 +1,108 @@
+"""``tierkv calibrate``: measures a model's KV on prompts and writes the tables of entropy codecs.
+
+The shipped model is measured on prompts like its training's; any other needs a text like what it
+will read. Nothing else of the cluster has to run, and nothing is changed but the one file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from compute.codec.calibrate import measure_prompts, tables_from
+from compute.codec.calibration import save_calibration
+from compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
+from compute.loading import load_model
+from dbfront.contracts import Message
+from dbfront.tokenizer import TextTokenizer, load_tokenizer
+from kvcore.errors import ConfigError
+from kvcore.ids import HostId, NodeId
+from kvcore.layout import KvCodec
+from kvcore.node import NodeRole
+from storage.model_folder import CALIBRATION_NAME
+from tierkv.compute_part import compute_config
+from tierkv.progress import make_bar
+from tierkv.settings import ComputeSettings
+from tierkv.shipped_model import model_folder
+
+_PROMPT_TOKENS = 1_024
+"""A long text is cut into prompts of this length."""
+
+_MOST_PROMPTS = 128
+_PROBES_PER_TASK = 6
+_SEED = 5
+
+
+def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | None) -> Path:
+    """Measure the configured model and write its tables.
+
+    Args:
+        settings: which model, in which dtype, on which device.
+        prompts: a UTF-8 text; may be None for the shipped model.
+        out: file or folder to write to; None is the model folder.
+
+    Returns:
+        the file that was written.
+
+    Raises:
+        ConfigError: no text was given, it is too short, or the file can't be written.
+    """
+    folder = model_folder(settings)
+    target = folder if out is None else out
+    target = target / CALIBRATION_NAME if target.is_dir() else target
+    tokenizer = load_tokenizer(folder)
+    if prompts is not None:
+        pieces = _pieces_of(tokenizer, prompts)
+    elif not settings.model:
+        pieces = _shipped_prompts(tokenizer)
+    else:
+        raise ConfigError(
+            f"what {folder} will read is not known",
+            hint="give --prompts FILE: a text like it, of 20,000 tokens or more",
+        )
+    config = compute_config(
+        settings, node_id=NodeId("calibrate"), host=HostId("here"), role=NodeRole.COMPUTE
+    )
+    pages = 2 + max(map(len, pieces)) // config.block_tokens
+    loaded = load_model(replace(config, l1_pages=pages, kv_codec=KvCodec.NONE, kv_calibration=None))
+    with _shown(len(pieces)) as progress:
+        found = measure_prompts(loaded.decoder, pieces, progress=progress)
+    try:
+        tables = tables_from(found)
+        save_calibration(tables, target, revision=loaded.info.revision)
+    except ValueError as error:
+        raise ConfigError(f"{prompts} is too short: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"can't write {target}: {error}", hint="give --out FILE") from error
+    return target
+
+
+def _pieces_of(tokenizer: TextTokenizer, file: Path) -> list[tuple[int, ...]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {file}: {error}") from error
+    tokens = asyncio.run(tokenizer.encode_prompt(text))
+    starts = range(0, len(tokens), _PROMPT_TOKENS)
+    return [tokens[start : start + _PROMPT_TOKENS] for start in starts][:_MOST_PROMPTS]
+
+
+def _shipped_prompts(tokenizer: TextTokenizer) -> list[tuple[int, ...]]:
+    """Make prompts of all tasks; held-out ones, as everywhere but in training."""
+    probes = make_probes(SINGLE_TASKS + CHAT_TASKS, _PROBES_PER_TASK, _SEED)
+    return [
+        asyncio.run(
+            tokenizer.encode_chat([Message(m["role"], m["content"]) for m in probe.messages])
+        )
+        for probe in probes
+    ]
+
+
+@contextmanager
+def _shown(total: int) -> Iterator[Callable[[int], None]]:
+    with make_bar() as bar:
+        task = bar.add_task("prompts measured", total=total)
+        yield lambda done: bar.update(task, completed=done)
