@@ -2,7 +2,7 @@
 
 Run ``python -m bench.pipeline``. The blocks of a long history come over a line that is throttled to
 half, equal and double the time which the new tokens need to be computed; what comes out stands
-beside what the pipeline's formula promises (compute/makespan.py). All in one run; tokens must agree.
+beside what the formula promises (compute/makespan.py). All in one run; tokens must agree.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from compute.makespan import one_after_the_other, pipelined
 from bench.report import Report, finish, make_parser
 from bench.throttled import Order, ThrottledPoolNode
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from compute.makespan import one_after_the_other, pipelined
 from compute.node import ComputeNode
 from dmp.config import DmpConfig
 from dmp.node import DmpNode
@@ -123,7 +123,7 @@ async def _publish(line: ThrottledPoolNode, history: list[int]) -> None:
     node = _node(line, publish=True)
     await node.start()
     try:
-        await _answer(node, history)
+        await answer(node, history)
         if not await node.flush():
             raise AssertionError("the history was not published")
     finally:
@@ -153,7 +153,7 @@ async def _measure(
                 for order in Order:
                     line.order = order
                     await node.drop_cache()
-                    got, seconds = await _answer(node, prompt)
+                    got, seconds = await answer(node, prompt)
                     if got != want:
                         raise AssertionError("other tokens than without loading")
                     times.setdefault((ratio, order), []).append(seconds / compute_s)
@@ -167,8 +167,8 @@ async def _compute_only(
 ) -> tuple[tuple[int, ...], float]:
     line.bytes_per_s = 0.0
     await node.drop_cache()
-    await _answer(node, history)
-    return await _answer(node, prompt)
+    await answer(node, history)
+    return await answer(node, prompt)
 
 
 def _history_bytes(node: ComputeNode, history: list[int]) -> int:
@@ -196,7 +196,8 @@ def _report(
         report.add(f"{name}_formula_speedup", promised_whole / promised)
 
 
-async def _answer(node: ComputeNode, prompt: list[int]) -> tuple[tuple[int, ...], float]:
+async def answer(node: ComputeNode, prompt: list[int]) -> tuple[tuple[int, ...], float]:
+    """Return one token and how long it took."""
     request = GenerateRequest(
         new_request_id(), "model", tuple(prompt), NAMESPACE,
         sampling=SamplingParams(max_tokens=1, ignore_eos=True),

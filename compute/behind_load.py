@@ -43,6 +43,11 @@ class BehindLoad:
     _next_layer: int = 0
 
     @property
+    def layers_ready(self) -> int:
+        """How many layers have arrived."""
+        return sum(ready.is_set() for ready in self.job.layer_ready)
+
+    @property
     def whole(self) -> bool:
         """Whether every block of what arrived so far is good."""
         return self.job.good == len(self.job.pages)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_KEPT = 0.7
-"""Weight of everything older after one more load: a change is half learnt after two."""
+_KEPT = 0.5
+"""Weight of everything older after one more load: a change is half learnt from its first one."""
 _FADE_S = 10.0
 """Old samples fade with time too, so that after a pause a new one counts nearly alone."""
 _SPREAD = 0.01
@@ -33,6 +33,9 @@ class LineFit:
     """A Line fitted to reads of different sizes.
 
     Samples are weighted by 1 / size^2: small reads tell the latency, large ones the rate.
+
+    Attributes:
+        measured_at_s: when the last sample was taken in.
     """
 
     def __init__(self, *, reads_per_load: int = 1) -> None:
@@ -41,34 +44,33 @@ class LineFit:
         Args:
             reads_per_load: equal reads that come together (one per layer) and tell as much as one.
         """
-        self.samples = 0
         self.measured_at_s = -math.inf
         self._kept: float = _KEPT ** (1 / reads_per_load)
-        self._sums = [0.0] * 5
+        self._means = (0.0, 0.0, 0.0, 0.0)
 
-    def add(self, size_bytes: float, seconds: float, *, now: float) -> None:
-        """Take one read in."""
+    def add(self, size_bytes: float, seconds: float, *, now: float, whole: bool = False) -> None:
+        """Take one read in; ``whole``: it counts as much as all reads of a load."""
         if size_bytes <= 0 or seconds <= 0:
             return
         age_s = max(0.0, now - self.measured_at_s)
-        kept = self._kept * math.exp(-age_s / _FADE_S) if self.samples else 0.0
+        kept = (_KEPT if whole else self._kept) * math.exp(-age_s / _FADE_S)
         x, y = 1 / size_bytes, seconds / size_bytes
-        new = (1.0, x, y, x * x, x * y)
-        self._sums = [kept * old + value for old, value in zip(self._sums, new, strict=True)]
+        pairs = zip(self._means, (x, y, x * x, x * y), strict=True)
+        new_x, new_y, new_xx, new_xy = (old + (1 - kept) * (new - old) for old, new in pairs)
+        self._means = (new_x, new_y, new_xx, new_xy)
         self.measured_at_s = now
-        self.samples += 1
 
     @property
     def line(self) -> Line | None:
         """The fit; None before the first sample. Without different sizes there is no latency."""
-        n, x, y, xx, xy = self._sums
-        if not n:
+        x, y, xx, xy = self._means
+        if not y:
             return None
-        spread = n * xx - x * x
-        latency_s = (n * xy - x * y) / spread if spread > _SPREAD * x * x else 0.0
-        slope = (y - latency_s * x) / n
+        spread = xx - x * x
+        latency_s = (xy - x * y) / spread if spread > _SPREAD * x * x else 0.0
+        slope = y - latency_s * x
         if latency_s < 0.0 or slope <= 0.0:
-            latency_s, slope = 0.0, y / n
+            latency_s, slope = 0.0, y
         return Line(latency_s, 1 / slope)
 
 

@@ -76,18 +76,22 @@ class LoadFigures:
         self._learn(self._reads[tier], size_bytes, seconds)
 
     def lost(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """Take in that a read took this long and came to nothing, or did not end yet."""
-        self._learn(self._reads[tier], size_bytes, seconds)
+        """Take in that a read took this long and came to nothing."""
+        self._learn(self._reads[tier], size_bytes, seconds, whole=True)
+
+    def probed(self, source: Source, size_bytes: int, seconds: float) -> None:
+        """Take in what a probe of a copy's path measured."""
+        self._learn(self._path(source), size_bytes, seconds, whole=True)
 
     def gave_up(self, sources: Sequence[tuple[Source, ...]], seconds: float) -> None:
-        """Take in that a load did not end in time: not even one layer of it, as far as we know."""
+        """Take in that a load did not end in time, which spent ``seconds`` per layer."""
         ways: dict[int, tuple[_Path, int]] = {}
         for copies in sources:
             if copies:
                 path, size = self._path(copies[0]), self._read_size(copies[0])
                 ways[id(path)] = (path, ways.get(id(path), (path, 0))[1] + size)
         for path, size in ways.values():
-            self._learn(path, size, seconds)
+            self._learn(path, size, seconds, whole=True)
 
     def _read_size(self, source: Source) -> int:
         """Return what one read moves of a block: all that rests, one layer of what does not."""
@@ -104,8 +108,8 @@ class LoadFigures:
         """Take in that stored bytes were decoded, or copied to where the pages are."""
         self._decodes.setdefault(codec, Rate()).add(size_bytes, seconds)
 
-    def _learn(self, path: _Path, size_bytes: int, seconds: float) -> None:
-        path.fit.add(size_bytes, seconds, now=self._clock.now())
+    def _learn(self, path: _Path, size_bytes: int, seconds: float, *, whole: bool = False) -> None:
+        path.fit.add(size_bytes, seconds, now=self._clock.now(), whole=whole)
         path.refusals = 0
 
     def line(self, tier: Tier) -> Line:
@@ -142,7 +146,7 @@ class LoadFigures:
     def refused(self, sources: Sequence[tuple[Source, ...]]) -> bool:
         """Take note that these blocks were not worth loading; True: the first is to be probed.
 
-        Whoever probes it says how that went (``read``, ``lost``, ``promoted``), then ``probed``.
+        Whoever probes it says what that took (``probed``), and that it ended (``probe_ended``).
         """
         source = sources[0][0]
         for rate in self._decodes.values():
@@ -155,8 +159,8 @@ class LoadFigures:
         path.probing = True
         return True
 
-    def probed(self, source: Source) -> None:
-        """Take note that a probe ended."""
+    def probe_ended(self, source: Source) -> None:
+        """Take note that a copy's path may be probed again."""
         path = self._path(source)
         path.refusals = 0
         path.probing = False

@@ -166,7 +166,8 @@ class Loads:
         now = self._clock.now()
         for loading in [x for x in self.behind.values() if x.deadline_s < now]:
             self._tiers.cache_errors["load_timeout"] += 1
-            self._tiers.figures.gave_up(loading.job.sources, now - loading.began_s)
+            layer_s = (now - loading.began_s) / (1 + loading.layers_ready)
+            self._tiers.figures.gave_up(loading.job.sources, layer_s)
             self.settle(loading, 0)
         for seq, deadline_s in list(self._locating.values()):
             if deadline_s < now:

@@ -43,7 +43,7 @@ def _promote(source: Source, figures: LoadFigures, absorb: Absorb, clock: Clock)
     with absorb():
         found = source.node.promote([source.key])
     size = sum(at.length for at in found if at is not None)
-    figures.promoted(size, clock.now() - began)
+    figures.probed(source, size, clock.now() - began)
 
 
 def _read(
@@ -57,7 +57,6 @@ def _read(
         reads.append(RangeRead(place, 0, buffer[at : at + size]))
         at += size
     began = clock.now()
-    with absorb() as attempt:
+    with absorb():
         source.node.read_ranges(reads)
-    took = figures.read if attempt.ok else figures.lost
-    took(figures.way(source).read, at, clock.now() - began)
+    figures.probed(source, at, clock.now() - began)

@@ -216,7 +216,7 @@ class Tiers:
         except Exception:  # noqa: BLE001 - worker's outermost frame; nobody waits for a probe.
             self.cache_errors["internal"] += 1
             _log.exception("probing a tier failed")
-        self.figures.probed(sources[0][0])
+        self.figures.probe_ended(sources[0][0])
 
     def load(
         self,
