@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from compute.blend.plan import lay_out
+from compute.blend.plan import BlendPlan, ChunkUse, lay_out
 from compute.blend.selectors import deviation, make_selector
 from kvcore.layout import KvDtype
 from kvcore.request import BlendSelector
@@ -169,24 +169,14 @@ def test_boundary_selects_the_first_tokens_of_each_chunk(llama) -> None:
 
 
 def test_gradual_filtering_never_grows_and_averages_the_ratio() -> None:
+    uses = tuple(ChunkUse(a, b - a, np.arange(1, 5)) for a, b in PROMPT.chunks)
     for ratio in (0.05, 0.15, 0.5, 0.8, 1.0):
         blend = blend_by("gradual", PROMPT, ratio)
-        selector = _selector_of(blend, layers=12, check_layer=1)
+        plan = BlendPlan(np.array(PROMPT.ids), 0, np.arange(5, 15), uses, blend)
+        selector = make_selector(plan, lay_out(plan, BLOCK), layers=12, check_layer=1)
         keep = [selector.keep_at(layer) for layer in range(12)]
         assert keep[0] is None and keep[1:] == sorted(keep[1:], reverse=True)
         assert np.mean(keep[1:]) == pytest.approx(45 * ratio, abs=1)
-
-
-def _selector_of(blend, **options):
-    kitchenless = make_prompt_plan(blend)
-    return make_selector(kitchenless, lay_out(kitchenless, BLOCK), **options)
-
-
-def make_prompt_plan(blend):
-    from compute.blend.plan import BlendPlan, ChunkUse
-
-    uses = tuple(ChunkUse(a, b - a, np.arange(1, 5)) for a, b in PROMPT.chunks)
-    return BlendPlan(np.array(PROMPT.ids), 0, np.arange(5, 15), uses, blend)
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
