@@ -221,7 +221,7 @@ class Batcher:
 
         Returns:
             pages: ``load_blocks`` pages to load chunks into, one reference each, which the caller
-            releases; None when pages are short, and the prompt is computed exactly.
+            releases; None when pages are short, and nothing has changed.
         """
         assert seq.phase is Phase.CHUNKS
         pages = self.pool.allocate(load_blocks) if load_blocks <= self.spare_pages else None
@@ -230,7 +230,6 @@ class Batcher:
             own = self.pool.allocate(seq.pages_for(seq.length) - seq.num_pages)
         if pages is None or own is None:
             self.pool.release(pages or [])
-            self.compute_exactly(seq)
             return None
         seq.add_pages(own)
         self._drop_claims(seq)

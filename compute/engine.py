@@ -117,6 +117,7 @@ class Engine:
         self._blends = Blends(
             self.batcher,
             self.tiers,
+            self._loads,
             self.inbox,
             model,
             self.isolation,
@@ -157,9 +158,7 @@ class Engine:
 
     def prefetch(self, request: GenerateRequest, answer: Answer) -> None:
         """Load known blocks of a checked request; ``answer`` comes once, in the engine thread."""
-        self.inbox.post(
-            lambda: self._prefetches.begin(request, answer), refused=lambda: answer(0)
-        )
+        self.inbox.post(lambda: self._prefetches.begin(request, answer), refused=lambda: answer(0))
 
     def cancel(self, seq_id: int) -> None:
         """End a request within a step; it answers with CANCELLED unless it ended before."""

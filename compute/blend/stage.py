@@ -10,20 +10,27 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from compute.batcher import Batcher, Chunk, LoadOrder
 from compute.blend.isolation import Isolation
 from compute.blend.lookup import FoundChunks, PromptChunk, prompt_chunks
 from compute.blend.passes import BlendOutcome
 from compute.blend.run import BlendRun, ChunkLoad
+from compute.blend.selectors import CHECK_LAYER
+from compute.blend_controller import BlendDecision, BlendWork
+from compute.finder import Source
 from compute.inbox import Inbox
 from compute.loader import LoadJob
+from compute.loads import Loads
 from compute.model import Decoder
 from compute.sequence import Phase
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
 from kvcore.ids import BlockKey
+from kvcore.layout import KvCodec
+from kvcore.request import BlendSelector
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +42,7 @@ class Blends:
         self,
         batcher: Batcher,
         tiers: Tiers,
+        loads: Loads,
         inbox: Inbox,
         decoder: Decoder,
         isolation: Isolation,
@@ -49,16 +57,18 @@ class Blends:
         Args:
             batcher: is told what was found and blended.
             tiers: looks up and loads in worker threads.
+            loads: knows what stands before a sequence, and logs decisions.
             inbox: how those threads reach the engine's.
             decoder: what passes run on.
             isolation: computes what is missing for the next time.
             refusal: why this model's chunks are never blended; empty when they may be.
             clock: where deadlines come from.
-            timeout_s: longest wait for a lookup or a load.
+            timeout_s: longest wait for a lookup.
             prefill_rate: tokens per second now; 0.0 until known.
         """
         self._batcher = batcher
         self._tiers = tiers
+        self._loads = loads
         self._inbox = inbox
         self._decoder = decoder
         self._isolation = isolation
@@ -93,7 +103,8 @@ class Blends:
         chunks = prompt_chunks(seq.request, block_tokens=seq.block_tokens)
         missing = [chunk for chunk in chunks if not self._pages_in_l1(chunk)]
         tokens = sum(chunk.stop - chunk.start for chunk in missing)
-        if not missing or not self._tiers.wants_locate(tokens, self._prefill_rate()):
+        wanted = missing and self._tiers.codec_of(seq.request) is not None
+        if not wanted or not self._tiers.wants_locate(tokens, self._prefill_rate()):
             self._looked_up(seq, chunks, {})
             return
         self._lookups[seq.seq_id] = (seq, chunks, self._clock.now() + self._timeout_s)
@@ -118,48 +129,83 @@ class Blends:
             if chunk.name not in held and chunk.name not in found:
                 self._isolation.want(seq.request, chunk)
         behind = [chunk for chunk in chunks if chunk.stop > seq.computed]
-        loads = {c.name: c for c in behind if c.name in found and c.name not in held}
-        sources = [copies for name in loads for copies in found[name]]
-        if not self._tiers.worth_loading(sources, self._prefill_rate()):
-            loads, sources = {}, []
-        uses = [chunk for chunk in behind if chunk.name in held or chunk.name in loads]
-        if not uses:
-            self._batcher.compute_exactly(seq)
-            return
-        used = {use.name for use in uses}
-        run = self._begin(seq, uses, {name: held[name] for name in held if name in used}, loads)
-        if run is not None and run.load is None and sources:
-            self._load(run, list(loads.values()), found)
+        at_hand = [chunk for chunk in behind if chunk.name in held]
+        known = [chunk for chunk in behind if chunk.name in held or chunk.name in found]
+        for uses in (known, at_hand) if len(at_hand) < len(known) else (known,):
+            if uses and self._begin(seq, uses, held, found):
+                return
+        self._batcher.compute_exactly(seq)
 
     def _begin(
         self,
         seq: EngineSequence,
         uses: list[PromptChunk],
         held: dict[BlockKey, list[int]],
-        loads: dict[BlockKey, PromptChunk],
-    ) -> BlendRun | None:
-        """Take pages for a pass; None when they are short and the prompt is computed exactly."""
-        pool = self._batcher.pool
+        found: FoundChunks,
+    ) -> bool:
+        """Begin a pass that uses some chunks; False if it is not worth it or pages are short."""
+        loads = list({use.name: use for use in uses if use.name not in held}.values())
+        sources = [copies for chunk in loads for copies in found[chunk.name]]
+        decision = self._decide(seq, uses, sources)
+        if decision is None:
+            return False
+        pages = {use.name: held[use.name] for use in uses if use.name in held}
+        for some in pages.values():
+            self._batcher.pool.acquire(some)
+        fresh = self._batcher.begin_blend(seq, len(sources))
+        if fresh is None:
+            for some in pages.values():
+                self._batcher.pool.release(some)
+            return False
+        self._decoder.pages.clear(seq.pages[seq.computed // seq.block_tokens :])
+        for chunk in loads:
+            pages[chunk.name], fresh = fresh[: len(chunk.keys)], fresh[len(chunk.keys) :]
+        now = self._clock.now()
+        seq.started_s = now if seq.started_s < 0 else seq.started_s
+        assert seq.blend is not None and decision.recompute_ratio is not None
+        blend = replace(seq.blend, recompute_ratio=decision.recompute_ratio)
+        work = Chunk(seq, seq.computed, seq.length - seq.computed, samples=True)
+        run = self._runs[seq.seq_id] = BlendRun(work, blend, uses, pages)
+        if loads:
+            run.deadline_s = now + self._tiers.decider.patience_s(decision.compute_s)
+            run.load = self._load(run, loads, sources)
+        return True
+
+    def _decide(
+        self, seq: EngineSequence, uses: list[PromptChunk], sources: list[tuple[Source, ...]]
+    ) -> BlendDecision | None:
+        """Choose how much to compute again; None when computing all is as fast."""
         blend = seq.blend
         assert blend is not None
-        for pages in held.values():
-            pool.acquire(pages)
-        fresh = self._batcher.begin_blend(seq, sum(len(c.keys) for c in loads.values()))
-        if fresh is None:
-            for pages in held.values():
-                pool.release(pages)
-            return None
-        own = seq.pages[seq.computed // seq.block_tokens :]
-        self._decoder.pages.clear(own)
-        for chunk in loads.values():
-            held[chunk.name], fresh = fresh[: len(chunk.keys)], fresh[len(chunk.keys) :]
-        seq.started_s = self._clock.now() if seq.started_s < 0 else seq.started_s
-        work = Chunk(seq, seq.computed, seq.length - seq.computed, samples=True)
-        run = BlendRun(work, blend, uses, held)
-        self._runs[seq.seq_id] = run
-        return run
+        work = BlendWork(
+            reused_tokens=sum(
+                max(0, min(use.stop, seq.length - 1) - max(use.start, seq.computed)) for use in uses
+            ),
+            min_ratio=blend.recompute_ratio,
+            scan_layers=CHECK_LAYER if blend.selector is BlendSelector.HKVD else 0,
+            fresh_passes=1 if blend.selector is BlendSelector.QUERY else 0,
+        )
+        decision = self._tiers.decider.decide_blend(
+            sources,
+            self._tiers.codec_of(seq.request) or KvCodec.NONE,
+            work,
+            start=seq.computed,
+            stop=seq.length,
+            ahead=self._loads.ahead_of(seq),
+        )
+        chosen = decision.recompute_ratio is not None
+        kind = "blend" if chosen else "compute"
+        self._loads.decided(seq, decision, found=len(sources), kind=kind)
+        if not chosen:
+            self._tiers.avoided(sources)
+        return decision if chosen else None
 
-    def _load(self, run: BlendRun, chunks: Sequence[PromptChunk], found: FoundChunks) -> None:
+    def _load(
+        self,
+        run: BlendRun,
+        chunks: Sequence[PromptChunk],
+        sources: Sequence[tuple[Source, ...]],
+    ) -> ChunkLoad:
         first_block: dict[BlockKey, int] = {}
         pages: list[int] = []
         for chunk in chunks:
@@ -169,12 +215,11 @@ class Blends:
         self._batcher.pool.acquire(pages)  # The loader's own reference.
         job = self._tiers.load(
             order,
-            [copies for chunk in chunks for copies in found[chunk.name]],
+            sources,
             arrived=lambda: self._inbox.post(_wake_up),
             ended=lambda job: self._inbox.post(lambda: self._load_ended(run, order, job)),
         )
-        run.load = ChunkLoad(order, job, first_block)
-        run.deadline_s = self._clock.now() + self._timeout_s
+        return ChunkLoad(order, job, first_block)
 
     def _load_ended(self, run: BlendRun, order: LoadOrder, job: LoadJob) -> None:
         if run.load is not None and run.load.job is job:
