@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvcore.errors import ConfigError
+from kvcore.reuse_policy import ReusePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class MetaConfig:
         suspect_after_s: silence after which a node is shown as suspect.
         dead_after_s: silence after which its blocks are forgotten.
         forget_after_s: silence after which the node itself is forgotten.
+        default_policy: of tenants without a namespace.
     """
 
     address: str = "127.0.0.1:7400"
@@ -35,6 +37,7 @@ class MetaConfig:
     suspect_after_s: float = 3.0
     dead_after_s: float = 5.0
     forget_after_s: float = 600.0
+    default_policy: ReusePolicy = field(default_factory=ReusePolicy)
 
     def __post_init__(self) -> None:
         times = (

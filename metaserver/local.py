@@ -46,7 +46,11 @@ class LocalMeta:
         """Open the durable state; ConfigError when the database can't be used."""
         config = config or MetaConfig()
         self.state = MetaState(config)
-        self._namespaces = NamespaceStore(config.database, cluster_secret=config.cluster_secret)
+        self._namespaces = NamespaceStore(
+            config.database,
+            cluster_secret=config.cluster_secret,
+            default_policy=config.default_policy,
+        )
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._closed = False

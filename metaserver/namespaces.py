@@ -48,17 +48,25 @@ class NamespaceStore:
         _namespace_of: the namespace that rules each tenant.
     """
 
-    def __init__(self, database: str, *, cluster_secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        database: str,
+        *,
+        cluster_secret: bytes | None = None,
+        default_policy: ReusePolicy | None = None,
+    ) -> None:
         """Open or make the database.
 
         Args:
             database: a path, or ``:memory:``.
             cluster_secret: 16 to 64 bytes; None takes the database's, made at the first start.
+            default_policy: of tenants without a namespace; exact reuse when not given.
 
         Raises:
             ConfigError: the file can't be opened or is no such database.
         """
         self._lock = threading.Lock()
+        self._default_policy = default_policy or ReusePolicy()
         try:
             self._connection = _open(database)
             try:
@@ -86,7 +94,7 @@ class NamespaceStore:
         namespace = self._namespace_of.get(tenant)
         shared = namespace is not None and bool(namespace.tenants)
         domain = namespace.name if namespace is not None else tenant
-        policy = namespace.policy if namespace is not None else ReusePolicy()
+        policy = namespace.policy if namespace is not None else self._default_policy
         if policy.kv_codec is not None:  # Blocks of different codecs have different names.
             layout_fingerprint += policy.kv_codec.encode()
         return NamespaceGrant(

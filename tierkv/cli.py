@@ -28,6 +28,11 @@ config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True
 app.add_typer(config_app, name="config")
 pool_app = typer.Typer(help="Use a memory pool by hand.", no_args_is_help=True)
 app.add_typer(pool_app, name="pool")
+namespace_app = typer.Typer(
+    help="Say who shares KV with whom, and how far answers may depart from exact ones.",
+    no_args_is_help=True,
+)
+app.add_typer(namespace_app, name="namespace")
 
 ConfigOption = Annotated[
     Path | None,
@@ -51,6 +56,13 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     COMPUTE = "compute"
+
+
+class Switch(StrEnum):
+    """What a yes/no setting of a namespace is set to."""
+
+    ON = "on"
+    OFF = "off"
 
 
 def main() -> None:
@@ -306,6 +318,85 @@ def pool_get(
     from tierkv import pool_shell
 
     raise typer.Exit(pool_shell.get(_load(config, settings).settings, addresses, key, file))
+
+
+@namespace_app.command("list")
+def namespace_list(
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show the namespaces of the running cluster; other tenants have the namespace.* settings."""
+    from tierkv.namespaces import print_namespaces
+
+    asyncio.run(print_namespaces(_load(config, settings).settings, output))
+
+
+@namespace_app.command("show")
+def namespace_show(
+    name: Annotated[str, typer.Argument(help="The namespace.")],
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show one namespace."""
+    from tierkv.namespaces import print_namespaces
+
+    asyncio.run(print_namespaces(_load(config, settings).settings, output, name))
+
+
+@namespace_app.command("set")
+def namespace_set(
+    name: Annotated[
+        str, typer.Argument(help="The namespace; without tenants, the tenant it is about.")
+    ],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="Who shares it; several times for several, '' for nobody else."),
+    ] = None,
+    cache: Annotated[Switch | None, typer.Option(help="Keep and reuse KV at all.")] = None,
+    blend: Annotated[
+        Switch | None,
+        typer.Option(help="Reuse documents at any position; answers become approximate."),
+    ] = None,
+    recompute_ratio: Annotated[
+        float | None,
+        typer.Option(help="Least share of reused tokens computed again, (0, 1]; 1 is exact."),
+    ] = None,
+    selector: Annotated[
+        str | None, typer.Option(help="Which of them: hkvd, query or boundary.")
+    ] = None,
+    gradual: Annotated[
+        Switch | None, typer.Option(help="With hkvd: more in early layers, fewer in late ones.")
+    ] = None,
+    kv_codec: Annotated[
+        str | None,
+        typer.Option(help="Encoding below L1: none, fp8, int8 ...; default: the node's own."),
+    ] = None,
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Make a namespace or change what is given; everything else stays. Fronts notice within 5 s.
+
+    Example: tierkv namespace set default --blend on --recompute-ratio 0.2
+    """
+    from tierkv.namespaces import NamespaceChange, set_namespace
+
+    change = NamespaceChange(
+        tenants=None if tenant is None else tuple(filter(None, tenant)),
+        cache=_is_on(cache),
+        blend=_is_on(blend),
+        recompute_ratio=recompute_ratio,
+        selector=selector,
+        gradual=_is_on(gradual),
+        kv_codec=kv_codec,
+    )
+    asyncio.run(set_namespace(_load(config, settings).settings, name, change, output))
+
+
+def _is_on(switch: Switch | None) -> bool | None:
+    return None if switch is None else switch is Switch.ON
 
 
 @app.callback(invoke_without_command=True)

@@ -45,7 +45,12 @@ class EmbeddedCluster:
 
     def __init__(self, config: LoadedConfig) -> None:
         self._config = config
-        self.meta = LocalMeta(MetaConfig(cluster_secret=_secret(config.settings)))
+        self.meta = LocalMeta(
+            MetaConfig(
+                cluster_secret=_secret(config.settings),
+                default_policy=config.settings.namespace.policy(),
+            )
+        )
         self.pool: DmpPart
         self.compute: ComputePart
         self.front: FrontPart

@@ -80,6 +80,7 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
             token=settings.cluster.token or None,
             database=settings.meta.database or ":memory:",
             cluster_secret=settings.cluster.secret.encode() or None,
+            default_policy=settings.namespace.policy(),
         )
     )
     address = await server.start()

@@ -13,6 +13,8 @@ from typing import Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from kvcore.layout import KvCodec
+from kvcore.request import BlendSelector
+from kvcore.reuse_policy import ReusePolicy
 
 GIB = 1 << 30
 
@@ -86,6 +88,40 @@ class MetaSettings(Section):
     database: str = Field(
         default="", description="sqlite file of namespaces; empty: in run_dir (up) or memory"
     )
+
+
+class NamespaceSettings(Section):
+    """What tenants may do that no namespace names; namespaces are set with ``tierkv namespace``."""
+
+    blend: bool = Field(
+        default=False,
+        description="reuse documents at any position; answers of calls with documents may change",
+    )
+    recompute_ratio: float = Field(
+        default=0.15,
+        gt=0.0,
+        le=1.0,
+        description="least share of reused document tokens that are computed again; 1: exact",
+    )
+    selector: BlendSelector = Field(
+        default=BlendSelector.HKVD, description="which tokens: hkvd, query or boundary"
+    )
+    gradual: bool = Field(
+        default=False, description="with hkvd: more of them in early layers, fewer in late ones"
+    )
+    kv_codec: KvCodec | Literal["default"] = Field(
+        default="default", description="encoding of their KV below L1; default: the node's own"
+    )
+
+    def policy(self) -> ReusePolicy:
+        """Return them as the meta server grants them."""
+        return ReusePolicy(
+            kv_codec=None if self.kv_codec == "default" else KvCodec(self.kv_codec),
+            blend=self.blend,
+            recompute_ratio=self.recompute_ratio,
+            selector=self.selector,
+            gradual=self.gradual,
+        )
 
 
 class DmpSettings(Section):
@@ -198,6 +234,7 @@ class Settings(Section):
     cluster: ClusterSettings = ClusterSettings()
     front: FrontSettings = FrontSettings()
     meta: MetaSettings = MetaSettings()
+    namespace: NamespaceSettings = NamespaceSettings()
     dmp: DmpSettings = DmpSettings()
     pool: PoolSettings = PoolSettings()
     compute: ComputeSettings = ComputeSettings()

@@ -45,7 +45,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     Raises:
         ConfigError: no cluster is known here.
     """
-    settings, state = _find_cluster(settings)
+    settings, state = find_cluster(settings)
     meta = meta_client.connect(settings.cluster.meta_address, token=settings.cluster.token or None)
     try:
         nodes = await meta.list_nodes()
@@ -63,7 +63,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     return 0
 
 
-def _find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     """Use the given meta address, or what ``tierkv up`` left in run_dir."""
     if settings.cluster.meta_address:
         return settings, {}

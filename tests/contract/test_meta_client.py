@@ -18,9 +18,19 @@ from kvcore.errors import (
     UserError,
 )
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.layout import BlockLayout, KvDtype
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Tier
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from kvcore.node import (
+    LoadChoiceStats,
+    ModelInfo,
+    NodeInfo,
+    NodeLoad,
+    NodeReport,
+    NodeRole,
+    TierStats,
+)
+from kvcore.request import BlendSelector
+from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import MetaClient, Namespace, NodeCoverage, connect
 from metaserver.config import MetaConfig
 from metaserver.local import LocalMeta
@@ -114,6 +124,7 @@ async def test_nodes_are_listed_with_all_they_said(meta: MetaClient, clock: Manu
         tiers=(TierStats(tier=Tier.L1, medium="cpu", model="demo", blocks_total=9, hit_tokens=4),),
         cache_errors=(("checksum_mismatch", 1), ("transport_error", 2)),
         transfer_bytes_in=10,
+        load_choices=(LoadChoiceStats("load", 3, 2, 0.5, 0.75, 0.25),),
     )
     await meta.register(COMPUTE)
     await meta.register(DMP)
@@ -337,3 +348,33 @@ async def test_after_close_there_is_no_directory(meta: MetaClient) -> None:
         await meta.locate(KEYS)
     with pytest.raises(DirectoryUnavailableError):
         await meta.put_namespace(Namespace("x"))
+
+
+async def test_a_namespaces_policy_comes_back_and_is_granted(meta: MetaClient) -> None:
+    policy = ReusePolicy(
+        kv_codec=KvCodec.INT8,
+        blend=True,
+        recompute_ratio=0.25,
+        selector=BlendSelector.BOUNDARY,
+        gradual=True,
+    )
+    wanted = Namespace("team", ("a", "b"), policy=policy)
+    assert await meta.put_namespace(wanted) == wanted
+    assert await meta.list_namespaces() == (wanted,)
+    grants = [
+        await meta.resolve_namespace(tenant, model_revision="r", layout_fingerprint=b"l")
+        for tenant in ("a", "b", "c")
+    ]
+    assert [grant.policy for grant in grants] == [policy, policy, ReusePolicy()]
+    await meta.put_namespace(Namespace("team", ("a", "b")))
+    plain = await meta.resolve_namespace("a", model_revision="r", layout_fingerprint=b"l")
+    assert plain.policy == ReusePolicy()
+    assert plain.namespace_key != grants[0].namespace_key  # blocks of another codec
+
+
+async def test_blending_alone_does_not_rename_blocks(meta: MetaClient) -> None:
+    before = await meta.resolve_namespace("a", model_revision="r", layout_fingerprint=b"l")
+    await meta.put_namespace(Namespace("a", policy=ReusePolicy(blend=True)))
+    after = await meta.resolve_namespace("a", model_revision="r", layout_fingerprint=b"l")
+    assert after.policy.blend
+    assert after.namespace_key == before.namespace_key

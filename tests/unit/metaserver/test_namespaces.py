@@ -6,11 +6,15 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from kvcore.layout import KvCodec
+from kvcore.request import BlendSelector
+from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import Namespace
 from metaserver.namespaces import NamespaceStore
 
@@ -121,3 +125,45 @@ def test_a_closed_store_does_not_take_namespaces() -> None:
         pass
     with pytest.raises(DirectoryUnavailableError, match="could not be stored"):
         store.put(Namespace("x"))
+
+
+POLICY = ReusePolicy(KvCodec.FP8, True, 0.5, BlendSelector.QUERY, True)
+
+
+def test_a_policy_survives_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path / "meta.db") as store:
+        store.put(Namespace("a", policy=POLICY))
+    with opened(tmp_path / "meta.db") as store:
+        assert store.namespaces() == (Namespace("a", policy=POLICY),)
+
+
+def test_a_database_from_before_policies_is_migrated(tmp_path: Path) -> None:
+    database = tmp_path / "meta.db"
+    with closing(sqlite3.connect(database)) as old, old:
+        old.execute("CREATE TABLE cluster (name TEXT PRIMARY KEY, value BLOB NOT NULL)")
+        old.execute(
+            "CREATE TABLE namespaces (name TEXT PRIMARY KEY, tenants TEXT NOT NULL, "
+            "cache_enabled INTEGER NOT NULL)"
+        )
+        old.execute("INSERT INTO cluster VALUES ('secret', ?)", (b"s" * 32,))
+        old.execute("""INSERT INTO namespaces VALUES ('team', '["a", "b"]', 0)""")
+    team = Namespace("team", ("a", "b"), cache_enabled=False)
+    with opened(database) as store:
+        before = key(store, "a")
+        assert store.namespaces() == (team,)
+        store.put(replace(team, policy=ReusePolicy(blend=True)))
+        assert key(store, "a") == before
+    with opened(database) as store, opened(secret=b"s" * 32) as same_secret:
+        assert store.namespaces()[0].policy.blend
+        assert key(store, "c") == key(same_secret, "c")
+
+
+def test_tenants_without_a_namespace_have_the_default_policy() -> None:
+    with closing(NamespaceStore(":memory:", default_policy=POLICY)) as store:
+        store.put(Namespace("own"))
+        grants = {
+            tenant: store.resolve(tenant, model_revision="r", layout_fingerprint=b"l")
+            for tenant in ("own", "other")
+        }
+        assert grants["other"].policy == POLICY
+        assert grants["own"].policy == ReusePolicy()
