@@ -10,8 +10,15 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from kvcore.ids import RequestId
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, HitTokens, Usage
-from scheduler.events import Dispatch, Stage
+from kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    HitTokens,
+    SamplingParams,
+    Usage,
+)
+from scheduler.events import Dispatch, Prefetch, Stage
 
 
 class Answer:
@@ -61,6 +68,19 @@ class Answer:
             token_ids=request.token_ids + tuple(self.tokens),
             resumed_tokens=self.completion_tokens,
             handoff=dispatch.stage is Stage.PREFILL,
+        )
+
+    def ahead(self, prefetch: Prefetch) -> GenerateRequest:
+        """Make the question to load the prompt's first tokens; it needs no token computed."""
+        request = self.request
+        tokens = (request.token_ids + tuple(self.tokens))[: prefetch.tokens + 1]
+        return replace(
+            request,
+            request_id=RequestId(f"{request.request_id}:ahead"),
+            token_ids=tokens,
+            sampling=SamplingParams(max_tokens=1),
+            resumed_tokens=1,
+            handoff=False,
         )
 
     def take(self, event: GenerateEvent) -> GenerateEvent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.ids import NodeId
+from kvcore.node import NodeRole
 from scheduler.cost import (
     CachedPrefix,
     CostSplit,
@@ -17,6 +18,7 @@ from scheduler.cost import (
     total_cost,
     wait_cost,
 )
+from scheduler.events import Stage
 from scheduler.fleet import NodeRecord
 from scheduler.request_record import RequestRecord
 
@@ -50,6 +52,17 @@ def weigh(
             total_cost(wait_s, service, mean_outstanding=outstanding, queue_weight=queue_weight)
         )
     return costs
+
+
+def prefer_direct(
+    candidates: list[NodeRecord], costs: list[CostSplit], *, stage: Stage
+) -> tuple[list[NodeRecord], list[CostSplit]]:
+    """Leave only decode nodes to a prompt that costs no more there: they need no handoff."""
+    direct = [i for i, r in enumerate(candidates) if r.info.role is NodeRole.DECODE]
+    bound = min(cost.total_s for cost in costs) * EQUAL_COST
+    if stage is Stage.DECODE or not any(costs[i].total_s <= bound for i in direct):
+        return candidates, costs
+    return [candidates[i] for i in direct], [costs[i] for i in direct]
 
 
 def choose(

@@ -19,13 +19,17 @@ class SchedulerConfig:
         refresh_interval_s: time between two looks at the list of nodes.
         locate_timeout_s: a directory slower than this answers "no hits".
         directory_backoff_s: after a failure the directory is left alone this long.
-        namespace_ttl_s: how long a resolved namespace key is trusted before it is asked again.
+        namespace_ttl_s: how long a namespace's key and policy are trusted before they are asked for
+            again; so long may a change take.
         node_wait_s: how long a request waits for a node to appear or to come back.
         max_attempts: how many nodes one stage of a request may lose before it fails.
         backoff_initial_s: suspension of a node after its first failure; doubles with each one.
         backoff_max_s: longest suspension of a node.
         max_requests: requests in flight before new ones are refused.
         queue_weight: ``c`` of ``wait + (1 + c*Q) * service``; 3 kept long-context clusters stable.
+        handoff_s: time to pass a request from a prefill to a decode node, but for its KV.
+        direct_tokens: uncached tokens that a decode node may compute itself, if they are at most
+            half of the prompt and cheaper there; longer prompts would hold its decodes up.
         prefill_tokens_per_s: prefill rate of a node that has not measured any.
         l2_bytes_per_s: load rate from the host's own segment until measured (a DRAM copy).
         l3_bytes_per_s: load rate from other hosts until measured (10 Gbit/s Ethernet).
@@ -36,13 +40,15 @@ class SchedulerConfig:
     refresh_interval_s: float = 1.0
     locate_timeout_s: float = 0.25
     directory_backoff_s: float = 1.0
-    namespace_ttl_s: float = 60.0
+    namespace_ttl_s: float = 5.0
     node_wait_s: float = 30.0
     max_attempts: int = 5
     backoff_initial_s: float = 0.2
     backoff_max_s: float = 5.0
     max_requests: int = limits.MAX_QUEUED_REQUESTS
     queue_weight: float = 3.0
+    handoff_s: float = 0.005
+    direct_tokens: int = 512
     prefill_tokens_per_s: float = 2_000.0
     l2_bytes_per_s: float = 4e9
     l3_bytes_per_s: float = 1e9

@@ -124,6 +124,12 @@ def overlapped(load_s: float, prefill_s: float, layers: int) -> float:
     return max(load_s, prefill_s) + min(load_s, prefill_s) / layers
 
 
+def handoff_cost(prompt_tokens: int, rates: Rates, layout: BlockLayout, *, fixed_s: float) -> float:
+    """Seconds between prefill and decode stage: the node that goes on loads all KV."""
+    blocks = -(-prompt_tokens // layout.block_tokens)
+    return fixed_s + blocks * layout.stored_bytes / rates.l2_bytes_per_s
+
+
 def wait_cost(waiting_prefill_tokens: int, running: int, rates: Rates) -> float:
     """Seconds until a new prompt's turn.
 

@@ -19,6 +19,7 @@ from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
     CacheError,
     OverloadedError,
+    TierKVError,
     TransportError,
     UdfArgumentError,
 )
@@ -42,6 +43,8 @@ from scheduler.events import (
     NodeLost,
     NodeRefused,
     NodesSeen,
+    Prefetch,
+    PrefillProgress,
     RefreshNodes,
     RequestArrived,
     RequestCancelled,
@@ -96,6 +99,7 @@ class Dispatcher:
         self._meta = meta
         self._clock = clock or SystemClock()
         self._jobs: dict[RequestId, Job] = {}
+        self._prefetching: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._directory_off_until_s = 0.0
@@ -116,6 +120,10 @@ class Dispatcher:
             with suppress(asyncio.CancelledError):
                 await self._watcher
             self._watcher = None
+        for prefetching in tuple(self._prefetching):
+            prefetching.cancel()
+            with suppress(asyncio.CancelledError):
+                await prefetching
         await self.view.close()
 
     async def refresh(self) -> None:
@@ -282,6 +290,8 @@ class Dispatcher:
                     heard = True
                     self._first_token(job, dispatch)
                 yield answer.take(event)
+            if event.published_tokens:
+                self._handle(PrefillProgress(job.request_id, event.published_tokens))
             match event.finish_reason:
                 case None:
                     continue
@@ -321,9 +331,30 @@ class Dispatcher:
                 continue
             if isinstance(instruction, Abandon):
                 job.abandon()
+            elif isinstance(instruction, Prefetch):
+                self._prefetch(job, instruction)
             else:
                 job.todo = instruction
                 job.woken.set()
+
+    def _prefetch(self, job: Job, prefetch: Prefetch) -> None:
+        """Ask a node to load ahead, behind everything else; one such question per request."""
+        if job.prefetching is None or job.prefetching.done():
+            job.prefetching = asyncio.create_task(
+                self._ask_prefetch(job.answer.ahead(prefetch), prefetch), name="scheduler-prefetch"
+            )
+            self._prefetching.add(job.prefetching)
+            job.prefetching.add_done_callback(self._prefetching.discard)
+
+    async def _ask_prefetch(self, request: GenerateRequest, prefetch: Prefetch) -> None:
+        try:
+            client = self.view.client(prefetch.node_id, prefetch.incarnation)
+            await client.prefetch(request)
+            self.stats.prefetches += 1
+        except CacheError as error:
+            self.stats.cache_errors[error.code] += 1
+        except TierKVError as error:
+            log.debug("%s could not load ahead: %s", prefetch.node_id, error)
 
     # -- the directory
 
@@ -417,6 +448,7 @@ class Dispatcher:
             resent=self.stats.resent,
             handoffs=self.stats.handoffs,
             located=self.stats.located,
+            prefetches=self.stats.prefetches,
             nodes_alive=sum(r.state == "alive" for r in records),
             nodes_suspended=sum(r.failures > 0 for r in records),
             cache_errors=tuple(sorted(self.stats.cache_errors.items())),

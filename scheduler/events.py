@@ -127,6 +127,14 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """KV of the prompt's first ``published_tokens`` is in the pool; its prefill stage goes on."""
+
+    request_id: RequestId
+    published_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffDone:
     """The prefill stage ended; ``total_tokens`` is the prompt and what was generated."""
 
@@ -182,6 +190,7 @@ Event = (
     | RequestArrived
     | ChainLocated
     | FirstToken
+    | PrefillProgress
     | HandoffDone
     | NodeLost
     | NodeRefused
@@ -229,6 +238,16 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Have the node that will go on load the prompt's first ``tokens``; nobody waits for it."""
+
+    request_id: RequestId
+    node_id: NodeId
+    incarnation: Incarnation
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """No node can take the request now; say WaitOver at ``until_s`` unless told otherwise."""
 
@@ -257,4 +276,4 @@ class Fail:
     reason: str
 
 
-Instruction = Locate | Dispatch | Wait | RefreshNodes | Abandon | Fail
+Instruction = Locate | Dispatch | Prefetch | Wait | RefreshNodes | Abandon | Fail

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvcore import limits
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
 from scheduler.config import SchedulerConfig
 from scheduler.cost import Rates, known_rates
 from scheduler.events import SeenNode, Stage, WantedModel
@@ -169,6 +169,19 @@ class Fleet:
             if record.usable(now) and record.info.node_id not in refused and record.serves(wanted):
                 ranked.setdefault(_rank(record, stage), []).append(record)
         return ranked[min(ranked)] if ranked else []
+
+    def decoders(
+        self, wanted: WantedModel, *, refused: Collection[NodeId], now: float
+    ) -> list[NodeRecord]:
+        """Live nodes that are there to continue answers others began, not to begin them."""
+        return [
+            r
+            for r in self.serving(wanted)
+            if r.info.role is NodeRole.DECODE
+            and r.state == ALIVE
+            and r.usable(now)
+            and r.info.node_id not in refused
+        ]
 
     def decodes_elsewhere(self, wanted: WantedModel, now: float) -> bool:
         """Whether some live node continues answers that a prefill node began."""

@@ -44,6 +44,7 @@ class Job:
         client: the node that is being listened to, and under which id it knows the request.
         timer: interrupts the wait for the node's next event.
         abandoned: the node's life ended.
+        prefetching: the question to the next node to load ahead; None before the first.
         cancel_asked: the caller asked for an early end by ``Dispatcher.cancel``.
         ending: what the state will be told when the caller's iterator closes.
     """
@@ -56,6 +57,7 @@ class Job:
         self.client: tuple[ComputeClient, RequestId] | None = None
         self.timer: asyncio.Timeout | None = None
         self.abandoned = False
+        self.prefetching: asyncio.Task[None] | None = None
         self.cancel_asked = False
         self.ending: Event = RequestCancelled(request.request_id)
 

@@ -56,6 +56,8 @@ class RequestRecord:
         lives_lost: lives of nodes that died under it.
         losses: lives lost, and streams lost after progress.
         attempts: sends so far.
+        successor: who is to go on after the prefill stage; it loads ahead.
+        prefetched_tokens: how much of the prompt it was told to load.
         give_up_s: when waiting ends; None while the answer makes progress.
         story: what happened to it, oldest first, bounded.
     """
@@ -72,6 +74,8 @@ class RequestRecord:
     lives_lost: set[tuple[NodeId, int]] = field(default_factory=set)
     losses: int = 0
     attempts: int = 0
+    successor: NodeRecord | None = None
+    prefetched_tokens: int = 0
     first_token_seen: bool = False
     give_up_s: float | None = None
     story: list[str] = field(default_factory=list)

@@ -52,6 +52,7 @@ class SchedulerStats:
     resent: int
     handoffs: int
     located: int
+    prefetches: int
     nodes_alive: int
     nodes_suspended: int
     cache_errors: tuple[tuple[str, int], ...]
@@ -65,6 +66,7 @@ class RoutingStats:
         resent: sends after a loss or a refusal.
         handoffs: prefill stages that were continued elsewhere.
         located: chains the directory was asked for.
+        prefetches: times a decode node loaded blocks while their prompt was still computed.
         cache_errors: failures that became "no hits" or a resend, by kind.
     """
 
@@ -73,6 +75,7 @@ class RoutingStats:
         self.resent = 0
         self.handoffs = 0
         self.located = 0
+        self.prefetches = 0
         self.cache_errors: Counter[str] = Counter()
         self._decisions: OrderedDict[tuple[RequestId, int], Decision] = OrderedDict()
         self._capacity = decisions_logged

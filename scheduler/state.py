@@ -7,14 +7,16 @@ out its instructions. It never sees a socket, a clock or a token id: only counts
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import replace
 from heapq import nsmallest
 
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo, NodeRole
-from scheduler.choice import choose, weigh
+from scheduler.choice import choose, prefer_direct, weigh
 from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix, CostSplit
+from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, handoff_cost
 from scheduler.events import (
     Abandon,
     CandidateCost,
@@ -30,6 +32,8 @@ from scheduler.events import (
     NodeLost,
     NodeRefused,
     NodesSeen,
+    Prefetch,
+    PrefillProgress,
     RefreshNodes,
     RequestArrived,
     RequestCancelled,
@@ -44,6 +48,11 @@ from scheduler.request_record import LIVE, Phase, RequestRecord
 
 SESSIONS_REMEMBERED = 65_536
 CANDIDATES_LOGGED = 8
+PREFETCH_BLOCKS = 4
+"""Fewer new blocks are not worth asking the next node to load ahead."""
+
+PREFETCH_STEPS = 8
+"""A prompt is loaded ahead in about so many requests: each names all tokens so far."""
 
 
 class SchedulerState:
@@ -90,6 +99,8 @@ class SchedulerState:
                 return self._route(request, now)
             case FirstToken():
                 return self._on_first_token(request, now)
+            case PrefillProgress():
+                return self._on_progress(request, event, now)
             case HandoffDone():
                 return self._on_handoff(request, event, now)
             case NodeLost():
@@ -125,7 +136,12 @@ class SchedulerState:
     def _choice_exists(self, event: RequestArrived, now: float) -> bool:
         """Whether knowing where the chain is could change the decision."""
         serving = self.fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
-        return len(serving) > 1
+        return len({id(r) for r in (*serving, *self._decoders(event, now))}) > 1
+
+    def _decoders(
+        self, event: RequestArrived, now: float, refused: Collection[NodeId] = ()
+    ) -> list[NodeRecord]:
+        return self.fleet.decoders(event.model, refused=refused, now=now)
 
     def _on_nodes(self, event: NodesSeen, now: float) -> list[Instruction]:
         ended = self.fleet.see(event.nodes, now)
@@ -174,6 +190,39 @@ class SchedulerState:
         node.failures, node.probe = 0, None
         return self._route_waiting(now)
 
+    def _on_progress(
+        self, request: RequestRecord, event: PrefillProgress, now: float
+    ) -> list[Instruction]:
+        """Have the node that will go on load what is in the pool, in a few large steps."""
+        if request.stage is not Stage.PREFILL or request.node is None:
+            return []
+        block_tokens = self._layout(request, request.node).block_tokens
+        step = max(PREFETCH_BLOCKS * block_tokens, request.total_tokens // PREFETCH_STEPS)
+        if event.published_tokens - request.prefetched_tokens < step:
+            return []
+        successor = self._successor(request, now)
+        if successor is None:
+            return []
+        request.prefetched_tokens = event.published_tokens
+        info = successor.info
+        return [
+            Prefetch(request.request_id, info.node_id, info.incarnation, event.published_tokens)
+        ]
+
+    def _successor(self, request: RequestRecord, now: float) -> NodeRecord | None:
+        """Who will continue the answer: whoever was told to prepare, while it is there."""
+        decoders = self._decoders(request.arrived, now)
+        if request.successor in decoders:
+            return request.successor
+        request.successor, request.prefetched_tokens = None, 0
+        if decoders:
+            costs = weigh(request, decoders, queue_weight=self.config.queue_weight)
+            last = self._sessions.get(request.arrived.session_id or "")
+            request.successor = decoders[choose(decoders, costs, last_node=last)]
+            self._serial += 1
+            request.successor.last_chosen = self._serial
+        return request.successor
+
     def _on_handoff(
         self, request: RequestRecord, event: HandoffDone, now: float
     ) -> list[Instruction]:
@@ -182,15 +231,25 @@ class SchedulerState:
         blocks = (event.total_tokens - 1) // self._layout(request, node).block_tokens
         request.pool = CachedPrefix(l3_blocks=blocks, l4_blocks=blocks)
         request.near = {
-            r.info.node_id: CachedPrefix(l2_blocks=blocks)
+            r.info.node_id: self._near_after_handoff(request, r, node, blocks)
             for r in self.fleet.records.values()
-            if r.info.host == node.info.host
         }
         request.total_tokens = event.total_tokens
         request.stage = Stage.DECODE
         request.refused.clear()
         self._leave(request)
         return [*self._trust(node, now), *self._route(request, now)]
+
+    def _near_after_handoff(
+        self, request: RequestRecord, record: NodeRecord, prefilled: NodeRecord, blocks: int
+    ) -> CachedPrefix:
+        """What a node has near: what it had, what it was told to load, what its host got."""
+        known = request.near.get(record.info.node_id, NOTHING_CACHED)
+        l1 = known.l1_blocks
+        if record is request.successor:
+            l1 = max(l1, request.prefetched_tokens // self._layout(request, record).block_tokens)
+        same_host = record.info.host == prefilled.info.host
+        return CachedPrefix(l1, max(l1, known.l2_blocks, blocks if same_host else 0))
 
     def _on_lost(self, request: RequestRecord, event: NodeLost, now: float) -> list[Instruction]:
         node = request.node
@@ -224,8 +283,11 @@ class SchedulerState:
         candidates = self._candidates(request, now)
         if not candidates:
             return self._wait_or_fail(request, now)
-        costs = weigh(request, candidates, queue_weight=self.config.queue_weight)
+        costs = self._weigh(request, candidates, now)
+        candidates, costs = prefer_direct(candidates, costs, stage=request.stage)
         last = self._sessions.get(request.arrived.session_id or "")
+        if request.stage is Stage.DECODE and request.successor is not None:
+            last = request.successor.info.node_id
         chosen = choose(candidates, costs, last_node=last)
         self._start(request, candidates[chosen], costs[chosen], now)
         weighed = [
@@ -245,12 +307,37 @@ class SchedulerState:
         ]
 
     def _candidates(self, request: RequestRecord, now: float) -> list[NodeRecord]:
-        return self.fleet.candidates(
+        found = self.fleet.candidates(
             request.arrived.model,
             request.stage,
             refused=request.refused,
             now=now,
         )
+        if request.stage is Stage.DECODE or not request.near:
+            return found
+        decoders = self._decoders(request.arrived, now, request.refused)
+        return found + [r for r in decoders if r not in found and self._is_short(request, r)]
+
+    def _is_short(self, request: RequestRecord, record: NodeRecord) -> bool:
+        """Whether so little is missing on a decode node that it may compute that itself."""
+        near = request.near.get(record.info.node_id, NOTHING_CACHED)
+        cached = max(near.l1_blocks, near.l2_blocks)
+        missing = request.total_tokens - cached * self._layout(request, record).block_tokens
+        return missing <= min(self.config.direct_tokens, request.total_tokens // 2)
+
+    def _weigh(
+        self, request: RequestRecord, candidates: list[NodeRecord], now: float
+    ) -> list[CostSplit]:
+        """Say what each candidate costs, until somebody decodes."""
+        costs = weigh(request, candidates, queue_weight=self.config.queue_weight)
+        for at, record in enumerate(candidates):
+            if request.stage is not Stage.DECODE and self._would_split(request, record, now):
+                layout = self._layout(request, record)
+                extra_s = handoff_cost(
+                    request.total_tokens, record.rates, layout, fixed_s=self.config.handoff_s
+                )
+                costs[at] = replace(costs[at], total_s=costs[at].total_s + extra_s)
+        return costs
 
     def _start(self, request: RequestRecord, node: NodeRecord, cost: CostSplit, now: float) -> None:
         request.move(Phase.RUNNING, now)
@@ -271,12 +358,15 @@ class SchedulerState:
         """A prefill node hands over when somebody can take over; else it answers to the end."""
         if request.stage is Stage.DECODE:
             return
-        split = (
+        split = self._would_split(request, node, now)
+        request.stage = Stage.PREFILL if split else Stage.WHOLE
+
+    def _would_split(self, request: RequestRecord, node: NodeRecord, now: float) -> bool:
+        return (
             request.arrived.splittable
             and node.info.role is NodeRole.PREFILL
             and self.fleet.decodes_elsewhere(request.arrived.model, now)
         )
-        request.stage = Stage.PREFILL if split else Stage.WHOLE
 
     def _remember_session(self, session_id: str | None, node_id: NodeId) -> None:
         if session_id is None:

@@ -27,6 +27,8 @@ from scheduler.events import (
     NodeLost,
     NodeRefused,
     NodesSeen,
+    Prefetch,
+    PrefillProgress,
     RefreshNodes,
     RequestArrived,
     RequestCancelled,
@@ -63,6 +65,11 @@ class SchedulerHistory(RuleBasedStateMachine):
                     continue
                 case Fail():
                     self.end(instruction.request_id, "failed")
+                case Prefetch():
+                    prefilling = self.told[instruction.request_id]
+                    assert isinstance(prefilling, Dispatch)
+                    assert prefilling.stage is Stage.PREFILL
+                    assert ROLES[instruction.node_id].decodes
                 case Abandon():
                     assert isinstance(self.told[instruction.request_id], Dispatch)
                 case Dispatch() | Wait() | Locate():
@@ -132,7 +139,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.told)
     @rule(
         data=st.data(),
-        what=st.sampled_from(["first", "handoff", "lost", "refused", "finished", "failed"]),
+        what=st.sampled_from(["first", "told", "handoff", "lost", "refused", "finished", "failed"]),
     )
     def progress(self, data: st.DataObject, what: str) -> None:
         request_id = self.pick(data, Dispatch)
@@ -142,6 +149,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert isinstance(dispatch, Dispatch)
         if what == "first":
             self.do(FirstToken(request_id))
+        elif what == "told":
+            self.do(PrefillProgress(request_id, data.draw(st.integers(0, 600))))
         elif what == "handoff" and dispatch.stage is Stage.PREFILL:
             self.do(FirstToken(request_id))
             self.do(HandoffDone(request_id, 501))
