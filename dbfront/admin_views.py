@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from kvcore.node import ModelInfo, TierStats
+from kvcore.node import LoadChoiceStats, ModelInfo, TierStats
 from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
 
 MAX_LISTED_BLOCKS = 100_000
@@ -77,6 +77,8 @@ async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> lis
     nodes = await source.nodes()
     if view == "nodes":
         return [_node(node) for node in nodes]
+    if view == "load_decisions":
+        return [_load_choice(node, s) for node in nodes for s in node.report.load_choices]
     if view == "stat_kvcache":
         return _tiers(tier for node in nodes for tier in node.report.tiers)
     return [row for node in nodes for row in _node_tiers(node)]
@@ -163,6 +165,19 @@ def _node(node: NodeState) -> Row:
         "capacity_bytes": info.capacity_bytes,
         "models": ", ".join(model.name for model in info.models),
         "paths": "; ".join(map(str, node.report.paths)),
+    }
+
+
+def _load_choice(node: NodeState, stats: LoadChoiceStats) -> Row:
+    measured = stats.measured
+    return {
+        "node_id": node.info.node_id,
+        "choice": stats.choice,
+        "decisions": stats.decisions,
+        "measured": measured,
+        "mean_predicted_s": stats.predicted_s / measured if measured else None,
+        "mean_actual_s": stats.actual_s / measured if measured else None,
+        "mean_abs_error_s": stats.error_s / measured if measured else None,
     }
 
 

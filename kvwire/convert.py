@@ -12,7 +12,16 @@ from kvcore.errors import RemoteProtocolError
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Replica, Tier
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
+from kvcore.node import (
+    LoadChoiceStats,
+    ModelInfo,
+    NodeInfo,
+    NodeLoad,
+    NodeReport,
+    NodeRole,
+    PathReport,
+    TierStats,
+)
 from kvwire.check import (
     check_count,
     checked_amount,
@@ -25,6 +34,7 @@ from kvwire.v1 import common_pb2 as pb
 _MAX_EOS_IDS = 64
 _MAX_TIER_STATS = 4 * limits.MAX_MODELS_PER_NODE
 _MAX_ERROR_KINDS = 256
+_MAX_LOAD_CHOICES = 16
 _LOAD_FIELDS = tuple(NodeLoad.__dataclass_fields__)
 _TIER_STATS_FIELDS = tuple(name for name in TierStats.__dataclass_fields__ if name != "tier")
 
@@ -180,6 +190,30 @@ def path_report_from_proto(message: pb.PathReport) -> PathReport:
     )
 
 
+def load_choice_to_proto(stats: LoadChoiceStats) -> pb.LoadChoiceStats:
+    """Convert a LoadChoiceStats."""
+    return pb.LoadChoiceStats(
+        choice=stats.choice,
+        decisions=stats.decisions,
+        measured=stats.measured,
+        predicted_s=stats.predicted_s,
+        actual_s=stats.actual_s,
+        error_s=stats.error_s,
+    )
+
+
+def load_choice_from_proto(message: pb.LoadChoiceStats) -> LoadChoiceStats:
+    """Convert a LoadChoiceStats; RemoteProtocolError for a bad name or impossible times."""
+    return LoadChoiceStats(
+        choice=checked_name(message.choice, "load_choices.choice"),
+        decisions=message.decisions,
+        measured=message.measured,
+        predicted_s=checked_amount(message.predicted_s, "load_choices.predicted_s"),
+        actual_s=checked_amount(message.actual_s, "load_choices.actual_s"),
+        error_s=checked_amount(message.error_s, "load_choices.error_s"),
+    )
+
+
 def node_report_to_proto(report: NodeReport) -> pb.NodeReport:
     """Convert a NodeReport."""
     return pb.NodeReport(
@@ -190,6 +224,7 @@ def node_report_to_proto(report: NodeReport) -> pb.NodeReport:
         transfer_bytes_out=report.transfer_bytes_out,
         transfer_errors=report.transfer_errors,
         paths=[path_report_to_proto(path) for path in report.paths],
+        load_choices=[load_choice_to_proto(stats) for stats in report.load_choices],
     )
 
 
@@ -198,6 +233,7 @@ def node_report_from_proto(message: pb.NodeReport) -> NodeReport:
     check_count(message.tiers, _MAX_TIER_STATS, "report.tiers")
     check_count(message.cache_errors, _MAX_ERROR_KINDS, "report.cache_errors")
     check_count(message.paths, limits.MAX_NODES, "report.paths")
+    check_count(message.load_choices, _MAX_LOAD_CHOICES, "report.load_choices")
     return NodeReport(
         load=node_load_from_proto(message.load),
         tiers=tuple(tier_stats_from_proto(stats) for stats in message.tiers),
@@ -206,6 +242,7 @@ def node_report_from_proto(message: pb.NodeReport) -> NodeReport:
         transfer_bytes_out=message.transfer_bytes_out,
         transfer_errors=message.transfer_errors,
         paths=tuple(path_report_from_proto(path) for path in message.paths),
+        load_choices=tuple(load_choice_from_proto(stats) for stats in message.load_choices),
     )
 
 

@@ -102,6 +102,15 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "selector": "VARCHAR",
         "gradual": "BOOLEAN",
     },
+    "load_decisions": {
+        "node_id": "VARCHAR",
+        "choice": "VARCHAR",
+        "decisions": "BIGINT",
+        "measured": "BIGINT",
+        "mean_predicted_s": "DOUBLE",
+        "mean_actual_s": "DOUBLE",
+        "mean_abs_error_s": "DOUBLE",
+    },
     "settings": {
         "name": "VARCHAR",
         "setting": "VARCHAR",

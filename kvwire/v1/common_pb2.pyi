@@ -282,6 +282,40 @@ class PathReport(_message.Message):
 Global___PathReport: _TypeAlias = PathReport  # noqa: Y015
 
 @_typing.final
+class LoadChoiceStats(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    PREDICTED_S_FIELD_NUMBER: _builtins.int
+    ACTUAL_S_FIELD_NUMBER: _builtins.int
+    ERROR_S_FIELD_NUMBER: _builtins.int
+    choice: _builtins.str
+    decisions: _builtins.int
+    measured: _builtins.int
+    predicted_s: _builtins.float
+    actual_s: _builtins.float
+    error_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        choice: _builtins.str = ...,
+        decisions: _builtins.int = ...,
+        measured: _builtins.int = ...,
+        predicted_s: _builtins.float = ...,
+        actual_s: _builtins.float = ...,
+        error_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_s", b"actual_s", "choice", b"choice", "decisions", b"decisions", "error_s", b"error_s", "measured", b"measured", "predicted_s", b"predicted_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadChoiceStats: _TypeAlias = LoadChoiceStats  # noqa: Y015
+
+@_typing.final
 class NodeReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -312,6 +346,7 @@ class NodeReport(_message.Message):
     TRANSFER_BYTES_OUT_FIELD_NUMBER: _builtins.int
     TRANSFER_ERRORS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
+    LOAD_CHOICES_FIELD_NUMBER: _builtins.int
     transfer_bytes_in: _builtins.int
     transfer_bytes_out: _builtins.int
     transfer_errors: _builtins.int
@@ -323,6 +358,8 @@ class NodeReport(_message.Message):
     def cache_errors(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___PathReport]: ...
+    @_builtins.property
+    def load_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadChoiceStats]: ...
     def __init__(
         self,
         *,
@@ -333,10 +370,11 @@ class NodeReport(_message.Message):
         transfer_bytes_out: _builtins.int = ...,
         transfer_errors: _builtins.int = ...,
         paths: _abc.Iterable[Global___PathReport] | None = ...,
+        load_choices: _abc.Iterable[Global___LoadChoiceStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "load_choices", b"load_choices", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

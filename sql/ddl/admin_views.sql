@@ -145,3 +145,14 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_stat_kvcache_node'), '[]'),
     "write_time":"DOUBLE",
     "alloc_failures":"BIGINT"
   }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.load_decisions AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_load_decisions'), '[]'), '[{
+    "node_id":"VARCHAR",
+    "choice":"VARCHAR",
+    "decisions":"BIGINT",
+    "measured":"BIGINT",
+    "mean_predicted_s":"DOUBLE",
+    "mean_actual_s":"DOUBLE",
+    "mean_abs_error_s":"DOUBLE"
+  }]'), recursive := true);

@@ -15,7 +15,16 @@ from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
 from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Replica, Tier
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
+from kvcore.node import (
+    LoadChoiceStats,
+    ModelInfo,
+    NodeInfo,
+    NodeLoad,
+    NodeReport,
+    NodeRole,
+    PathReport,
+    TierStats,
+)
 from kvcore.request import (
     Blend,
     BlendSelector,
@@ -98,6 +107,9 @@ REPORTS = st.builds(
     transfer_errors=U64,
     paths=st.lists(
         st.builds(PathReport, st.just("") | NAMES, NAMES, TEXTS, usable=st.booleans()), max_size=2
+    ).map(tuple),
+    load_choices=st.lists(
+        st.builds(LoadChoiceStats, NAMES, U64, U64, AMOUNTS, AMOUNTS, AMOUNTS), max_size=2
     ).map(tuple),
 )
 LOCATIONS = st.builds(

@@ -77,6 +77,16 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
         common_pb2.NodeReport(cache_errors={str(n): 1 for n in range(257)}),
     ),
     (
+        "load_choices has 17",
+        convert.node_report_from_proto,
+        common_pb2.NodeReport(load_choices=[common_pb2.LoadChoiceStats(choice="load")] * 17),
+    ),
+    (
+        "load_choices.error_s",
+        convert.load_choice_from_proto,
+        common_pb2.LoadChoiceStats(choice="load", error_s=-1.0),
+    ),
+    (
         "length",
         convert.location_from_proto,
         common_pb2.Location(node="n", length=limits.MAX_SLOT_BYTES + 1),
