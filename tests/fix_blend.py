@@ -1,116 +1,71 @@
-"""Prompts of chunks on a tiny model: chunks computed in isolation, prompts blended and in full."""
+"""Prompts made of documents, for tests of blending in a node."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-import torch
+from compute.node import ComputeNode
+from kvcore.block_key import block_keys
+from kvcore.ids import BlockKey
+from kvcore.request import Blend, BlendSelector, GenerateEvent, GenerateRequest
+from tests.fix_model import answer, make_request
 
-from compute.batch import ChunkInput, RawTarget, build_batch
-from compute.blend.passes import BlendOutcome, blend_steps
-from compute.blend.plan import BlendPlan, ChunkUse
-from compute.model import Decoder
-from kvcore.request import Blend, BlendSelector
-from tests.fix_logits import BLOCK, CPU
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Token ids; ``chunks`` may be reused, all else is computed."""
-
-    ids: tuple[int, ...]
-    chunks: tuple[tuple[int, int], ...]
-
-    @property
-    def head(self) -> tuple[int, ...]:
-        return self.ids[: self.chunks[0][0]]
+_RNG = random.Random(11)
 
 
-def make_prompt(seed: int, head: int, chunks: Sequence[int], gaps: Sequence[int], end: int):
-    """Draw a prompt: head, chunks with as many tokens between them as gaps say, then the end."""
-    rng = random.Random(seed)
-    at, bounds = head, []
-    for length, gap in zip(chunks, [*gaps, 0], strict=True):
-        bounds.append((at, at + length))
-        at += length + gap
-    ids = rng.choices(range(128), k=at + end)
-    return Prompt(tuple(ids), tuple(bounds))
+def some_tokens(count: int) -> tuple[int, ...]:
+    """Return random tokens of the tiny model's vocabulary, the same in every run."""
+    return tuple(_RNG.choices(range(128), k=count))
 
 
-class Kitchen:
-    """A decoder with pages to give out."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self._next = 1
-
-    def pages(self, tokens: int) -> np.ndarray:
-        count = -(-tokens // BLOCK)
-        found = np.arange(self._next, self._next + count)
-        self._next += count
-        assert self._next <= self.decoder.pages.num_pages
-        self.decoder.pages.kv[:, found] = torch.nan  # Whatever is read must have been written.
-        return found
-
-    def forward(self, ids, table, start=0, raw=None):
-        """Compute ``ids[start:]``; returns the last token's logits."""
-        chunk = ChunkInput(np.array(ids[start:]), start, table, True, raw)
-        batch = build_batch([chunk], block_tokens=BLOCK, device=CPU)
-        with torch.inference_mode():
-            return self.decoder.forward(batch)[0]
-
-    def full(self, prompt: Prompt):
-        """Compute a prompt without any reuse; returns logits and KV."""
-        table = self.pages(len(prompt.ids))
-        self.decoder.pages.kv[:, table] = 0
-        logits = self.forward(prompt.ids, table)
-        return logits, self.kv(table, len(prompt.ids))
-
-    def kv(self, table, tokens: int):
-        """Return keys and values of a sequence, ``[layers, 2, tokens, kv_heads, head_dim]``."""
-        pages = self.decoder.pages.kv[:, torch.from_numpy(table)].transpose(1, 2)
-        return pages.flatten(2, 3)[:, :, :tokens].clone()
-
-    def isolate(self, head, ids, *, split: int = 0) -> np.ndarray:
-        """Compute a chunk after its head only, in two steps if ``split``; returns its raw pages."""
-        raw = self.pages(len(ids))
-        self.decoder.pages.kv[:, raw] = 0
-        both = [*head, *ids]
-        table = self.pages(len(both))
-        self.decoder.pages.kv[:, table] = 0
-        target = RawTarget(len(head), raw)
-        if split:
-            self.forward(both[:split], table, 0, target)
-        self.forward(both, table, split, target)
-        return raw
-
-    def plan(self, prompt: Prompt, blend: Blend, *, exact: int = 0, missing=()) -> BlendPlan:
-        """Prepare a prompt whose first ``exact`` tokens are computed and whose chunks are found."""
-        table = self.pages(len(prompt.ids))
-        if exact:
-            own = self.decoder.pages.kv[:, table[: -(-exact // BLOCK)]]
-            self.decoder.pages.kv[:, table[: own.shape[1]]] = 0
-            self.forward(prompt.ids[:exact], table)
-        uses = tuple(
-            ChunkUse(a, b - a, self.isolate(prompt.head, prompt.ids[a:b]))
-            for i, (a, b) in enumerate(prompt.chunks)
-            if i not in missing and b > exact
-        )
-        return BlendPlan(np.array(prompt.ids), exact, table, uses, blend)
-
-    def blend(self, plan: BlendPlan, **options) -> BlendOutcome:
-        """Run a plan to its end."""
-        steps = blend_steps(self.decoder, plan, **options)
-        with torch.inference_mode():
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    return end.value
+HEAD = some_tokens(13)
+DOCS = [some_tokens(count) for count in (40, 33, 29, 8, 3)]
+QUESTION = some_tokens(9)
 
 
-def blend_of(prompt: Prompt, ratio: float, selector="hkvd", gradual: bool = False) -> Blend:
-    return Blend(prompt.chunks, ratio, BlendSelector(selector), gradual)
+def doc_request(
+    docs: Sequence[Sequence[int]],
+    *,
+    head: Sequence[int] = HEAD,
+    question: Sequence[int] = QUESTION,
+    ratio: float = 0.2,
+    selector: BlendSelector = BlendSelector.HKVD,
+    gradual: bool = False,
+    **changes: Any,
+) -> GenerateRequest:
+    """Return a request whose documents may be blended; a token stands between two of them."""
+    ids, chunks = list(head), []
+    for doc in docs:
+        chunks.append((len(ids), len(ids) + len(doc)))
+        ids += [*doc, 1]
+    blend = Blend(tuple(chunks), ratio, selector, gradual)
+    return make_request([*ids, *question], **({"blend": blend} | changes))
+
+
+async def exact(node: ComputeNode, request: GenerateRequest) -> list[int]:
+    """Answer a request without any reuse."""
+    return (await answer(node, replace(request, use_cache=False, blend=None)))[0]
+
+
+async def known(node: ComputeNode, *docs: Sequence[int], **changes: Any) -> None:
+    """Have documents computed in isolation and published, and none of them right after the head."""
+    await answer(node, doc_request([(2, 2, 2), *docs], **changes))
+    assert await node.flush()
+    await node.drop_cache()
+
+
+def exact_keys(request: GenerateRequest, tokens: Sequence[int]) -> list[BlockKey]:
+    """Name every full block of a prompt and its answer, as exact KV is named."""
+    ids = [*request.token_ids, *tokens]
+    return block_keys(request.namespace_key, ids, block_tokens=8)
+
+
+def hits(event: GenerateEvent) -> dict[str, int]:
+    """Return what was not computed, by tier, without zeros."""
+    assert event.usage is not None
+    found = event.usage.hit_tokens
+    tiers = {"l1": found.l1, "l2": found.l2, "l3": found.l3, "l4": found.l4}
+    return {tier: tokens for tier, tokens in tiers.items() if tokens}
