@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from compute.batch import ChunkInput, build_batch
-from compute.codec.layer_codec import make_codec
-from compute.config import ComputeConfig
+from bench.greedy import NEW_TOKENS, Greedy, Row, divergences
+from compute.codec.frame import LEVELS, Level
 from compute.demo_model.data import Probe
-from compute.loading import load_model
-from compute.model import Decoder
 from dbfront.contracts import Message
 from dbfront.tokenizer import load_tokenizer
-from kvcore.ids import HostId, NodeId
 from kvcore.layout import KvCodec
 
-NEW_TOKENS = 12
-CPU = torch.device("cpu")
+MEASURED = tuple(codec for codec in KvCodec if codec is not KvCodec.ADAPTIVE)
+"""``adaptive`` mixes two of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,7 @@ class Quality:
             full recompute's, in nats.
         kl_max: the largest of them.
         reused_share: share of prompt tokens whose KV went through the codec.
+        bits: what a number of that KV takes below L1, padding and tables of its own included.
     """
 
     exact_match: float
@@ -48,15 +44,24 @@ class Quality:
     kl_mean: float
     kl_max: float
     reused_share: float
+    bits: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One answer in the making."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One prompt, without and with each codec.
 
-    tokens: list[int]
-    pages: np.ndarray
-    done: bool = False
+    Attributes:
+        answers: the full recompute's first.
+        divergence: of each codec, in nats.
+        reused_tokens: tokens that went through each codec.
+        stored_bytes: what they took, per codec.
+    """
+
+    answers: list[list[int]]
+    divergence: list[float]
+    reused_tokens: int
+    stored_bytes: list[int]
 
 
 class CodecTrial:
@@ -64,71 +69,60 @@ class CodecTrial:
 
     def __init__(self, folder: Path, *, block_tokens: int, longest: int) -> None:
         self._width = -(-(longest + NEW_TOKENS) // block_tokens)
-        config = ComputeConfig(
-            NodeId("trial"),
-            HostId("here"),
-            model_folder=str(folder),
-            dtype="float32",
-            device="cpu",
-            block_tokens=block_tokens,
-            l1_pages=1 + self._width * (1 + len(KvCodec)),
+        self._model = Greedy(
+            folder, block_tokens=block_tokens, pages=1 + self._width * (1 + len(MEASURED))
         )
-        loaded = load_model(config)
-        self._eos = frozenset(loaded.info.eos_token_ids)
-        self._decoder: Decoder = loaded.decoder
-        self._block = block_tokens
-        layout = loaded.info.layout
-        self._codecs = [make_codec(replace(layout, codec=codec)) for codec in KvCodec]
+        self._pages = self._model.decoder.pages
+        layout = self._model.decoder.pages.layout
+        self.block_numbers = layout.payload_bytes // layout.dtype.itemsize
 
-    def run(self, prompt: Sequence[int]) -> tuple[list[list[int]], list[float], int]:
-        """Answer a prompt without and with each codec.
-
-        Returns:
-            Answers, the full recompute's first; the divergence per codec; tokens reused.
-        """
-        tables = 1 + np.arange((1 + len(KvCodec)) * self._width).reshape(-1, self._width)
-        rows = [_Row(list(prompt), pages) for pages in tables]
-        want = self._forward([self._chunk(rows[0], 0)])[0]
-        blocks = (len(prompt) - 1) // self._block
-        self._through_codecs(rows, blocks)
-        got = self._forward([self._chunk(row, blocks * self._block) for row in rows[1:]])
+    def run(self, prompt: Sequence[int]) -> Trial:
+        """Answer a prompt without and with each codec."""
+        tables = 1 + np.arange((1 + len(MEASURED)) * self._width).reshape(-1, self._width)
+        rows = [Row(list(prompt), pages) for pages in tables]
+        model = self._model
+        want = model.forward([model.chunk(rows[0], 0)])[0]
+        blocks = (len(prompt) - 1) // model.block
+        stored = self._through_codecs(rows, blocks)
+        got = model.forward([model.chunk(row, blocks * model.block) for row in rows[1:]])
         first = torch.cat([want[None], got])
-        self._decode(rows, first)
-        logs = first.double().log_softmax(-1)
-        divergence = (logs[0].exp() * (logs[0] - logs[1:])).sum(-1).clamp(min=0).tolist()
-        return [row.tokens[len(prompt) :] for row in rows], divergence, blocks * self._block
+        model.decode(rows, first)
+        divergence = divergences(first)
+        answers = [row.tokens[len(prompt) :] for row in rows]
+        return Trial(answers, divergence, blocks * model.block, stored)
 
-    def _through_codecs(self, rows: Sequence[_Row], blocks: int) -> None:
-        kv = self._decoder.pages.kv
-        for row, codec in zip(rows[1:], self._codecs, strict=True):
-            for layer in range(kv.shape[0] if blocks else 0):
-                source = kv[layer, torch.from_numpy(rows[0].pages[:blocks])]
-                target = torch.from_numpy(row.pages[:blocks])
-                kv[layer, target] = codec.decode(codec.encode(source))
+    def _through_codecs(self, rows: Sequence[Row], blocks: int) -> list[int]:
+        """Copy the first row's whole blocks to the others, each through its codec."""
+        stored = []
+        for row, codec in zip(rows[1:], MEASURED, strict=True):
+            sources, targets = rows[0].pages[:blocks].tolist(), row.pages[:blocks].tolist()
+            ways = zip(sources, targets, strict=True)
+            if codec.has_fixed_size:
+                stored.append(sum(self._copy(codec, *way) for way in ways))
+            else:
+                levels = [Level.FINE, *[LEVELS[codec]] * blocks]  # As compute/frame_puts.py does.
+                stored.append(sum(map(self._copy_frames, sources, targets, levels)))
+        return stored
 
-    def _chunk(self, row: _Row, start: int) -> ChunkInput:
-        ids = np.array(row.tokens[start:], dtype=np.int64)
-        return ChunkInput(ids, start, row.pages, wants_logits=True)
+    def _copy(self, codec: KvCodec, source: int, target: int) -> int:
+        pages = self._model.decoder.pages
+        stored = 0
+        for layer in range(pages.layout.layers):
+            window = pages.window(layer, [target], codec)
+            window.ranges[0][:] = pages.read_ranges(layer, [source], codec)[0]
+            window.commit(1)
+            stored += len(window.ranges[0])
+        return stored
 
-    def _forward(self, chunks: Sequence[ChunkInput]) -> Tensor:
-        batch = build_batch(chunks, block_tokens=self._block, device=CPU)
-        logits = self._decoder.forward(batch)
-        ordered = torch.empty_like(logits)
-        ordered[list(batch.logit_chunks)] = logits
-        return ordered
-
-    def _decode(self, rows: Sequence[_Row], logits: Tensor) -> None:
-        """Continue greedily; every row ends at its eos or after NEW_TOKENS."""
-        live = list(rows)
-        for step in range(NEW_TOKENS):
-            for row, token in zip(live, logits.argmax(-1).tolist(), strict=True):
-                row.done = token in self._eos
-                if not row.done:
-                    row.tokens.append(token)
-            live = [row for row in live if not row.done]
-            if not live or step == NEW_TOKENS - 1:
-                return
-            logits = self._forward([self._chunk(row, len(row.tokens) - 1) for row in live])
+    def _copy_frames(self, source: int, target: int, level: Level) -> int:
+        pages = self._model.decoder.pages
+        frames = pages.read_frames(source, level)
+        size = len(frames) // pages.layout.layers
+        for layer in range(pages.layout.layers):
+            window = pages.window(layer, [target], KvCodec.ADAPTIVE, [size])
+            window.ranges[0][:] = frames[layer * size : (layer + 1) * size]
+            window.commit(1)
+        return len(frames)
 
 
 def measure(folder: Path, probes: Sequence[Probe], *, block_tokens: int = 64) -> dict[str, Quality]:
@@ -138,23 +132,25 @@ def measure(folder: Path, probes: Sequence[Probe], *, block_tokens: int = 64) ->
         asyncio.run(tokenizer.encode_chat([Message(m["role"], m["content"]) for m in p.messages]))
         for p in probes
     ]
-    trial = CodecTrial(folder, block_tokens=block_tokens, longest=max(map(len, prompts)))
+    model = CodecTrial(folder, block_tokens=block_tokens, longest=max(map(len, prompts)))
     with torch.inference_mode():
-        results = [trial.run(prompt) for prompt in prompts]
-    share = sum(reused for *_, reused in results) / sum(map(len, prompts))
-    found: dict[str, Quality] = {}
-    for i, name in enumerate(["full", *KvCodec]):
+        trials = [model.run(prompt) for prompt in prompts]
+    tokens = sum(trial.reused_tokens for trial in trials)
+    found = {}
+    for i, name in enumerate(["full", *MEASURED]):
         right = [
-            tokenizer.decode(answers[i]) == probe.answer
-            for (answers, *_), probe in zip(results, probes, strict=True)
+            tokenizer.decode(trial.answers[i]) == probe.answer
+            for trial, probe in zip(trials, probes, strict=True)
         ]
-        agree = [answers[i] == answers[0] for answers, *_ in results]
-        kl = [divergence[i - 1] if i else 0.0 for _, divergence, _ in results]
+        agree = [trial.answers[i] == trial.answers[0] for trial in trials]
+        kl = [trial.divergence[i - 1] if i else 0.0 for trial in trials]
+        stored = sum(trial.stored_bytes[i - 1] if i else 0 for trial in trials)
         found[str(name)] = Quality(
-            float(np.mean(right)),
-            float(np.mean(agree)),
-            float(np.mean(kl)),
-            max(kl),
-            share if i else 0.0,
+            exact_match=float(np.mean(right)),
+            agreement=float(np.mean(agree)),
+            kl_mean=float(np.mean(kl)),
+            kl_max=max(kl),
+            reused_share=tokens / sum(map(len, prompts)) if i else 0.0,
+            bits=8 * stored * block_tokens / (tokens * model.block_numbers),
         )
     return found

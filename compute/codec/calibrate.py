@@ -20,7 +20,7 @@ from compute.model import Decoder
 SINK_TOKENS = 4
 """A prompt's first tokens attract attention with keys unlike all others; they are not measured."""
 
-STEPS_PER_SIGMA = (1 / 16, 1 / 4, 1 / 2)
+STEPS_PER_SIGMA = (1 / 16, 1 / 4, 3 / 4)
 """Steps of the levels fine, medium and coarse, as shares of a layer's spread."""
 
 _SAMPLE_BLOCKS = 64
