@@ -118,6 +118,11 @@ class _SchedulerCollector(Collector):
             ("dispatched", "Requests sent to a node", stats.dispatched),
             ("resent", "Requests sent again after a loss", stats.resent),
             ("handoffs", "Answers continued at a decode node", stats.handoffs),
+            (
+                "prefetches",
+                "Prompts loaded by a decode node while being computed",
+                stats.prefetches,
+            ),
             ("located", "Chains the directory was asked for", stats.located),
         ):
             yield CounterMetricFamily(f"tierkv_{name}", text, value)
