@@ -312,7 +312,8 @@ class _Replay:
                     "NOTICE",
                     f"documents were not blended: {self.blend_refusal}",
                     detail="The answers are exact.",
-                    hint="tierkv namespace set NAME --blend on allows it.",
+                    hint="tierkv.namespaces shows what is allowed, `tierkv namespace set NAME "
+                    "--blend on` allows it, in one process the setting namespace.blend does.",
                 )
             )
         return tuple(notices)
