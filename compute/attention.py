@@ -1,13 +1,14 @@
 """Paged attention in plain torch: gather a sequence's pages, then scaled dot product attention.
 
 Called by the decoder once per layer, after this step's keys and values were written into the
-pages. Correct on every device; the reference for faster kernels.
+pages. No mask is made where the order of tokens says enough; compute/cuda_decode.py captures it.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from compute.batch import DecodeGroup, ForwardBatch, PrefillSegment, RawWrite
@@ -36,34 +37,37 @@ class PagedAttention:
 
     def attend(self, layer: int, batch: ForwardBatch, q: Tensor) -> Tensor:
         """Return ``[tokens, heads, head_dim]`` for queries of the same shape."""
-        out = torch.empty_like(q)
-        for group in batch.groups:
-            out[group.rows] = self._decode(layer, group, q[group.rows])
-        for segment in batch.segments:
-            out[segment.rows] = self._prefill(layer, segment, q[segment.rows])
-        return out
+        parts = [self._decode(layer, group, q[group.rows]) for group in batch.groups]
+        parts += [self._prefill(layer, segment, q[segment.rows]) for segment in batch.segments]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, layer: int, group: DecodeGroup, q: Tensor) -> Tensor:
+        """Attend with one query per sequence; heads that share keys stand as rows of one head."""
         keys, values = self._gather(layer, group.gather, len(q))
+        kv_heads, head_dim = self.pages.layout.kv_heads, self.pages.layout.head_dim
         attended = scaled_dot_product_attention(
-            q[:, :, None, :],
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
+            q.reshape(len(q), kv_heads, -1, head_dim),
+            keys[:, : group.context].transpose(1, 2),
+            values[:, : group.context].transpose(1, 2),
             attn_mask=group.mask,
-            enable_gqa=True,
         )
-        return attended[:, :, 0, :]
+        return attended.reshape(q.shape)
 
     def _prefill(self, layer: int, segment: PrefillSegment, q: Tensor) -> Tensor:
-        keys, values = self._gather(layer, segment.gather, 1)
-        attended = scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            keys[:, : segment.context].transpose(1, 2),
-            values[:, : segment.context].transpose(1, 2),
-            attn_mask=segment.mask,
-            is_causal=segment.mask is None,
-            enable_gqa=True,
-        )
+        gathered = self._gather(layer, segment.gather, 1)[:, :, : segment.context]
+        keys, values = gathered.transpose(2, 3)
+        queries = q.transpose(0, 1)[None]
+        if segment.start == 0:
+            attended = scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, enable_gqa=True
+            )
+        elif q.device.type == "cpu":
+            attended = _attend_after_prefix(queries, keys, values, segment.start)
+        else:
+            order = causal_lower_right(len(q), segment.context)
+            attended = scaled_dot_product_attention(
+                queries, keys, values, attn_mask=order, enable_gqa=True
+            )
         return attended[0].transpose(0, 1)
 
     def _gather(self, layer: int, halves: Tensor, sequences: int) -> Tensor:
@@ -76,3 +80,22 @@ class PagedAttention:
         torch.index_select(source, 0, halves, out=target)
         layout = self.pages.layout
         return target.view(2, sequences, -1, layout.kv_heads, layout.head_dim)
+
+
+def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+    """Attend to what all queries see and to each other, apart, and join the two by their mass.
+
+    The CPU kernel has no causal order that starts late; a mask for it would be as large as the
+    scores, read in every layer, and its hidden half computed. Measured 1.0 to 2.1 times as fast.
+
+    Args:
+        q: ``[1, heads, count, head_dim]``.
+        keys: ``[1, kv_heads, start + count, head_dim]``.
+        values: the same shape.
+        start: tokens before the first query, at least one.
+    """
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    before, mass_before = attend(q, keys[:, :, :start], values[:, :, :start], 0.0, False)
+    among, mass_among = attend(q, keys[:, :, start:], values[:, :, start:], 0.0, True)
+    share = torch.sigmoid(mass_among - mass_before)[..., None].to(before.dtype)
+    return torch.lerp(before, among, share)

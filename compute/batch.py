@@ -40,14 +40,15 @@ class ChunkInput:
         token_ids: the new tokens, ``[count]``.
         start: position of the first of them; KV of ``[0, start)`` is in ``page_table`` already.
         page_table: pages covering at least ``start + count`` tokens.
-        wants_logits: whether the last token's logits are needed.
+        wants_logits: of how many of its last tokens logits are needed; more than one is for
+            checking guessed tokens.
         raw: where KV goes a second time, free of position; None for all but chunks in isolation.
     """
 
     token_ids: Int64Array
     start: int
     page_table: Int64Array
-    wants_logits: bool
+    wants_logits: int
     raw: RawTarget | None = None
 
 
@@ -58,12 +59,14 @@ class DecodeGroup:
     Attributes:
         rows: rows of the step's token axis, half-open ``[rows.start, rows.stop)``.
         gather: half-page indices, keys of all sequences then values, ``[2 * n * pages]``.
-        mask: True where a key may be seen, ``[n, 1, 1, pages * block_tokens]``.
+        context: keys to attend to, of the longest sequence.
+        mask: True where a key may be seen, ``[n, 1, 1, context]``; None when all are as long.
     """
 
     rows: slice
     gather: Tensor
-    mask: Tensor
+    context: int
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,14 @@ class PrefillSegment:
     Attributes:
         rows: its rows of the step's token axis.
         gather: half-page indices, keys then values, ``[2 * pages]``.
-        context: keys to attend to, ``start + count``.
-        mask: causal mask ``[count, context]``; None when ``start`` is 0 (plain causal).
+        start: tokens before the first of them.
+        context: keys to attend to, ``start + count``; each token sees those up to its own.
     """
 
     rows: slice
     gather: Tensor
+    start: int
     context: int
-    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,8 @@ class ForwardBatch:
         write_rows: where keys and then values go, ``[2 * tokens]``, into ``L1Pages.token_rows``.
         groups: decode groups.
         segments: prefill segments.
-        logit_rows: rows whose logits are wanted, in chunk order given by ``logit_chunks``.
-        logit_chunks: indices of the chunks those rows belong to.
+        logit_rows: rows whose logits are wanted.
+        logit_chunks: index of the chunk that each of those rows belongs to.
         raw: rows that are also kept position-free; None when there are none.
     """
 
@@ -131,7 +134,7 @@ def build_batch(
         row += len(at)
         ends[i] = row
     key_rows = np.concatenate(writes)
-    wanted = tuple(i for i in order if chunks[i].wants_logits)
+    wanted = [(i, ends[i] - n) for i in order for n in range(int(chunks[i].wants_logits), 0, -1)]
     groups, segments = _attention_parts(chunks, order, ends, block_tokens, device)
     return ForwardBatch(
         token_ids=_tensor(np.concatenate([chunks[i].token_ids for i in order]), device),
@@ -139,8 +142,8 @@ def build_batch(
         write_rows=_tensor(np.concatenate([key_rows, key_rows + block_tokens]), device),
         groups=groups,
         segments=segments,
-        logit_rows=_tensor(np.array([ends[i] - 1 for i in wanted], dtype=np.int64), device),
-        logit_chunks=wanted,
+        logit_rows=_tensor(np.array([row for _, row in wanted], dtype=np.int64), device),
+        logit_chunks=tuple(i for i, _ in wanted),
         raw=_raw_write(chunks, ends, block_tokens, device),
     )
 
@@ -215,10 +218,14 @@ def _group(
     for row, member in enumerate(members):
         used = -(-int(lengths[row]) // block_tokens)
         table[row, :used] = member.page_table[:used]
-    mask = np.arange(width * block_tokens)[None, :] < lengths[:, None]
+    context = int(lengths.max())
+    mask = None
+    if lengths.min() < context:
+        seen = np.arange(context)[None, :] < lengths[:, None]
+        mask = torch.from_numpy(seen).to(device)[:, None, None, :]
     halves = table.reshape(-1) * 2
     gather = _tensor(np.concatenate([halves, halves + 1]), device)
-    return DecodeGroup(rows, gather, torch.from_numpy(mask).to(device)[:, None, None, :])
+    return DecodeGroup(rows, gather, context, mask)
 
 
 def _segment(
@@ -227,12 +234,8 @@ def _segment(
     count = len(chunk.token_ids)
     context = chunk.start + count
     halves = chunk.page_table[: -(-context // block_tokens)] * 2
-    mask = None
-    if chunk.start:
-        queries = torch.arange(chunk.start, context, device=device)[:, None]
-        mask = queries >= torch.arange(context, device=device)[None, :]
     gather = _tensor(np.concatenate([halves, halves + 1]), device)
-    return PrefillSegment(slice(end_row - count, end_row), gather, context, mask)
+    return PrefillSegment(slice(end_row - count, end_row), gather, chunk.start, context)
 
 
 def _tensor(array: Int64Array, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
 from compute.architecture import Architecture
 from compute.attention import PagedAttention
@@ -65,8 +65,8 @@ class Decoder:
         cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
         for index, layer in enumerate(self.weights.layers):
             yield index
-            hidden = hidden + self._attend(index, layer, batch, hidden, cos, sin)
-            hidden = hidden + self.feed_forward(layer, hidden)
+            hidden = self._attend(index, layer, batch, hidden, cos, sin).add_(hidden)
+            hidden = self.feed_forward(layer, hidden).add_(hidden)
         return self.logits(hidden[batch.logit_rows])
 
     def project(self, layer: LayerWeights, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +82,7 @@ class Decoder:
         """Return what the layer's second half adds to ``hidden``."""
         normed = self._norm(hidden, layer.post_norm)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-        return layer.down(silu(gate) * up)
+        return layer.down(silu(gate).mul_(up))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return ``[tokens, vocab]`` float32 after the last layer."""
@@ -106,6 +106,8 @@ class Decoder:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm, in float32 as the reference models do it."""
+        if x.dtype is torch.float32:
+            return rms_norm(x, weight.shape, weight, self.arch.norm_eps)
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.arch.norm_eps)
         return weight * scaled.to(x.dtype)

@@ -109,4 +109,8 @@ def rotation(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> tupl
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x`` ``[tokens, heads, head_dim]``: pairs are (i, i + head_dim / 2)."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    rotated = torch.empty_like(x)  # Written in place: temporaries cost more than the arithmetic.
+    low, high = rotated.chunk(2, dim=-1)
+    torch.mul(first, cos, out=low).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=high).addcmul_(first, sin)
+    return rotated

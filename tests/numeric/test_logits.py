@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compute.architecture import parse_architecture
+from compute.batch import ChunkInput, build_batch
 from kvcore.layout import KvDtype
 from tests.fix_logits import CASES, LLAMA3, OLD_LLAMA3, Pair, close
 from tests.fix_model import tiny_config
@@ -76,3 +77,32 @@ def test_bfloat16_stays_as_near_to_float32_as_theirs(family, tmp_path) -> None:
     # bfloat16 has 8 bits of mantissa: both err, ours not more than theirs by much.
     assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm() + 1e-3 * exact.norm()
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
+def test_logits_of_several_last_tokens_belong_to_their_chunk(tmp_path) -> None:
+    pair = Pair(CASES["llama"], tmp_path)
+    ids = [random.Random(seed).choices(range(128), k=21) for seed in (1, 2, 3)]
+    tables = [np.arange(1 + 3 * i, 4 + 3 * i) for i in range(3)]
+    chunks = [
+        ChunkInput(np.array(prompt), 0, table, wanted)
+        for prompt, table, wanted in zip(ids, tables, (3, 0, 1), strict=True)
+    ]
+    batch = build_batch(chunks, block_tokens=8, device=torch.device("cpu"))
+    with torch.inference_mode():
+        logits = pair.ours.forward(batch)
+    assert sorted(batch.logit_chunks) == [0, 0, 0, 2]
+    rows = {i: [r for r, owner in enumerate(batch.logit_chunks) if owner == i] for i in (0, 2)}
+    close(logits[rows[0]], pair.reference(ids[0])[-3:])
+    close(logits[rows[2]], pair.reference(ids[2])[-1:])
+
+
+@pytest.mark.parametrize("start", [0, 17])
+def test_wide_matrices_and_long_prefixes_give_the_logits_of_transformers(start, tmp_path) -> None:
+    wide = {"hidden_size": 768, "intermediate_size": 1024, "vocab_size": 1024}
+    pair = Pair(tiny_config("llama", tie_word_embeddings=True, **wide), tmp_path)
+    ids = random.Random(4).choices(range(1024), k=150)
+    table = np.arange(1, 20)
+    if start:
+        pair.step([(ids, 0, start, table)])
+    close(pair.step([(ids, start, 149 - start, table)])[0], pair.reference(ids[:-1])[-1])
+    close(pair.step([(ids, 149, 1, table)])[0], pair.reference(ids)[-1])
