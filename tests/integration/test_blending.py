@@ -76,6 +76,15 @@ def ask(
     return answer.choices[0].message.content or "", answer.usage.prompt_tokens_details.model_dump()
 
 
+def moved(number: int) -> tuple[str, ...]:
+    """Documents behind one that is new, so that no prefix was met before.
+
+    The first time a document is met it is computed on its own, behind the answer; from then on it
+    can be blended.
+    """
+    return (f"Note {number}.", *DOCUMENTS)
+
+
 def connect(cluster: Cluster, user: str) -> psycopg.Connection[Any]:
     dsn = f"host=127.0.0.1 port={cluster.pg_port} user={user} dbname=main"
     return psycopg.connect(dsn, autocommit=True)
@@ -119,11 +128,10 @@ def test_usage_and_views_tell_what_was_blended(cluster: Cluster, client: openai.
         ("default", True)
     ]
     assert cluster.query("SELECT blend_refusal FROM tierkv.models") == [("",)]
-    orders = itertools.cycle(ORDERS)
+    numbers = itertools.count()
 
     def blended() -> dict[str, Any] | None:
-        # The first time a document is met it is computed on its own, behind the answer.
-        documents = next(orders)
+        documents = moved(next(numbers))
         details = ask(client, documents, QUESTION.format("Mia Brandt"), selector="boundary")[1]
         return details if details["blended_tokens"] else None
 
@@ -173,10 +181,11 @@ def test_in_one_process_a_setting_allows_it() -> None:
     }
     with tierkv.connect(**settings) as db:
         sql = "EXPLAIN ANALYZE SELECT ai_generate(?, documents => ?)"
-        orders = itertools.cycle(ORDERS)
+        numbers = itertools.count()
 
         def blended() -> bool:
-            rows = db.execute(sql, [QUESTION.format("Tom Weber"), list(next(orders))]).fetchall()
+            documents = list(moved(next(numbers)))
+            rows = db.execute(sql, [QUESTION.format("Tom Weber"), documents]).fetchall()
             return "tokens reused out of place" in dict(rows)["ai_plan"]
 
         wait_for(blended, what="a blended answer")
