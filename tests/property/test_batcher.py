@@ -1,6 +1,8 @@
 """The batcher under random traffic: every request ends once, tokens are right, no page leaks.
 
 The model is a function of all tokens before: a wrong or missing KV page would change the answer.
+What a blending pass writes is tainted, and so is what is computed after it: no page that can be
+found by its key may hold any of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from compute.page_pool import PagePool
 from compute.sequence import Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
 from kvcore.location import Tier
-from kvcore.request import FinishReason, GenerateRequest, SamplingParams
+from kvcore.request import Blend, FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4
 
@@ -29,12 +31,19 @@ class Memory:
 
     def __init__(self, pages: int) -> None:
         self.cells: list[list[tuple[int, int] | None]] = [[None] * BLOCK for _ in range(pages)]
+        self.tainted: list[list[bool]] = [[False] * BLOCK for _ in range(pages)]
 
-    def write(self, seq: Sequence, start: int, count: int) -> None:
+    def write(self, seq: Sequence, start: int, count: int, *, blended: bool = False) -> None:
+        before = [self.tainted[int(seq.page_table[at // BLOCK])][at % BLOCK] for at in range(start)]
         for at in range(start, start + count):
             page = int(seq.page_table[at // BLOCK])
             assert page != 0 and at // BLOCK < seq.num_pages
             self.cells[page][at % BLOCK] = (at, int(seq.tokens[at]))
+            self.tainted[page][at % BLOCK] = blended or any(before)
+
+    def clear(self, page: int) -> None:
+        self.cells[page] = [None] * BLOCK
+        self.tainted[page] = [False] * BLOCK
 
     def read(self, seq: Sequence, count: int) -> list[int]:
         cells = [self.cells[int(seq.page_table[at // BLOCK])][at % BLOCK] for at in range(count)]
@@ -58,13 +67,22 @@ class Driver:
         self.zombies: list[LoadOrder] = []
         self.locating: list[Sequence] = []
         self.behind: dict[int, tuple[Chunk, list[int]]] = {}
+        self.looking_up: list[Sequence] = []
+        self.passes: dict[int, tuple[Sequence, list[int]]] = {}
+        self.background: Sequence | None = None
+        self.isolated = 0
         self.ended: dict[int, FinishReason] = {}
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         assert seq.seq_id not in self.ended
         self.ended[seq.seq_id] = reason
         self.behind.pop(seq.seq_id, None)
+        self.leave_pass(seq)
         self.batcher.end(seq)
+
+    def leave_pass(self, seq: Sequence) -> None:
+        _, pages = self.passes.pop(seq.seq_id, (seq, []))
+        self.batcher.pool.release(pages)
 
     def step(self) -> bool:
         waiting = [o.seq.seq_id for o in self.loads if o.seq.seq_id not in self.behind]
@@ -72,8 +90,9 @@ class Driver:
         plan = self.batcher.plan(0.0, ready)
         assert sum(c.count for c in plan.chunks) <= self.batcher._max_batch_tokens
         self.locating.extend(plan.locates)
+        self.looking_up.extend(plan.chunk_lookups)
         for page in plan.fresh_pages:
-            self.memory.cells[page] = [None] * BLOCK
+            self.memory.clear(page)
         for chunk in plan.chunks:
             if chunk.loading:  # It ends when its load does, many steps later perhaps.
                 self.behind[chunk.seq.seq_id] = chunk, chunk.seq.pages
@@ -83,7 +102,43 @@ class Driver:
             if not chunk.loading:
                 self.apply(chunk)
         self.batcher.check_invariants()
+        for page in self.batcher.pool._page_of.values():
+            assert not any(self.memory.tainted[page]), "approximate KV under an exact key"
         return bool(plan.chunks)
+
+    def look_up(self, seq: Sequence) -> None:
+        """Answer where a sequence's chunks are: somewhere, or nowhere."""
+        if seq.phase is not Phase.CHUNKS:
+            return
+        pages = None
+        if self.rng.random() < 0.7:
+            pages = self.batcher.begin_blend(seq, self.rng.randint(0, 3))
+        if pages is None:
+            self.batcher.compute_exactly(seq)
+            return
+        assert not seq.claims and seq.num_pages == seq.pages_for(seq.length)
+        for page in seq.pages[seq.computed // BLOCK :]:
+            self.memory.clear(page)
+        self.passes[seq.seq_id] = seq, pages
+
+    def end_pass(self, seq: Sequence) -> None:
+        """A blending pass computes all tokens behind the exact prefix, or turns out useless."""
+        self.leave_pass(seq)
+        if self.rng.random() < 0.2:
+            self.memory.write(seq, seq.computed, 1, blended=True)
+            self.batcher.compute_exactly(seq)
+            return
+        self.memory.write(seq, seq.computed, seq.length - seq.computed, blended=True)
+        self.batcher.blended(seq)
+        self.apply(Chunk(seq, seq.computed, seq.length - seq.computed, samples=True))
+
+    def isolate(self, number: int) -> None:
+        """Add a sequence nobody waits for, if none is under way."""
+        if self.background is None or self.background.phase is Phase.ENDED:
+            seq = request(-number, [1] * 9 + [5] * self.rng.randint(1, 9), 1, 1 << 62, True)
+            seq.raw_start = seq.findable_tokens = 9
+            self.background = seq
+            self.batcher.add(seq)
 
     def end_behind(self, order: LoadOrder) -> None:
         """Finish what was begun behind a load that has just been settled, if all arrived."""
@@ -105,6 +160,10 @@ class Driver:
             assert context == seq.tokens[: seq.length].tolist()
             token = next_token(context)
         outcome = self.batcher.computed(chunk, token, ())
+        if seq.is_background and seq.computed == seq.length:
+            assert seq.committed <= 2
+            self.isolated += 1
+            self.batcher.end(seq)
         if outcome.finish is not None:
             self.end(seq, outcome.finish)
 
@@ -115,6 +174,7 @@ class Driver:
         if order.seq.phase is Phase.LOADING:
             for i, page in enumerate(order.pages):
                 start = (order.first_block + i) * BLOCK
+                self.memory.tainted[page] = [False] * BLOCK
                 for at in range(start, start + BLOCK):
                     token = int(order.seq.tokens[at])
                     self.memory.cells[page][at % BLOCK] = (at, token) if i < good else (-1, -1)
@@ -131,6 +191,11 @@ class Driver:
             if order is not None:
                 self.loads.append(order)
         self.locating.clear()
+        for seq in self.looking_up:
+            self.look_up(seq)
+        self.looking_up.clear()
+        for seq, _ in [x for x in self.passes.values() if self.rng.random() < 0.5]:
+            self.end_pass(seq)
         for order in [o for o in self.loads if self.rng.random() < 0.5]:
             self.settle(order)
         for order in self.zombies:
@@ -138,7 +203,9 @@ class Driver:
         self.zombies.clear()
 
 
-def request(number: int, tokens: list[int], new: int, priority: int, cache: bool) -> Sequence:
+def request(
+    number: int, tokens: list[int], new: int, priority: int, cache: bool, blend: bool = False
+) -> Sequence:
     asked = GenerateRequest(
         request_id=RequestId(str(number)),
         model="m",
@@ -148,7 +215,10 @@ def request(number: int, tokens: list[int], new: int, priority: int, cache: bool
         priority=priority,
         use_cache=cache,
     )
-    return make_sequence(number, asked, arrival_s=0.0, block_tokens=BLOCK)
+    seq = make_sequence(number, asked, arrival_s=0.0, block_tokens=BLOCK)
+    if blend and cache and len(tokens) > 3:
+        seq.blend = Blend(((2, len(tokens) - 1),))
+    return seq
 
 
 ASKED = st.tuples(
@@ -156,6 +226,7 @@ ASKED = st.tuples(
     st.lists(st.integers(0, 2), max_size=8),
     st.integers(1, 9),
     st.integers(0, 1),
+    st.booleans(),
     st.booleans(),
 )
 
@@ -171,16 +242,18 @@ def test_every_request_ends_once_with_the_right_tokens(asked, pages, budget, see
     rng = random.Random(seed)
     driver = Driver(pages, budget, rng)
     queue = [
-        request(i, head + tail, new, priority, cache)
-        for i, (head, tail, new, priority, cache) in enumerate(asked)
+        request(i, head + tail, new, priority, cache, blend)
+        for i, (head, tail, new, priority, cache, blend) in enumerate(asked)
     ]
     everyone = list(queue)
-    for _ in range(3_000):
+    for step in range(3_000):
         if queue and rng.random() < 0.5:
             driver.batcher.add(queue.pop())
         alive = [s for s in everyone if s not in queue and s.phase is not Phase.ENDED]
         if alive and rng.random() < 0.03:
             driver.end(rng.choice(alive), FinishReason.CANCELLED)
+        if rng.random() < 0.1:
+            driver.isolate(step + 1)
         if not driver.step() or rng.random() < 0.5:
             driver.poke()
         if not queue and len(driver.ended) == len(everyone):
@@ -192,10 +265,12 @@ def test_every_request_ends_once_with_the_right_tokens(asked, pages, budget, see
             while len(tokens) < seq.max_length:
                 tokens.append(next_token(tokens))
             assert seq.tokens.tolist() == tokens
-    for order in driver.loads:
+    for order in driver.loads:  # Nobody but one in the background may still wait for them.
         driver.batcher.load_ended(order)
     driver.loads.clear()
     driver.poke()
+    if driver.background is not None:
+        driver.batcher.end(driver.background)
     driver.batcher.pool.drop_unused()
     driver.batcher.check_invariants()
     assert driver.batcher.pool.available == pages - 1
