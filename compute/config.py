@@ -61,6 +61,8 @@ class ComputeConfig:
         load_policy: when to load from the pool.
         kv_codec: how KV is encoded below L1; lossy ones may change answers.
         kv_calibration: file of tables for entropy-coded KV; None looks into the model folder.
+        ttft_budget_s: with codec ``adaptive``, time to the first token that loading aims at; 0:
+            half of what computing would take.
         publish: whether new blocks are written to the pool.
         publish_queue_blocks: blocks waiting for publication before more are skipped.
         load_threads: threads that look blocks up and load them.
@@ -88,6 +90,7 @@ class ComputeConfig:
     load_policy: LoadPolicy = LoadPolicy.AUTO
     kv_codec: KvCodec = KvCodec.NONE
     kv_calibration: str | None = None
+    ttft_budget_s: float = 0.0
     publish: bool = True
     publish_queue_blocks: int = 1_024
     load_threads: int = 4

@@ -17,6 +17,7 @@ from compute.blend.lookup import FoundChunks, PromptChunk, find_chunks
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Attempt, BlockFinder, Directory, Source
+from compute.level_picker import LevelPicker, Wanted
 from compute.load_decider import LoadDecider
 from compute.load_figures import LoadFigures
 from compute.load_log import LoadLog
@@ -82,6 +83,8 @@ class Tiers:
         self._policy = config.load_policy
         self._layout = pages.layout
         self._pages = pages
+        self._budget_s = config.ttft_budget_s
+        self._levels = LevelPicker(self.finder, self.figures, pages.layout)
         self._refused_codecs: set[KvCodec] = set()
         self._clock = clock
         self._locate_s = Rate()
@@ -163,19 +166,27 @@ class Tiers:
         self, seq: EngineSequence, answer: Callable[[list[tuple[Source, ...]]], None]
     ) -> None:
         """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread."""
-        keys = seq.missing_keys() if self.codec_of(seq.request) is not None else []
-        self._workers.submit(self._locate, keys, seq.request.resumed_tokens > 0, answer)
+        codec = self.codec_of(seq.request)
+        keys = seq.missing_keys() if codec is not None else []
+        left_s = self._budget_s - (self._clock.now() - seq.arrival_s) if self._budget_s else None
+        wanted = Wanted(keys, seq.num_pages * self._layout.block_tokens, left_s)
+        # The directory may not have heard yet of what was saved a moment ago, here or elsewhere.
+        thorough = seq.request.resumed_tokens > 0 or seq.hits_final
+        self._workers.submit(self._locate, wanted, codec, thorough, answer)
 
     def _locate(
         self,
-        keys: list[BlockKey],
+        wanted: Wanted,
+        codec: KvCodec | None,
         thorough: bool,
         answer: Callable[[list[tuple[Source, ...]]], None],
     ) -> None:
         found: list[tuple[Source, ...]] = []
         began = self._clock.now()
         try:
-            found = self.finder.find(keys, thorough=thorough)
+            found = self.finder.find(wanted.keys, thorough=thorough)
+            if codec is KvCodec.ADAPTIVE:
+                found = self._levels.pick(wanted, found, thorough=thorough)
         except Exception:  # noqa: BLE001 - worker's outermost frame; no answer would hang a request.
             self.cache_errors["internal"] += 1
             _log.exception("looking blocks up failed")
@@ -199,11 +210,10 @@ class Tiers:
             _log.exception("looking chunks up failed")
         answer(found)
 
-    def worth_loading(self, sources: Sequence[tuple[Source, ...]], prefill_rate: float) -> bool:
-        """Whether loading these blocks is estimated faster than computing them."""
-        tokens = len(sources) * self._layout.block_tokens
-        codec = self._layout.codec
-        return self.decider.decide(sources, codec, start=0, stop=tokens + 1).depth > 0
+    def worth_saving(self, tokens: int, context_tokens: int, codec: KvCodec) -> bool:
+        """Whether a block that is about to go is loaded faster than these tokens are computed."""
+        tier = Tier.L2 if self.finder.home is not None else Tier.L3
+        return self.decider.worth_saving(tier, codec, tokens=tokens, context_tokens=context_tokens)
 
     def avoided(self, sources: Sequence[tuple[Source, ...]]) -> None:
         """Take note that these blocks were found and not worth loading; probe them when due."""
@@ -230,8 +240,8 @@ class Tiers:
 
         ``arrived`` is called after each layer, ``ended`` once, when nobody writes any more.
         """
-        codec = self.codec_of(order.seq.request)
-        assert codec is not None, "nothing is found for a request whose KV is not stored"
+        # Whatever was found for a request whose KV can't be stored here has not this codec's size.
+        codec = self.codec_of(order.seq.request) or KvCodec.NONE
         job = make_job(order.pages, sources, self._layout.layers, codec=codec)
         self._workers.submit(self._load, job, arrived, ended)
         return job

@@ -43,6 +43,7 @@ def compute_config(
         load_policy=LoadPolicy(settings.load_policy),
         kv_codec=settings.kv_codec,
         kv_calibration=settings.kv_calibration or None,
+        ttft_budget_s=settings.ttft_budget_s,
         publish=settings.publish,
         threads=settings.threads,
     )

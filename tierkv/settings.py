@@ -225,6 +225,11 @@ class ComputeSettings(Section):
         default="",
         description="file of tables for entropy-coded KV; empty: the one in the model folder",
     )
+    ttft_budget_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="with codec adaptive: time to the first token to aim at; 0: half of computing",
+    )
     publish: bool = Field(default=True, description="hand computed KV to the pool")
 
 

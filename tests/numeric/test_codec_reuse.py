@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,10 @@ PROMPT = torch.randint(0, 128, (61,), generator=torch.Generator().manual_seed(5)
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Tables of the tiny model, for every node here."""
-    return write_calibration(tmp_path_factory.mktemp("tables"))
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every node here has tables of the tiny model and time for the fine level."""
+    file = write_calibration(tmp_path_factory.mktemp("tables"))
+    return {"kv_calibration": file, "ttft_budget_s": 100.0}
 
 
 def name(node) -> NamespaceKey:
@@ -52,7 +54,7 @@ async def from_pool(node, **changes):
 @pytest.mark.parametrize("codec", list(KvCodec))
 async def test_loaded_kv_answers_alike_again_and_again(codec, tables) -> None:
     pool = MemoryPoolNode()
-    async with running_node(pool, kv_codec=codec, kv_calibration=tables) as node:
+    async with running_node(pool, kv_codec=codec, **tables) as node:
         want, off = await from_pool(node, use_cache=False)
         first, cold = await from_pool(node)
         assert first == want  # Nothing was loaded: L1 is never encoded.
@@ -75,8 +77,8 @@ async def test_loaded_kv_answers_alike_again_and_again(codec, tables) -> None:
 async def test_a_second_node_reads_what_the_first_encoded(codec, tables) -> None:
     pool = MemoryPoolNode(host="there")
     async with (
-        running_node(pool, kv_codec=codec, kv_calibration=tables) as one,
-        running_node(pool, kv_codec=codec, kv_calibration=tables, host="other") as two,
+        running_node(pool, kv_codec=codec, **tables) as one,
+        running_node(pool, kv_codec=codec, **tables, host="other") as two,
     ):
         await from_pool(one)
         mine, _ = await from_pool(one)
@@ -89,7 +91,7 @@ async def test_nodes_with_different_codecs_share_no_block(tables) -> None:
     seen: set[NamespaceKey] = set()
     for codec in (*KvCodec, *KvCodec):
         before = len(pool.sealed_keys)
-        async with running_node(pool, kv_codec=codec, kv_calibration=tables) as node:
+        async with running_node(pool, kv_codec=codec, **tables) as node:
             _, last = await from_pool(node)
             assert await node.flush()
             hits = last.usage.hit_tokens.total
@@ -124,11 +126,11 @@ async def test_even_under_one_name_a_foreign_block_is_a_miss(
     node.start()
     pool = InprocPoolNode(node)
     try:
-        async with running_node(pool, kv_codec=writer, kv_calibration=tables) as first:
+        async with running_node(pool, kv_codec=writer, **tables) as first:
             want, _ = await answer(first, make_request(PROMPT, use_cache=False))
             await answer(first, make_request(PROMPT))
             assert await first.flush()
-        async with running_node(pool, kv_codec=reader, kv_calibration=tables) as second:
+        async with running_node(pool, kv_codec=reader, **tables) as second:
             got, last = await answer(second, make_request(PROMPT))
         if may_read(reader, writer):
             assert last.usage.hit_tokens.l2 == 56
@@ -143,7 +145,7 @@ async def test_even_under_one_name_a_foreign_block_is_a_miss(
 @pytest.mark.parametrize("codec", LOSSY)
 async def test_a_corrupt_encoded_block_is_recomputed(codec, tables) -> None:
     pool = CorruptingPoolNode(4 if codec is KvCodec.ADAPTIVE else 3, 1)  # Of the third block.
-    async with running_node(pool, kv_codec=codec, kv_calibration=tables) as node:
+    async with running_node(pool, kv_codec=codec, **tables) as node:
         want, _ = await from_pool(node)
         got, last = await from_pool(node)
         assert last.usage.hit_tokens.l2 == 16
