@@ -111,12 +111,14 @@ class Batcher:
         max_batch_tokens: int,
         max_running: int,
         wants_locate: Callable[[int], bool] = lambda missing_tokens: False,
+        demote: Callable[[Sequence], None] = lambda seq: None,
     ) -> None:
         self.pool = pool
         self.preemptions = 0
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._wants_locate = wants_locate
+        self._demote = demote
         self._waiting: list[Sequence] = []
         self._active: dict[int, Sequence] = {}
         self._loads: dict[int, LoadOrder] = {}
@@ -453,12 +455,14 @@ class Batcher:
     def _preempt(self, seq: Sequence) -> None:
         """Send a running sequence back to the queue; what it computed stays while it can.
 
-        What was blended is computed exactly next time. A chunk in isolation just ends.
+        Before its pages go, ``demote`` may save what is in them. What was blended is computed
+        exactly next time. A chunk in isolation just ends.
         """
         if seq.is_background:
             self.end(seq)
             return
         self.preemptions += 1
+        self._demote(seq)
         self._leave(seq)
         seq.phase = Phase.WAITING
         seq.hits_final = True

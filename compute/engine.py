@@ -87,6 +87,7 @@ class Engine:
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
             wants_locate=lambda missing: self.tiers.wants_locate(missing, self.prefill_rate.value),
+            demote=lambda seq: self._saves.demote(seq),
         )
         self._config = config
         self._model = model

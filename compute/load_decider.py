@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from compute.blend_controller import BlendDecision, BlendWork, choose_ratio
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Source
-from compute.fit import StepCost
+from compute.fit import StepCost, causal_pairs
 from compute.load_controller import LoadDecision, Prompt, choose, choose_depth
 from compute.load_figures import LoadFigures
 from kvcore.layout import BlockLayout, KvCodec
+from kvcore.location import Tier
 
 _LEAST_PATIENCE_S = 0.5
 _PATIENCE = 1.5
@@ -93,6 +94,23 @@ class LoadDecider:
         if self._policy is LoadPolicy.AUTO and prompt.cost is not _UNKNOWN:
             return decision
         return replace(decision, recompute_ratio=work.min_ratio)
+
+    def worth_saving(self, tier: Tier, codec: KvCodec, *, tokens: int, context_tokens: int) -> bool:
+        """Whether loading one more block from a tier is faster than computing its tokens again.
+
+        Args:
+            tier: where it would be saved.
+            codec: how.
+            tokens: tokens in the block.
+            context_tokens: tokens up to its end.
+        """
+        cost = self._figures.steps.cost
+        if self._policy is not LoadPolicy.AUTO or cost is None:
+            return self._policy is not LoadPolicy.NEVER
+        level = self._figures.level(codec, [])
+        rates = 1 / self._figures.line(tier).bytes_per_s + 1 / level.decode_bytes_per_s
+        compute_s = cost.seconds(tokens, causal_pairs(context_tokens - tokens, tokens), steps=0.0)
+        return level.layer_bytes * self._layout.layers * rates < compute_s
 
     def patience_s(self, compute_s: float) -> float:
         """Return how long a load may take whose tokens could be computed in ``compute_s``.

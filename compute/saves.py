@@ -111,6 +111,47 @@ class Saves:
         if self._tiers.publisher.offer(job):
             self._taken(job, seq.computed)
             seq.published_tokens += len(blocks) * seq.block_tokens
+        else:
+            seq.unsaved.extend(range(seq.committed - len(blocks), seq.committed))
+
+    def demote(self, seq: EngineSequence) -> None:
+        """Save what the pool lacks of a sequence that is about to lose its pages, if worth it.
+
+        That is its partial last block, and full ones that found the queue full. They keep half its
+        pages at most until they are written: the others are needed at once.
+        """
+        unsaved, seq.unsaved, seq.tail_saved = seq.unsaved, [], False
+        if not self._enabled or not self._tiers.finder.nodes or not seq.request.use_cache:
+            return
+        codec = self._tiers.codec_of(seq.request)
+        if codec is None or not self._tiers.worth_saving(seq.block_tokens, seq.computed, codec):
+            return
+        room = seq.num_pages // 2
+        tail = self._own_tail(seq) if room else None
+        if tail is not None and self._tiers.worth_saving(tail.tokens, seq.computed, codec):
+            seq.tail_saved = self._save_now(seq, (tail,), codec)
+            room -= 1
+        kept = [
+            FullBlock(*seq.key_and_parent(block), int(seq.page_table[block]))
+            for block in unsaved[:room]
+        ]
+        if kept and self._save_now(seq, tuple(kept), codec):
+            seq.published_tokens += len(kept) * seq.block_tokens
+
+    def _own_tail(self, seq: EngineSequence) -> FullBlock | None:
+        """Return the partial block of one that decodes, under the name it is looked for later."""
+        partial = seq.computed % seq.block_tokens
+        if not partial or seq.computed != seq.length - 1 or seq.computed > seq.findable_tokens:
+            return None
+        key, parent = seq.tail(seq.computed)
+        return FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial)
+
+    def _save_now(self, seq: EngineSequence, blocks: tuple[FullBlock, ...], codec: KvCodec) -> bool:
+        job = PublishJob(seq.seq_id, blocks, seq.request.tenant, codec, must=True)
+        if not self._tiers.publisher.offer(job):
+            return False
+        self._taken(job, seq.computed)
+        return True
 
     def _taken(self, job: PublishJob, tokens: int) -> None:
         """Keep a job's pages; its end is posted to this thread and can't come before this."""

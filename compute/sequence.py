@@ -69,6 +69,8 @@ class Sequence:
         first_token_s: when its first token was sampled; negative until then.
         published_tokens: tokens handed to the pool.
         hits_final: set by the first preemption; what is found again later is no saving.
+        unsaved: committed blocks that the pool did not take when they became full.
+        tail_saved: its partial last block was saved at its last preemption.
         blend: leave to blend chunks; None once that was done, given up or never given.
         blended: what blending spared; None if nothing was blended.
         findable_tokens: blocks that end behind this never become findable: their KV is approximate.
@@ -97,6 +99,8 @@ class Sequence:
     first_token_s: float = -1.0
     published_tokens: int = 0
     hits_final: bool = False
+    unsaved: list[int] = field(default_factory=list)
+    tail_saved: bool = False
     blend: Blend | None = None
     blended: BlendedTokens | None = None
     findable_tokens: int = sys.maxsize
@@ -162,12 +166,14 @@ class Sequence:
 
     @property
     def wants_tail(self) -> bool:
-        """Whether another node may have left the last, partial block of what it computed.
+        """Whether the last, partial block of what was computed may be in the pool.
 
-        Then this request continues there: the pool may have KV of all tokens but the newest.
+        Another node left it there, whose request continues here, or a preemption did: then the
+        pool may have KV of all tokens but the newest.
         """
         resumed = self.request.use_cache and self.request.resumed_tokens > 0
-        return resumed and self.generated == 0 and (self.length - 1) % self.block_tokens > 0
+        left = self.tail_saved or (resumed and self.generated == 0)
+        return left and (self.length - 1) % self.block_tokens > 0
 
     def tail(self, tokens: int) -> tuple[BlockKey, BlockKey]:
         """Name the partial last block of ``[0, tokens)`` and its parent."""
