@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import sys
 
-from bench import block_layers, chat_reuse, codec, front_overhead, pipeline, reattach, start_time
+from bench import (
+    block_layers,
+    chat_reuse,
+    codec,
+    front_overhead,
+    pipeline,
+    reattach,
+    split,
+    start_time,
+)
 from bench.report import parse_arguments
 
 parse_arguments(__doc__)
-for script in (start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline):
+_SCRIPTS = [
+    start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
+]  # fmt: skip
+for script in _SCRIPTS:
     script.main(sys.argv[1:])

@@ -56,6 +56,10 @@ class InstantNode:
         """Hold nothing."""
         return 0
 
+    async def prefetch(self, request: GenerateRequest) -> int:
+        """Hold nothing."""
+        return 0
+
     async def close(self) -> None:
         """Do nothing."""
 
