@@ -138,8 +138,9 @@ def summarise(stats: AiStats) -> str:
     hits = stats.hit_tokens
     tiers = (("L1", hits.l1), ("L2", hits.l2), ("L3", hits.l3), ("L4", hits.l4))
     shown = ", ".join(f"{name} {count:,}" for name, count in tiers if count) or "none"
+    blended = f", {stats.blended_tokens:,} of them blended" if stats.blended_tokens else ""
     return (
         f"{stats.calls:,} calls ({stats.distinct_calls:,} run), {stats.prompt_tokens:,} prompt "
-        f"tokens, {hits.total:,} from the cache ({shown}), "
+        f"tokens, {hits.total:,} from the cache ({shown}){blended}, "
         f"mean TTFT {stats.mean_ttft_s * 1e3:.1f} ms"
     )

@@ -1,10 +1,12 @@
-"""When the prompt of ``tierkv sql`` runs what was typed."""
+"""When the prompt of ``tierkv sql`` runs what was typed, and what it says afterwards."""
 
 from __future__ import annotations
 
 import pytest
 
-from tierkv.sql_shell import is_complete
+from dbfront.statistics import AiStats
+from kvcore.request import HitTokens
+from tierkv.sql_shell import is_complete, summarise
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,10 @@ from tierkv.sql_shell import is_complete
 )
 def test_a_statement_runs_when_its_semicolon_is_outside_strings(text: str, complete: bool) -> None:
     assert is_complete(text) is complete
+
+
+def test_the_summary_tells_of_blending_only_where_there_was_some() -> None:
+    stats = AiStats(calls=2, distinct_calls=1, prompt_tokens=50, hit_tokens=HitTokens(l1=40))
+    assert "40 from the cache (L1 40), mean" in summarise(stats)
+    stats.blended_tokens = 30
+    assert "40 from the cache (L1 40), 30 of them blended, mean" in summarise(stats)
