@@ -1,0 +1,70 @@
+"""Questions about several notes, with the notes as chunks that may be reused.
+
+Made of the demo model's held-out data: one question per prompt, the notes between an instruction
+and the question. The pieces are tokenised apart, as the front does with documents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from compute.demo_model.data import make_chats
+from compute.demo_model.dialogue import Conversation
+from dbfront.contracts import Message
+from dbfront.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BlendPrompt:
+    """One question.
+
+    Attributes:
+        task: one of ``compute.demo_model.data.CHAT_TASKS``.
+        token_ids: the whole prompt.
+        chunks: where the notes are, half-open.
+        answer: the right one.
+    """
+
+    task: str
+    token_ids: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...]
+    answer: str
+
+
+def make_prompts(
+    tokenizer: TextTokenizer, tasks: Sequence[str], count: int, seed: int
+) -> list[BlendPrompt]:
+    """Return ``count`` prompts of each task."""
+    rng = random.Random(f"blend {seed}")
+    found: dict[str, list[BlendPrompt]] = {task: [] for task in tasks}
+    while any(len(prompts) < count for prompts in found.values()):
+        chat = make_chats(1, rng.randrange(2**32), turns=1)[0]
+        task = chat.turns[0].task
+        if len(found.get(task, range(count))) < count:
+            found[task].append(_prompt(tokenizer, chat))
+    return [prompt for task in tasks for prompt in found[task]]
+
+
+def _prompt(tokenizer: TextTokenizer, chat: Conversation) -> BlendPrompt:
+    messages = [Message(m["role"], m["content"]) for m in chat.messages()[:-1]]
+    text = tokenizer.template.render(messages)
+    pieces = asyncio.run(tokenizer.encode_parts(_split(text, [n.text for n in chat.documents])))
+    ends = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces))]
+    chunks = tuple(pairwise(ends[:-1]))
+    ids = tuple(token for piece in pieces for token in piece)
+    return BlendPrompt(chat.turns[0].task, ids, chunks, chat.turns[0].answer)
+
+
+def _split(text: str, notes: Sequence[str]) -> list[str]:
+    """Cut a text into head, notes (each with the space behind it) and the rest."""
+    starts, at = [], 0
+    for note in notes:
+        at = text.index(note, at)
+        starts.append(at)
+        at += len(note)
+    bounds = [0, *starts, at, len(text)]
+    return [text[a:b] for a, b in pairwise(bounds)]
