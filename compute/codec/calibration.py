@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from compute.codec.frame import Level
@@ -57,10 +57,14 @@ def make_calibration(mean: Tensor, steps: Tensor) -> Calibration:
 
 
 def save_calibration(calibration: Calibration, file: Path, *, revision: str) -> None:
-    """Write tables for the model of that revision."""
+    """Write tables for the model of that revision.
+
+    Raises:
+        OSError: the file can't be written.
+    """
     about = {"format": _FORMAT, "model_revision": revision}
     tables = {"mean": calibration.mean.to(torch.bfloat16), "steps": calibration.steps}
-    save_file(tables, file, metadata={"tierkv": json.dumps(about)})
+    file.write_bytes(save(tables, metadata={"tierkv": json.dumps(about)}))
 
 
 def load_calibration(file: Path, layout: BlockLayout, *, revision: str) -> Calibration:

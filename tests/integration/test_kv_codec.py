@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from kvcore.block_key import namespace_key
 from kvcore.ids import HostId, NamespaceKey
 from kvcore.layout import KvCodec
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_model import answer, make_request, running_node, write_calibration
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 PROMPT = [i * 7 % 128 for i in range(70)]
@@ -35,7 +36,9 @@ async def test_over_shared_memory_and_tcp_each_codec_finds_its_own(
     make_rig: Callable[..., Rig],  # noqa: F811
     host: str,
     tier: str,
+    tmp_path: Path,
 ) -> None:
+    tables = write_calibration(tmp_path)
     rig = make_rig(capacity_bytes=16 << 20, extent_bytes=1 << 20)
     info = rig.node.info(data_address=rig.server.address)
     for codec in KvCodec:
@@ -43,7 +46,9 @@ async def test_over_shared_memory_and_tcp_each_codec_finds_its_own(
         for life in range(3):
             pool = connect_pool_node(info, host=HostId(host))
             try:
-                async with running_node(pool, host=host, kv_codec=codec) as node:
+                async with running_node(
+                    pool, host=host, kv_codec=codec, kv_calibration=tables, ttft_budget_s=100.0
+                ) as node:
                     asked = make_request(PROMPT, namespace_key=name(node))
                     tokens, last = await answer(node, asked)
                     assert last.usage is not None and last.usage.kv_codec is codec
@@ -66,6 +71,15 @@ def test_the_setting_reaches_the_model_and_is_shown() -> None:
         assert row is not None
         codec, block, stored = row
         assert codec == "int4" and block > 5 * stored > 0
+        ask = "Customer: Jonas Ortiz. Product: blender.\nQuestion: What did the customer buy?"
+        found = connection.execute("SELECT ai_generate(?)", [ask]).fetchone()
+        assert found == ("blender",)
+
+
+def test_entropy_coded_kv_of_the_shipped_model_answers_right() -> None:
+    with tierkv.connect(
+        dmp__capacity="64MiB", compute__threads=1, compute__kv_codec="entropy-medium"
+    ) as connection:
         ask = "Customer: Jonas Ortiz. Product: blender.\nQuestion: What did the customer buy?"
         found = connection.execute("SELECT ai_generate(?)", [ask]).fetchone()
         assert found == ("blender",)
