@@ -159,6 +159,22 @@ async def test_3_cancel_of_an_unknown_request_is_false(client: ComputeClient) ->
     assert await client.cancel(RequestId("nobody")) is False
 
 
+async def test_4_a_prefetch_says_how_much_is_near_and_changes_no_answer(
+    client: ComputeClient,
+) -> None:
+    request = ask(client, request_id=RequestId("ahead"))
+    assert 0 <= await client.prefetch(request) < len(request.token_ids)
+    whole = tokens_of(await collect(client, ask(client, request_id=RequestId("first"))))
+    assert 0 <= await client.prefetch(request) < len(request.token_ids)
+    assert tokens_of(await collect(client, request)) == whole
+
+
+async def test_4_a_prefetch_at_a_dead_node_is_a_transport_error(subject: Subject) -> None:
+    await subject.kill()
+    with pytest.raises(TransportError):
+        await subject.client.prefetch(ask(subject.client))
+
+
 async def test_describe_names_the_node_and_its_models(client: ComputeClient) -> None:
     info, report = await client.describe()
     assert info.node_id
