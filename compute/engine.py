@@ -104,7 +104,6 @@ class Engine:
             self.tiers,
             self.inbox,
             clock=clock,
-            timeout_s=config.load_timeout_s,
         )
         self._handoffs = Handoffs(
             clock=clock,

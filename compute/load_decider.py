@@ -18,7 +18,7 @@ from compute.load_figures import LoadFigures
 from kvcore.layout import BlockLayout, KvCodec
 from kvcore.location import Tier
 
-_LEAST_PATIENCE_S = 0.5
+_LEAST_PATIENCE_S = 1.0
 _PATIENCE = 1.5
 """A load is given up when it takes so many times what computing would have taken."""
 _UNKNOWN = StepCost(0.0)
@@ -111,6 +111,11 @@ class LoadDecider:
         rates = 1 / self._figures.line(tier).bytes_per_s + 1 / level.decode_bytes_per_s
         compute_s = cost.seconds(tokens, causal_pairs(context_tokens - tokens, tokens), steps=0.0)
         return level.layer_bytes * self._layout.layers * rates < compute_s
+
+    def lookup_patience_s(self, start: int, stop: int) -> float:
+        """Return how long a lookup may take that may spare computing ``[start, stop)``."""
+        cost = self._figures.steps.cost or _UNKNOWN
+        return self.patience_s(cost.seconds(stop - start, causal_pairs(start, stop - start)))
 
     def patience_s(self, compute_s: float) -> float:
         """Return how long a load may take whose tokens could be computed in ``compute_s``.

@@ -37,7 +37,6 @@ class Loads:
         inbox: Inbox,
         *,
         clock: Clock,
-        timeout_s: float,
     ) -> None:
         """Make an empty set.
 
@@ -46,14 +45,12 @@ class Loads:
             tiers: looks up and loads in worker threads.
             inbox: how those threads reach the engine's.
             clock: where deadlines come from.
-            timeout_s: longest wait for a lookup.
         """
         self.behind: dict[int, BehindLoad] = {}
         self._batcher = batcher
         self._tiers = tiers
         self._inbox = inbox
         self._clock = clock
-        self._timeout_s = timeout_s
         self._locating: dict[int, tuple[Sequence, float]] = {}
         self._decided: dict[int, tuple[Sequence, LoadRecord]] = {}
 
@@ -70,7 +67,8 @@ class Loads:
     def locate(self, seq: Sequence) -> None:
         """Ask the pool for a sequence's next blocks."""
         first = seq.num_pages
-        self._locating[seq.seq_id] = (seq, self._clock.now() + self._timeout_s)
+        patience_s = self._tiers.decider.lookup_patience_s(first * seq.block_tokens, seq.length)
+        self._locating[seq.seq_id] = (seq, self._clock.now() + patience_s)
         self._tiers.locate(
             seq, lambda found: self._inbox.post(lambda: self._located(seq, first, found))
         )

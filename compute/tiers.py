@@ -19,7 +19,7 @@ from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Attempt, BlockFinder, Directory, Source
 from compute.level_picker import LevelPicker, Wanted
 from compute.load_decider import LoadDecider
-from compute.load_figures import LoadFigures
+from compute.load_figures import PROBE_PAUSE_S, LoadFigures
 from compute.load_log import LoadLog
 from compute.loader import Loader, LoadJob, make_job
 from compute.meter import Rate, TierMeter
@@ -88,6 +88,7 @@ class Tiers:
         self._refused_codecs: set[KvCodec] = set()
         self._clock = clock
         self._locate_s = Rate()
+        self._locate_again_s = 0.0
         self._loader = Loader(
             pages,
             absorb=self.absorb,
@@ -142,7 +143,13 @@ class Tiers:
             return False
         if self._policy is LoadPolicy.ALWAYS or not prefill_rate or not self._locate_s.value:
             return True
-        return missing_tokens / prefill_rate > 1.0 / self._locate_s.value
+        if missing_tokens / prefill_rate > 1.0 / self._locate_s.value:
+            return True
+        now = self._clock.now()
+        if now < self._locate_again_s:
+            return False
+        self._locate_again_s = now + PROBE_PAUSE_S  # One asks all the same: it may have got faster.
+        return True
 
     def codec_of(self, request: GenerateRequest) -> KvCodec | None:
         """Return how a request's KV is stored below L1; None where it can't be, so it is not.
@@ -191,6 +198,7 @@ class Tiers:
             self.cache_errors["internal"] += 1
             _log.exception("looking blocks up failed")
         self._locate_s.add(1.0, self._clock.now() - began)
+        self._locate_again_s = self._clock.now() + PROBE_PAUSE_S
         answer(found)
 
     def locate_chunks(

@@ -1,0 +1,92 @@
+"""Costs fitted online: exact on exact samples, quick to see a change, never below zero."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from compute.fit import Line, LineFit, StepCost, StepCostFit, causal_pairs
+
+
+def test_latency_and_rate_are_told_apart_by_reads_of_different_sizes() -> None:
+    fit = LineFit()
+    assert fit.line is None
+    for size in (100, 10_000, 1_000):
+        fit.add(size, 0.5 + size / 1_000, now=0.0)
+    assert fit.line is not None
+    assert fit.line.latency_s == pytest.approx(0.5)
+    assert fit.line.bytes_per_s == pytest.approx(1_000)
+
+
+def test_without_different_sizes_all_time_counts_as_rate() -> None:
+    fit = LineFit()
+    for _ in range(3):
+        fit.add(1_000, 2.0, now=0.0)
+    assert fit.line == Line(0.0, pytest.approx(500.0))
+
+
+def test_a_change_is_half_learnt_from_one_load_and_layers_of_a_load_count_as_one() -> None:
+    for layers in (1, 4):
+        fit = LineFit(reads_per_load=layers)
+        fit.add(1_000, 1.0, now=0.0)
+        for _ in range(layers):
+            fit.add(1_000, 3.0, now=0.0)
+        assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(2.0)
+    fit.add(1_000, 2.0, now=0.0, whole=True)
+    assert fit.line.seconds(1_000) == pytest.approx(2.0)
+
+
+def test_after_a_pause_a_new_read_counts_nearly_alone() -> None:
+    fit = LineFit()
+    fit.add(1_000, 9.0, now=0.0)
+    fit.add(1_000, 1.0, now=60.0)
+    assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(1.0, rel=0.02)
+
+
+def test_nothing_is_learnt_from_nothing_and_latency_is_never_negative() -> None:
+    fit = LineFit()
+    fit.add(0, 1.0, now=0.0)
+    fit.add(10, 0.0, now=0.0)
+    assert fit.line is None
+    fit.add(100, 0.01, now=0.0)
+    fit.add(10_000, 9.0, now=0.0)
+    assert fit.line is not None and fit.line.latency_s == 0.0 < fit.line.bytes_per_s
+
+
+def test_one_step_tells_seconds_per_token() -> None:
+    fit = StepCostFit()
+    assert fit.cost is None
+    fit.add(100, causal_pairs(0, 100), 2.0)
+    assert fit.cost == StepCost(pytest.approx(0.02))
+
+
+def test_steps_of_different_size_and_context_tell_all_three_figures() -> None:
+    want = StepCost(per_token_s=1e-3, per_pair_s=1e-6, per_step_s=0.02)
+    fit = StepCostFit()
+    for start, tokens in ((0, 64), (0, 512), (1_000, 512), (4_000, 256), (2_000, 32)):
+        pairs = causal_pairs(start, tokens)
+        fit.add(tokens, pairs, want.seconds(tokens, pairs))
+    assert fit.cost is not None
+    assert fit.cost.per_token_s == pytest.approx(1e-3, rel=0.01)
+    assert fit.cost.per_pair_s == pytest.approx(1e-6, rel=0.01)
+    assert fit.cost.per_step_s == pytest.approx(0.02, rel=0.01)
+
+
+def test_noise_makes_no_figure_negative_and_predictions_stay_near() -> None:
+    rng, fit = random.Random(5), StepCostFit()
+    for _ in range(200):
+        tokens, start = rng.randrange(16, 1_024), rng.randrange(0, 4_000)
+        pairs = causal_pairs(start, tokens)
+        truth = 1e-3 * tokens + 2e-7 * pairs
+        fit.add(tokens, pairs, truth * rng.uniform(0.9, 1.1))
+        cost = fit.cost
+        assert cost is not None
+        assert min(cost.per_token_s, cost.per_pair_s, cost.per_step_s) >= 0.0
+    pairs = causal_pairs(0, 2_000)
+    assert cost.seconds(2_000, pairs) == pytest.approx(2.0 + 2e-7 * pairs, rel=0.1)
+
+
+def test_pairs_of_a_chunk() -> None:
+    assert causal_pairs(0, 3) == 1 + 2 + 3
+    assert causal_pairs(10, 2) == 11 + 12

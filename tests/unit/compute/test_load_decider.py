@@ -1,0 +1,211 @@
+"""What a node measured, what it decides from that, and how it gets over a path that was slow."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from compute.blend_controller import BlendWork
+from compute.config import LoadPolicy
+from compute.finder import Attempt, Source
+from compute.load_decider import Ahead, LoadDecider
+from compute.load_figures import PROBE_PAUSE_S, PROBE_REFUSALS, LoadFigures
+from compute.load_log import LoadLog, LoadRecord
+from compute.probe import probe
+from kvcore.clock import ManualClock
+from kvcore.ids import BlockKey, HostId, Incarnation
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
+from kvcore.location import Location, Tier
+from kvcore.node import LoadChoiceStats
+from tests.fix_model import node_config
+from tests.fix_pool import MemoryPoolNode
+
+LAYOUT = BlockLayout(layers=4, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=8)
+"""One layer of a block has 512 bytes."""
+BLOCKS = 10
+TOKENS = 8 * BLOCKS
+
+
+class Rig:
+    """Figures and a decider over a pool node that is never read."""
+
+    def __init__(self, policy: LoadPolicy = LoadPolicy.AUTO, host: str = "there") -> None:
+        self.clock = ManualClock()
+        self.figures = LoadFigures(LAYOUT, host=HostId("here"), clock=self.clock)
+        config = node_config(load_policy=policy, load_timeout_s=30.0)
+        self.decider = LoadDecider(config, LAYOUT, self.figures)
+        self.node = MemoryPoolNode(host=host)
+
+    def sources(self, tier: Tier = Tier.L3, *, rests: bool = False) -> list[tuple[Source, ...]]:
+        at = Location(self.node.node_id, Incarnation(1), 0, 1, 1, LAYOUT.stored_bytes)
+        key = BlockKey(bytes(16))
+        one = Source(self.node, None, tier, key) if rests else Source(self.node, at, tier)
+        return [(one,)] * BLOCKS
+
+    def decide(self, sources, **changes):
+        return self.decider.decide(sources, KvCodec.NONE, start=0, stop=TOKENS + 1, **changes)
+
+    def computes(self, seconds_per_token: float) -> None:
+        self.figures.steps.add(100, 100 * 50, 100 * seconds_per_token)
+
+    def reads(self, seconds_per_block: float, tier: Tier = Tier.L3) -> None:
+        for _ in range(LAYOUT.layers):
+            self.figures.read(tier, 10 * 512, 10 * seconds_per_block / LAYOUT.layers)
+
+
+@pytest.mark.parametrize(("policy", "depth"), [("always", BLOCKS), ("never", 0), ("auto", 0)])
+def test_the_policy_comes_before_the_figures(policy: str, depth: int) -> None:
+    rig = Rig(LoadPolicy(policy))
+    rig.computes(0.001)
+    rig.reads(1.0)
+    assert rig.decide(rig.sources()).depth == depth
+    assert rig.decide([]).depth == 0
+
+
+def test_nothing_measured_means_load() -> None:
+    rig = Rig()
+    decision = rig.decide(rig.sources())
+    assert decision.depth == BLOCKS
+    assert rig.decider.patience_s(decision.compute_s) == 30.0
+
+
+def test_loads_follow_what_was_measured_of_their_tier() -> None:
+    rig = Rig()
+    rig.computes(0.01)
+    rig.reads(0.001)
+    assert rig.decide(rig.sources()).depth >= BLOCKS - 1
+    for _ in range(8):
+        rig.reads(1.0)
+    assert rig.decide(rig.sources()).depth == 0
+    assert rig.decide(rig.sources(Tier.L2)).depth >= BLOCKS - 1
+
+
+def test_what_rests_costs_bringing_it_up_and_is_read_in_memory() -> None:
+    rig = Rig()
+    rig.computes(0.01)
+    (run,) = rig.figures.runs(rig.sources(Tier.L4, rests=True))
+    assert run.promote is not None and run.tier is Tier.L4
+    assert run.line == rig.figures.line(Tier.L3)
+    (home,) = Rig(host="here").figures.runs(rig.sources(Tier.L4, rests=True))
+    assert home.line == rig.figures.line(Tier.L3)  # By the node that holds it, not by the tier.
+    rig.figures.promoted(10 * LAYOUT.stored_bytes, 100.0)
+    assert rig.decide(rig.sources(Tier.L4, rests=True)).depth == 0
+
+
+def test_decoding_is_measured_per_codec() -> None:
+    rig = Rig()
+    rig.figures.decoded(KvCodec.INT4, 1_000, 1.0)
+    assert rig.figures.level(KvCodec.INT4, []).decode_bytes_per_s == 1_000
+    assert rig.figures.level(KvCodec.NONE, []).decode_bytes_per_s == math.inf
+
+
+def test_an_avoided_path_is_probed_after_some_refusals_or_some_time() -> None:
+    rig = Rig()
+    rig.reads(1.0)
+    sources = rig.sources()
+    assert [rig.figures.refused(sources) for _ in range(PROBE_REFUSALS)].count(True) == 1
+    assert not rig.figures.refused(sources)  # One probe at a time.
+    rig.figures.probe_ended(sources[0][0])
+    assert not rig.figures.refused(sources)
+    rig.clock.advance(PROBE_PAUSE_S)
+    assert rig.figures.refused(sources)
+
+
+def test_a_probe_reads_little_from_a_slow_path_and_more_from_a_fast_one() -> None:
+    rig = Rig()
+    assert rig.figures.probe_blocks(rig.sources()) == BLOCKS
+    rig.reads(10.0)
+    assert rig.figures.probe_blocks(rig.sources()) == 1
+
+
+def test_a_path_that_became_fast_is_used_again_after_probes() -> None:
+    class Timed(MemoryPoolNode):
+        def read_ranges(self, reads) -> None:
+            rig.clock.advance(1e-6 * sum(len(read.destination) for read in reads))
+
+    rig = Rig()
+    rig.node = Timed()
+    rig.computes(0.01)
+    rig.reads(50.0)
+    assert rig.decide(rig.sources()).depth == 0
+    probes = 0
+    while rig.decide(rig.sources()).depth == 0:
+        probe(rig.sources(), rig.figures, absorb=absorbing, clock=rig.clock)
+        probes += 1
+        rig.clock.advance(PROBE_PAUSE_S)
+    assert 1 <= probes <= 12
+
+
+@contextmanager
+def absorbing() -> Iterator[Attempt]:
+    yield Attempt()
+
+
+def test_a_load_that_was_given_up_is_remembered() -> None:
+    rig = Rig()
+    rig.computes(0.01)
+    decision = rig.decide(rig.sources())
+    assert decision.depth > 0
+    patience_s = rig.decider.patience_s(decision.compute_s)
+    assert 1.0 <= patience_s < 30.0
+    rig.figures.gave_up(rig.sources(), patience_s)
+    assert rig.decide(rig.sources()).depth < BLOCKS // 2
+
+
+def test_a_load_waits_for_a_free_loader_and_computing_for_those_ahead() -> None:
+    rig = Rig()  # Two loader threads.
+    assert rig.decider.load_wait_s([5.0]) == 0.0
+    assert rig.decider.load_wait_s([5.0, 3.0]) == 3.0
+    assert rig.decider.load_wait_s([5.0, 3.0, 4.0]) == 4.0
+    rig.computes(0.01)
+    busy = rig.decide(rig.sources(), ahead=Ahead(tokens=1_000))
+    assert busy.compute_s == pytest.approx(rig.decide(rig.sources()).compute_s + 10.0)
+
+
+def test_saving_pays_where_loading_is_faster_than_computing() -> None:
+    rig = Rig()
+    ask = {"tokens": 5, "context_tokens": 500}
+    assert rig.decider.worth_saving(Tier.L2, KvCodec.NONE, **ask)
+    rig.computes(0.01)
+    rig.reads(0.001, Tier.L2)
+    assert rig.decider.worth_saving(Tier.L2, KvCodec.NONE, **ask)
+    for _ in range(8):
+        rig.reads(1.0, Tier.L2)
+    assert not rig.decider.worth_saving(Tier.L2, KvCodec.NONE, **ask)
+    assert not Rig(LoadPolicy.NEVER).decider.worth_saving(Tier.L2, KvCodec.NONE, **ask)
+
+
+@pytest.mark.parametrize(("policy", "ratio"), [("always", 0.15), ("never", None), ("auto", None)])
+def test_blending_over_a_slow_path(policy: str, ratio: float | None) -> None:
+    rig = Rig(LoadPolicy(policy))
+    rig.computes(0.01)
+    rig.reads(10.0)
+    work = BlendWork(reused_tokens=70, min_ratio=0.15)
+    ask = {"start": 0, "stop": TOKENS + 1}
+    decision = rig.decider.decide_blend(rig.sources(), KvCodec.NONE, work, **ask)
+    assert decision.recompute_ratio == ratio
+    here = rig.decider.decide_blend([], KvCodec.NONE, work, **ask)
+    assert here.recompute_ratio == 0.15  # Nothing is loaded: the policy has nothing to say.
+
+
+def test_the_log_counts_by_kind_and_says_what_came_of_each(caplog) -> None:
+    log = LoadLog()
+    others = (("none:3", 0.5), ("compute", 2.0))
+    record = LoadRecord("r1", "load", "none:3", 3, 0.5, others, decided_at_s=10.0)
+    log.decided(record)
+    cancelled = LoadRecord("r2", "load", "none:3", 3, 0.5, others, decided_at_s=10.0)
+    log.decided(cancelled)
+    with caplog.at_level(logging.INFO, logger="compute.load_log"):
+        log.ended(record, 10.75)
+        log.ended(cancelled, -1.0)
+    assert log.stats() == (LoadChoiceStats("load", 2, 1, 0.5, 0.75, 0.25),)
+    assert record.actual_s == 0.75 and math.isnan(cancelled.actual_s)
+    assert list(log.recent) == [record, cancelled]
+    assert (
+        "request r1: found 3 blocks, chose none:3, predicted 0.5000 s, took 0.7500 s"
+        in (caplog.messages[0])
+    )
