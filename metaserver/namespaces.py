@@ -72,7 +72,7 @@ class NamespaceStore:
             try:
                 self._secret = cluster_secret or self._stored_secret()
                 self._namespaces = self._stored_namespaces()
-            except sqlite3.Error:
+            except (sqlite3.Error, ConfigError):
                 self._connection.close()
                 raise
         except (sqlite3.Error, OSError) as error:
@@ -169,7 +169,7 @@ class NamespaceStore:
             "SELECT name, tenants, cache_enabled, policy FROM namespaces"
         )
         return {
-            name: Namespace(name, tuple(json.loads(tenants)), bool(enabled), _policy(policy))
+            name: Namespace(name, tuple(json.loads(tenants)), bool(enabled), _policy(name, policy))
             for name, tenants, enabled, policy in rows
         }
 
@@ -214,15 +214,21 @@ def _normalised(namespace: Namespace) -> Namespace:
     return replace(namespace, tenants=tenants)
 
 
-def _policy(text: str) -> ReusePolicy:
-    fields = json.loads(text)
-    codec = fields.pop("kv_codec", None)
-    selector = fields.pop("selector", BlendSelector.HKVD)
-    return ReusePolicy(
-        kv_codec=None if codec is None else KvCodec(codec),
-        selector=BlendSelector(selector),
-        **fields,
-    )
+def _policy(name: str, text: str) -> ReusePolicy:
+    try:
+        fields = json.loads(text)
+        codec = fields.pop("kv_codec", None)
+        selector = fields.pop("selector", BlendSelector.HKVD)
+        return ReusePolicy(
+            kv_codec=None if codec is None else KvCodec(codec),
+            selector=BlendSelector(selector),
+            **fields,
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the policy of namespace {name} can't be read: {error}",
+            hint="a newer version of TierKV may have written it: use that one",
+        ) from error
 
 
 def _check_name(name: str, what: str) -> None:

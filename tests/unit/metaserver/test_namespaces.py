@@ -167,3 +167,17 @@ def test_tenants_without_a_namespace_have_the_default_policy() -> None:
         }
         assert grants["other"].policy == POLICY
         assert grants["own"].policy == ReusePolicy()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["{", '{"kv_codec": "fp9"}', '{"selector": "best"}', '{"blend": true, "later": 1}',
+     '{"recompute_ratio": 0}'],
+)  # fmt: skip
+def test_a_policy_this_version_does_not_know_is_named(tmp_path: Path, stored: str) -> None:
+    with opened(tmp_path / "meta.db") as store:
+        store.put(Namespace("team"))
+    with closing(sqlite3.connect(tmp_path / "meta.db")) as database, database:
+        database.execute("UPDATE namespaces SET policy = ?", (stored,))
+    with pytest.raises(ConfigError, match="policy of namespace team"):
+        NamespaceStore(str(tmp_path / "meta.db"))
