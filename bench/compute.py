@@ -1,0 +1,86 @@
+"""The compute node measured: reuse from each tier, decoding beside transformers, and blending.
+
+Run ``python -m bench.compute``; ``--quick`` takes under a minute, the whole run about fifteen. On
+the CPU with random weights of more than 100 M parameters; the GPU's twin is bench.compute_gpu.
+Layers behind a slow line beside whole blocks are measured by bench.pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import compute_blend, compute_decode, compute_ttft
+from bench.compute_plot import render_plot
+from bench.report import Report, finish, make_parser
+
+PARTS = ("ttft", "decode", "blend")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--parts", default=",".join(PARTS), help="any of " + ", ".join(PARTS))
+    parser.add_argument("--histories", help="tokens of history, as 1024,4096")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--plot", type=Path, help="write a picture of TTFT by round, SVG")
+    arguments = parser.parse_args(argv)
+    parts = arguments.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no such parts: {', '.join(sorted(unknown))}")
+    report = Report("compute")
+    if "decode" in parts:
+        _decode(report, quick=arguments.quick, seed=arguments.seed)
+    if "blend" in parts:
+        rounds, chunk_tokens = (1, 128) if arguments.quick else (5, 512)
+        _blend(report, rounds=rounds, chunk_tokens=chunk_tokens, seed=arguments.seed)
+    if "ttft" in parts:
+        usual = "512" if arguments.quick else "1024,4096,16384"
+        histories = [int(tokens) for tokens in (arguments.histories or usual).split(",")]
+        rounds = arguments.rounds or (2 if arguments.quick else 10)
+        found = [_ttft(report, tokens, rounds, arguments.seed) for tokens in histories]
+        if arguments.plot:
+            arguments.plot.write_text(render_plot(found))
+    finish(report, arguments.format)
+
+
+def _ttft(report: Report, tokens: int, rounds: int, seed: int) -> compute_ttft.History:
+    """Measure one history; computing 16 K tokens takes a minute, so only twice."""
+    off_rounds = set(range(rounds)) if tokens <= 4_096 else {0, rounds - 1}
+    found = asyncio.run(compute_ttft.measure(tokens, rounds, off_rounds, seed))
+    name = f"history_{tokens}"
+    report.add(f"{name}_off_ttft_s", statistics.median(found.off.values()))
+    for tier, times in found.tiers.items():
+        report.add(f"{name}_{tier}_ttft_s", statistics.median(times))
+        ratios = [seconds / times[number] for number, seconds in found.off.items()]
+        report.add(f"{name}_{tier}_times_faster_than_off", statistics.median(ratios))
+    return found
+
+
+def _decode(report: Report, *, quick: bool, seed: int) -> None:
+    new_tokens, rounds = (24, 1) if quick else (128, 5)
+    results = asyncio.run(
+        compute_decode.measure(
+            (1, 8), prompt_tokens=128, new_tokens=new_tokens, rounds=rounds, seed=seed
+        )
+    )
+    for result in results:
+        name = f"decode_batch_{result.batch}"
+        report.add(f"{name}_tokens_per_s", statistics.median(result.ours))
+        report.add(f"{name}_transformers_tokens_per_s", statistics.median(result.theirs))
+        report.add(f"{name}_times_faster_than_transformers", result.ratio)
+
+
+def _blend(report: Report, *, rounds: int, chunk_tokens: int, seed: int) -> None:
+    found = asyncio.run(compute_blend.measure(rounds, seed, chunk_tokens=chunk_tokens))
+    report.add("blend_full_ttft_s", statistics.median(found.full_s))
+    report.add("blend_ttft_s", statistics.median(found.blend_s))
+    report.add("blend_times_faster_than_full", found.speedup)
+    report.add("blend_flops_of_full", found.flop_share)
+    report.add("blend_speedup_of_flop_promise", found.speedup * found.flop_share)
+
+
+if __name__ == "__main__":
+    main()
