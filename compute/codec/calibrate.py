@@ -14,7 +14,9 @@ import zstandard
 from torch import Tensor
 
 from compute.batch import ChunkInput, build_batch
-from compute.codec.calibration import Calibration, make_calibration
+from compute.codec.calibration import STEP_LEVELS, Calibration, make_calibration
+from compute.codec.entropy import packer_for
+from compute.codec.frame import Level
 from compute.model import Decoder
 
 SINK_TOKENS = 4
@@ -113,23 +115,25 @@ def tables_from(found: KvStatistics) -> Calibration:
         raise ValueError("no prompt is two blocks long")
     mean = found.mean.to(torch.bfloat16).float()
     blocks = torch.stack(found.samples) - mean[None, :, :, None]
-    steps = torch.stack([_even_steps(blocks, share * found.spread) for share in STEPS_PER_SIGMA])
-    return make_calibration(mean, steps)
+    steps = [
+        _even_steps(blocks, share * found.spread, level)
+        for level, share in zip(STEP_LEVELS, STEPS_PER_SIGMA, strict=True)
+    ]
+    return make_calibration(mean, torch.stack(steps))
 
 
-def _even_steps(blocks: Tensor, steps: Tensor) -> Tensor:
+def _even_steps(blocks: Tensor, steps: Tensor, level: Level) -> Tensor:
     """Refine the steps of layers that take less than the largest; ``[layers, 2]`` to the same."""
     steps = steps.float()
     for _ in range(_ROUNDS):
-        bits = _bits(blocks, steps)
+        bits = _bits(blocks, steps, packer_for(level))
         # One bit per number less for each doubling of the step.
         steps = steps / torch.exp2(bits.max() - bits)[:, None]
     return steps
 
 
-def _bits(blocks: Tensor, steps: Tensor) -> Tensor:
+def _bits(blocks: Tensor, steps: Tensor, packer: zstandard.ZstdCompressor) -> Tensor:
     """Return how many bits a number takes in each layer."""
-    packer = zstandard.ZstdCompressor(level=1)
     symbols = (blocks / steps[None, :, :, None, None, None]).round().clamp(-127, 127)
     symbols = symbols.to(torch.int8)
     sizes = torch.zeros(blocks.shape[1])

@@ -31,7 +31,20 @@ _ESCAPE = 255
 _ZSTD_LEVEL = 1
 """Higher ones are slower and, measured on KV, not smaller."""
 
+_COARSE_HASH_LOG = 8
+"""Coarse symbols repeat by chance everywhere: looking for fewer repeats packs tighter and faster."""
+
 Bytes = NDArray[np.uint8]
+
+
+def packer_for(level: Level) -> zstandard.ZstdCompressor:
+    """Return a compressor for the symbols of a level; for one thread."""
+    if level is not Level.COARSE:
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        _ZSTD_LEVEL, hash_log=_COARSE_HASH_LOG
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 class EntropyCodec:
@@ -49,8 +62,10 @@ class EntropyCodec:
         self._raw_bytes = layout.layer_bytes
         self._dtype = TORCH_DTYPES[layout.dtype]
         self._number = calibration.number
-        self._mean = calibration.mean[:, :, None].to(device)
+        # In the dtype of the pages, for writers and readers alike: mixing dtypes is slow.
+        self._mean = calibration.mean[:, :, None].to(device, self._dtype)
         self._steps = calibration.steps[:, :, :, None, None, None].to(device)
+        self._step_numbers: list[list[list[float]]] = calibration.steps.tolist()
 
     def encode(self, layers: Tensor, level: Level) -> Bytes:
         """Encode one block, ``[layers, 2, block_tokens, kv_heads, head_dim]``.
@@ -59,15 +74,17 @@ class EntropyCodec:
             ``[layers, range_bytes]``.
         """
         steps = self._steps[STEP_LEVELS.index(level)]
-        codes = ((layers.float() - self._mean) / steps).round_()
-        inside = codes.abs() <= _LARGEST  # False where a number is not finite.
-        symbols = torch.where(inside, codes, -128.0).to(torch.int8)
+        codes = layers.to(torch.float32, copy=True).sub_(self._mean).div_(steps).round_()
+        outside = (codes.abs() <= _LARGEST).logical_not_()  # True where a number is not finite.
+        crowded = outside.flatten(1).sum(1).tolist()
+        if any(crowded):
+            codes.masked_fill_(outside, -128.0)
+        symbols = codes.to(torch.int8)
         packed = ((symbols << 1) ^ (symbols >> 7)).view(torch.uint8).cpu().numpy()
-        crowded = (~inside).flatten(1).sum(1).tolist()
-        packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        packer = packer_for(level)
         frames = [
-            self._frame(packer, packed[i], layers[i], None if not n else ~inside[i], level)
-            for i, n in enumerate(crowded)
+            self._frame(packer, packed[i], layers[i], outside[i] if count else None, level)
+            for i, count in enumerate(crowded)
         ]
         return _ranges(frames)
 
@@ -80,7 +97,7 @@ class EntropyCodec:
         level: Level,
     ) -> tuple[FrameHead, bytes]:
         values = b"" if outside is None else _bytes_of(layer[outside])
-        payload = packer.compress(symbols.tobytes() + values)
+        payload = packer.compress(symbols.tobytes() + values if values else symbols.data)
         if len(payload) >= self._raw_bytes:
             raw = _bytes_of(layer)
             return FrameHead(Level.RAW, self._number, len(raw)), raw
@@ -113,7 +130,9 @@ class EntropyCodec:
         zigzag = unpacked[: self._numbers]
         symbols = ((zigzag >> 1) ^ -(zigzag & 1)).view(np.int8)
         out.copy_(torch.from_numpy(symbols).to(out.device).view(self._shape))
-        out.mul_(self._steps[STEP_LEVELS.index(head.level), layer]).add_(self._mean[layer])
+        for half, step in enumerate(self._step_numbers[STEP_LEVELS.index(head.level)][layer]):
+            out[half].mul_(step)
+        out.add_(self._mean[layer])
         if head.escapes:
             self._put_escapes(zigzag, unpacked[self._numbers :], out)
 
