@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compute.blend.plan import BlendPlan, PlanRows
 from compute.model import Decoder
-from compute.rope import rotate, rotation
+from compute.rope import rotation
 
 
 class PlacedKv:

@@ -12,7 +12,7 @@ from compute.blend.plan import BlendPlan, ChunkUse, lay_out
 from compute.blend.selectors import deviation, make_selector
 from kvcore.layout import KvDtype
 from kvcore.request import BlendSelector
-from tests.fix_blend import Kitchen, Prompt, blend_of, make_prompt
+from tests.fix_kitchen import Kitchen, Prompt, blend_of, make_prompt
 from tests.fix_logits import BLOCK, CASES, Pair, close
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compute.blend.plan import BlendPlan, ChunkUse, lay_out
 from compute.blend.selectors import make_selector
 from kvcore.request import Blend, BlendSelector
-from tests.fix_blend import Kitchen, Prompt, make_prompt
+from tests.fix_kitchen import Kitchen, Prompt, make_prompt
 from tests.fix_logits import BLOCK, CASES, Pair, close
 
 torch.set_num_threads(1)
