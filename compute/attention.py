@@ -20,11 +20,12 @@ class PagedAttention:
 
     Attributes:
         pages: the KV this reads.
+        scratch: the buffer; another, larger one may replace it.
     """
 
     def __init__(self, pages: L1Pages) -> None:
         self.pages = pages
-        self._scratch = torch.empty(0, dtype=pages.kv.dtype, device=pages.kv.device)
+        self.scratch = torch.empty(0, dtype=pages.kv.dtype, device=pages.kv.device)
 
     def write(self, layer: int, batch: ForwardBatch, k: Tensor, v: Tensor) -> None:
         """Store keys (after rope) and values, each ``[tokens, kv_heads, head_dim]``."""
@@ -74,9 +75,9 @@ class PagedAttention:
         """Copy pages into ``[2, sequences, tokens, kv_heads, head_dim]``."""
         source = self.pages.half_pages(layer)
         needed = halves.numel() * source.shape[1]
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed, dtype=source.dtype, device=source.device)
-        target = self._scratch[:needed].view(halves.numel(), source.shape[1])
+        if self.scratch.numel() < needed:
+            self.scratch = torch.empty(needed, dtype=source.dtype, device=source.device)
+        target = self.scratch[:needed].view(halves.numel(), source.shape[1])
         torch.index_select(source, 0, halves, out=target)
         layout = self.pages.layout
         return target.view(2, sequences, -1, layout.kv_heads, layout.head_dim)

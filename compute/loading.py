@@ -20,6 +20,7 @@ from compute.blend.gate import check_model
 from compute.codec.calibration import Calibration, load_calibration
 from compute.codec.layer_codec import TORCH_DTYPES
 from compute.config import ComputeConfig, RandomModelSpec
+from compute.cuda_decode import attach_decode_graphs
 from compute.memory_check import check_memory
 from compute.model import Decoder
 from compute.pages import L1Pages
@@ -68,6 +69,8 @@ def load_model(config: ComputeConfig) -> LoadedModel:
     calibration = _calibration(config, layout, found.revision)
     pages = _reserve(layout, num_pages, device, calibration)
     decoder = Decoder(found.arch, weights, pages)
+    if device.type == "cuda":
+        attach_decode_graphs(decoder)
     info = ModelInfo(
         name=config.model_name,
         folder=config.tokenizer_folder or config.model_folder or "",

@@ -7,6 +7,7 @@ projection is one matrix product. KV goes to and comes from pages; nothing else 
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,14 @@ from compute.rope import inverse_frequencies, rotate, rotation
 from compute.weights import LayerWeights, Weights
 
 
+class Graphs(Protocol):
+    """Forward passes captured before."""
+
+    def run(self, step: ForwardBatch) -> Tensor | None:
+        """Return the step's logits; None when it must be computed plainly."""
+        ...
+
+
 class Decoder:
     """A decoder bound to its weights and pages.
 
@@ -28,13 +37,16 @@ class Decoder:
         weights: what it computes with.
         pages: where KV lives.
         frequencies: of the rotation of keys and queries, ``[head_dim / 2]``.
+        attention: over the pages.
+        graphs: decode steps captured on CUDA (compute/cuda_decode.py); None: always plainly.
     """
 
     def __init__(self, arch: Architecture, weights: Weights, pages: L1Pages) -> None:
         self.arch = arch
         self.weights = weights
         self.pages = pages
-        self._attention = PagedAttention(pages)
+        self.attention = PagedAttention(pages)
+        self.graphs: Graphs | None = None
         self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(pages.kv.device)
         groups = (arch.heads, arch.kv_heads, arch.kv_heads)
         self._widths = [heads * arch.head_dim for heads in groups]
@@ -48,6 +60,11 @@ class Decoder:
         Returns:
             logits: ``[len(batch.logit_rows), vocab]`` float32.
         """
+        logits = None if self.graphs is None else self.graphs.run(batch)
+        return self.plain_forward(batch) if logits is None else logits
+
+    def plain_forward(self, batch: ForwardBatch) -> Tensor:
+        """Do ``forward`` operation by operation."""
         steps = self.layer_steps(batch)
         while True:
             try:
@@ -99,9 +116,9 @@ class Decoder:
     ) -> Tensor:
         q, k, v = self.project(layer, hidden)
         if batch.raw is not None:
-            self._attention.write_raw(index, batch.raw, k, v)
-        self._attention.write(index, batch, rotate(k, cos, sin), v)
-        attended = self._attention.attend(index, batch, rotate(q, cos, sin))
+            self.attention.write_raw(index, batch.raw, k, v)
+        self.attention.write(index, batch, rotate(k, cos, sin), v)
+        attended = self.attention.attend(index, batch, rotate(q, cos, sin))
         return layer.out(attended.flatten(-2))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
