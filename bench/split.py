@@ -9,6 +9,7 @@ memory and over a line that needs as long as the computation. All in one run; to
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import statistics
 import tempfile
@@ -191,33 +192,29 @@ async def _two_tokens(node: ComputeNode, prompt: Tokens, **changes: bool) -> tup
 
 
 async def _measure_saves(report: Report, line: Line, sizes: Sizes, rng: random.Random) -> None:
-    """One prompt's prefill alone, and until its KV is in the pool, in each way of saving it."""
+    """A prompt's prefill, and until its KV is in the pool, beside one that saves nothing."""
     token_s: dict[str, list[float]] = {}
     saved_s: dict[str, list[float]] = {}
-    ways = ("none", "behind", "after")
+    alone: list[float] = []
     async with _node(line, "plain", publish=False) as plain, _node(line, "saving") as saving:
-        alone = [await _prefill(plain, _prompt(rng, sizes.save_tokens)) for _ in range(4)]
-        compute_s = statistics.median(seconds for seconds, _ in alone[1:])
         size = sizes.save_tokens // BLOCK_TOKENS * saving.model.layout.payload_bytes
         begin = saving._engine._saves.begin
-        for number in range(sizes.rounds + 1):
-            for speed, bytes_per_s in (("memory", 0.0), ("line", size / compute_s)):
-                for way in ways:
-                    line.bytes_per_s = bytes_per_s
-                    # Without a pass to follow, the engine offers full blocks when a step is over.
-                    saving._engine._saves.begin = (  # type: ignore[method-assign]
-                        _follow_nothing if way == "after" else begin
-                    )
-                    node = plain if way == "none" else saving
-                    first_s, done_s = await _prefill(node, _prompt(rng, sizes.save_tokens))
-                    if number:
-                        token_s.setdefault(f"{way}_{speed}", []).append(first_s / compute_s)
-                        saved_s.setdefault(f"{way}_{speed}", []).append(done_s / compute_s)
-    report.add("prefill_s", compute_s)
-    for name in (f"{way}_{speed}" for speed in ("memory", "line") for way in ways):
+        for number, speed in itertools.product(range(sizes.rounds + 1), ("memory", "line")):
+            compute_s, _ = await _prefill(plain, _prompt(rng, sizes.save_tokens))
+            alone.append(compute_s)
+            line.bytes_per_s = size / compute_s if speed == "line" else 0.0
+            for way in ("behind", "after"):
+                # Without a pass to follow, the engine offers full blocks when a step is over.
+                follow = begin if way == "behind" else _follow_nothing
+                saving._engine._saves.begin = follow  # type: ignore[method-assign]
+                first_s, done_s = await _prefill(saving, _prompt(rng, sizes.save_tokens))
+                if number:  # The first round warms everything up.
+                    token_s.setdefault(f"{way}_{speed}", []).append(first_s / compute_s)
+                    saved_s.setdefault(f"{way}_{speed}", []).append(done_s / compute_s)
+    report.add("prefill_s", statistics.median(alone[2:]))
+    for name in token_s:
         report.add(f"first_token_save_{name}_of_prefill", statistics.median(token_s[name]))
-        if not name.startswith("none"):
-            report.add(f"in_the_pool_save_{name}_of_prefill", statistics.median(saved_s[name]))
+        report.add(f"in_the_pool_save_{name}_of_prefill", statistics.median(saved_s[name]))
 
 
 def _follow_nothing(chunks: Sequence[Chunk]) -> PassSave:

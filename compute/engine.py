@@ -99,12 +99,7 @@ class Engine:
         self.inbox = Inbox()
         self._sequences: dict[int, EngineSequence] = {}
         self._out: list[Delivery] = []
-        self._loads = Loads(
-            self.batcher,
-            self.tiers,
-            self.inbox,
-            clock=clock,
-        )
+        self._loads = Loads(self.batcher, self.tiers, self.inbox, clock=clock)
         self._handoffs = Handoffs(
             clock=clock,
             timeout_s=config.load_timeout_s,
@@ -127,13 +122,7 @@ class Engine:
             prefill_rate=lambda: self.prefill_rate.value,
         )
         self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
-        self._prefetches = Prefetches(
-            self.batcher,
-            self.tiers,
-            self.inbox,
-            policy=config.load_policy,
-            block_tokens=config.block_tokens,
-        )
+        self._prefetches = Prefetches(self.batcher, self.tiers, self.inbox, config)
         self._running = True
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compute.batcher import Batcher, LoadOrder
-from compute.config import LoadPolicy
+from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Source
 from compute.inbox import Inbox
 from compute.loader import LoadJob
@@ -46,20 +46,12 @@ class _Prefetch:
 class Prefetches:
     """Prompts whose blocks are being loaded ahead."""
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        tiers: Tiers,
-        inbox: Inbox,
-        *,
-        policy: LoadPolicy,
-        block_tokens: int,
-    ) -> None:
+    def __init__(self, batcher: Batcher, tiers: Tiers, inbox: Inbox, config: ComputeConfig) -> None:
         self._batcher = batcher
         self._tiers = tiers
         self._inbox = inbox
-        self._policy = policy
-        self._block_tokens = block_tokens
+        self._policy = config.load_policy
+        self._block_tokens = config.block_tokens
         self._open: set[_Prefetch] = set()
 
     def begin(self, request: GenerateRequest, answer: Answer) -> None:
