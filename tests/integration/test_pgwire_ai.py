@@ -12,7 +12,7 @@ from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.server import PgWireServer
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
-from tests.fix_text import running_front, write_model_folder
+from tests.fix_text import byte_tokenizer, running_front, write_model_folder
 
 pytestmark = pytest.mark.integration
 
@@ -47,6 +47,14 @@ async def test_ai_calls_in_select_and_copy(tmp_path: Path) -> None:
         status = await conn.copy_from_query(f"{query} ORDER BY id", output=keep)
         assert status == "COPY 2"
         assert out.decode() == f"1\t{rows[0][1]}\n2\t\\N\n"
+        statement = await conn.prepare("SELECT ai_generate($1, documents => $2) AS a")
+        assert [parameter.name for parameter in statement.get_parameters()] == ["text", "text[]"]
+        assert await statement.fetchval("which?", ["first", None, "second"])
+        seen = byte_tokenizer().decode(list(front.node.seen[-1].token_ids))
+        assert seen == "first\nsecond\nwhich?\n"
+        with pytest.raises(asyncpg.InvalidParameterValueError) as refused:
+            await conn.fetch("SELECT 1, ai_generate('a', documents => 'b')")
+        assert refused.value.position == "41" and "column of lists" in refused.value.hint
         await conn.close()
         await server.stop()
         await sql_server.close()
