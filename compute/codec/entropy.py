@@ -32,7 +32,7 @@ _ZSTD_LEVEL = 1
 """Higher ones are slower and, measured on KV, not smaller."""
 
 _COARSE_HASH_LOG = 8
-"""Coarse symbols repeat by chance everywhere: looking for fewer repeats packs tighter and faster."""
+"""Coarse symbols repeat by chance everywhere: looking for fewer repeats packs tighter, faster."""
 
 Bytes = NDArray[np.uint8]
 
