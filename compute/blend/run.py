@@ -15,6 +15,7 @@ from compute.batcher import Chunk, LoadOrder
 from compute.blend.lookup import PromptChunk
 from compute.blend.passes import BlendOutcome, blend_steps
 from compute.blend.plan import BlendPlan, ChunkUse
+from compute.blend.selectors import first_read
 from compute.loader import LoadJob
 from compute.model import Decoder
 from compute.sequence import BlendedTokens
@@ -66,8 +67,13 @@ class BlendRun:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the next layer's chunks are there (or never will be)."""
-        return self.load is None or self.load.job.layer_ready[self._next_layer].is_set()
+        """Whether the next layer's chunks are there, or not needed, or never will be."""
+        if self.load is None:
+            return True
+        ready = self.load.job.layer_ready
+        return self._next_layer < first_read(self.blend, len(ready)) or (
+            ready[self._next_layer].is_set()
+        )
 
     def give_up_load(self) -> None:
         """Go on without what was to be loaded."""

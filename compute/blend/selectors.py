@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from compute.blend.plan import BlendPlan, PlanRows
-from kvcore.request import BlendSelector
+from kvcore.request import Blend, BlendSelector
 
 CHECK_LAYER = 2
 """Where HKVD compares, if the model is that deep. The paper takes 1, the first layer whose KV can
@@ -123,6 +123,11 @@ class QuerySelector:
     def keep_at(self, layer: int) -> int | None:
         """Keep all."""
         return None
+
+
+def first_read(blend: Blend, layers: int) -> int:
+    """Return the first layer whose chunk KV a pass reads; before it, all tokens are computed."""
+    return min(CHECK_LAYER, layers - 1) if blend.selector is BlendSelector.HKVD else 0
 
 
 def make_selector(

@@ -66,7 +66,7 @@ async def begun(node: ComputeNode, layer: int) -> BlendRun:
     async with asyncio.timeout(20):
         while True:
             for run in node._engine._blends._runs.values():
-                if run._next_layer == layer and run._steps is not None and not run.can_go_on:
+                if run._next_layer >= layer and run._steps is not None and not run.can_go_on:
                     return run
             await asyncio.sleep(0.001)
 
