@@ -31,8 +31,7 @@ class Calibration:
     """Means and steps of one model.
 
     Attributes:
-        mean: ``[layers, 2, kv_heads, head_dim]``, exact in bfloat16 so that every dtype of KV
-            subtracts and adds the same numbers.
+        mean: ``[layers, 2, kv_heads, head_dim]`` float32, exact in bfloat16, as it is kept.
         steps: ``[3, layers, 2]`` float32, positive; one per level, layer and k or v.
         number: names the tables in frames; equal for equal tables.
     """
