@@ -341,7 +341,7 @@ class Batcher:
                 continue
             needed = seq.pages_for(seq.length) - len(hits) + self.pool.unreferenced(hits)
             if needed > spare:
-                if self._background is not None:
+                if self._background is not None and self._background.rank > seq.rank:
                     self.end(self._background)
                 break  # Nobody overtakes a request that waits for pages: it could starve.
             spare -= needed

@@ -242,7 +242,8 @@ class Engine:
         """Have the batcher compute chunks nobody waits for, one after the other."""
         current = self.isolation.current
         if current is not None and current.phase is Phase.ENDED:
-            self._drop(current)  # Others needed its pages.
+            self.isolation.put_back()  # Others needed its pages.
+            self._drop(current)
         current = self.isolation.begin_next()
         if current is not None:
             self._sequences[current.seq_id] = current

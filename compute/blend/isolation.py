@@ -1,7 +1,9 @@
 """Chunks that were missing, computed once more without what stood before them in their prompt.
 
 Used by the engine only, in its thread. One at a time joins the batch as a sequence nobody waits
-for: its rank is below all others, it gives its pages up first, and what does not fit is dropped.
+for, with a small part of each step. A chunk that one request lacked has the lowest rank: it waits
+until nobody else does and gives its pages up first. One that several lacked goes before others of
+its priority: it spares those that come after more than it takes, so a full node gets chunks, too.
 """
 
 from __future__ import annotations
@@ -24,14 +26,22 @@ _QUEUED_CHUNKS = 256
 """More are dropped: whoever asks for them again has them queued again."""
 _LOWEST_PRIORITY = 1 << 62
 """Behind every caller's, which is an int32."""
+_POPULAR = 2
+"""Requests that lacked a chunk before it is worth letting others wait for its pages."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Wanted:
-    """A chunk, and a request that had it: whose tokens, namespace and tenant they are."""
+    """A chunk, the first request that lacked it (its tokens, namespace, tenant), and how many."""
 
     request: GenerateRequest
     chunk: PromptChunk
+    requests: int = 1
+
+    @property
+    def is_popular(self) -> bool:
+        """Whether others should wait for it."""
+        return self.requests >= _POPULAR
 
 
 class Isolation:
@@ -59,9 +69,11 @@ class Isolation:
         self._numbers = itertools.count(-1, -1)  # No caller's sequence has a negative number.
 
     def want(self, request: GenerateRequest, chunk: PromptChunk) -> None:
-        """Queue a chunk of a request unless it is queued or under way."""
-        computing = self._computing is not None and self._computing.chunk.name == chunk.name
-        if computing or chunk.name in self._queue:
+        """Queue a chunk of a request unless it is under way; each time it counts for more."""
+        if self._computing is not None and self._computing.chunk.name == chunk.name:
+            return
+        if chunk.name in self._queue:
+            self._queue[chunk.name].requests += 1
             return
         if len(self._queue) >= _QUEUED_CHUNKS:
             self.dropped_chunks += 1
@@ -71,34 +83,44 @@ class Isolation:
 
     def begin_next(self) -> EngineSequence | None:
         """Put the next chunk into the batch if none is under way and there is room for it."""
-        pool = self._batcher.pool
         while self.current is None and self._queue:
-            wanted = next(iter(self._queue.values()))
-            keys = wanted.chunk.keys
-            if len(pool.lookup(keys)) < len(keys):
-                tokens = wanted.chunk.stop - wanted.chunk.start
-                tokens += len(isolation_prefix(wanted.request))
-                if self._batcher.spare_pages < len(keys) - (-tokens // self._block_tokens):
-                    if self._batcher.active or self._batcher.waiting:
-                        return None  # They will end.
-                    self.dropped_chunks += 1
-                else:
-                    self.current, self._computing = self._begin(wanted), wanted
+            wanted = max(self._queue.values(), key=lambda one: one.requests)
+            if not self._is_known(wanted.chunk):
+                if self._must_wait(wanted):
+                    return None
+                self.current, self._computing = self._begin(wanted), wanted
+                self.dropped_chunks += self.current is None
             del self._queue[wanted.chunk.name]
         self._tell_idle()
         return self.current
 
+    def _is_known(self, chunk: PromptChunk) -> bool:
+        return len(self._batcher.pool.lookup(chunk.keys)) == len(chunk.keys)
+
+    def _must_wait(self, wanted: _Wanted) -> bool:
+        """Whether others will make room for a chunk when they end."""
+        if not (self._batcher.active or self._batcher.waiting):
+            return False
+        return bool(self._batcher.waiting and not wanted.is_popular) or not self._fits(wanted)
+
+    def _fits(self, wanted: _Wanted) -> bool:
+        tokens = wanted.chunk.stop - wanted.chunk.start + len(isolation_prefix(wanted.request))
+        pages = len(wanted.chunk.keys) - (-tokens // self._block_tokens)
+        return pages <= self._batcher.spare_pages
+
     def _begin(self, wanted: _Wanted) -> EngineSequence | None:
-        pages = self._batcher.pool.allocate(len(wanted.chunk.keys))
+        fits = self._fits(wanted)
+        pages = self._batcher.pool.allocate(len(wanted.chunk.keys)) if fits else None
         if pages is None:
             return None
         self._clear(pages)
-        prefix, chunk = isolation_prefix(wanted.request), wanted.chunk
+        request, chunk = wanted.request, wanted.chunk
+        prefix = isolation_prefix(request)
         request = replace(
-            wanted.request,
-            token_ids=prefix + wanted.request.token_ids[chunk.start : chunk.stop],
+            request,
+            token_ids=prefix + request.token_ids[chunk.start : chunk.stop],
             sampling=SamplingParams(max_tokens=1),
-            priority=_LOWEST_PRIORITY,
+            priority=request.priority if wanted.is_popular else _LOWEST_PRIORITY,
             blend=None,
         )
         seq = make_sequence(
@@ -123,6 +145,11 @@ class Isolation:
             seq.raw_pages[block] = page
             blocks.append(FullBlock(key, parent, page))
         return tuple(blocks)
+
+    def put_back(self) -> None:
+        """Queue the chunk under way again: its sequence is about to end for want of pages."""
+        assert self._computing is not None
+        self._queue[self._computing.chunk.name] = self._computing
 
     def ended(self, seq: EngineSequence) -> None:
         """Take note that the sequence under way is out of the batch, whatever the reason."""

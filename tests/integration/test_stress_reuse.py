@@ -22,7 +22,7 @@ from dmp.transport.select import connect_pool_node
 from kvcore.clock import ManualClock
 from kvcore.errors import ContextTooLongError
 from kvcore.ids import HostId, NamespaceKey
-from kvcore.request import FinishReason, GenerateRequest
+from kvcore.request import Blend, BlendSelector, FinishReason, GenerateRequest
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
 
@@ -37,13 +37,36 @@ PAGES = 33
 PREFIXES = [[(i * step + 5) % 128 for i in range(48)] for step in (3, 7, 11, 13)]
 
 
+HEAD = [9, 8, 7]
+"""Before the documents of prompts that may be blended."""
+
+
 def make_prompts(rng: random.Random) -> list[list[int]]:
-    """48 prompts; some equal up to any token, some inside a block, some repeated."""
+    """48 prompts; some equal up to any token, some inside a block, some repeated.
+
+    Every second one has two documents behind a head, which others have at another place.
+    """
     prompts = []
-    for _ in range(48):
+    for number in range(48):
         tail = [rng.randrange(128) for _ in range(rng.randrange(1, 30))]
-        prompts.append(rng.choice(PREFIXES)[: rng.randrange(9, 49)] + tail)
+        if number % 2:
+            prompts.append(rng.choice(PREFIXES)[: rng.randrange(9, 49)] + tail)
+        else:
+            one, two = rng.sample(PREFIXES, 2)
+            prompts.append(HEAD + one[:DOC_TOKENS] + two[:DOC_TOKENS] + tail)
     return prompts
+
+
+DOC_TOKENS = 21
+
+
+def blend_of(prompt: list[int], rng: random.Random) -> Blend | None:
+    """Leave to blend a prompt's documents; all is computed again, so the answer stays exact."""
+    if prompt[: len(HEAD)] != HEAD or rng.random() < 0.2:
+        return None
+    start, middle = len(HEAD), len(HEAD) + DOC_TOKENS
+    chunks = ((start, middle), (middle, middle + DOC_TOKENS))
+    return Blend(chunks, 1.0, rng.choice(list(BlendSelector)), gradual=rng.random() < 0.3)
 
 
 async def wanted_answers(prompts: list[list[int]]) -> list[list[int]]:
@@ -76,6 +99,7 @@ class Storm:
         self.node = node
         self.rng = random.Random(seed)
         self.outcomes: dict[str, int] = {"whole": 0, "closed": 0, "cancelled": 0}
+        self.blends = 0
         self._rig = rig
         self._pools = pools
 
@@ -83,15 +107,17 @@ class Storm:
         """Send one request, new or resumed, and leave it, cancel it, or hear it out."""
         rng = self.rng
         max_tokens = rng.randrange(1, 25)
-        resumed = rng.choice([0, 0, 0, rng.randrange(max_tokens)])
+        blend = blend_of(prompt, rng)
+        resumed = 0 if blend else rng.choice([0, 0, 0, rng.randrange(max_tokens)])
         request = make_request(
             prompt + want[:resumed],
             sampling={"max_tokens": max_tokens},
             resumed_tokens=resumed,
             use_cache=rng.random() < 0.9,
             priority=rng.choice([0, 1]),
-            handoff=rng.random() < 0.15,
-            namespace_key=NamespaceKey(rng.choice([b"n", b"m"]) * 32),
+            handoff=rng.random() < 0.15 and not blend,
+            namespace_key=NamespaceKey((b"n" if blend else rng.choice([b"n", b"m"])) * 32),
+            blend=blend,
         )
         end = rng.choice(["whole", "whole", "whole", "closed", "cancelled"])
         leave_after = rng.randrange(3)
@@ -121,6 +147,7 @@ class Storm:
             assert reason is None, "an event after the last one"
             tokens.extend(event.token_ids)
             reason = event.finish_reason
+            self.blends += event.usage is not None and event.usage.selector is not None
             if reason is None and len(tokens) > leave_after:
                 if end == "closed":
                     break
@@ -174,6 +201,7 @@ async def every_claim_is_settled(node: ComputeNode, rig: Rig) -> None:
     engine = node._engine
     assert not node._streams and not node._by_request
     assert not (engine._unfinished or engine._loads.behind or engine._loads._locating)
+    assert not (engine._blends._runs or engine._blends._lookups or engine.isolation.current)
     assert engine.batcher.active == engine.batcher.waiting == 0
     assert not engine.batcher._claims and not engine.batcher._loads
     async with asyncio.timeout(DEADLINE_S):
@@ -222,9 +250,9 @@ async def test_no_storm_makes_a_wrong_answer(make_rig: MakeRig, seed: int) -> No
             await damage
             node.set_pool_nodes(pools[1:2])
             await every_claim_is_settled(node, rig)
-            print(storm.outcomes, node.report().cache_errors, rig.node.stats())
+            print(storm.outcomes, storm.blends, node.report().cache_errors, rig.node.stats())
             assert sum(storm.outcomes.values()) == REQUESTS
-            assert storm.outcomes["whole"] > REQUESTS // 2
+            assert storm.outcomes["whole"] > REQUESTS // 2 and storm.blends > 0
             assert node._engine.pool.evicted_blocks > 0 and node._engine.batcher.preemptions > 0
             assert sum(meter.read_bytes for meter in node._engine.tiers.meters.values()) > 0
     finally:
