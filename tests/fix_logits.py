@@ -48,8 +48,11 @@ CASES = {
 class Pair:
     """A transformers model and ours, from the same files."""
 
-    def __init__(self, config, folder, shard="5GB", dtype=KvDtype.FLOAT32, pages=64) -> None:
+    def __init__(
+        self, config, folder, shard="5GB", dtype=KvDtype.FLOAT32, pages=64, device=CPU
+    ) -> None:
         torch.manual_seed(0)
+        self.device = device
         kind = getattr(transformers, config["architectures"][0])
         fields = {k: v for k, v in config.items() if k != "architectures"}
         model = kind(kind.config_class(**fields)).eval()
@@ -60,9 +63,9 @@ class Pair:
         saved = json.loads((folder / "config.json").read_text())
         self.arch = parse_architecture(saved)
         tensors = inspect_model_folder(folder).tensors
-        weights = load_weights(self.arch, tensors, dtype=TORCH_DTYPES[dtype], device=CPU)
+        weights = load_weights(self.arch, tensors, dtype=TORCH_DTYPES[dtype], device=device)
         layout = BlockLayout(self.arch.layers, self.arch.kv_heads, self.arch.head_dim, dtype, BLOCK)
-        self.pages = L1Pages(layout, pages, device=CPU)
+        self.pages = L1Pages(layout, pages, device=device)
         self.ours = Decoder(self.arch, weights, self.pages)
 
     def reference(self, ids):
@@ -75,9 +78,9 @@ class Pair:
             ChunkInput(np.array(ids[start : start + count]), start, table, True)
             for ids, start, count, table in chunks
         ]
-        batch = build_batch(inputs, block_tokens=BLOCK, device=CPU)
+        batch = build_batch(inputs, block_tokens=BLOCK, device=self.device)
         with torch.inference_mode():
-            logits = self.ours.forward(batch)
+            logits = self.ours.forward(batch).cpu()
         return {chunk: logits[row] for row, chunk in enumerate(batch.logit_chunks)}
 
 
