@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-rdma test-slow check fuzz bench proto format clean model
+.PHONY: help setup demo test test-rdma test-slow check fuzz bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ fuzz: setup ## Throw random frames at the data plane for a minute
 
 bench: setup ## Run the benchmarks and print their numbers
 	$(BIN)/python -m bench
+
+quality: setup ## Measure what lossy options cost in answers; writes docs/quality.md
+	$(BIN)/python -m bench.quality --write-docs
 
 model: setup ## Train the demo model again
 	$(BIN)/python -m compute.demo_model.train
