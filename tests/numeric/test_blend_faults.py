@@ -117,13 +117,15 @@ async def test_a_chunk_that_fails_is_computed_and_those_before_it_stay(error, la
         assert again == got and node._engine.pool.used == 0
 
 
-async def test_a_chunk_that_fails_behind_a_pass_makes_it_begin_again() -> None:
+@pytest.mark.parametrize("selector", BlendSelector)
+async def test_a_chunk_that_fails_behind_a_pass_makes_it_begin_again(selector) -> None:
     pool = await stocked()
     pool.layer = 2
     pool.spoil(B, 0, ChecksumError("flipped bits"))
     async with running_node(pool) as node:
         want = await exact(node, ask(A, B))
-        task = asyncio.create_task(answer(node, ask(A, B, ratio=0.3)))
+        asked = ask(A, B, ratio=0.3, selector=selector)
+        task = asyncio.create_task(answer(node, asked))
         await begun(node, 2)
         pool.gate.set()
         _, last = await task
