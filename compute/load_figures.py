@@ -124,7 +124,7 @@ class LoadFigures:
         return Level(codec, size, rate.value if rate and rate.value else math.inf)
 
     def layer_bytes(self, location: Location) -> int:
-        """Return the stored bytes of one layer of a block; not every store tells."""
+        """Return the stored bytes of one layer of a block."""
         return location.length // self._layout.layers or self._layout.stored_layer_bytes
 
     def runs(self, sources: Sequence[tuple[Source, ...]]) -> list[Run]:

@@ -21,8 +21,6 @@ from kvcore.layout import FRAME_ALIGNMENT, KvCodec
 from kvcore.location import Location, Tier
 
 _HOLD_TTL_S = 30.0
-_NOT_TOLD = 0
-"""Length of a block in an archive (compute/store_reader.py), which checks each range itself."""
 Held = list[tuple[PoolNode, list[Location]]]
 """What must be released after a load."""
 
@@ -136,7 +134,7 @@ class Loader:
         layout = self._pages.codecs.layout_of(codec)
         expected, length = layout.stored_bytes, location.length
         if codec.has_fixed_size:
-            fits = length in (_NOT_TOLD, expected)
+            fits = length == expected
         else:
             fits = 0 < length <= expected and length % (layout.layers * FRAME_ALIGNMENT) == 0
         if not fits:

@@ -187,6 +187,12 @@ class ComputeNode:
             raise UnknownModelError(
                 f"node {self.config.node_id} serves {self.model.name!r}, not {request.model!r}"
             )
+        if request.prepared_for not in ("", self.model.identity):
+            # The front knows an earlier life of this node; bfloat16 and float16 have one size.
+            raise TransportError(
+                f"node {self.config.node_id} serves other weights or another KV layout of "
+                f"{request.model!r} than the request was prepared for"
+            )
         if not request.token_ids:
             raise UserError("the prompt has no tokens")
         if not 0 <= request.resumed_tokens < len(request.token_ids):

@@ -20,7 +20,7 @@ from dmp.pool_node import (
 from kvcore.errors import PoolFullError
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location
-from storage.block_store import BlockStore
+from storage.block_store import BlockStore, StoredBlock
 
 
 class StoreReader(PoolNode):
@@ -47,7 +47,8 @@ class StoreReader(PoolNode):
         return self.lookup(keys)
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return [self._location(key) if self._store.exists(key) else None for key in keys]
+        found = [self._store.find(key) for key in keys]
+        return [self._location(block) if block is not None else None for block in found]
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
         for read in reads:
@@ -79,9 +80,9 @@ class StoreReader(PoolNode):
     def close(self) -> None:
         self._store.close()
 
-    def _location(self, key: BlockKey) -> Location:
-        slot = int.from_bytes(key, "big")
-        return Location(self._node_id, Incarnation(0), 0, slot, 0, 0)
+    def _location(self, block: StoredBlock) -> Location:
+        slot = int.from_bytes(block.key, "big")
+        return Location(self._node_id, Incarnation(0), 0, slot, 0, block.payload_bytes)
 
 
 def _key(location: Location) -> BlockKey:

@@ -108,6 +108,7 @@ class Generation:
             use_cache=call.use_cache and grant.cache_enabled,
             blend=blend_of(call, prompt.chunks, grant, model),
             kv_codec=grant.policy.kv_codec,
+            prepared_for=model.identity,
         )
         return PreparedCall(call, model, request, blend_refusal(call, grant, model))
 

@@ -61,6 +61,11 @@ class ModelInfo:
     parameters: int
     blend_refusal: str = ""
 
+    @property
+    def identity(self) -> str:
+        """Name its weights and the layout of their KV; equal ones may share blocks."""
+        return f"{self.revision}:{self.layout.fingerprint().hex()}"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:

@@ -114,6 +114,8 @@ class GenerateRequest:
         blend: leave to reuse chunks approximately; None keeps the answer exact.
         kv_codec: how KV of this request is encoded below L1, by its namespace's policy; None takes
             the node's own codec. It is part of ``namespace_key`` when it is set.
+        prepared_for: ``ModelInfo.identity`` of the weights and KV layout that ``namespace_key``
+            names; a node of others refuses it. Empty: the sender answers for that.
     """
 
     request_id: RequestId
@@ -129,6 +131,7 @@ class GenerateRequest:
     resumed_tokens: int = 0
     blend: Blend | None = None
     kv_codec: KvCodec | None = None
+    prepared_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)

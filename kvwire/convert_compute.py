@@ -117,6 +117,7 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         resumed_tokens=request.resumed_tokens,
         blend=None if request.blend is None else blend_to_proto(request.blend),
         kv_codec="" if request.kv_codec is None else request.kv_codec.value,
+        prepared_for=request.prepared_for,
     )
 
 
@@ -148,6 +149,9 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         kv_codec=checked_choice(KvCodec, message.kv_codec, "kv_codec")
         if message.kv_codec
         else None,
+        prepared_for=checked_name(message.prepared_for, "prepared_for")
+        if message.prepared_for
+        else "",
     )
 
 

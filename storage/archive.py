@@ -177,6 +177,12 @@ class ObjectArchive:
         self._add_key(key)
         return True
 
+    def find(self, key: BlockKey) -> StoredBlock | None:
+        try:
+            return self.record(key).block
+        except BlockNotFoundError:
+            return None
+
     def delete(self, key: BlockKey) -> None:
         import obstore  # As in ``open``.
 

@@ -68,7 +68,8 @@ class BlockStore(Protocol):
        disk, survives the process. A block that is there already is left as it is.
     2. ``get_range`` fills the destination with one range and verifies its xxh3_64, or raises
        BlockNotFoundError or ChecksumError; a block with bad bytes is gone from then on.
-    3. ``exists`` says whether ``get_range`` would find the block.
+    3. ``exists`` says whether ``get_range`` would find the block; ``find`` answers what is known
+       of it, None if it is not stored.
     4. ``delete`` forgets a block; an unknown one is ignored.
     5. ``blocks`` lists what is stored, oldest put first.
     6. A full store refuses a ``put`` with PoolFullError, or makes room by evicting other blocks.
@@ -86,6 +87,8 @@ class BlockStore(Protocol):
     def get_block(self, key: BlockKey, destination: memoryview) -> bytes: ...
 
     def exists(self, key: BlockKey) -> bool: ...
+
+    def find(self, key: BlockKey) -> StoredBlock | None: ...
 
     def delete(self, key: BlockKey) -> None: ...
 

@@ -70,6 +70,12 @@ class MemoryBlockStore:
             self._check_open()
             return key in self._held
 
+    def find(self, key: BlockKey) -> StoredBlock | None:
+        with self._lock:
+            self._check_open()
+            found = self._held.get(key)
+            return found[0] if found is not None else None
+
     def delete(self, key: BlockKey) -> None:
         with self._lock:
             self._check_open()

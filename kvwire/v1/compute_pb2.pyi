@@ -104,6 +104,7 @@ class GenerateRequest(_message.Message):
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     BLEND_FIELD_NUMBER: _builtins.int
     KV_CODEC_FIELD_NUMBER: _builtins.int
+    PREPARED_FOR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     namespace_key: _builtins.bytes
@@ -115,6 +116,8 @@ class GenerateRequest(_message.Message):
     resumed_tokens: _builtins.int
     kv_codec: _builtins.str
     """empty: the node's own"""
+    prepared_for: _builtins.str
+    """weights and KV layout; empty: any"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -139,10 +142,11 @@ class GenerateRequest(_message.Message):
         resumed_tokens: _builtins.int = ...,
         blend: Global___Blend | None = ...,
         kv_codec: _builtins.str = ...,
+        prepared_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "handoff", b"handoff", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "handoff", b"handoff", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "prepared_for", b"prepared_for", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,13 +134,14 @@ def test_2_bad_bytes_are_found_and_the_block_is_gone(store: BlockStore) -> None:
     assert read(store, "a", 1) == make_range("a", 1, SIZE)
 
 
-def test_3_and_4_exists_until_deleted(store: BlockStore) -> None:
-    assert not store.exists(block_key("a"))
+def test_3_and_4_exists_and_is_described_until_deleted(store: BlockStore) -> None:
+    assert not store.exists(block_key("a")) and store.find(block_key("a")) is None
     store.put(make_block("a"), payload("a"))
     assert store.exists(block_key("a"))
+    assert store.find(block_key("a")) == make_block("a")
     store.delete(block_key("a"))
     store.delete(block_key("a"))
-    assert not store.exists(block_key("a"))
+    assert not store.exists(block_key("a")) and store.find(block_key("a")) is None
     with pytest.raises(BlockNotFoundError):
         read(store, "a", 0)
 

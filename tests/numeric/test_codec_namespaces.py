@@ -59,7 +59,7 @@ async def fresh(node: ComputeNode) -> None:
 
 async def test_namespaces_of_every_codec_share_a_node(tables) -> None:
     pool = MemoryPoolNode()
-    async with running_node(pool, kv_calibration=tables, ttft_budget_s=100.0) as node:
+    async with running_node(pool, kv_calibration=tables, ttft_budget_s=100.0, l1_pages=200) as node:
         want = [(await ask(node, KvCodec.NONE, p, use_cache=False))[0] for p in (PROMPT, OTHER)]
         cold = await asyncio.gather(*[ask(node, c, p) for c in KvCodec for p in (PROMPT, OTHER)])
         assert [tokens for tokens, _ in cold] == want * len(KvCodec)
@@ -203,7 +203,7 @@ async def test_adaptive_loads_coarse_when_time_is_short_and_fine_when_not(tables
 
 async def test_adaptive_goes_on_with_coarse_blocks_where_fine_ones_are_gone(tables) -> None:
     pool = MemoryPoolNode()
-    async with running_node(pool, kv_calibration=tables, ttft_budget_s=100.0) as node:
+    async with running_node(pool, kv_calibration=tables, ttft_budget_s=100.0, l1_pages=200) as node:
         await ask(node, KvCodec.ADAPTIVE)
         await fresh(node)
         keys = block_keys(key_of(KvCodec.ADAPTIVE), PROMPT, block_tokens=8)

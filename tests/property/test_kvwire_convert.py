@@ -189,6 +189,7 @@ def _requests(draw: st.DrawFn) -> GenerateRequest:
         resumed_tokens=draw(st.integers(0, len(token_ids))),
         blend=draw(st.none() | _blends(len(token_ids))),
         kv_codec=draw(st.none() | st.sampled_from(KvCodec)),
+        prepared_for=draw(st.just("") | NAMES),
     )
 
 
@@ -317,6 +318,11 @@ def test_a_chain_of_keys_survives_the_wire(keys: list[BlockKey]) -> None:
     assert wire_locate.keys_from_bytes(wire_locate.keys_to_bytes(keys)) == keys
 
 
+def _sealed(location: Location, node: NodeId) -> Location:
+    """Generations count from one: zero stands for a block at rest in these columns."""
+    return replace(location, node=node, generation=max(1, location.generation))
+
+
 @st.composite
 def _locate_replies(draw: st.DrawFn) -> tuple[list[BlockKey], LocateReply]:
     keys = draw(st.lists(KEYS, max_size=4))
@@ -326,7 +332,7 @@ def _locate_replies(draw: st.DrawFn) -> tuple[list[BlockKey], LocateReply]:
 
     def replica(key: BlockKey) -> Replica:
         node, host, tier = draw(st.sampled_from(some))
-        return Replica(key, node, host, tier, replace(draw(LOCATIONS), node=node))
+        return Replica(key, node, host, tier, _sealed(draw(LOCATIONS), node))
 
     replicas = tuple(tuple(replica(key) for _ in range(draw(st.integers(1, 3)))) for key in prefix)
     coverage = draw(st.lists(st.builds(NodeCoverage, NAMES.map(NodeId), U32, U32), max_size=3))
