@@ -440,7 +440,7 @@ class Batcher:
         if missing <= 0:
             return True
         while (pages := self.pool.allocate(missing)) is None:
-            victim = max(self._preemptible(), key=_rank)
+            victim = seq if seq.is_background else max(self._preemptible(), key=_rank)
             self._preempt(victim)
             chosen.pop(victim.seq_id, None)
             if victim is seq:
