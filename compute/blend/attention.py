@@ -64,12 +64,18 @@ class CausalSpans:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend with each key head as a batch of its own, so that no kernel has to repeat any.
+
+    Fused kernels on CUDA that take a mask don't take grouped queries.
+    """
+    kv_heads = keys.shape[1]
+    grouped = q.view(len(q), kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
+    shape = (*grouped.shape[:2], *keys.shape[::2])
     attended = scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        keys.transpose(0, 1)[None],
-        values.transpose(0, 1)[None],
+        grouped,
+        keys.transpose(0, 1)[:, None].expand(shape),
+        values.transpose(0, 1)[:, None].expand(shape),
         attn_mask=mask,
         is_causal=mask is None,
-        enable_gqa=True,
     )
-    return attended[0].transpose(0, 1)
+    return attended.permute(2, 0, 1, 3).flatten(1, 2)
