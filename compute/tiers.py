@@ -175,11 +175,17 @@ class Tiers:
         """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread."""
         codec = self.codec_of(seq.request)
         keys = seq.missing_keys() if codec is not None else []
-        left_s = self._budget_s - (self._clock.now() - seq.arrival_s) if self._budget_s else None
-        wanted = Wanted(keys, seq.num_pages * self._layout.block_tokens, left_s)
+        wanted = Wanted(keys, seq.num_pages * self._layout.block_tokens, self._left_s(seq))
         # The directory may not have heard yet of what was saved a moment ago, here or elsewhere.
         thorough = seq.request.resumed_tokens > 0 or seq.hits_final
         self._workers.submit(self._locate, wanted, codec, thorough, answer)
+
+    def _left_s(self, seq: EngineSequence) -> float | None:
+        """Return what is left of the time to the first token; None without a budget."""
+        if not self._budget_s:
+            return None
+        nobody_waits = seq.arrival_s == 0.0  # What is loaded ahead has not come yet.
+        return self._budget_s - (0.0 if nobody_waits else self._clock.now() - seq.arrival_s)
 
     def _locate(
         self,
