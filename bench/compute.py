@@ -60,7 +60,7 @@ def _ttft(report: Report, tokens: int, rounds: int, seed: int) -> compute_ttft.H
 
 
 def _decode(report: Report, *, quick: bool, seed: int) -> None:
-    new_tokens, rounds = (24, 1) if quick else (128, 5)
+    new_tokens, rounds = (24, 1) if quick else (64, 5)
     results = asyncio.run(
         compute_decode.measure(
             (1, 8), prompt_tokens=128, new_tokens=new_tokens, rounds=rounds, seed=seed
