@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,6 +56,13 @@ async def known(node: ComputeNode, *docs: Sequence[int], **changes: Any) -> None
     await answer(node, doc_request([(2, 2, 2), *docs], **changes))
     assert await node.flush()
     await node.drop_cache()
+
+
+async def all_given_back(node: ComputeNode) -> None:
+    """Wait until nobody holds a page; publishers and loaders give theirs back a little later."""
+    async with asyncio.timeout(20):
+        while node._engine.pool.used:
+            await asyncio.sleep(0.001)
 
 
 def exact_keys(request: GenerateRequest, tokens: Sequence[int]) -> list[BlockKey]:

@@ -137,7 +137,7 @@ async def test_the_controller_may_choose_and_the_answer_stays_exact(rig) -> None
     pool = connect_pool_node(info, host=HostId("here"))
     try:
         async with running_node(pool, load_policy=LoadPolicy.AUTO) as node:
-            for docs in ([A, B, C], [C, B, A], [B, C, A], [B, A]):
+            for number, docs in enumerate(([A, B, C], [C, B, A], [B, C, A], [B, A])):
                 for ratio in (0.2, 1.0):
                     asked = doc_request(docs, ratio=ratio)
                     got, last = await answer(node, asked)
@@ -145,7 +145,8 @@ async def test_the_controller_may_choose_and_the_answer_stays_exact(rig) -> None
                     assert usage.blended_tokens or got == await exact(node, asked)
                     assert usage.selector is None or usage.recomputed_tokens
                 await node.flush()
-                await node.drop_cache()
+                if number % 2:
+                    await node.drop_cache()
             kinds = {record.kind for record in node.load_decisions()}
             assert kinds and kinds <= {"blend", "load", "part", "compute"}
     finally:

@@ -10,14 +10,15 @@ from dataclasses import replace
 
 import pytest
 
+from compute.config import RandomModelSpec
 from kvcore.block_key import ROOT_PARENT
 from kvcore.errors import TierKVError, UserError
 from kvcore.ids import NamespaceKey
 from kvcore.request import Blend, BlendSelector, FinishReason
 from storage.block_store import StoredBlock
 from storage.memory import MemoryBlockStore
-from tests.fix_blend import DOCS, HEAD, doc_request, exact, exact_keys, hits, known
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_blend import DOCS, HEAD, all_given_back, doc_request, exact, exact_keys, hits, known
+from tests.fix_model import answer, make_request, running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
 
 A, B, C, SHORT, TINY = DOCS
@@ -36,6 +37,18 @@ async def test_recomputing_all_gives_the_exact_answer(selector) -> None:
                 assert last.usage.blended_tokens == 0 and last.usage.selector is selector
                 reused = sum(len(doc) for doc in docs)
                 assert 0 < last.usage.recomputed_tokens <= reused
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+async def test_other_families_give_the_exact_answer(family) -> None:
+    spec = RandomModelSpec(tiny_config(family), seed=5)
+    async with running_node(MemoryPoolNode(), random_model=spec) as node:
+        assert not node.model.blend_refusal
+        await known(node, A, B, C)
+        for selector in BlendSelector:
+            asked = doc_request([B, C, A], ratio=1.0, selector=selector)
+            got, last = await answer(node, asked)
+            assert got == await exact(node, asked) and last.usage.recomputed_tokens == 102
 
 
 @pytest.mark.parametrize("selector", BlendSelector)
@@ -189,7 +202,7 @@ async def test_a_crowd_of_exact_and_blended_requests() -> None:
         for _, last in got:
             assert last.usage.hit_tokens.total < last.usage.prompt_tokens
         assert await node.flush()
-        assert node._engine.pool.used == 0
+        await all_given_back(node)
 
 
 async def test_chunks_without_a_head_and_of_partial_blocks() -> None:
@@ -221,7 +234,8 @@ async def test_too_few_pages_for_blending_means_exact() -> None:
         asked = doc_request([C, A, B], ratio=0.2)  # 17 pages, and 14 for its chunks.
         got, last = await answer(node, asked)
         assert last.usage.selector is None and got == await exact(node, asked)
-        assert await node.flush() and node._engine.pool.used == 0
+        assert await node.flush()
+        await all_given_back(node)
 
 
 async def test_chunks_in_isolation_give_way_to_callers() -> None:
@@ -238,7 +252,7 @@ async def test_chunks_in_isolation_give_way_to_callers() -> None:
         ):
             assert got == await exact(node, request)
         assert await node.flush()
-        assert node._engine.pool.used == 0
+        await all_given_back(node)
 
 
 async def test_a_pass_that_raises_fails_alone() -> None:
@@ -256,4 +270,4 @@ async def test_a_pass_that_raises_fails_alone() -> None:
             await answer(node, asked)
         node._engine._model.logits = good
         assert (await answer(node, asked))[0] == want
-        assert node._engine.pool.used == 0
+        await all_given_back(node)

@@ -135,7 +135,13 @@ class Driver:
     def isolate(self, number: int) -> None:
         """Add a sequence nobody waits for, if none is under way."""
         if self.background is None or self.background.phase is Phase.ENDED:
-            seq = request(-number, [1] * 9 + [5] * self.rng.randint(1, 9), 1, 1 << 62, True)
+            seq = request(
+                -number,
+                [1] * 9 + [5] * self.rng.randint(1, 9),
+                1,
+                self.rng.choice([0, 1 << 62]),
+                True,
+            )
             seq.raw_start = seq.findable_tokens = 9
             self.background = seq
             self.batcher.add(seq)
