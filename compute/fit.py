@@ -143,7 +143,7 @@ class StepCostFit:
 
 _COLUMNS = ((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (1,), (2,))
 """Figures of StepCost tried together, plain ones first; the best without a negative one wins."""
-_STEP_KEPT = 0.95
+_STEP_KEPT = 0.85
 _NOTICEABLE = 2e-3
 """Share of the squares that another figure must explain to be believed: noise explains some."""
 

@@ -37,6 +37,7 @@ class LoadJob:
         tiers: tier each of the leading blocks came from.
         codec: what the blocks' ranges are.
         ended: set when no thread writes into the pages any more.
+        given_up: nobody wants it any more; the loader stops before the next layer.
     """
 
     pages: tuple[int, ...]
@@ -46,6 +47,7 @@ class LoadJob:
     tiers: list[Tier]
     codec: KvCodec
     ended: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
     lost_nodes: set[NodeId] = field(default_factory=set)
     sizes: list[int] = field(default_factory=list)
     """Bytes of a range of each block, once the loader knows."""
@@ -86,6 +88,8 @@ class Loader:
         try:
             self._prepare(job, held)
             for layer, ready in enumerate(job.layer_ready):
+                if job.given_up:
+                    job.good = 0
                 if job.good:
                     job.good = self._read_layer(job, layer)
                 ready.set()

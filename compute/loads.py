@@ -157,6 +157,7 @@ class Loads:
         self._locating.pop(seq_id, None)
         self._log_end(seq_id)
         if (loading := self.behind.pop(seq_id, None)) is not None:
+            loading.job.given_up = True
             loading.take_saving().end()
 
     def check_deadlines(self) -> None:
@@ -166,6 +167,7 @@ class Loads:
             self._tiers.cache_errors["load_timeout"] += 1
             layer_s = (now - loading.began_s) / (1 + loading.layers_ready)
             self._tiers.figures.gave_up(loading.job.sources, layer_s)
+            loading.job.given_up = True  # What is left would only take the line from others.
             self.settle(loading, 0)
         for seq, deadline_s in list(self._locating.values()):
             if deadline_s < now:

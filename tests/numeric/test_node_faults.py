@@ -353,3 +353,20 @@ async def test_a_step_that_raises_fails_its_requests_and_the_node_lives() -> Non
         node._engine._model.forward = forward
         assert len((await answer(node, make_request(PROMPT)))[0]) == 12
     assert torch.is_inference_mode_enabled() is False
+
+
+async def test_a_load_that_nobody_waits_for_is_not_read_to_its_end() -> None:
+    pool = SteppedPoolNode(layers=3)
+    async with running_node(pool) as node:
+        await published(node)
+        request = make_request(PROMPT)
+        begun = asyncio.create_task(answer(node, request))
+        pool.gates[0].set()
+        await stopped_behind_layer(node, 1)
+        job = next(iter(node._engine._loads.behind.values())).job
+        assert await node.cancel(request.request_id)
+        await begun
+        reads = pool.reads
+        pool.gates[1].set()
+        await pages_in_use(node, 0)  # The last gate is shut: nobody reads behind it.
+        assert job.given_up and job.ended.is_set() and pool.reads == reads + 1
