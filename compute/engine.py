@@ -107,7 +107,10 @@ class Engine:
             cache_errors=self.tiers.cache_errors,
         )
         self.isolation = Isolation(
-            self.batcher, block_tokens=config.block_tokens, clear=model.pages.clear
+            self.batcher,
+            block_tokens=config.block_tokens,
+            clear=model.pages.clear,
+            must_wait=lambda: self.tiers.publisher.is_behind,
         )
         self._blends = Blends(
             self.batcher,
@@ -158,7 +161,8 @@ class Engine:
         with torch.inference_mode():
             while self._running:
                 try:
-                    timeout_s = _IDLE_CHECK_S if self._unfinished else None
+                    idle = self.isolation.idle.is_set() and not self._unfinished
+                    timeout_s = None if idle else _IDLE_CHECK_S
                     self.inbox.run_pending(wait=not busy, timeout_s=timeout_s)
                     self._loads.check_deadlines()
                     self._blends.check_deadlines()

@@ -129,6 +129,11 @@ class Publisher:
         """Have blocks sealed or aborted, and their owner told."""
         self._work.put(lambda: self._end(jobs, puts, kept))
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is queued that what nobody waits for should wait."""
+        return self._pending_blocks > self._queue_blocks // 2
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything offered so far is published or given up; False on timeout."""
         with self._idle:

@@ -166,4 +166,5 @@ class Saves:
 
 def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:
     request = seq.request
-    return PublishJob(seq.seq_id, tuple(blocks), request.tenant, codec, request.handoff)
+    must = request.handoff or seq.is_background  # Of a chunk all blocks count, or none.
+    return PublishJob(seq.seq_id, tuple(blocks), request.tenant, codec, must)

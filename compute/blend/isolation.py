@@ -54,9 +54,21 @@ class Isolation:
     """
 
     def __init__(
-        self, batcher: Batcher, *, block_tokens: int, clear: Callable[[Sequence[int]], None]
+        self,
+        batcher: Batcher,
+        *,
+        block_tokens: int,
+        clear: Callable[[Sequence[int]], None],
+        must_wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Make an empty queue; ``clear`` zeroes pages."""
+        """Make an empty queue.
+
+        Args:
+            batcher: computes one after the other.
+            block_tokens: tokens per block and page.
+            clear: zeroes pages.
+            must_wait: whether what was computed could not be published soon.
+        """
         self.idle = threading.Event()
         self.idle.set()
         self.current: EngineSequence | None = None
@@ -64,6 +76,7 @@ class Isolation:
         self._batcher = batcher
         self._block_tokens = block_tokens
         self._clear = clear
+        self._held_up = must_wait
         self._queue: dict[BlockKey, _Wanted] = {}
         self._computing: _Wanted | None = None
         self._numbers = itertools.count(-1, -1)  # No caller's sequence has a negative number.
@@ -99,6 +112,8 @@ class Isolation:
 
     def _must_wait(self, wanted: _Wanted) -> bool:
         """Whether others will make room for a chunk when they end."""
+        if self._held_up():
+            return True
         if not (self._batcher.active or self._batcher.waiting):
             return False
         return bool(self._batcher.waiting and not wanted.is_popular) or not self._fits(wanted)
