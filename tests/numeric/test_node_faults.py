@@ -258,7 +258,7 @@ async def test_what_fails_behind_a_load_fails_alone(broken) -> None:
     pool = GatedPoolNode()
     async with running_node(pool) as node:
         want = await published(node)
-        attention, weights = node._engine._model._attention, node._engine._model.weights
+        attention, weights = node._engine._model.attention, node._engine._model.weights
         attend, norm = attention.attend, weights.final_norm.clone()
 
         def failing(layer, batch, q):
