@@ -43,16 +43,51 @@ class PagedAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, layer: int, group: DecodeGroup, q: Tensor) -> Tensor:
-        """Attend with one query per sequence; heads that share keys stand as rows of one head."""
-        keys, values = self._gather(layer, group.gather, len(q))
+        """Attend with few queries per sequence; heads that share keys stand as rows of one head."""
+        sequences = len(q) // group.queries
         kv_heads, head_dim = self.pages.layout.kv_heads, self.pages.layout.head_dim
-        attended = scaled_dot_product_attention(
-            q.reshape(len(q), kv_heads, -1, head_dim),
-            keys[:, : group.context].transpose(1, 2),
-            values[:, : group.context].transpose(1, 2),
-            attn_mask=group.mask,
-        )
-        return attended.reshape(q.shape)
+        stacked = q.view(sequences, group.queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+        queries = stacked.reshape(sequences, kv_heads, -1, head_dim)
+        mask = group.mask
+        if mask is not None and group.queries > 1:
+            mask = mask.repeat(1, 1, stacked.shape[2], 1)
+        if group.shared is None:
+            keys, values = self._own_keys(layer, group, sequences)
+            attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        else:
+            attended = self._cascade(layer, group, queries, mask)
+        return attended.view(stacked.shape).permute(0, 3, 1, 2, 4).reshape(q.shape)
+
+    def _own_keys(self, layer: int, group: DecodeGroup, sequences: int) -> tuple[Tensor, Tensor]:
+        gathered = self._gather(layer, group.gather, sequences)[:, :, : group.context]
+        keys, values = gathered.transpose(2, 3)
+        return keys, values
+
+    def _cascade(
+        self, layer: int, group: DecodeGroup, queries: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Attend to what all begin with once, all queries as rows of one; then each to its rest.
+
+        Args:
+            layer: whose pages.
+            group: one that shares pages.
+            queries: ``[sequences, kv_heads, rows, head_dim]``.
+            mask: over the rest; broadcasts to its scores.
+        """
+        assert group.shared is not None
+        sequences, kv_heads, rows, head_dim = queries.shape
+        keys, values = self._gather(layer, group.shared, 1).transpose(2, 3)
+        together = queries.transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
+        before, mass_before = _attend_on_cpu(together, keys, values)
+        before = before.view(kv_heads, sequences, rows, head_dim).transpose(0, 1)
+        mass_before = mass_before.view(kv_heads, sequences, rows).transpose(0, 1)
+        keys, values = self._own_keys(layer, group, sequences)
+        scores = None
+        if mask is not None:
+            scores = torch.zeros(mask.shape, dtype=queries.dtype)
+            scores.masked_fill_(~mask, float("-inf"))
+        rest, mass_rest = _attend_on_cpu(queries, keys, values, mask=scores)
+        return _join(before, mass_before, rest, mass_rest).contiguous()
 
     def _prefill(self, layer: int, segment: PrefillSegment, q: Tensor) -> Tensor:
         gathered = self._gather(layer, segment.gather, 1)[:, :, : segment.context]
@@ -95,8 +130,21 @@ def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, start: int) ->
         values: the same shape.
         start: tokens before the first query, at least one.
     """
+    before = _attend_on_cpu(q, keys[:, :, :start], values[:, :, :start])
+    among = _attend_on_cpu(q, keys[:, :, start:], values[:, :, start:], causal=True)
+    return _join(*before, *among)
+
+
+def _attend_on_cpu(
+    q: Tensor, keys: Tensor, values: Tensor, *, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what is attended to and its mass: the logarithm of the sum of exponents."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    before, mass_before = attend(q, keys[:, :, :start], values[:, :, :start], 0.0, False)
-    among, mass_among = attend(q, keys[:, :, start:], values[:, :, start:], 0.0, True)
-    share = torch.sigmoid(mass_among - mass_before)[..., None].to(before.dtype)
-    return torch.lerp(before, among, share)
+    attended, mass = attend(q, keys, values, 0.0, causal, attn_mask=mask)
+    return attended, mass
+
+
+def _join(before: Tensor, mass_before: Tensor, rest: Tensor, mass_rest: Tensor) -> Tensor:
+    """Join attention to two sets of keys; masses lack the last dimension."""
+    share = torch.sigmoid(mass_rest - mass_before)[..., None].to(before.dtype)
+    return torch.lerp(before, rest, share)
