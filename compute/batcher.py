@@ -47,6 +47,7 @@ class Chunk:
     Attributes:
         samples: whether the chunk reaches the last known token, so that a new one is sampled.
         loading: whether earlier KV is still being loaded; the result counts only if that succeeds.
+        draft: guessed tokens behind a single known one, computed along to be checked.
     """
 
     seq: Sequence
@@ -54,6 +55,12 @@ class Chunk:
     count: int
     samples: bool
     loading: bool = False
+    draft: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens to compute, guesses included."""
+        return self.count + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,24 +283,19 @@ class Batcher:
         self._chunk_lookups.clear()
         return Plan(tuple(chosen), tuple(fresh), tuple(locates), tuple(lookups))
 
-    def computed(self, chunk: Chunk, token: int | None, stop_ids: Collection[int]) -> ChunkOutcome:
-        """Take note that a chunk's KV is in its pages, and of the token sampled after it."""
+    def computed(
+        self, chunk: Chunk, tokens: tuple[int, ...], stop_ids: Collection[int]
+    ) -> ChunkOutcome:
+        """Take note that a chunk's KV is in its pages, and of the tokens that follow it.
+
+        All of them but the last were guessed, so that their KV is there as well. KV of wrong
+        guesses counts as never computed: the next chunk writes over it.
+        """
         seq = chunk.seq
         assert seq.phase is Phase.RUNNING and seq.computed == chunk.start
-        seq.computed += chunk.count
-        blocks = self._commit(seq)
-        if token is None:
-            return ChunkOutcome((), None, blocks)
-        if token in stop_ids:
-            return ChunkOutcome((), FinishReason.STOP, blocks)
-        seq.tokens[seq.length] = token
-        seq.length += 1
-        finish = None
-        if seq.length >= seq.max_length:
-            finish = FinishReason.LENGTH
-        elif seq.request.handoff:
-            finish = FinishReason.HANDOFF
-        return ChunkOutcome((token,), finish, blocks)
+        taken, finish = seq.extend(tokens, stop_ids)
+        seq.computed += chunk.count + min(taken, max(0, len(tokens) - 1))
+        return ChunkOutcome(tokens[:taken], finish, self._commit(seq))
 
     def filling(self, chunk: Chunk) -> tuple[FullBlock, ...]:
         """Name the blocks that computing a chunk makes full, for those who save them meanwhile."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Int64Array = NDArray[np.int64]
 
-LEAST_SAVED_TOKENS = 1_024
+LEAST_SAVED_TOKENS = 512
 """Reads of a key spared, at least, for two attentions to be cheaper than one (bench.decoding)."""
 
 

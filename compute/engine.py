@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from compute.blend.run import BlendRun
 from compute.blend.stage import Blends
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig
+from compute.drafts import Drafts
 from compute.fit import causal_pairs
 from compute.handoff import Handoffs
 from compute.inbox import Inbox
@@ -36,6 +38,7 @@ from compute.sampler import Sampler
 from compute.saves import NOTHING_SAVED, PassSave, Saves
 from compute.sequence import Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
+from compute.speculation import verified
 from compute.tiers import Tiers
 from kvcore.clock import Clock
 from kvcore.errors import RowLevelError, TierKVError, TransportError
@@ -60,6 +63,7 @@ class Engine:
         computed_tokens: tokens whose KV was computed here, ever.
         broken: a bug ended the loop; its story is in the log.
         inbox: how other threads reach the engine thread.
+        drafts: tokens guessed ahead, and how many of them were right.
     """
 
     def __init__(
@@ -126,6 +130,9 @@ class Engine:
         )
         self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
         self._prefetches = Prefetches(self.batcher, self.tiers, self.inbox, config)
+        self.drafts = Drafts(
+            config.guesses_on(model.pages.kv.device.type), max_batch_tokens=config.max_batch_tokens
+        )
         self._running = True
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
 
@@ -223,14 +230,15 @@ class Engine:
             self._loads.locate(seq)
         for seq in plan.chunk_lookups:
             self._blends.look_up(seq)
-        if plan.chunks:
-            with self._failing(plan.chunks):
+        chunks = self.drafts.add_to(plan.chunks)
+        if chunks:
+            with self._failing(chunks):
                 if plan.fresh_pages:
                     self._model.pages.clear(plan.fresh_pages)
-                if plan.chunks[0].loading:
-                    self._begin_behind_load(plan.chunks[0])
+                if chunks[0].loading:
+                    self._begin_behind_load(chunks[0])
                 else:
-                    self._compute(plan.chunks)
+                    self._compute(chunks)
         for loading in self._loads.can_go_on:
             assert loading.chunk is not None
             with self._failing([loading.chunk]):
@@ -238,9 +246,9 @@ class Engine:
         blending = self._blends.ready
         if blending is not None:
             with self._failing([blending.chunk]):
-                self._blend(blending, sum(chunk.count for chunk in plan.chunks))
+                self._blend(blending, sum(chunk.rows for chunk in chunks))
         self._report()
-        return going_on or blending is not None or bool(plan.chunks)
+        return going_on or blending is not None or bool(chunks)
 
     def _compute_in_background(self) -> None:
         """Have the batcher compute chunks nobody waits for, one after the other."""
@@ -261,7 +269,7 @@ class Engine:
                 tokens = self._sample([run.chunk], outcome.logits)
                 self._blends.finish(run, outcome)
                 self.computed_tokens -= outcome.reused_tokens - outcome.recomputed_tokens
-                self._advance(run.chunk, tokens[0], NOTHING_SAVED)
+                self._advance(run.chunk, verified((), tokens), NOTHING_SAVED)
                 return
             if self._blends.ready is not run or self.inbox.waiting:
                 return
@@ -278,16 +286,7 @@ class Engine:
                     self._fail(chunk.seq, TierKVError(f"internal error while computing: {error}"))
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
-        inputs = [
-            ChunkInput(
-                chunk.seq.tokens[chunk.start : chunk.start + chunk.count],
-                chunk.start,
-                chunk.seq.page_table,
-                chunk.samples,
-                _raw_target(chunk.seq),
-            )
-            for chunk in chunks
-        ]
+        inputs = [_chunk_input(chunk) for chunk in chunks]
         return build_batch(
             inputs,
             block_tokens=self._config.block_tokens,
@@ -300,12 +299,14 @@ class Engine:
         saving = self._saves.begin(chunks)
         try:
             logits = self._forward(batch, saving)
-            sampled = [chunks[i] for i in batch.logit_chunks]
-            tokens = self._sample(sampled, logits)
-            self._measure(chunks, self._clock.now() - began)
-            by_seq = {c.seq.seq_id: t for c, t in zip(sampled, tokens, strict=True)}
-            for chunk in chunks:
-                self._advance(chunk, by_seq.get(chunk.seq.seq_id), saving)
+            rows = self._sample([chunks[i] for i in batch.logit_chunks], logits)
+            chosen: list[list[int | None]] = [[] for _ in chunks]
+            for i, token in zip(batch.logit_chunks, rows, strict=True):
+                chosen[i].append(token)
+            follow = [self.drafts.checked(*pair) for pair in zip(chunks, chosen, strict=True)]
+            self._measure(chunks, sum(map(len, follow)), self._clock.now() - began)
+            for chunk, tokens in zip(chunks, follow, strict=True):
+                self._advance(chunk, tokens, saving)
         finally:
             saving.end()
 
@@ -345,14 +346,14 @@ class Engine:
             self._loads.settle(loading, good)
             if good == len(loading.order.pages):  # Else the same tokens are planned again.
                 tokens = self._sample([chunk] if chunk.samples else [], logits)
-                self._advance(chunk, tokens[0] if tokens else None, saving)
+                self._advance(chunk, verified((), tokens), saving)
         finally:
             saving.end()
 
-    def _advance(self, chunk: Chunk, token: int | None, saving: PassSave) -> None:
-        """Apply a computed chunk: publish full blocks, emit the token, end the sequence."""
+    def _advance(self, chunk: Chunk, tokens: tuple[int, ...], saving: PassSave) -> None:
+        """Apply a computed chunk: publish full blocks, emit what follows, end the sequence."""
         seq = chunk.seq
-        if chunk.samples and token is None:
+        if chunk.samples and not tokens:
             self._fail(
                 seq,
                 RowLevelError(
@@ -364,7 +365,7 @@ class Engine:
         sampling = seq.request.sampling
         stops = frozenset(sampling.stop_token_ids)
         stops = stops if sampling.ignore_eos else stops | self._eos
-        outcome = self.batcher.computed(chunk, token, stops)
+        outcome = self.batcher.computed(chunk, tokens, stops)
         self.computed_tokens += chunk.count
         if not saving.keep(seq, outcome):
             self._saves.save(seq, outcome.full_blocks)
@@ -372,7 +373,7 @@ class Engine:
             self._saves.save(seq, self.isolation.computed())
             self._drop(seq)
             return
-        if token is not None and seq.first_token_s < 0:
+        if tokens and seq.first_token_s < 0:
             seq.first_token_s = self._clock.now()
         new_tokens = outcome.new_tokens
         if new_tokens and outcome.finish in (None, FinishReason.HANDOFF):
@@ -409,6 +410,7 @@ class Engine:
         self._sequences.pop(seq.seq_id, None)
         self._loads.forget(seq.seq_id)
         self._blends.forget(seq.seq_id)
+        self.drafts.forget(seq.seq_id)
         counts = seq.request.use_cache and not seq.is_background
         if counts and seq.started_s >= 0 and seq.phase is not Phase.ENDED:
             prompt = seq.prompt_length - seq.request.resumed_tokens
@@ -416,11 +418,11 @@ class Engine:
         self.batcher.end(seq)
         self.isolation.ended(seq)
 
-    def _measure(self, chunks: Sequence[Chunk], seconds: float) -> None:
+    def _measure(self, chunks: Sequence[Chunk], new_tokens: int, seconds: float) -> None:
         """Learn rates from steps that were clearly prefill or purely decode."""
         tokens = sum(chunk.count for chunk in chunks)
         if tokens == len(chunks):
-            self.decode_rate.add(1.0, seconds)
+            self.decode_rate.add(new_tokens / len(chunks), seconds)
         elif tokens >= 4 * len(chunks):
             self.prefill_rate.add(tokens, seconds)
             pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
@@ -451,6 +453,12 @@ class Engine:
             self._deliver(out)
 
 
-def _raw_target(seq: EngineSequence) -> RawTarget | None:
-    """Say where the KV of a chunk in isolation goes a second time."""
-    return RawTarget(seq.raw_start, seq.raw_pages) if seq.is_background else None
+def _chunk_input(chunk: Chunk) -> ChunkInput:
+    """Describe a chunk for the model; one in isolation leaves its KV a second time."""
+    seq = chunk.seq
+    token_ids = seq.tokens[chunk.start : chunk.start + chunk.count]
+    if chunk.draft:
+        token_ids = np.append(token_ids, chunk.draft)
+    raw = RawTarget(seq.raw_start, seq.raw_pages) if seq.is_background else None
+    wanted = chunk.samples + len(chunk.draft)
+    return ChunkInput(token_ids, chunk.start, seq.page_table, wanted, raw)

@@ -7,6 +7,7 @@ step slices them instead of walking the prompt.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
 from kvcore.ids import BlockKey
 from kvcore.location import Tier
-from kvcore.request import Blend, GenerateRequest, HitTokens
+from kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens
 
 Int64Array = NDArray[np.int64]
 
@@ -155,6 +156,21 @@ class Sequence:
         """Append pages to the table."""
         self.page_table[self.num_pages : self.num_pages + len(pages)] = pages
         self.num_pages += len(pages)
+
+    def extend(
+        self, tokens: tuple[int, ...], stop_ids: Collection[int]
+    ) -> tuple[int, FinishReason | None]:
+        """Append chosen tokens one by one until something ends it; returns how many, and what."""
+        for taken, token in enumerate(tokens):
+            if token in stop_ids:
+                return taken, FinishReason.STOP
+            self.tokens[self.length] = token
+            self.length += 1
+            if self.length >= self.max_length:
+                return taken + 1, FinishReason.LENGTH
+            if self.request.handoff:
+                return taken + 1, FinishReason.HANDOFF
+        return len(tokens), None
 
     def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:
         """Name a full block, extending the chain by one when it was just generated."""

@@ -46,6 +46,7 @@ def compute_config(
         ttft_budget_s=settings.ttft_budget_s,
         publish=settings.publish,
         threads=settings.threads,
+        speculative_tokens=settings.speculative_tokens,
     )
 
 

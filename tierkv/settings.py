@@ -231,6 +231,12 @@ class ComputeSettings(Section):
         description="with codec adaptive: time to the first token to aim at; 0: half of computing",
     )
     publish: bool = Field(default=True, description="hand computed KV to the pool")
+    speculative_tokens: int = Field(
+        default=-1,
+        ge=-1,
+        le=32,
+        description="tokens a greedy answer may guess ahead; 0: none, -1: 8 on CPU, 0 on GPU",
+    )
 
 
 class Settings(Section):

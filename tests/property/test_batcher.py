@@ -1,18 +1,20 @@
 """The batcher under random traffic: every request ends once, tokens are right, no page leaks.
 
 The model is a function of all tokens before: a wrong or missing KV page would change the answer.
-What a blending pass writes is tainted, and so is what is computed after it: no page that can be
-found by its key may hold any of it.
+Decodes carry guesses at times, good and bad. What a blending pass writes is tainted, and so is what
+is computed after it: no page that can be found by its key may hold any of it.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compute.batcher import Batcher, Chunk, LoadOrder
+from compute.drafts import Drafts
 from compute.page_pool import PagePool
 from compute.sequence import Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
@@ -33,12 +35,21 @@ class Memory:
         self.cells: list[list[tuple[int, int] | None]] = [[None] * BLOCK for _ in range(pages)]
         self.tainted: list[list[bool]] = [[False] * BLOCK for _ in range(pages)]
 
-    def write(self, seq: Sequence, start: int, count: int, *, blended: bool = False) -> None:
+    def write(
+        self,
+        seq: Sequence,
+        start: int,
+        count: int,
+        *,
+        blended: bool = False,
+        draft: tuple[int, ...] = (),
+    ) -> None:
+        tokens = [*seq.tokens[: start + count].tolist(), *draft]
         before = [self.tainted[int(seq.page_table[at // BLOCK])][at % BLOCK] for at in range(start)]
-        for at in range(start, start + count):
+        for at in range(start, len(tokens)):
             page = int(seq.page_table[at // BLOCK])
             assert page != 0 and at // BLOCK < seq.num_pages
-            self.cells[page][at % BLOCK] = (at, int(seq.tokens[at]))
+            self.cells[page][at % BLOCK] = (at, tokens[at])
             self.tainted[page][at % BLOCK] = blended or any(before)
 
     def clear(self, page: int) -> None:
@@ -71,6 +82,7 @@ class Driver:
         self.passes: dict[int, tuple[Sequence, list[int]]] = {}
         self.background: Sequence | None = None
         self.isolated = 0
+        self.drafts = Drafts(6, max_batch_tokens=budget)
         self.ended: dict[int, FinishReason] = {}
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
@@ -93,18 +105,33 @@ class Driver:
         self.looking_up.extend(plan.chunk_lookups)
         for page in plan.fresh_pages:
             self.memory.clear(page)
-        for chunk in plan.chunks:
+        chunks = [self.guess(chunk) for chunk in plan.chunks]
+        for chunk in chunks:
             if chunk.loading:  # It ends when its load does, many steps later perhaps.
                 self.behind[chunk.seq.seq_id] = chunk, chunk.seq.pages
             else:
-                self.memory.write(chunk.seq, chunk.start, chunk.count)
-        for chunk in plan.chunks:
+                self.memory.write(chunk.seq, chunk.start, chunk.count, draft=chunk.draft)
+        for chunk in chunks:
             if not chunk.loading:
                 self.apply(chunk)
         self.batcher.check_invariants()
         for page in self.batcher.pool._page_of.values():
             assert not any(self.memory.tainted[page]), "approximate KV under an exact key"
         return bool(plan.chunks)
+
+    def guess(self, chunk: Chunk) -> Chunk:
+        """Put guesses behind a decode: tokens that are right up to some point, or the drafter's."""
+        seq = chunk.seq
+        room = min(seq.num_pages * BLOCK, seq.max_length - 1) - seq.length
+        if not chunk.samples or chunk.count > 1 or chunk.loading or room < 1:
+            return chunk
+        if self.rng.random() < 0.3:
+            return self.drafts.add_to([chunk])[0]
+        tokens = seq.tokens[: seq.length].tolist()
+        for _ in range(self.rng.randint(0, room)):
+            tokens.append(next_token(tokens))
+        wrong = [60] * self.rng.randint(0, seq.length + room - len(tokens))
+        return replace(chunk, draft=(*tokens[seq.length :], *wrong))
 
     def look_up(self, seq: Sequence) -> None:
         """Answer where a sequence's chunks are: somewhere, or nowhere."""
@@ -160,12 +187,13 @@ class Driver:
 
     def apply(self, chunk: Chunk) -> None:
         seq = chunk.seq
-        token = None
+        chosen: list[int | None] = []
         if chunk.samples:
-            context = self.memory.read(seq, chunk.start + chunk.count)
-            assert context == seq.tokens[: seq.length].tolist()
-            token = next_token(context)
-        outcome = self.batcher.computed(chunk, token, ())
+            context = self.memory.read(seq, chunk.start + chunk.rows)
+            assert context == [*seq.tokens[: seq.length].tolist(), *chunk.draft]
+            stops = range(seq.length, len(context) + 1)
+            chosen = [next_token(context[:stop]) for stop in stops]
+        outcome = self.batcher.computed(chunk, self.drafts.checked(chunk, chosen), ())
         if seq.is_background and seq.computed == seq.length:
             assert seq.committed <= 2
             self.isolated += 1

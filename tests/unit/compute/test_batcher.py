@@ -31,7 +31,7 @@ def step(batch: Batcher) -> list[tuple[int, int]]:
     """Plan and compute; answers (sequence, tokens) of each chunk."""
     chunks = batch.plan(0.0).chunks
     for chunk in chunks:
-        batch.computed(chunk, 1 if chunk.samples else None, ())
+        batch.computed(chunk, (1,) if chunk.samples else (), ())
     return [(chunk.seq.seq_id, chunk.count) for chunk in chunks]
 
 

@@ -47,7 +47,7 @@ class Rig:
             plan = self.batcher.plan(0.0)
             chunk = next(chunk for chunk in plan.chunks if chunk.seq is seq)
             assert not chunk.samples
-            self.batcher.computed(chunk, None, ())
+            self.batcher.computed(chunk, (), ())
         return seq
 
     def end(self, seq: Sequence) -> None:
