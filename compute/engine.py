@@ -366,7 +366,7 @@ class Engine:
         stops = frozenset(sampling.stop_token_ids)
         stops = stops if sampling.ignore_eos else stops | self._eos
         outcome = self.batcher.computed(chunk, tokens, stops)
-        self.computed_tokens += chunk.count
+        self.computed_tokens += seq.computed - chunk.start
         if not saving.keep(seq, outcome):
             self._saves.save(seq, outcome.full_blocks)
         if seq.is_background and seq.computed == seq.length:
