@@ -7,6 +7,7 @@ the engine computes behind it layer by layer (compute/behind_load.py).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from compute.batcher import Batcher, LoadOrder
 from compute.behind_load import BehindLoad
@@ -21,6 +22,14 @@ from compute.sequence import Phase, Sequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
 from kvcore.layout import KvCodec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lookup:
+    """A question to the pool, and when its answer is no longer waited for."""
+
+    seq: Sequence
+    deadline_s: float
 
 
 class Loads:
@@ -51,13 +60,18 @@ class Loads:
         self._tiers = tiers
         self._inbox = inbox
         self._clock = clock
-        self._locating: dict[int, tuple[Sequence, float]] = {}
+        self._locating: dict[int, _Lookup] = {}
         self._decided: dict[int, tuple[Sequence, LoadRecord]] = {}
 
     @property
     def can_go_on(self) -> list[BehindLoad]:
         """Loads whose next layer is there, for passes that began."""
-        return [load for load in self.behind.values() if load.can_go_on]
+        return [
+            load
+            for load in self.behind.values()
+            # One in the background may have ended in this step: its pages are others' by now.
+            if load.can_go_on and load.order.seq.phase is Phase.LOADING
+        ]
 
     @property
     def can_begin(self) -> list[int]:
@@ -66,17 +80,21 @@ class Loads:
 
     def locate(self, seq: Sequence) -> None:
         """Ask the pool for a sequence's next blocks."""
-        first = seq.num_pages
-        patience_s = self._tiers.decider.lookup_patience_s(first * seq.block_tokens, seq.length)
-        self._locating[seq.seq_id] = (seq, self._clock.now() + patience_s)
+        start = seq.num_pages * seq.block_tokens
+        patience_s = self._tiers.decider.lookup_patience_s(start, seq.length)
+        lookup = _Lookup(seq, self._clock.now() + patience_s)
+        self._locating[seq.seq_id] = lookup
         self._tiers.locate(
-            seq, lambda found: self._inbox.post(lambda: self._located(seq, first, found))
+            seq, lambda found: self._inbox.post(lambda: self._located(lookup, found))
         )
 
-    def _located(self, seq: Sequence, first: int, found: list[tuple[Source, ...]]) -> None:
+    def _located(self, lookup: _Lookup, found: list[tuple[Source, ...]]) -> None:
         """Turn an answer of the pool into a load, or into computing."""
-        self._locating.pop(seq.seq_id, None)
-        if seq.phase is not Phase.LOCATING or seq.num_pages != first:
+        seq = lookup.seq
+        if self._locating.get(seq.seq_id) is not lookup:
+            return  # Too late: by now it may be looking for other blocks.
+        del self._locating[seq.seq_id]
+        if seq.phase is not Phase.LOCATING:
             return
         decision = self._decide(seq, found)
         order = self._batcher.located(seq, decision.depth)
@@ -169,11 +187,11 @@ class Loads:
             self._tiers.figures.gave_up(loading.job.sources, layer_s)
             loading.job.given_up = True  # What is left would only take the line from others.
             self.settle(loading, 0)
-        for seq, deadline_s in list(self._locating.values()):
-            if deadline_s < now:
-                del self._locating[seq.seq_id]
+        for lookup in list(self._locating.values()):
+            if lookup.deadline_s < now:
+                del self._locating[lookup.seq.seq_id]
                 self._tiers.cache_errors["locate_timeout"] += 1
-                self._batcher.located(seq, 0)
+                self._batcher.located(lookup.seq, 0)
 
 
 def _wake_up() -> None:
