@@ -56,6 +56,8 @@ class LevelPicker:
         """
         skipped = 0 if wanted.start else 1  # A prompt's first block is stored at one level only.
         names = [coarse_key(key) for key in wanted.keys[skipped:]]
+        if len(fine) < skipped:
+            return fine  # Whatever else there is begins behind a block that nobody has.
         coarse = self._finder.find(names, thorough=thorough) if names else []
         coarse = [*fine[:skipped], *coarse]
         both = list(zip(fine, coarse, strict=False))

@@ -79,6 +79,7 @@ class Prefetches:
 
     def _located(self, prefetch: _Prefetch, found: list[tuple[Source, ...]]) -> None:
         seq, pool = prefetch.seq, self._batcher.pool
+        found = found[: seq.usable_blocks - seq.num_pages]  # Whoever goes on takes a tail, not L1.
         blocks = min(len(found), self._batcher.spare_pages // 2)
         pages = pool.allocate(blocks) if blocks > 0 else None
         if not pages:

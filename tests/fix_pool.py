@@ -49,6 +49,11 @@ class MemoryPoolNode(PoolNode):
         with self._lock:
             return dict(self._sealed)
 
+    def forget(self, key: BlockKey) -> None:
+        """Lose a block, as a node does that evicts it."""
+        with self._lock:
+            del self._sealed[key]
+
     def ranges(self, location: Location) -> list[bytes]:
         return self._bytes[location.slot]
 

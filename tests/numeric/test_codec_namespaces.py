@@ -237,3 +237,15 @@ def test_tables_of_another_model_are_refused(tables) -> None:
 
     with pytest.raises(ConfigError, match="another model"):
         asyncio.run(start())
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 100.0])
+async def test_coarse_blocks_behind_one_that_is_gone_are_not_taken_for_it(tables, budget_s) -> None:
+    pool = MemoryPoolNode()
+    async with running_node(pool, kv_calibration=tables, ttft_budget_s=budget_s) as node:
+        want, _ = await ask(node, KvCodec.ADAPTIVE)
+        await fresh(node)
+        pool.forget(block_keys(key_of(KvCodec.ADAPTIVE), PROMPT, block_tokens=8)[0])
+        got, last = await ask(node, KvCodec.ADAPTIVE)
+        assert last.usage is not None and last.usage.hit_tokens.total == 0
+        assert got == want

@@ -251,3 +251,14 @@ async def test_prefetching_what_somebody_is_computing_is_harmless() -> None:
             *(answer(second, make_request(p)) for p in prompts),
         )
         assert [tokens for tokens, _ in got[6:]] == wants
+
+
+async def test_a_prefetch_takes_no_tail_for_a_block() -> None:
+    prompt, pool = prompt_of(4 * BLOCK), MemoryPoolNode()
+    longer = [*prompt, 7]
+    async with running_node(pool) as node:
+        await answer(node, make_request(prompt[:-1], handoff=True))  # Leaves a tail of 7 tokens.
+        assert await node.flush()
+        await node.drop_cache()
+        assert await node.prefetch(make_request(prompt, resumed_tokens=1)) == 3 * BLOCK
+        assert (await answer(node, make_request(longer)))[0] == await oracle(longer)
