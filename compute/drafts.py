@@ -20,6 +20,21 @@ _LEAST_GENERATED = 2
 """Answers of one token, such as labels, are not worth an index of their prompt."""
 
 
+@dataclass(frozen=True, slots=True)
+class GuessStats:
+    """Counts since the start.
+
+    Attributes:
+        decoded_tokens: tokens that were chosen, all but the first of each request.
+        guessed_tokens: guesses that were checked.
+        right_tokens: those that were what the model chose.
+    """
+
+    decoded_tokens: int = 0
+    guessed_tokens: int = 0
+    right_tokens: int = 0
+
+
 @dataclass(slots=True)
 class _Guesser:
     pace: Pace
@@ -30,8 +45,7 @@ class Drafts:
     """Guesses for greedy requests.
 
     Attributes:
-        guessed_tokens: guesses that were checked, ever.
-        right_tokens: those that were what the model chose.
+        stats: what was guessed; replaced as a whole.
     """
 
     def __init__(self, most: int, *, max_batch_tokens: int) -> None:
@@ -41,8 +55,7 @@ class Drafts:
             most: tokens to guess at a time; 0 switches guessing off.
             max_batch_tokens: the step's budget, which guesses share.
         """
-        self.guessed_tokens = 0
-        self.right_tokens = 0
+        self.stats = GuessStats()
         self._most = most
         self._max_batch_tokens = max_batch_tokens
         self._guessers: dict[int, _Guesser] = {}
@@ -72,13 +85,18 @@ class Drafts:
         """Return the tokens that follow, of those that were chosen in all rows of a chunk."""
         tokens = verified(chunk.draft, chosen)
         guesser = self._guessers.get(chunk.seq.seq_id)
+        right = max(0, len(tokens) - 1) if chunk.draft else 0
         if guesser is not None and chunk.draft:
-            right = max(0, len(tokens) - 1)
             guesser.pace.checked(len(chunk.draft), right)
-            self.guessed_tokens += len(chunk.draft)
-            self.right_tokens += right
         elif guesser is not None:
             guesser.pace.passed(len(tokens))
+        if chunk.seq.generated:
+            old, guessed = self.stats, len(chunk.draft)
+            self.stats = GuessStats(
+                old.decoded_tokens + len(tokens),
+                old.guessed_tokens + guessed,
+                old.right_tokens + right,
+            )
         return tokens
 
     def forget(self, seq_id: int) -> None:

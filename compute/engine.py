@@ -182,6 +182,7 @@ class Engine:
             self._prefetches.give_up()
         self.inbox.close()
         self.isolation.stop()
+        _log.info("the engine stopped: %s", self.drafts.stats)
 
     @property
     def _unfinished(self) -> set[int]:

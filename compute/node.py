@@ -16,6 +16,7 @@ import torch
 from compute.answers import Delivery
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig
+from compute.drafts import GuessStats
 from compute.engine import Engine
 from compute.finder import Directory
 from compute.host_memory import host_memory
@@ -341,6 +342,11 @@ class ComputeNode:
     def load_decisions(self) -> tuple[LoadRecord, ...]:
         """Return the last decisions of the loading controller, oldest first."""
         return tuple(self._engine.tiers.log.recent)
+
+    @property
+    def speculation(self) -> GuessStats:
+        """How many tokens were guessed ahead, and how many of them were right."""
+        return self._engine.drafts.stats
 
     def _l1_stats(self) -> TierStats:
         pool, meter = self._engine.pool, self._engine.tiers.meters[Tier.L1]

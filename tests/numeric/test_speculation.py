@@ -48,12 +48,12 @@ async def plain(asked: list[GenerateRequest], **changes: Any) -> list[list[int]]
     """Return the answers without guesses, each computed alone."""
     async with running_node(**(OFF | {"random_model": LOOPING} | changes)) as node:
         answers = await one_by_one(node, asked)
-        assert node._engine.drafts.guessed_tokens == 0
+        assert node.speculation.guessed_tokens == 0
     return answers
 
 
 def right(node: ComputeNode) -> int:
-    return node._engine.drafts.right_tokens
+    return node.speculation.right_tokens
 
 
 @pytest.mark.parametrize("family", FAMILY_EXTRAS)
@@ -126,7 +126,7 @@ async def test_sampled_answers_are_not_guessed() -> None:
     async with running_node(**ON, random_model=LOOPING) as node:
         assert await one_by_one(node, requests(**sampling)) == want
         assert await together(node, requests(**sampling)) == want
-        assert node._engine.drafts.guessed_tokens == 0
+        assert node.speculation.guessed_tokens == 0
 
 
 async def test_guesses_beside_prompts_and_preemptions() -> None:
@@ -148,7 +148,7 @@ async def test_only_blocks_of_the_answer_are_findable_and_published() -> None:
     asked = requests()
     async with running_node(pool, **ON, random_model=LOOPING) as node:
         answers = await one_by_one(node, asked)
-        assert right(node) > 20 and node._engine.drafts.guessed_tokens > right(node)
+        assert right(node) > 20 and node.speculation.guessed_tokens > right(node)
         assert await node.flush()
         want: set[bytes] = set()
         for request, tokens in zip(asked, answers, strict=True):
@@ -194,7 +194,7 @@ async def test_blended_prompts() -> None:
             got, last = await answer(node, asked)
             assert last.usage.blended_tokens > 0
             answers.append(got)
-            guessed = node._engine.drafts.guessed_tokens
+            guessed = node.speculation.guessed_tokens
     assert answers[0] == answers[1] and guessed > 0
 
 

@@ -1,0 +1,217 @@
+"""Decoding with guesses and with shared reads, each beside the same without, in one run.
+
+Run ``python -m bench.decoding``. Guesses: the shipped model answers questions whose answers stand
+in the prompt, and questions whose answers are labels of one token; a model of 100 M random
+parameters goes on with prompts that it has no reason to repeat. Shared reads: rows that begin with
+the same 2,048 tokens. Tokens must agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.compute_node import HERE, NAMESPACE
+from bench.pipeline import MODEL
+from bench.report import Report, finish, make_parser
+from compute.batch import ChunkInput, build_batch
+from compute.cascade import LEAST_SAVED_TOKENS
+from compute.config import ComputeConfig, RandomModelSpec
+from compute.demo_model.data import make_probes
+from compute.demo_model.evaluate import FOLDER, Answerer
+from compute.loading import load_model
+from compute.model import Decoder
+from compute.node import ComputeNode
+from kvcore.ids import Incarnation, NodeId, new_request_id
+from kvcore.request import GenerateRequest, SamplingParams
+
+BLOCK_TOKENS = 64
+SHARED_TOKENS, OWN_TOKENS = 2_048, 64
+COPIES, LABELS = ("lookup", "extract"), ("sentiment", "topic", "category", "review_filter")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All answers of a round, their decoded tokens per second, and answers per second."""
+
+    answers: list[list[int]]
+    tokens_per_s: float
+    answers_per_s: float
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--probes", type=int, help="questions per task and round")
+    parser.add_argument("--rows", type=int, nargs="*", default=(8, 32), help="that share")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rounds = arguments.rounds or (2 if arguments.quick else 7)
+    probes = arguments.probes or (4 if arguments.quick else 16)
+    report, rng = Report("decoding"), random.Random(arguments.seed)
+    asyncio.run(_guesses(report, rounds=rounds, probes=probes, rng=rng))
+    for rows in arguments.rows:
+        _cascade(report, rows, rounds=rounds, rng=rng)
+    report.note(f"one thread, float32; medians of {rounds} rounds, each with both ways in turn")
+    finish(report, arguments.format)
+
+
+async def _guesses(report: Report, *, rounds: int, probes: int, rng: random.Random) -> None:
+    tokenizer = Answerer(FOLDER).tokenizer
+    shipped = {"model_folder": str(FOLDER)}
+    for name, tasks in (("copies", COPIES), ("labels", LABELS)):
+        asked = [
+            tokenizer.apply_chat_template(
+                list(probe.messages), tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+            for probe in make_probes(tasks, probes, rng.randrange(1 << 20))
+        ]
+        for batch in (1, 8):
+            await _compare(report, f"{name}_batch_{batch}", shipped, asked, 24, batch, rounds)
+    random_model: dict[str, Any] = {"random_model": RandomModelSpec(MODEL, seed=1)}
+    prompts = [[rng.randrange(10, 8_000) for _ in range(256)] for _ in range(4)]
+    for batch in (1, 4):
+        await _compare(report, f"random_batch_{batch}", random_model, prompts, 48, batch, rounds)
+
+
+async def _compare(
+    report: Report,
+    name: str,
+    model: dict[str, Any],
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    batch: int,
+    rounds: int,
+) -> None:
+    """Answer the same prompts with and without guesses, in turn; the first round does not count."""
+    nodes = [_node(model, guesses) for guesses in (0, -1)]
+    for node in nodes:
+        await node.start()
+    try:
+        runs: list[tuple[Run, Run]] = []
+        for number in range(rounds + 1):
+            both = [await _decode(node, prompts, new_tokens, batch) for node in nodes]
+            if both[0].answers != both[1].answers:
+                raise AssertionError("other tokens than without guesses")
+            runs += [(both[0], both[1])] if number else []
+        _report(report, name, runs)
+        stats = nodes[1].speculation
+        if stats.decoded_tokens:
+            report.add(f"{name}_guessed_of_decoded", stats.guessed_tokens / stats.decoded_tokens)
+            report.add(f"{name}_right_of_decoded", stats.right_tokens / stats.decoded_tokens)
+    finally:
+        for node in nodes:
+            await node.stop()
+
+
+def _report(report: Report, name: str, runs: Sequence[tuple[Run, Run]]) -> None:
+    """Give both numbers of both ways, and the median of the rounds' ratios."""
+    for unit in ("tokens_per_s", "answers_per_s"):
+        pairs = [(getattr(plain, unit), getattr(guessing, unit)) for plain, guessing in runs]
+        if all(plain and guessing for plain, guessing in pairs):
+            report.add(f"{name}_plain_{unit}", statistics.median(plain for plain, _ in pairs))
+            report.add(f"{name}_guessing_{unit}", statistics.median(more for _, more in pairs))
+            ratios = [guessing / plain for plain, guessing in pairs]
+            report.add(f"{name}_guessing_speedup_{unit}", statistics.median(ratios))
+
+
+def _node(model: dict[str, Any], guesses: int) -> ComputeNode:
+    config = ComputeConfig(
+        NodeId("compute"), HERE, l1_bytes=256 << 20, block_tokens=BLOCK_TOKENS, publish=False,
+        threads=1, speculative_tokens=guesses, **model,
+    )  # fmt: skip
+    return ComputeNode(config, incarnation=Incarnation(1))
+
+
+async def _decode(
+    node: ComputeNode, prompts: Sequence[list[int]], new_tokens: int, batch: int
+) -> Run:
+    """Answer all prompts, which are in L1, ``batch`` at a time."""
+    answers: list[list[int]] = []
+    decoded, decode_s, whole_s = 0, 0.0, 0.0
+    for first in range(0, len(prompts), batch):
+        part = prompts[first : first + batch]
+        await asyncio.gather(*(_answer(node, prompt, 1) for prompt in part))
+        began = time.perf_counter()
+        timed = await asyncio.gather(*(_answer(node, prompt, new_tokens) for prompt in part))
+        ended = max(end for _, _, end in timed)
+        answers += [tokens for tokens, _, _ in timed]
+        decoded += sum(max(0, len(tokens) - 1) for tokens, _, _ in timed)
+        decode_s += ended - max(begin for _, begin, _ in timed)
+        whole_s += ended - began
+    return Run(answers, decoded / decode_s if decoded else 0.0, len(prompts) / whole_s)
+
+
+async def _answer(
+    node: ComputeNode, prompt: list[int], new_tokens: int
+) -> tuple[list[int], float, float]:
+    """Return the tokens and when the first and the last came."""
+    request = GenerateRequest(
+        new_request_id(), "model", tuple(prompt), NAMESPACE,
+        sampling=SamplingParams(max_tokens=new_tokens),
+    )  # fmt: skip
+    tokens: list[int] = []
+    first = 0.0
+    async for event in node.generate(request):
+        tokens += event.token_ids
+        first = first or time.perf_counter()
+    return tokens, first, time.perf_counter()
+
+
+def _cascade(report: Report, rows: int, *, rounds: int, rng: random.Random) -> None:
+    """Decode rows step by step, each step both ways; the tokens of both must be the same."""
+    shared, own = SHARED_TOKENS // BLOCK_TOKENS, OWN_TOKENS // BLOCK_TOKENS + 1
+    config = ComputeConfig(
+        NodeId("compute"), HERE, random_model=RandomModelSpec(MODEL, seed=1),
+        l1_pages=shared + rows * own + 1, block_tokens=BLOCK_TOKENS, threads=1,
+    )  # fmt: skip
+    decoder = load_model(config).decoder
+    head = np.arange(1, shared + 1)
+    tables = [np.append(head, 1 + shared + own * i + np.arange(own)) for i in range(rows)]
+    _forward(decoder, [_drawn(rng, SHARED_TOKENS, 0, tables[0])])
+    _forward(decoder, [_drawn(rng, OWN_TOKENS, SHARED_TOKENS, table) for table in tables])
+    last, times = [10] * rows, dict[bool, list[float]]({False: [], True: []})
+    for step in range(rounds + 1):
+        at = SHARED_TOKENS + OWN_TOKENS + step
+        chunks = [ChunkInput(np.array([t]), at, tables[i], 1) for i, t in enumerate(last)]
+        found = []
+        for shares in (False, True):
+            began = time.perf_counter()
+            found.append(_forward(decoder, chunks, shares=shares))
+            times[shares] += [time.perf_counter() - began] if step else []
+        if found[0] != found[1]:
+            raise AssertionError("other tokens than with a read per row")
+        last = found[0]
+    plain, sharing = statistics.median(times[False]), statistics.median(times[True])
+    report.add(f"rows_{rows}_plain_tokens_per_s", rows / plain)
+    report.add(f"rows_{rows}_sharing_tokens_per_s", rows / sharing)
+    ratios = [a / b for a, b in zip(times[False], times[True], strict=True)]
+    report.add(f"rows_{rows}_sharing_speedup", statistics.median(ratios))
+
+
+def _drawn(rng: random.Random, count: int, start: int, table: np.ndarray[Any, Any]) -> ChunkInput:
+    ids = np.array([rng.randrange(10, 8_000) for _ in range(count)])
+    return ChunkInput(ids, start, table, 1)
+
+
+def _forward(decoder: Decoder, chunks: Sequence[ChunkInput], *, shares: bool = False) -> list[int]:
+    least = LEAST_SAVED_TOKENS if shares else 1 << 62
+    cpu = torch.device("cpu")
+    batch = build_batch(chunks, block_tokens=BLOCK_TOKENS, device=cpu, least_saved_tokens=least)
+    with torch.inference_mode():
+        tokens = decoder.forward(batch).argmax(dim=-1).tolist()
+    ordered = dict(zip(batch.logit_chunks, tokens, strict=True))
+    return [ordered[i] for i in range(len(chunks))]
+
+
+if __name__ == "__main__":
+    main()
