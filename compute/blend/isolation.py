@@ -101,7 +101,8 @@ class Isolation:
             if not self._is_known(wanted.chunk):
                 if self._must_wait(wanted):
                     return None
-                self.current, self._computing = self._begin(wanted), wanted
+                self.current = self._begin(wanted)
+                self._computing = wanted if self.current is not None else None
                 self.dropped_chunks += self.current is None
             del self._queue[wanted.chunk.name]
         self._tell_idle()
@@ -116,12 +117,16 @@ class Isolation:
             return True
         if not (self._batcher.active or self._batcher.waiting):
             return False
+        if self._pages_for(wanted) >= self._batcher.pool.num_pages:
+            return False  # It never fits: others would wait behind it while the node is busy.
         return bool(self._batcher.waiting and not wanted.is_popular) or not self._fits(wanted)
 
     def _fits(self, wanted: _Wanted) -> bool:
+        return self._pages_for(wanted) <= self._batcher.spare_pages
+
+    def _pages_for(self, wanted: _Wanted) -> int:
         tokens = wanted.chunk.stop - wanted.chunk.start + len(isolation_prefix(wanted.request))
-        pages = len(wanted.chunk.keys) - (-tokens // self._block_tokens)
-        return pages <= self._batcher.spare_pages
+        return len(wanted.chunk.keys) - (-tokens // self._block_tokens)
 
     def _begin(self, wanted: _Wanted) -> EngineSequence | None:
         fits = self._fits(wanted)

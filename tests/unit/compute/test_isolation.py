@@ -134,3 +134,16 @@ def test_what_never_fits_is_dropped_and_the_queue_is_bounded(
     assert rig.queue.dropped_chunks == 2
     rig.queue.stop()
     assert rig.queue.idle.is_set()
+
+
+def test_what_never_fits_blocks_nobody_on_a_busy_node_and_is_tried_again() -> None:
+    rig = Rig(pages=6)
+    rig.caller(8)
+    rig.batcher.plan(0.0)
+    (chunk,) = rig.want(5)
+    assert rig.queue.begin_next() is None and rig.queue.idle.is_set()
+    assert rig.queue.dropped_chunks == 1
+    rig.want(5)
+    assert not rig.queue.idle.is_set(), "somebody may have given it more room"
+    assert rig.queue.begin_next() is None and rig.queue.dropped_chunks == 2
+    assert rig.batcher.pool.lookup(chunk.keys) == []
