@@ -78,6 +78,7 @@ class BlendRun:
     def give_up_load(self) -> None:
         """Go on without what was to be loaded."""
         if self.load is not None:
+            self.load.job.given_up = True
             missing, self.load = self.load.first_block, None
             self._keep([use for use in self.uses if use.name not in missing])
 

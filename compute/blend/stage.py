@@ -228,7 +228,13 @@ class Blends:
 
     def go_on(self, run: BlendRun) -> BlendOutcome | None:
         """Compute one layer of a pass; its outcome after the last one."""
-        outcome = run.go_on(self._decoder)
+        try:
+            outcome = run.go_on(self._decoder)
+        except RuntimeError:  # Torch's. A pass takes a whole prompt at once: memory may not do.
+            self._tiers.cache_errors["blend_failed"] += 1
+            _log.exception("a blending pass failed, its prompt is computed exactly")
+            self._compute_exactly(run)
+            return None
         if outcome is None and not run.uses:
             self._compute_exactly(run)
         return outcome
@@ -254,6 +260,8 @@ class Blends:
         """Drop what a sequence holds here; a loader's own references go when its thread is done."""
         self._lookups.pop(seq_id, None)
         run = self._runs.pop(seq_id, None)
+        if run is not None and run.load is not None:
+            run.load.job.given_up = True  # What is left would only take the line from others.
         for pages in run.pages.values() if run is not None else ():
             self._batcher.pool.release(pages)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from compute.blend.passes import blend_steps
 from compute.blend.run import BlendRun
 from compute.node import ComputeNode
 from kvcore.block_key import chunk_block_keys
@@ -225,3 +226,26 @@ async def test_several_passes_wait_for_late_layers_each_behind_its_own_load() ->
         assert [tokens for tokens, _ in got] == want
         assert all(last.usage.recomputed_tokens > 0 for _, last in got)
         await all_given_back(node)
+
+
+async def test_a_pass_that_fails_costs_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = await stocked()
+
+    def short_of_memory(*args, **options):
+        steps = blend_steps(*args, **options)
+        yield next(steps)
+        yield next(steps)
+        raise RuntimeError("out of memory")
+
+    async with running_node(pool) as node:
+        asked = ask(C, A)
+        want = await exact(node, asked)
+        with monkeypatch.context() as patch:
+            patch.setattr("compute.blend.run.blend_steps", short_of_memory)
+            got, last = await answer(node, asked)
+        assert got == want and last.usage.selector is None
+        assert dict(node.report().cache_errors) == {"blend_failed": 1}
+        assert await node.flush()
+        await all_given_back(node)
+        got, last = await answer(node, replace(asked, use_cache=False, blend=None))
+        assert got == want
