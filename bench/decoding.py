@@ -35,16 +35,23 @@ from kvcore.request import GenerateRequest, SamplingParams
 
 BLOCK_TOKENS = 64
 SHARED_TOKENS, OWN_TOKENS = 2_048, 64
+_LEAST_DECODED = 3
+"""Tokens per answer below which a decoding rate says nothing."""
 COPIES, LABELS = ("lookup", "extract"), ("sentiment", "topic", "category", "review_filter")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All answers of a round, their decoded tokens per second, and answers per second."""
+    """The answers to a few prompts at once, and seconds until the first and the last token."""
 
     answers: list[list[int]]
-    tokens_per_s: float
-    answers_per_s: float
+    first_s: float
+    whole_s: float
+
+    @property
+    def decoded(self) -> int:
+        """Tokens after the first ones."""
+        return sum(max(0, len(tokens) - 1) for tokens in self.answers)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -99,11 +106,15 @@ async def _compare(
     try:
         runs: list[tuple[Run, Run]] = []
         for number in range(rounds + 1):
-            both = [await _decode(node, prompts, new_tokens, batch) for node in nodes]
-            if both[0].answers != both[1].answers:
-                raise AssertionError("other tokens than without guesses")
-            runs += [(both[0], both[1])] if number else []
-        _report(report, name, runs)
+            for first in range(0, len(prompts), batch):
+                part = prompts[first : first + batch]
+                order = nodes if number % 2 else nodes[::-1]
+                both = [await _decode(node, part, new_tokens) for node in order]
+                plain, guessing = both if number % 2 else both[::-1]
+                if plain.answers != guessing.answers:
+                    raise AssertionError("other tokens than without guesses")
+                runs += [(plain, guessing)] if number else []
+        _report(report, name, runs, batch)
         stats = nodes[1].speculation
         if stats.decoded_tokens:
             report.add(f"{name}_guessed_of_decoded", stats.guessed_tokens / stats.decoded_tokens)
@@ -113,15 +124,22 @@ async def _compare(
             await node.stop()
 
 
-def _report(report: Report, name: str, runs: Sequence[tuple[Run, Run]]) -> None:
-    """Give both numbers of both ways, and the median of the rounds' ratios."""
-    for unit in ("tokens_per_s", "answers_per_s"):
-        pairs = [(getattr(plain, unit), getattr(guessing, unit)) for plain, guessing in runs]
-        if all(plain and guessing for plain, guessing in pairs):
-            report.add(f"{name}_plain_{unit}", statistics.median(plain for plain, _ in pairs))
-            report.add(f"{name}_guessing_{unit}", statistics.median(more for _, more in pairs))
-            ratios = [guessing / plain for plain, guessing in pairs]
-            report.add(f"{name}_guessing_speedup_{unit}", statistics.median(ratios))
+def _report(report: Report, name: str, runs: Sequence[tuple[Run, Run]], batch: int) -> None:
+    """Give both numbers of both ways, and the median of the ratios of pairs."""
+    plain_s, guessing_s = (statistics.median(run[i].whole_s for run in runs) for i in (0, 1))
+    report.add(f"{name}_plain_answers_per_s", batch / plain_s)
+    report.add(f"{name}_guessing_answers_per_s", batch / guessing_s)
+    ratios = [plain.whole_s / guessing.whole_s for plain, guessing in runs]
+    report.add(f"{name}_guessing_speedup_of_answers", statistics.median(ratios))
+    speeds = [
+        tuple(run.decoded / (run.whole_s - run.first_s) for run in both)
+        for both in runs
+        if both[0].decoded >= _LEAST_DECODED * batch
+    ]
+    if speeds:
+        report.add(f"{name}_plain_tokens_per_s", statistics.median(x for x, _ in speeds))
+        report.add(f"{name}_guessing_tokens_per_s", statistics.median(x for _, x in speeds))
+        report.add(f"{name}_guessing_speedup", statistics.median(b / a for a, b in speeds))
 
 
 def _node(model: dict[str, Any], guesses: int) -> ComputeNode:
@@ -132,23 +150,13 @@ def _node(model: dict[str, Any], guesses: int) -> ComputeNode:
     return ComputeNode(config, incarnation=Incarnation(1))
 
 
-async def _decode(
-    node: ComputeNode, prompts: Sequence[list[int]], new_tokens: int, batch: int
-) -> Run:
-    """Answer all prompts, which are in L1, ``batch`` at a time."""
-    answers: list[list[int]] = []
-    decoded, decode_s, whole_s = 0, 0.0, 0.0
-    for first in range(0, len(prompts), batch):
-        part = prompts[first : first + batch]
-        await asyncio.gather(*(_answer(node, prompt, 1) for prompt in part))
-        began = time.perf_counter()
-        timed = await asyncio.gather(*(_answer(node, prompt, new_tokens) for prompt in part))
-        ended = max(end for _, _, end in timed)
-        answers += [tokens for tokens, _, _ in timed]
-        decoded += sum(max(0, len(tokens) - 1) for tokens, _, _ in timed)
-        decode_s += ended - max(begin for _, begin, _ in timed)
-        whole_s += ended - began
-    return Run(answers, decoded / decode_s if decoded else 0.0, len(prompts) / whole_s)
+async def _decode(node: ComputeNode, prompts: Sequence[list[int]], new_tokens: int) -> Run:
+    """Answer prompts together that are in L1."""
+    await asyncio.gather(*(_answer(node, prompt, 1) for prompt in prompts))
+    began = time.perf_counter()
+    timed = await asyncio.gather(*(_answer(node, prompt, new_tokens) for prompt in prompts))
+    firsts, lasts = [first for _, first, _ in timed], [last for _, _, last in timed]
+    return Run([tokens for tokens, _, _ in timed], max(firsts) - began, max(lasts) - began)
 
 
 async def _answer(

@@ -20,8 +20,11 @@ _SIZES = (3, 2)
 _ID_BITS = 21
 """Larger ids may collide, which costs a wrong guess."""
 _FIRST_GUESS = 4
-_FIRST_PAUSE = 8
+_CAREFUL_GUESS = 2
+_FIRST_PAUSE = 16
 _LONGEST_PAUSE = 256
+_CROWDED = 0.25
+"""Guesses of which so many must be right are costly: the first ones are short."""
 _HOPE = 0.7
 """Share of a sequence's first guesses that is expected to be right."""
 
@@ -101,7 +104,8 @@ class Pace:
             if least_share <= _HOPE:
                 self._wait()
             return 0
-        return min(self.guess, self.most)
+        unproven = self.share <= _HOPE and least_share > _CROWDED
+        return min(self.guess, self.most, _CAREFUL_GUESS if unproven else self.most)
 
     def _wait(self) -> None:
         self.pause = self.next_pause
@@ -119,9 +123,9 @@ class Pace:
         if right == guessed:
             self.guess, self.next_pause = min(2 * self.guess, self.most), _FIRST_PAUSE
         elif right:
-            self.guess = max(2, right)
+            self.guess = max(_CAREFUL_GUESS, right)
         else:
-            self.guess = max(2, self.guess // 2)
+            self.guess = max(_CAREFUL_GUESS, self.guess // 2)
             self._wait()
 
 

@@ -97,7 +97,7 @@ def test_wrong_guesses_become_rare() -> None:
         else:
             pace.passed(1)
     gaps = np.diff(guesses)
-    assert len(guesses) < 16 and gaps[0] == 9 and gaps[-1] == 257
+    assert len(guesses) < 16 and gaps[0] == 17 and gaps[-1] == 257
     assert pace.guess == 2
 
 
@@ -109,16 +109,17 @@ def test_one_right_guess_after_many_wrong_ones_is_enough_to_go_on() -> None:
     guess = pace.next_guess(0.1)
     pace.checked(guess, guess)
     pace.checked(pace.next_guess(0.1), 0)
-    assert pace.pause == 8
+    assert pace.pause == 16
 
 
 def test_beside_many_others_only_sure_guesses_are_made() -> None:
     pace = Pace(8)
     assert pace.next_guess(0.9) == 0 and pace.pause == 0
+    assert (pace.next_guess(0.1), pace.next_guess(0.4)) == (4, 2), "short, to try"
     pace.checked(4, 4)
     pace.checked(8, 8)
     assert pace.next_guess(0.9) == 8
     pace.checked(8, 1)
-    assert pace.next_guess(0.6) == 0 and pace.pause == 8
-    pace.passed(8)
+    assert pace.next_guess(0.6) == 0 and pace.pause == 16
+    pace.passed(16)
     assert pace.next_guess(0.6) > 0
