@@ -6,7 +6,7 @@ from compute.batcher import Batcher
 from compute.page_pool import PagePool
 from compute.sequence import Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
-from kvcore.request import GenerateRequest, SamplingParams
+from kvcore.request import FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4
 
@@ -82,3 +82,27 @@ def test_an_ended_sequence_gives_all_back_in_any_phase() -> None:
     assert batch.pool.used == 0 and (batch.active, batch.waiting) == (0, 0)
     assert step(batch) == []
     batch.check_invariants()
+
+
+def test_guessed_tokens_count_up_to_the_one_that_ends_the_answer() -> None:
+    batch = batcher()
+    seq = sequence(1, 5)
+    batch.add(seq)
+    step(batch)
+    (chunk,) = batch.plan(0.0).chunks
+    outcome = batch.computed(chunk, (5, 6, 7), stop_ids=(7,))
+    assert (outcome.new_tokens, outcome.finish) == ((5, 6), FinishReason.STOP)
+    assert len(outcome.full_blocks) == 1, "the block that the prompt began"
+    assert (seq.length, seq.computed, seq.committed) == (8, 8, 2)
+    batch.check_invariants()
+
+
+def test_the_last_of_the_tokens_that_follow_is_not_computed_yet() -> None:
+    batch = batcher()
+    seq = sequence(1, 5, new=4)
+    batch.add(seq)
+    step(batch)
+    (chunk,) = batch.plan(0.0).chunks
+    outcome = batch.computed(chunk, (5, 6, 7), ())
+    assert (outcome.new_tokens, outcome.finish) == ((5, 6, 7), FinishReason.LENGTH)
+    assert (seq.length, seq.computed) == (9, 8)

@@ -1,0 +1,27 @@
+"""The decoding benchmark runs, compares its tokens and reports its metrics; none is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+ROOT = Path(__file__).parents[2]
+
+
+def test_guesses_and_shared_reads_stand_beside_the_plain_way() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.decoding", "--quick", "--format", "json",
+         "--rounds", "1", "--probes", "1", "--rows", "2"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    for case in ("copies_batch_1", "labels_batch_8", "random_batch_4"):
+        assert metrics[f"{case}_guessing_speedup_of_answers"] > 0
+    assert metrics["random_batch_1_guessing_speedup"] > 0
+    assert metrics["rows_2_sharing_speedup"] > 0
