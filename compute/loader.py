@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from compute.copy_stream import copies_beside, wait_for_copies
 from compute.finder import Absorb, Source
 from compute.load_figures import LoadFigures
 from compute.pages import L1Pages, LayerWindow
@@ -87,14 +88,8 @@ class Loader:
         held: Held = []
         try:
             self._prepare(job, held)
-            for layer, ready in enumerate(job.layer_ready):
-                if job.given_up:
-                    job.good = 0
-                if job.good:
-                    job.good = self._read_layer(job, layer)
-                ready.set()
-                if job.good:
-                    arrived()
+            with copies_beside(self._pages.kv.device):
+                self._read_layers(job, arrived)
         except BaseException:
             job.good = 0  # Before the events: who sees them reads it at once.
             raise
@@ -104,6 +99,16 @@ class Loader:
             for node, locations in held:
                 with self._absorb():
                     node.release(locations)
+
+    def _read_layers(self, job: LoadJob, arrived: Callable[[], None]) -> None:
+        for layer, ready in enumerate(job.layer_ready):
+            if job.given_up:
+                job.good = 0
+            if job.good:
+                job.good = self._read_layer(job, layer)
+            ready.set()
+            if job.good:
+                arrived()
 
     def _prepare(self, job: LoadJob, held: Held) -> None:
         """Bring up what rests, keep the best copies from eviction, drop those that are gone."""
@@ -202,6 +207,7 @@ class Loader:
         began = self._clock.now()
         with self._absorb():
             window.commit(count)
+            wait_for_copies(self._pages.kv.device)
         if window.is_staged:
             size = sum(len(one) for one in window.ranges[: window.done])
             self._figures.decoded(codec, size, self._clock.now() - began)

@@ -163,7 +163,9 @@ class L1Pages:
         staging = torch.empty(shape, dtype=torch.uint8, pin_memory=self.kv.is_cuda)
 
         def commit(count: int) -> None:
-            layers = self.codecs.fixed(codec).decode(staging[:count].to(self.kv.device))
+            layers = self.codecs.fixed(codec).decode(
+                staging[:count].to(self.kv.device, non_blocking=True)
+            )
             self.kv[layer].index_copy_(0, self._index(pages[:count]), layers)
 
         return LayerWindow(_rows(staging), commit=commit)
