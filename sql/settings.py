@@ -176,8 +176,11 @@ def _real(low: float, high: float) -> Callable[[str], float]:
 def _ratio(text: str) -> float | None:
     if text == "":
         return None
-    number = _real(0, 1)(text)
-    if not number:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not 0 < number <= 1:
         raise ValueError("must be above 0, up to 1")
     return number
 

@@ -85,6 +85,8 @@ def _pieces_of(tokenizer: TextTokenizer, file: Path) -> list[tuple[int, ...]]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {file}: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"{file} is too short: it is empty", hint="20,000 tokens or more")
     tokens = asyncio.run(tokenizer.encode_prompt(text))
     starts = range(0, len(tokens), _PROMPT_TOKENS)
     return [tokens[start : start + _PROMPT_TOKENS] for start in starts][:_MOST_PROMPTS]

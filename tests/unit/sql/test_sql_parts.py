@@ -184,3 +184,9 @@ def test_every_view_has_its_ddl() -> None:
         body = ddl.split(f"VIEW tierkv.{view} AS")[1].split(";")[0]
         for name, type_name in columns.items():
             assert f'"{name}":"{type_name}"' in body
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2", "nan", "inf"])
+def test_a_recompute_ratio_out_of_range_is_refused_with_the_range(text: str) -> None:
+    with pytest.raises(UserError, match="must be above 0, up to 1"):
+        parse_setting("tierkv.recompute_ratio", text)

@@ -65,9 +65,10 @@ def test_what_can_not_be_measured_is_refused_with_a_cure(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="can't read"):
         calibrate(other, prompts=tmp_path / "missing.txt", out=tmp_path)
     short = tmp_path / "short.txt"
-    short.write_text(TEXT)
-    with pytest.raises(ConfigError, match="too short"):
-        calibrate(other, prompts=short, out=tmp_path)
+    for text in (TEXT, "", " \n"):
+        short.write_text(text)
+        with pytest.raises(ConfigError, match="too short"):
+            calibrate(other, prompts=short, out=tmp_path)
     long = tmp_path / "long.txt"
     long.write_text(TEXT * 20)
     with pytest.raises(ConfigError, match="can't write"):
