@@ -1,7 +1,8 @@
 """Run the small benchmarks one after the other and print their numbers.
 
 ``make bench``, or ``python -m bench``. Each is a script of its own: ``python -m bench.reattach``.
-The pool beside its peers takes longer and needs their packages: ``python -m bench.pool``.
+The pool beside its peers takes longer and needs their packages: ``python -m bench.pool``; what
+lossy options cost in answers is ``make quality``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from bench import (
     block_layers,
     chat_reuse,
     codec,
+    compute,
+    controller,
+    decoding,
     front_overhead,
     pipeline,
     reattach,
@@ -23,6 +27,7 @@ from bench.report import parse_arguments
 parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
+    controller, decoding, compute,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])
