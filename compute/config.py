@@ -71,7 +71,8 @@ class ComputeConfig:
         locate_timeout_s: longest wait for the directory.
         threads: torch's intra-op threads; 0 leaves torch's choice.
         speculative_tokens: tokens that a greedy answer may guess ahead, from what it repeats; 0: it
-            does not guess; -1: 8 on CPU, and none on CUDA, where that is not measured.
+            does not guess; -1: 8 with float32 on CPU; none on CUDA, where that is not measured, and
+            none with dtypes so coarse that near ties may end otherwise.
     """
 
     node_id: NodeId
@@ -110,8 +111,12 @@ class ComputeConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
-    def guesses_on(self, device: str) -> int:
-        """Return how many tokens are guessed ahead on a device of that type."""
+    def guesses_on(self, device: str, dtype: str) -> int:
+        """Return how many tokens are guessed ahead on a device of that type with that dtype.
+
+        Coarser dtypes round a row's scores differently when other rows are computed beside it; in
+        float32 that is too little to matter.
+        """
         if self.speculative_tokens >= 0:
             return self.speculative_tokens
-        return 8 if device == "cpu" else 0
+        return 8 if device == "cpu" and dtype == "float32" else 0

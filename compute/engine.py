@@ -131,7 +131,8 @@ class Engine:
         self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
         self._prefetches = Prefetches(self.batcher, self.tiers, self.inbox, config)
         self.drafts = Drafts(
-            config.guesses_on(model.pages.kv.device.type), max_batch_tokens=config.max_batch_tokens
+            config.guesses_on(model.pages.kv.device.type, str(model.pages.layout.dtype)),
+            max_batch_tokens=config.max_batch_tokens,
         )
         self._running = True
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)

@@ -235,7 +235,7 @@ class ComputeSettings(Section):
         default=-1,
         ge=-1,
         le=32,
-        description="tokens a greedy answer may guess ahead; 0: none, -1: 8 on CPU, 0 on GPU",
+        description="tokens a greedy answer may guess ahead; 0: none, -1: 8 in float32 on CPU",
     )
 
 
