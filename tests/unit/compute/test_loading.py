@@ -39,5 +39,7 @@ def test_the_size_of_weights_is_known_before_they_are_there(family) -> None:
     config = node_config(random_model=RandomModelSpec(tiny_config(family)), dtype="bfloat16")
     model = load_model(config)
     layout = model.info.layout
-    assert weights_bytes(model.decoder.arch, layout, torch.device("cpu")) == 2 * model.info.parameters
+    assert (
+        weights_bytes(model.decoder.arch, layout, torch.device("cpu")) == 2 * model.info.parameters
+    )
     assert free_bytes(torch.device("cpu")) != 0
