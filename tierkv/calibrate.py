@@ -42,15 +42,16 @@ def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | No
     Args:
         settings: which model, in which dtype, on which device.
         prompts: a UTF-8 text; may be None for the shipped model.
-        out: file or folder to write to; None is the model folder.
+        out: file or folder to write to; None is the folder of the model that was named.
 
     Returns:
         the file that was written.
 
     Raises:
-        ConfigError: no text was given, it is too short, or the file can't be written.
+        ConfigError: there is no such model folder, no text was given, it is too short, or the
+            file can't be written; for the shipped model also that ``out`` is None.
     """
-    folder = model_folder(settings)
+    folder = _folder_of(settings, out)
     target = folder if out is None else out
     target = target / CALIBRATION_NAME if target.is_dir() else target
     tokenizer = load_tokenizer(folder)
@@ -78,6 +79,19 @@ def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | No
     except OSError as error:
         raise ConfigError(f"can't write {target}: {error}", hint="give --out FILE") from error
     return target
+
+
+def _folder_of(settings: ComputeSettings, out: Path | None) -> Path:
+    """Return the model folder; the tables in the shipped one are part of the installation."""
+    folder = model_folder(settings)
+    if not folder.is_dir():
+        raise ConfigError(f"the model folder {folder} does not exist", hint="check --model")
+    if out is None and not settings.model:
+        raise ConfigError(
+            "the shipped model has its tables already, as a part of the installation",
+            hint="give --out FILE or FOLDER for new ones, or --model FOLDER for another model",
+        )
+    return folder
 
 
 def _pieces_of(tokenizer: TextTokenizer, file: Path) -> list[tuple[int, ...]]:

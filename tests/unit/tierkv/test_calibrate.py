@@ -57,6 +57,22 @@ def test_the_shipped_model_has_tables_of_its_own() -> None:
     assert loaded.decoder.pages.codecs.has(KvCodec.ENTROPY_FINE)
 
 
+def test_the_shipped_tables_are_replaced_only_where_the_caller_says() -> None:
+    shipped = model_folder(settings()) / CALIBRATION_NAME
+    before = shipped.read_bytes()
+    with pytest.raises(ConfigError, match="has its tables already") as refused:
+        calibrate(settings(), prompts=None, out=None)
+    assert "--out" in refused.value.hint
+    assert shipped.read_bytes() == before
+
+
+def test_a_model_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "nonexist"
+    with pytest.raises(ConfigError, match="nonexist does not exist") as refused:
+        calibrate(settings(model=str(missing)), prompts=None, out=None)
+    assert "--model" in refused.value.hint
+
+
 def test_what_can_not_be_measured_is_refused_with_a_cure(tmp_path: Path) -> None:
     other = settings(model=str(model_folder(settings())))
     with pytest.raises(ConfigError) as refused:
