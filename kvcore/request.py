@@ -74,13 +74,14 @@ class Blend:
             the first one is the context every chunk is computed after (its isolation prefix).
         recompute_ratio: share of reused tokens computed again, at least; 1.0 is exact.
         selector: which ones.
-        gradual: with ``hkvd``, choose more at the check layer and fewer on later layers.
+        gradual: with ``hkvd``, choose more at the check layer and fewer on later layers, as the
+            paper does; more answers right for the same work (docs/quality.md).
     """
 
     chunks: tuple[tuple[int, int], ...]
     recompute_ratio: float = 0.15
     selector: BlendSelector = BlendSelector.HKVD
-    gradual: bool = False
+    gradual: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.recompute_ratio <= 1.0:

@@ -29,7 +29,7 @@ class ReusePolicy:
     blend: bool = False
     recompute_ratio: float = 0.15
     selector: BlendSelector = BlendSelector.HKVD
-    gradual: bool = False
+    gradual: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.recompute_ratio <= 1.0:

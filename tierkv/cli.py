@@ -243,7 +243,7 @@ def calibrate(
         Path | None, typer.Option(help="Text like what the model will read (20,000 tokens).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File or folder to write to; else the model folder.")
+        Path | None, typer.Option(help="File or folder to write to; else the --model folder.")
     ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -367,7 +367,8 @@ def namespace_set(
         str | None, typer.Option(help="Which of them: hkvd, query or boundary.")
     ] = None,
     gradual: Annotated[
-        Switch | None, typer.Option(help="With hkvd: more in early layers, fewer in late ones.")
+        Switch | None,
+        typer.Option(help="With hkvd: more in early layers, fewer in late ones (default)."),
     ] = None,
     kv_codec: Annotated[
         str | None,

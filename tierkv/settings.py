@@ -107,7 +107,7 @@ class NamespaceSettings(Section):
         default=BlendSelector.HKVD, description="which tokens: hkvd, query or boundary"
     )
     gradual: bool = Field(
-        default=False, description="with hkvd: more of them in early layers, fewer in late ones"
+        default=True, description="with hkvd: more of them in early layers, fewer in late ones"
     )
     kv_codec: KvCodec | Literal["default"] = Field(
         default="default", description="encoding of their KV below L1; default: the node's own"

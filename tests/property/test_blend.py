@@ -38,7 +38,7 @@ SELECTORS = st.sampled_from([*BlendSelector, "gradual"])
 def blend_by(prompt: Prompt, ratio: float, selector) -> Blend:
     if selector == "gradual":
         return Blend(prompt.chunks, ratio, BlendSelector.HKVD, gradual=True)
-    return Blend(prompt.chunks, ratio, selector)
+    return Blend(prompt.chunks, ratio, selector, gradual=False)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -54,20 +54,20 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         "blend": True,
         "recompute_ratio": 0.15,
         "selector": "hkvd",
-        "gradual": False,
+        "gradual": True,
     }
     (changed,) = shown(
         typed(
             address,
             *("set", "default", "--recompute-ratio", "0.5", "--selector", "query"),
-            *("--kv-codec", "fp8", "--gradual", "on", "--cache", "off", "--format", "json"),
+            *("--kv-codec", "fp8", "--gradual", "off", "--cache", "off", "--format", "json"),
         )
     )
     assert changed == made | {
         "recompute_ratio": 0.5,
         "selector": "query",
         "kv_codec": "fp8",
-        "gradual": True,
+        "gradual": False,
         "cache": False,
     }
     shown(typed(address, "set", "team", "--tenant", "a", "--tenant", "b", "--format", "json"))
