@@ -23,7 +23,7 @@ import torch
 
 from bench.pipeline import MODEL
 from bench.report import Report, finish, make_parser
-from compute.batcher import Chunk
+from compute.batch_plan import Chunk
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from compute.node import ComputeNode
 from compute.saves import NOTHING_SAVED, PassSave

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from compute.batcher import Chunk, LoadOrder
+from compute.batch_plan import Chunk, LoadOrder
 from compute.loader import LoadJob
 from compute.saves import NOTHING_SAVED, PassSave
 

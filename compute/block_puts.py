@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from compute.batcher import FullBlock
+from compute.batch_plan import FullBlock
 from compute.finder import Absorb, BlockFinder
 from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
 from kvcore.ids import NodeId

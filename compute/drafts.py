@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from compute.batcher import Chunk
+from compute.batch_plan import Chunk
 from compute.sequence import Sequence as EngineSequence
 from compute.speculation import NgramIndex, Pace, verified
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from compute.answers import Delivery, draw_for, last_event
 from compute.batch import ChunkInput, ForwardBatch, RawTarget, build_batch
-from compute.batcher import Batcher, Chunk
+from compute.batch_plan import Chunk
+from compute.batcher import Batcher
 from compute.behind_load import BehindLoad
 from compute.blend.isolation import Isolation
 from compute.blend.run import BlendRun

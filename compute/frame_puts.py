@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from compute.batcher import FullBlock
+from compute.batch_plan import FullBlock
 from compute.block_puts import PublishJob
 from compute.codec.frame import LEVELS, Level
 from compute.finder import Absorb, BlockFinder

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from compute.batcher import Batcher, LoadOrder
+from compute.batch_plan import LoadOrder
+from compute.batcher import Batcher
 from compute.behind_load import BehindLoad
 from compute.blend_controller import BlendDecision
 from compute.finder import Source

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compute.batcher import Batcher, LoadOrder
+from compute.batch_plan import LoadOrder
+from compute.batcher import Batcher
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Source
 from compute.inbox import Inbox

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compute.batcher import Batcher, Chunk, ChunkOutcome, FullBlock
+from compute.batch_plan import Chunk, ChunkOutcome, FullBlock
+from compute.batcher import Batcher
 from compute.block_puts import PublishJob
 from compute.handoff import Handoffs
 from compute.publisher import Publication

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from compute.batcher import LoadOrder
+from compute.batch_plan import LoadOrder
 from compute.blend.lookup import FoundChunks, PromptChunk, find_chunks
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig, LoadPolicy

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compute.batcher import Batcher, FullBlock
+from compute.batch_plan import FullBlock
+from compute.batcher import Batcher
 from compute.blend.lookup import PromptChunk, isolation_prefix
 from compute.sequence import Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence

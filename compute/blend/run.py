@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compute.batcher import Chunk, LoadOrder
+from compute.batch_plan import Chunk, LoadOrder
 from compute.blend.lookup import PromptChunk
 from compute.blend.passes import BlendOutcome, blend_steps
 from compute.blend.plan import BlendPlan, ChunkUse

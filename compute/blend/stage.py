@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compute.batcher import Batcher, Chunk, LoadOrder
+from compute.batch_plan import Chunk, LoadOrder
+from compute.batcher import Batcher
 from compute.blend.isolation import Isolation
 from compute.blend.lookup import FoundChunks, PromptChunk, prompt_chunks
 from compute.blend.passes import BlendOutcome

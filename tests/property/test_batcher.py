@@ -13,7 +13,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compute.batcher import Batcher, Chunk, LoadOrder
+from compute.batch_plan import Chunk, LoadOrder
+from compute.batcher import Batcher
 from compute.drafts import Drafts
 from compute.page_pool import PagePool
 from compute.sequence import Phase, Sequence, make_sequence

@@ -1,0 +1,91 @@
+"""What the batcher tells the engine: chunks to compute, blocks to load, blocks that became full.
+
+Plain values. Made by compute/batcher.py, carried out by the engine and those who load and save for
+it; nothing here decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compute.sequence import Sequence
+from kvcore.ids import BlockKey
+from kvcore.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadOrder:
+    """Blocks to load for a sequence; the order holds its own reference on the pages.
+
+    Attributes:
+        seq: whose blocks.
+        first_block: index of the first of them in the prompt.
+        pages: where they go.
+    """
+
+    seq: Sequence
+    first_block: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens ``[start, start + count)`` of a sequence to compute in this step.
+
+    Attributes:
+        samples: whether the chunk reaches the last known token, so that a new one is sampled.
+        loading: whether earlier KV is still being loaded; the result counts only if that succeeds.
+        draft: guessed tokens behind a single known one, computed along to be checked.
+    """
+
+    seq: Sequence
+    start: int
+    count: int
+    samples: bool
+    loading: bool = False
+    draft: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens to compute, guesses included."""
+        return self.count + len(self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the engine should do now.
+
+    Attributes:
+        chunks: computed together in one forward pass.
+        fresh_pages: pages to zero first; they may hold garbage of a failed load.
+        locates: sequences whose next blocks should be looked up in the pool.
+        chunk_lookups: sequences whose chunks behind their exact prefix should be looked up.
+    """
+
+    chunks: tuple[Chunk, ...]
+    fresh_pages: tuple[int, ...]
+    locates: tuple[Sequence, ...]
+    chunk_lookups: tuple[Sequence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FullBlock:
+    """A block that is, or in a moment will be, full and findable.
+
+    Attributes:
+        tokens: of a partial one, which only a handoff publishes; 0 is full.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    page: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOutcome:
+    """What a computed chunk led to; ``finish`` ends the sequence."""
+
+    new_tokens: tuple[int, ...]
+    finish: FinishReason | None
+    full_blocks: tuple[FullBlock, ...]
