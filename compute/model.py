@@ -64,7 +64,7 @@ class Decoder:
         return self.plain_forward(batch) if logits is None else logits
 
     def plain_forward(self, batch: ForwardBatch) -> Tensor:
-        """Do ``forward`` operation by operation."""
+        """Do ``forward`` operation by operation; ``[len(batch.logit_rows), vocab]`` float32."""
         steps = self.layer_steps(batch)
         while True:
             try:
@@ -76,7 +76,8 @@ class Decoder:
     def layer_steps(self, batch: ForwardBatch) -> Generator[int, None, Tensor]:
         """Do ``forward`` in steps: yields each layer's number before it reads that layer's pages.
 
-        Other steps may be computed in between; nothing of a stopped one is shared with them.
+        Returns ``[len(batch.logit_rows), vocab]`` float32, as ``forward`` does. Other steps may be
+        computed in between; nothing of a stopped one is shared with them.
         """
         hidden = embedding(batch.token_ids, self.weights.embedding)
         cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
@@ -96,7 +97,7 @@ class Decoder:
         return q, k, v
 
     def feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        """Return what the layer's second half adds to ``hidden``."""
+        """Return what the layer's second half adds to ``hidden``, both ``[tokens, hidden]``."""
         normed = self._norm(hidden, layer.post_norm)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)
         return layer.down(silu(gate).mul_(up))

@@ -34,8 +34,8 @@ class BlendOutcome:
         logits: of the last token, ``[1, vocab]`` float32.
         recomputed_tokens: reused tokens that were computed again.
         reused_tokens: tokens that came from chunks, recomputed ones included.
-        selected: positions of those computed again, ascending; with gradual filtering, those kept
-            at the check layer.
+        selected: ``[recomputed_tokens]`` int64, positions of those computed again, ascending; with
+            gradual filtering, those kept at the check layer.
     """
 
     logits: Tensor
@@ -81,9 +81,10 @@ class _Pass:
         self._fresh = torch.from_numpy(rows.fresh).to(device)
 
     def scout(self) -> Generator[int, None, Tensor]:
-        """Run the fresh tokens over reused KV; returns the question's attention to reused tokens.
+        """Run the fresh tokens over reused KV; nothing is stored.
 
-        Nothing is stored.
+        Returns:
+            attention: the question's to each reused token, ``[reused_tokens]`` float32.
         """
         active = self._activate(self._reused[:0])
         asking = min(self._rows.question, ASKING_TOKENS)
@@ -102,7 +103,10 @@ class _Pass:
     def run(
         self, selector: Selector, attention: Tensor | None
     ) -> Generator[int, None, BlendOutcome]:
-        """Compute what the selector chooses, and all fresh tokens."""
+        """Compute what the selector chooses, and all fresh tokens.
+
+        ``attention`` is what ``scout`` returned, ``[reused_tokens]``; None without scouting.
+        """
         chosen = self._reused[selector.begin(attention).to(self._reused.device)]
         active, selected = self._activate(chosen), chosen
         hidden = self._embed(active)
@@ -131,7 +135,10 @@ class _Pass:
     def _survivors(
         self, active: _Active, chosen: Tensor, k: Tensor, v: Tensor, keep: int
     ) -> Tensor:
-        """Return the positions of the active reused tokens that deviate most."""
+        """Return the ``[keep]`` int64 positions of the chosen tokens that deviate most, ascending.
+
+        ``k`` and ``v``, ``[active, kv_heads, head_dim]``, are rotated like what was reused.
+        """
         rows = torch.searchsorted(active.positions, chosen)
         old = self._placed.keys[chosen], self._placed.values[chosen]
         return chosen[highest(deviation((k[rows], v[rows]), old), keep)]
@@ -162,5 +169,5 @@ class _Active:
     sin: Tensor
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate queries or keys of these tokens to their positions."""
+        """Rotate their queries or keys, ``[active, heads, head_dim]``, to their positions."""
         return rotate(x, self.cos, self.sin)

@@ -38,7 +38,7 @@ class Selector(Protocol):
     first_read: int
 
     def begin(self, attention: Tensor | None) -> Tensor:
-        """See 1."""
+        """See 1; ``attention`` is ``[n]`` float32, the result int64 indices, each at most once."""
         ...
 
     def keep_at(self, layer: int) -> int | None:
@@ -59,7 +59,7 @@ class BoundarySelector:
         self._chosen = np.flatnonzero(rows.offsets < np.ceil(ratio * rows.lengths - 1e-9))
 
     def begin(self, attention: Tensor | None) -> Tensor:
-        """Return the same tokens for all layers."""
+        """Return the same tokens for all layers, ``[k]`` int64."""
         return torch.from_numpy(self._chosen)
 
     def keep_at(self, layer: int) -> int | None:
@@ -91,7 +91,7 @@ class HkvdSelector:
         self._gradual = gradual
 
     def begin(self, attention: Tensor | None) -> Tensor:
-        """Return all."""
+        """Return all, ``[n]`` int64."""
         return torch.arange(self._reused)
 
     def keep_at(self, layer: int) -> int | None:
@@ -116,7 +116,7 @@ class QuerySelector:
         self._keep = _ceil(ratio * reused)
 
     def begin(self, attention: Tensor | None) -> Tensor:
-        """Return the tokens with most attention."""
+        """Return the tokens with most attention, ``[ceil(ratio * n)]`` int64."""
         assert attention is not None
         return highest(attention, self._keep)
 
@@ -169,7 +169,10 @@ def deviation(fresh: tuple[Tensor, Tensor], reused: tuple[Tensor, Tensor]) -> Te
 
 
 def highest(score: Tensor, count: int) -> Tensor:
-    """Return the indices of the ``count`` highest scores, ascending; ties go to the earlier one."""
+    """Return ``[count]`` int64 indices of the highest of ``[n]`` scores, ascending.
+
+    Ties go to the earlier one.
+    """
     order = torch.sort(score, descending=True, stable=True).indices
     return order[:count].sort().values
 

@@ -32,7 +32,10 @@ class Float8Codec:
         self._dtype = dtype
 
     def encode(self, layers: Tensor) -> Tensor:
-        """Encode; a head of zeros has scale 1."""
+        """Encode; a head of zeros has scale 1.
+
+        ``[blocks, 2, block_tokens, kv_heads, head_dim]`` to uint8 ``[blocks, stored bytes]``.
+        """
         values = layers.float()
         largest = values.abs().amax(dim=(2, 4), keepdim=True)
         scales = torch.where(largest == 0, 1.0, largest / LARGEST)
@@ -42,7 +45,10 @@ class Float8Codec:
         return torch.cat([heads, codes.view(torch.uint8).flatten(1)], dim=1)
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Decode; faster than torch's own cast, which is not vectorised on a CPU."""
+        """Decode; faster than torch's own cast, which is not vectorised on a CPU.
+
+        uint8 ``[blocks, stored bytes]`` to ``[blocks, 2, block_tokens, kv_heads, head_dim]``.
+        """
         heads = stored[:, : self._head_bytes].clone().view(torch.float32) * _HALF_SHIFT
         codes = stored[:, self._head_bytes :].contiguous().view(torch.int8).to(torch.int16)
         # Exponent and mantissa move into those of a float16, 256 times smaller; the sign is there.

@@ -31,7 +31,10 @@ class IntegerCodec:
         self._head_bytes = 4 * (self._channels + self._tokens)
 
     def encode(self, layers: Tensor) -> Tensor:
-        """Encode keys by channel and values by token."""
+        """Encode keys by channel and values by token.
+
+        ``[blocks, 2, block_tokens, kv_heads, head_dim]`` to uint8 ``[blocks, stored bytes]``.
+        """
         keys, key_lowest, key_step = self._quantise(layers[:, 0].float(), dim=1)
         values, value_lowest, value_step = self._quantise(layers[:, 1].float(), dim=3)
         parts = [key_lowest, key_step, value_lowest, value_step]
@@ -52,7 +55,10 @@ class IntegerCodec:
         return codes.nan_to_num_(0.0).to(torch.uint8), lowest, step
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Decode into the layout's dtype, computed in float32."""
+        """Decode into the layout's dtype, computed in float32.
+
+        uint8 ``[blocks, stored bytes]`` to ``[blocks, 2, block_tokens, kv_heads, head_dim]``.
+        """
         head = stored[:, : self._head_bytes].clone().view(torch.bfloat16).float()
         keys, values = self._codes(stored[:, self._head_bytes :])
         shape = (len(stored), 2, *self._shape)
