@@ -1,6 +1,6 @@
 """The compute node measured: reuse from each tier, decoding beside transformers, and blending.
 
-Run ``python -m bench.compute``; ``--quick`` takes under a minute, the whole run about fifteen. On
+Run ``python -m bench.compute``; ``--quick`` takes about a minute, the whole run about fifteen. On
 the CPU with random weights of more than 100 M parameters; the GPU's twin is bench.compute_gpu.
 Layers behind a slow line beside whole blocks are measured by bench.pipeline.
 """
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds, chunk_tokens = (1, 128) if arguments.quick else (5, 512)
         _blend(report, rounds=rounds, chunk_tokens=chunk_tokens, seed=arguments.seed)
     if "ttft" in parts:
-        usual = "512" if arguments.quick else "1024,4096,16384"
+        usual = "320" if arguments.quick else "1024,4096,16384"
         histories = [int(tokens) for tokens in (arguments.histories or usual).split(",")]
         rounds = arguments.rounds or (2 if arguments.quick else 10)
         found = [_ttft(report, tokens, rounds, arguments.seed) for tokens in histories]
@@ -60,7 +60,7 @@ def _ttft(report: Report, tokens: int, rounds: int, seed: int) -> compute_ttft.H
 
 
 def _decode(report: Report, *, quick: bool, seed: int) -> None:
-    new_tokens, rounds = (24, 1) if quick else (64, 5)
+    new_tokens, rounds = (12, 1) if quick else (64, 5)
     results = asyncio.run(
         compute_decode.measure(
             (1, 8), prompt_tokens=128, new_tokens=new_tokens, rounds=rounds, seed=seed

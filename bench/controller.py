@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, help="tokens of the prompt")
     parser.add_argument("--rounds", type=int, help="rounds that count at each rate")
     arguments = parser.parse_args(argv)
-    tokens = arguments.tokens or (768 if arguments.quick else 1_536)
-    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    tokens = arguments.tokens or (640 if arguments.quick else 1_536)
+    rounds = arguments.rounds or (2 if arguments.quick else 5)
     report = Report("controller")
     asyncio.run(_run(report, tokens, rounds, random.Random(arguments.seed)))
     report.note(

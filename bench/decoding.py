@@ -59,20 +59,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__ or "")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--probes", type=int, help="questions per task and round")
+    parser.add_argument("--tokens", type=int, help="that the random model adds to a prompt")
     parser.add_argument("--rows", type=int, nargs="*", default=(8, 32), help="that share")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     rounds = arguments.rounds or (2 if arguments.quick else 7)
-    probes = arguments.probes or (4 if arguments.quick else 16)
+    probes = arguments.probes or (2 if arguments.quick else 16)
+    tokens = arguments.tokens or (12 if arguments.quick else 48)
     report, rng = Report("decoding"), random.Random(arguments.seed)
-    asyncio.run(_guesses(report, rounds=rounds, probes=probes, rng=rng))
+    asyncio.run(_guesses(report, rounds=rounds, probes=probes, tokens=tokens, rng=rng))
     for rows in arguments.rows:
         _cascade(report, rows, rounds=rounds, rng=rng)
     report.note(f"one thread, float32; medians of {rounds} rounds, each with both ways in turn")
     finish(report, arguments.format)
 
 
-async def _guesses(report: Report, *, rounds: int, probes: int, rng: random.Random) -> None:
+async def _guesses(
+    report: Report, *, rounds: int, probes: int, tokens: int, rng: random.Random
+) -> None:
     tokenizer = Answerer(FOLDER).tokenizer
     shipped = {"model_folder": str(FOLDER)}
     for name, tasks in (("copies", COPIES), ("labels", LABELS)):
@@ -87,7 +91,9 @@ async def _guesses(report: Report, *, rounds: int, probes: int, rng: random.Rand
     random_model: dict[str, Any] = {"random_model": RandomModelSpec(MODEL, seed=1)}
     prompts = [[rng.randrange(10, 8_000) for _ in range(256)] for _ in range(4)]
     for batch in (1, 4):
-        await _compare(report, f"random_batch_{batch}", random_model, prompts, 48, batch, rounds)
+        await _compare(
+            report, f"random_batch_{batch}", random_model, prompts, tokens, batch, rounds
+        )
 
 
 async def _compare(
