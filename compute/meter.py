@@ -6,8 +6,6 @@ average; single writers or the GIL keep each assignment whole.
 
 from __future__ import annotations
 
-from kvcore.location import Tier
-
 _NEW_SHARE = 0.3
 
 
@@ -48,7 +46,3 @@ class TierMeter:
         self.read_bytes += size_bytes
         self.read_time_s += seconds
         self.rate.add(size_bytes, seconds)
-
-
-ASSUMED_BYTES_PER_S = {Tier.L2: 2e9, Tier.L3: 5e8, Tier.L4: 2e8}
-"""Until measured: optimistic, so that the first load happens and is measured."""
