@@ -432,7 +432,7 @@ async def test_admin_views(generator: InstantGenerator) -> None:
         ("dmp-0 shm: same host; no rdma: no RDMA device here; tcp: 127.0.0.1:7401",)
     ]
     assert await rows(session, "SELECT * FROM tierkv.namespaces") == [
-        ("own", "own", True, None, False, 0.15, "hkvd", False),
+        ("own", "own", True, None, False, 0.15, "hkvd", True),
         ("team", "ann, bob", True, "fp8", True, 0.3, "hkvd", True),
     ]
     assert await rows(session, "SELECT blend_refusal FROM tierkv.models") == [("",)]
