@@ -64,30 +64,32 @@ def block_keys(key: NamespaceKey, token_ids: Sequence[int], *, block_tokens: int
     return keys
 
 
-def chunk_block_keys(
-    key: NamespaceKey,
-    isolation_prefix_ids: Sequence[int],
-    token_ids: Sequence[int],
-    *,
-    block_tokens: int,
-) -> list[BlockKey]:
-    """Name the blocks of a position-free chunk; the last one may be partial.
+class ChunkNamer:
+    """Names the blocks of position-free chunks that were computed after one isolation prefix.
 
     The chunk key is the same hash in its own domain, over the chunk's tokens and what it was
-    computed after, not over what stands before it in a prompt. Block i follows from it and i.
+    computed after, not over what stands before it in a prompt. Block i follows from it and i. The
+    prefix is hashed once, however many chunks there are.
     """
-    mac = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunk")
-    prefix = _token_bytes(isolation_prefix_ids)
-    mac.update(len(prefix).to_bytes(8, "little"))
-    mac.update(prefix)
-    mac.update(_token_bytes(token_ids))
-    chunk = mac.digest()
-    keys: list[BlockKey] = []
-    for index in range(-(-len(token_ids) // block_tokens)):
-        block = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunkblk")
-        block.update(chunk + index.to_bytes(4, "little"))
-        keys.append(BlockKey(block.digest()))
-    return keys
+
+    def __init__(self, key: NamespaceKey, isolation_prefix_ids: Sequence[int]) -> None:
+        self._key = key
+        self._mac = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunk")
+        prefix = _token_bytes(isolation_prefix_ids)
+        self._mac.update(len(prefix).to_bytes(8, "little"))
+        self._mac.update(prefix)
+
+    def block_keys(self, token_ids: Sequence[int], *, block_tokens: int) -> list[BlockKey]:
+        """Name every block of a chunk; the last one may be partial. O(len(token_ids))."""
+        mac = self._mac.copy()
+        mac.update(_token_bytes(token_ids))
+        chunk = mac.digest()
+        keys: list[BlockKey] = []
+        for index in range(-(-len(token_ids) // block_tokens)):
+            block = blake2b(key=self._key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-chunkblk")
+            block.update(chunk + index.to_bytes(4, "little"))
+            keys.append(BlockKey(block.digest()))
+        return keys
 
 
 def tail_key(key: NamespaceKey, parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from compute.finder import Source
 from kvcore import limits
-from kvcore.block_key import ROOT_PARENT, chunk_block_keys
+from kvcore.block_key import ROOT_PARENT, ChunkNamer
 from kvcore.ids import BlockKey
 from kvcore.request import GenerateRequest
+
+MOST_MISSES = 32
+"""Questions to the pool that may end at a missing chunk, per request."""
 
 Find = Callable[[Sequence[BlockKey]], list[tuple[Source, ...]]]
 """Sources of the longest prefix of some keys that the pool holds (compute/finder.py)."""
@@ -51,31 +54,28 @@ def isolation_prefix(request: GenerateRequest) -> tuple[int, ...]:
 
 
 def prompt_chunks(request: GenerateRequest, *, block_tokens: int) -> tuple[PromptChunk, ...]:
-    """Name a request's chunks; hashes the prefix once per chunk, O(chunks * prefix + prompt)."""
+    """Name a request's chunks; O(prompt)."""
     assert request.blend is not None
-    prefix = isolation_prefix(request)
+    namer = ChunkNamer(request.namespace_key, isolation_prefix(request))
     return tuple(
-        PromptChunk(start, stop, tuple(keys))
+        PromptChunk(
+            start,
+            stop,
+            tuple(namer.block_keys(request.token_ids[start:stop], block_tokens=block_tokens)),
+        )
         for start, stop in request.blend.chunks
-        for keys in [
-            chunk_block_keys(
-                request.namespace_key,
-                prefix,
-                request.token_ids[start:stop],
-                block_tokens=block_tokens,
-            )
-        ]
     )
 
 
 def find_chunks(chunks: Sequence[PromptChunk], find: Find) -> FoundChunks:
     """Find the chunks that the pool holds as a whole.
 
-    Asks about as many as possible in one call, and once more behind each one that is missing.
+    Asks about as many as possible in one call, and once more behind each one that is missing. After
+    ``MOST_MISSES`` of those the others count as missing too: the request waits for the answers.
     """
     found: FoundChunks = {}
-    rest = list(chunks)
-    while rest:
+    rest, misses = list(chunks), 0
+    while rest and misses < MOST_MISSES:
         asked = _fitting(rest)
         sources = find([key for chunk in asked for key in chunk.keys])
         for chunk in asked:
@@ -84,6 +84,7 @@ def find_chunks(chunks: Sequence[PromptChunk], find: Find) -> FoundChunks:
                 break
             found[chunk.name], sources = sources[:count], sources[count:]
         done = sum(1 for chunk in asked if chunk.name in found)
+        misses += done < len(asked)
         rest = rest[done if done == len(asked) else done + 1 :]
     return found
 

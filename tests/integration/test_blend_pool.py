@@ -11,7 +11,7 @@ import pytest
 from compute.config import LoadPolicy
 from compute.node import ComputeNode
 from dmp.transport.select import connect_pool_node
-from kvcore.block_key import chunk_block_keys
+from kvcore.block_key import ChunkNamer
 from kvcore.ids import HostId
 from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector
@@ -69,7 +69,7 @@ async def test_a_flipped_bit_in_a_chunk_costs_only_time(rig) -> None:
         await known(node, A, B, C)
         asked = doc_request([B, C, A], ratio=1.0)
         prefix, key = asked.token_ids[: len(HEAD)], asked.namespace_key
-        name = chunk_block_keys(key, prefix, C, block_tokens=8)[2]
+        name = ChunkNamer(key, prefix).block_keys(C, block_tokens=8)[2]
         slot = next(block.location.slot for block in rig.node.inventory() if block.key == name)
         size = rig.node._state.table.extents.of(slot).slot_bytes
         rig.node.segment.payload(slot, size, 5, 6)[0] ^= 4

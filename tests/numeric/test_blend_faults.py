@@ -14,7 +14,7 @@ import pytest
 from compute.blend.passes import blend_steps
 from compute.blend.run import BlendRun
 from compute.node import ComputeNode
-from kvcore.block_key import chunk_block_keys
+from kvcore.block_key import ChunkNamer
 from kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
 from kvcore.request import BlendSelector, FinishReason
 from tests.fix_blend import DOCS, HEAD, all_given_back, doc_request, exact, hits, known
@@ -46,7 +46,9 @@ class FaultyPoolNode(MemoryPoolNode):
                 raise self.bad[read.location.slot]
 
     def spoil(self, doc, block: int, error: Exception) -> None:
-        keys = chunk_block_keys(make_request([1]).namespace_key, SHORT_HEAD, doc, block_tokens=8)
+        keys = ChunkNamer(make_request([1]).namespace_key, SHORT_HEAD).block_keys(
+            doc, block_tokens=8
+        )
         self.bad[self.sealed[keys[block]].slot] = error
 
 

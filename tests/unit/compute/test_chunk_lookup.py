@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compute.blend.lookup import PromptChunk, find_chunks, prompt_chunks
+from compute.blend.lookup import MOST_MISSES, PromptChunk, find_chunks, prompt_chunks
 from compute.finder import Source
 from kvcore import limits
-from kvcore.block_key import ROOT_PARENT, chunk_block_keys
+from kvcore.block_key import ROOT_PARENT, ChunkNamer
 from kvcore.location import Tier
 from kvcore.request import Blend
 from tests.fix_model import make_request
@@ -43,7 +43,7 @@ def chunks_of(*lengths: int) -> tuple[PromptChunk, ...]:
 def test_names_are_those_of_the_tokens_after_the_head() -> None:
     one, two = chunks_of(9, 16)
     key = make_request([1]).namespace_key
-    assert list(two.keys) == chunk_block_keys(key, range(3), range(12, 28), block_tokens=8)
+    assert list(two.keys) == ChunkNamer(key, range(3)).block_keys(range(12, 28), block_tokens=8)
     assert (one.start, one.stop, len(one.keys), len(two.keys)) == (3, 12, 2, 2)
     assert one.parent(0) == ROOT_PARENT and one.parent(1) == one.keys[0] == one.name
 
@@ -67,6 +67,15 @@ def test_a_missing_block_means_a_missing_chunk_and_one_more_question(missing: in
     assert set(found) == {chunk.name for i, chunk in enumerate(chunks) if i != missing}
     assert all(len(sources) == 3 for sources in found.values())
     assert len(pool.asked) == (1 if missing == 2 else 2)
+
+
+def test_after_many_misses_the_others_count_as_missing() -> None:
+    chunks = chunks_of(*[8] * (MOST_MISSES + 2))
+    pool = Pool(chunks[-1])
+    assert find_chunks(chunks, pool.find) == {}
+    assert len(pool.asked) == MOST_MISSES
+    assert set(find_chunks(chunks[1:], pool.find)) == set()
+    assert set(find_chunks(chunks[2:], pool.find)) == {chunks[-1].name}
 
 
 def test_questions_keep_the_limit_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:

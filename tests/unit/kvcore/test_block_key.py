@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from kvcore.block_key import (
     ROOT_PARENT,
+    ChunkNamer,
     block_keys,
-    chunk_block_keys,
     namespace_key,
     next_block_key,
     tail_key,
@@ -58,12 +58,8 @@ def test_block_keys_are_golden(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["chunks"])
 def test_chunk_keys_are_golden(vector: dict[str, Any]) -> None:
-    keys = chunk_block_keys(
-        KEYS[vector["namespace"]],
-        vector["isolation_prefix_ids"],
-        vector["token_ids"],
-        block_tokens=vector["block_tokens"],
-    )
+    namer = ChunkNamer(KEYS[vector["namespace"]], vector["isolation_prefix_ids"])
+    keys = namer.block_keys(vector["token_ids"], block_tokens=vector["block_tokens"])
     assert [key.hex() for key in keys] == vector["keys"]
 
 
@@ -117,14 +113,14 @@ def test_tenants_and_revisions_share_no_key(token_ids: list[int]) -> None:
 
 def test_a_chunk_is_not_a_first_block() -> None:
     first = block_keys(KEYS[0], [1, 2, 3, 4], block_tokens=4)[0]
-    chunk = chunk_block_keys(KEYS[0], (), [1, 2, 3, 4], block_tokens=4)
+    chunk = ChunkNamer(KEYS[0], ()).block_keys([1, 2, 3, 4], block_tokens=4)
     assert chunk != [first]
     assert tail_key(KEYS[0], ROOT_PARENT, [1, 2, 3, 4]) not in (first, *chunk)
 
 
 def test_a_chunk_has_another_name_after_another_prefix_or_with_a_token_more() -> None:
     names = [
-        chunk_block_keys(KEYS[0], prefix, ids, block_tokens=4)[0]
+        ChunkNamer(KEYS[0], prefix).block_keys(ids, block_tokens=4)[0]
         for prefix, ids in [
             ((), (1, 2, 3, 4)),
             ((1,), (2, 3, 4)),
