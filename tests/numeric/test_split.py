@@ -227,7 +227,8 @@ async def test_a_prefetch_that_fails_leaves_nothing_wrong_behind(call: str) -> N
 async def test_a_prefetch_takes_only_pages_to_spare() -> None:
     prompt = prompt_of(300)
     pool = MemoryPoolNode()
-    async with running_node(pool) as first:
+    async with running_node(pool, l1_pages=201) as first:
+        # So many pages that none of the 37 blocks finds the publisher's queue full.
         await answer(first, make_request(prompt))
         assert await first.flush()
     async with running_node(pool, l1_pages=41) as second:
