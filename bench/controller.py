@@ -11,22 +11,17 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
+from bench.memory_pool import memory_pool
 from bench.pipeline import BLOCK_TOKENS, HERE, MODEL, THERE, answer
 from bench.report import Report, finish, make_parser
 from bench.throttled import ThrottledPoolNode
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from compute.node import ComputeNode
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
 from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
 from kvcore.ids import Incarnation, NodeId
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -53,13 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _run(report: Report, tokens: int, rounds: int, rng: random.Random) -> None:
     torch.manual_seed(1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        dmp = DmpNode(
-            DmpConfig(NodeId("dmp"), THERE, f"{Path(folder)}/segment", capacity_bytes=256 << 20),
-            NullReporter(),
-            SystemClock(),
-        )
-        dmp.start()
+    with memory_pool(THERE, capacity_bytes=256 << 20) as dmp:
         line = ThrottledPoolNode(InprocPoolNode(dmp), host=THERE)
         node = ComputeNode(_config(), incarnation=Incarnation(1))
         await node.start()
@@ -68,7 +57,6 @@ async def _run(report: Report, tokens: int, rounds: int, rng: random.Random) -> 
         finally:
             await node.stop()
             line.close()
-            dmp.stop()
 
 
 def _config() -> ComputeConfig:

@@ -10,25 +10,20 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.memory_pool import memory_pool
 from bench.report import Report, finish, make_parser
 from bench.throttled import Order, ThrottledPoolNode
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from compute.makespan import one_after_the_other, pipelined
 from compute.node import ComputeNode
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
 from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
 from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from kvcore.request import GenerateRequest, SamplingParams
 
@@ -86,13 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _run(report: Report, sizes: Sizes, rng: random.Random) -> None:
     torch.manual_seed(1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        dmp = DmpNode(
-            DmpConfig(NodeId("dmp"), THERE, f"{Path(folder)}/segment", capacity_bytes=256 << 20),
-            NullReporter(),
-            SystemClock(),
-        )
-        dmp.start()
+    with memory_pool(THERE, capacity_bytes=256 << 20) as dmp:
         line = ThrottledPoolNode(InprocPoolNode(dmp), host=THERE)
         try:
             history = [rng.randrange(10, 8_000) for _ in range(sizes.history_tokens)]
@@ -100,7 +89,6 @@ async def _run(report: Report, sizes: Sizes, rng: random.Random) -> None:
             await _measure(report, line, history, sizes, rng)
         finally:
             line.close()
-            dmp.stop()
 
 
 def _node(line: ThrottledPoolNode, *, publish: bool) -> ComputeNode:

@@ -12,27 +12,22 @@ import asyncio
 import itertools
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from bench.memory_pool import memory_pool
 from bench.pipeline import MODEL
 from bench.report import Report, finish, make_parser
 from compute.batch_plan import Chunk
 from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from compute.node import ComputeNode
 from compute.saves import NOTHING_SAVED, PassSave
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
 from dmp.pool_node import PutGrant, PutRequest, RangeWrite
 from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
 from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from kvcore.request import GenerateRequest, SamplingParams
 
@@ -102,20 +97,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _run(report: Report, sizes: Sizes, rng: random.Random) -> None:
     torch.manual_seed(1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        dmp = DmpNode(
-            DmpConfig(NodeId("dmp"), HERE, f"{Path(folder)}/segment", capacity_bytes=512 << 20),
-            NullReporter(),
-            SystemClock(),
-        )
-        dmp.start()
+    with memory_pool(HERE, capacity_bytes=512 << 20) as dmp:
         line = Line(dmp)
         try:
             await _measure_handoff(report, line, sizes, rng)
             await _measure_saves(report, line, sizes, rng)
         finally:
             line.close()
-            dmp.stop()
 
 
 @asynccontextmanager

@@ -1,0 +1,32 @@
+"""A DMP node in this process, for benchmarks that need a pool and no network.
+
+Used by bench.pipeline, bench.split and bench.controller, each behind a line of its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dmp.config import DmpConfig
+from dmp.node import DmpNode
+from kvcore.block_event import NullReporter
+from kvcore.clock import SystemClock
+from kvcore.ids import HostId, NodeId
+
+
+@contextmanager
+def memory_pool(host: HostId, *, capacity_bytes: int) -> Iterator[DmpNode]:
+    """Run a node on ``host`` over a segment in shared memory; both are gone afterwards."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        config = DmpConfig(
+            NodeId("dmp"), host, f"{Path(folder)}/segment", capacity_bytes=capacity_bytes
+        )
+        dmp = DmpNode(config, NullReporter(), SystemClock())
+        dmp.start()
+        try:
+            yield dmp
+        finally:
+            dmp.stop()
