@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-rdma test-slow check fuzz bench quality proto format clean model
+.PHONY: help setup demo test test-rdma test-slow check fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,7 +34,8 @@ test-slow: setup ## Run the slow tests too
 check: setup ## Lint, types, import contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy compute dbfront dmp kvcore kvwire metaserver scheduler sql storage tierkv
+	$(BIN)/mypy compute dbfront dmp kvcore kvwire metaserver policies scheduler \
+	  simulator sql storage tierkv
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/house
 

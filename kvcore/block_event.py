@@ -26,6 +26,7 @@ class BlockStored:
         location: the slot; None for L1.
         model: model name, for the views.
         tenant: who may read it, for the views.
+        session: whose conversation stored it, for the views; empty when unknown.
     """
 
     key: BlockKey
@@ -35,6 +36,7 @@ class BlockStored:
     location: Location | None = None
     model: str = ""
     tenant: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

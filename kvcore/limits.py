@@ -57,3 +57,8 @@ MAX_REPLAY_ROUNDS: Final = 64
 
 MAX_CALLS_PER_STATEMENT: Final = 1_000_000
 MAX_QUEUED_REQUESTS: Final = 100_000
+MAX_LEASE_S: Final = 3_600.0
+"""Longest time one reserve or extend may ask for; a lost owner holds memory no longer than that."""
+
+MAX_LEASES: Final = 100_000
+"""Live leases of one meta server; more reserve nothing."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from kvcore import limits
 from kvcore.ids import NamespaceKey, RequestId
 from kvcore.layout import KvCodec
+from kvcore.reuse_hint import ReuseHint
 
 
 class FinishReason(StrEnum):
@@ -117,6 +118,7 @@ class GenerateRequest:
             the node's own codec. It is part of ``namespace_key`` when it is set.
         prepared_for: ``ModelInfo.identity`` of the weights and KV layout that ``namespace_key``
             names; a node of others refuses it. Empty: the sender answers for that.
+        hint: what is known about when its KV will be wanted again; None: nothing.
     """
 
     request_id: RequestId
@@ -133,6 +135,7 @@ class GenerateRequest:
     blend: Blend | None = None
     kv_codec: KvCodec | None = None
     prepared_for: str = ""
+    hint: ReuseHint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
+from kvcore.reuse_hint import ReuseHint
 from kvwire.check import check_count, checked_amount, checked_choice, checked_name
 from kvwire.convert import (
     codec_from_proto,
@@ -90,6 +91,29 @@ def blend_from_proto(message: pb.Blend) -> Blend:
         raise UserError(str(error)) from error
 
 
+def hint_to_proto(hint: ReuseHint) -> pb.ReuseHint:
+    """Convert a ReuseHint."""
+    return pb.ReuseHint(
+        next_turn=hint.next_turn,
+        next_turn_s=hint.next_turn_s,
+        pending_calls=hint.pending_calls,
+        pending_tokens=hint.pending_tokens,
+    )
+
+
+def hint_from_proto(message: pb.ReuseHint) -> ReuseHint:
+    """Convert a ReuseHint; UserError for a time that is negative or not finite."""
+    try:
+        return ReuseHint(
+            next_turn=message.next_turn if message.HasField("next_turn") else None,
+            next_turn_s=message.next_turn_s if message.HasField("next_turn_s") else None,
+            pending_calls=message.pending_calls,
+            pending_tokens=message.pending_tokens,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def _blend(message: pb.GenerateRequest) -> Blend | None:
     if not message.HasField("blend"):
         return None
@@ -118,6 +142,7 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         blend=None if request.blend is None else blend_to_proto(request.blend),
         kv_codec="" if request.kv_codec is None else request.kv_codec.value,
         prepared_for=request.prepared_for,
+        hint=None if request.hint is None else hint_to_proto(request.hint),
     )
 
 

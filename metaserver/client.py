@@ -7,15 +7,19 @@ which means "no hits", never an error to a user.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvcore.block_event import EventBatch
-from kvcore.ids import BlockKey, Incarnation, NamespaceKey, NodeId
+from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId
 from kvcore.location import Replica
 from kvcore.node import NodeInfo, NodeReport
 from kvcore.reuse_policy import ReusePolicy
+
+MAX_LISTED_REPLICAS: Final = 4
+"""Replicas of a block in a locate's answer unless the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +66,20 @@ class LocateReply:
     """Where a chain is.
 
     Attributes:
-        replicas: per block of the longest known pool prefix (L2-L4), its replicas; never empty
-            inside the prefix.
+        replicas: per block of the longest known pool prefix (L2-L4), its replicas, best first for
+            the reader that was named; never empty inside the prefix. Nothing at all where no
+            replicas were asked for.
         coverage: compute nodes that have at least one block in L1 or on their host.
+        prefix_blocks: blocks of the longest prefix the pool holds (L2-L4).
+        memory_blocks: the same without disks: each block is in somebody's DMP memory.
+        lease: keeps what was found; NO_LEASE when nothing was reserved.
     """
 
-    replicas: tuple[tuple[Replica, ...], ...] = ()
+    replicas: Sequence[tuple[Replica, ...]] = ()
     coverage: tuple[NodeCoverage, ...] = ()
-
-    @property
-    def prefix_blocks(self) -> int:
-        """Blocks of the longest prefix the pool holds."""
-        return len(self.replicas)
+    prefix_blocks: int = 0
+    memory_blocks: int = 0
+    lease: LeaseId = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """One copy of a block, for the admin view; ages are seconds."""
+    """One copy of a block, for the admin view; ages are seconds.
+
+    ``heat`` is uses per hour, fading; ``leases`` counts live leases that cover the block.
+    """
 
     key: BlockKey
     parent: BlockKey
@@ -111,6 +120,9 @@ class BlockRecord:
     age_s: float
     idle_s: float
     hits: int
+    session: str = ""
+    heat: float = 0.0
+    leases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +149,17 @@ class MetaClient(Protocol):
     1. Every method raises DirectoryUnavailableError when the server can't be reached in time, and
        after ``close``.
     2. ``locate`` takes at most limits.MAX_CHAIN_BLOCKS keys, in chain order, in one round trip;
-       more is a LocalProtocolError.
+       more is a LocalProtocolError. Of each block it lists up to ``max_replicas``, those on host
+       ``reader`` first. With ``reserve_s`` it reserves what it found: the nodes that hold it are
+       asked to keep it until the lease is ended or that time is over.
     3. ``report_events`` is idempotent by (node_id, incarnation, seq).
     4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive.
-    5. ``resolve_namespace`` and ``put_namespace`` raise UserError for names that can't be.
+    5. ``extend_lease`` sets a new time from now; ``end_lease`` commits (``used``: it counts as a use
+       of the blocks) or aborts. Both answer False for a lease that is unknown or over.
+    6. ``holds`` yields what a node is asked to keep, first everything that is on at the time, until
+       the iterator is closed; it ends with DirectoryUnavailableError when the server is lost, and
+       at once for a node that is not registered.
+    7. ``resolve_namespace`` and ``put_namespace`` raise UserError for names that can't be.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -153,7 +172,20 @@ class MetaClient(Protocol):
 
     async def report_events(self, batch: EventBatch) -> ReportReply: ...
 
-    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply: ...
+    async def locate(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        reserve_s: float = 0.0,
+    ) -> LocateReply: ...
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool: ...
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool: ...
+
+    def holds(self, node_id: NodeId, incarnation: Incarnation) -> AsyncIterator[HoldOrder]: ...
 
     async def resolve_namespace(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes

@@ -88,6 +88,43 @@ class Blend(_message.Message):
 Global___Blend: _TypeAlias = Blend  # noqa: Y015
 
 @_typing.final
+class ReuseHint(_message.Message):
+    """When this KV will be wanted again, as far as known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_TURN_FIELD_NUMBER: _builtins.int
+    NEXT_TURN_S_FIELD_NUMBER: _builtins.int
+    PENDING_CALLS_FIELD_NUMBER: _builtins.int
+    PENDING_TOKENS_FIELD_NUMBER: _builtins.int
+    next_turn: _builtins.bool
+    next_turn_s: _builtins.float
+    pending_calls: _builtins.int
+    pending_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        next_turn: _builtins.bool | None = ...,
+        next_turn_s: _builtins.float | None = ...,
+        pending_calls: _builtins.int = ...,
+        pending_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_turn", b"_next_turn", "_next_turn_s", b"_next_turn_s", "next_turn", b"next_turn", "next_turn_s", b"next_turn_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_turn", b"_next_turn", "_next_turn_s", b"_next_turn_s", "next_turn", b"next_turn", "next_turn_s", b"next_turn_s", "pending_calls", b"pending_calls", "pending_tokens", b"pending_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_turn: _TypeAlias = _typing.Literal["next_turn"]  # noqa: Y015
+    _WhichOneofArgType__next_turn: _TypeAlias = _typing.Literal["_next_turn", b"_next_turn"]  # noqa: Y015
+    _WhichOneofReturnType__next_turn_s: _TypeAlias = _typing.Literal["next_turn_s"]  # noqa: Y015
+    _WhichOneofArgType__next_turn_s: _TypeAlias = _typing.Literal["_next_turn_s", b"_next_turn_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_turn) -> _WhichOneofReturnType__next_turn | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_turn_s) -> _WhichOneofReturnType__next_turn_s | None: ...
+
+Global___ReuseHint: _TypeAlias = ReuseHint  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -105,6 +142,7 @@ class GenerateRequest(_message.Message):
     BLEND_FIELD_NUMBER: _builtins.int
     KV_CODEC_FIELD_NUMBER: _builtins.int
     PREPARED_FOR_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     namespace_key: _builtins.bytes
@@ -126,6 +164,10 @@ class GenerateRequest(_message.Message):
     def blend(self) -> Global___Blend:
         """absent: exact"""
 
+    @_builtins.property
+    def hint(self) -> Global___ReuseHint:
+        """absent: nothing known"""
+
     def __init__(
         self,
         *,
@@ -143,10 +185,11 @@ class GenerateRequest(_message.Message):
         blend: Global___Blend | None = ...,
         kv_codec: _builtins.str = ...,
         prepared_for: _builtins.str = ...,
+        hint: Global___ReuseHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "hint", b"hint", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "handoff", b"handoff", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "prepared_for", b"prepared_for", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "handoff", b"handoff", "hint", b"hint", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "prepared_for", b"prepared_for", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

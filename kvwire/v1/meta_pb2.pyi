@@ -159,12 +159,14 @@ class BlockStored(_message.Message):
     LOCATION_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     parent: _builtins.bytes
     tier: _builtins.str
     tokens: _builtins.int
     model: _builtins.str
     tenant: _builtins.str
+    session: _builtins.str
     @_builtins.property
     def location(self) -> _common_pb2.Location: ...
     def __init__(
@@ -177,10 +179,11 @@ class BlockStored(_message.Message):
         location: _common_pb2.Location | None = ...,
         model: _builtins.str = ...,
         tenant: _builtins.str = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "location", b"location", "model", b"model", "parent", b"parent", "tenant", b"tenant", "tier", b"tier", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "location", b"location", "model", b"model", "parent", b"parent", "session", b"session", "tenant", b"tenant", "tier", b"tier", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,19 +305,163 @@ class LocateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    MAX_REPLICAS_FIELD_NUMBER: _builtins.int
+    RESERVE_S_FIELD_NUMBER: _builtins.int
     keys: _builtins.bytes
+    reader: _builtins.str
+    """host of whoever will read: its replicas come first; may be empty"""
+    max_replicas: _builtins.int
+    """most replicas listed per block; 0 lists none and only counts"""
+    reserve_s: _builtins.float
+    """above 0: keep what was found for so long, under a lease"""
     def __init__(
         self,
         *,
         keys: _builtins.bytes = ...,
+        reader: _builtins.str = ...,
+        max_replicas: _builtins.int = ...,
+        reserve_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "max_replicas", b"max_replicas", "reader", b"reader", "reserve_s", b"reserve_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocateRequest: _TypeAlias = LocateRequest  # noqa: Y015
+
+@_typing.final
+class ExtendLeaseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    ttl_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        lease: _builtins.int = ...,
+        ttl_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendLeaseRequest: _TypeAlias = ExtendLeaseRequest  # noqa: Y015
+
+@_typing.final
+class ExtendLeaseReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendLeaseReply: _TypeAlias = ExtendLeaseReply  # noqa: Y015
+
+@_typing.final
+class EndLeaseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    used: _builtins.bool
+    """commit: the blocks were taken; false: abort"""
+    def __init__(
+        self,
+        *,
+        lease: _builtins.int = ...,
+        used: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndLeaseRequest: _TypeAlias = EndLeaseRequest  # noqa: Y015
+
+@_typing.final
+class EndLeaseReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndLeaseReply: _TypeAlias = EndLeaseReply  # noqa: Y015
+
+@_typing.final
+class HoldsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldsRequest: _TypeAlias = HoldsRequest  # noqa: Y015
+
+@_typing.final
+class HoldOrder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    keys: _builtins.bytes
+    """16 bytes each; empty: all that the lease holds"""
+    ttl_s: _builtins.float
+    """0: let go"""
+    def __init__(
+        self,
+        *,
+        lease: _builtins.int = ...,
+        keys: _builtins.bytes = ...,
+        ttl_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "lease", b"lease", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldOrder: _TypeAlias = HoldOrder  # noqa: Y015
 
 @_typing.final
 class NodeCoverage(_message.Message):
@@ -389,9 +536,18 @@ class LocateReply(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
+    MEMORY_BLOCKS_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    prefix_blocks: _builtins.int
+    """longest prefix the pool (L2-L4) holds"""
+    memory_blocks: _builtins.int
+    """longest prefix in somebody's DMP memory"""
+    lease: _builtins.int
+    """0: nothing was reserved"""
     @_builtins.property
     def replica_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """per block of the longest prefix the pool (L2-L4) holds"""
+        """per block of that prefix, unless no replicas were asked for"""
 
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaHolder]: ...
@@ -424,10 +580,13 @@ class LocateReply(_message.Message):
         generation: _abc.Iterable[_builtins.int] | None = ...,
         length: _abc.Iterable[_builtins.int] | None = ...,
         coverage: _abc.Iterable[Global___NodeCoverage] | None = ...,
+        prefix_blocks: _builtins.int = ...,
+        memory_blocks: _builtins.int = ...,
+        lease: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "generation", b"generation", "holder", b"holder", "holders", b"holders", "length", b"length", "replica_counts", b"replica_counts", "segment", b"segment", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "generation", b"generation", "holder", b"holder", "holders", b"holders", "lease", b"lease", "length", b"length", "memory_blocks", b"memory_blocks", "prefix_blocks", b"prefix_blocks", "replica_counts", b"replica_counts", "segment", b"segment", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -622,6 +781,9 @@ class BlockRecord(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    HEAT_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     parent: _builtins.bytes
     node_id: _builtins.str
@@ -633,6 +795,11 @@ class BlockRecord(_message.Message):
     age_s: _builtins.float
     idle_s: _builtins.float
     hits: _builtins.int
+    session: _builtins.str
+    heat: _builtins.float
+    """uses per hour, fading"""
+    leases: _builtins.int
+    """live leases that cover it"""
     def __init__(
         self,
         *,
@@ -647,10 +814,13 @@ class BlockRecord(_message.Message):
         age_s: _builtins.float = ...,
         idle_s: _builtins.float = ...,
         hits: _builtins.int = ...,
+        session: _builtins.str = ...,
+        heat: _builtins.float = ...,
+        leases: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "hits", b"hits", "idle_s", b"idle_s", "key", b"key", "model", b"model", "node_id", b"node_id", "parent", b"parent", "size_bytes", b"size_bytes", "tenant", b"tenant", "tier", b"tier", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "heat", b"heat", "hits", b"hits", "idle_s", b"idle_s", "key", b"key", "leases", b"leases", "model", b"model", "node_id", b"node_id", "parent", b"parent", "session", b"session", "size_bytes", b"size_bytes", "tenant", b"tenant", "tier", b"tier", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

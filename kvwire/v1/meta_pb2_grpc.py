@@ -59,6 +59,21 @@ class MetaStub:
                 request_serializer=kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
                 response_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
                 _registered_method=True)
+        self.ExtendLease = channel.unary_unary(
+                '/tierkv.v1.Meta/ExtendLease',
+                request_serializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
+                response_deserializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.FromString,
+                _registered_method=True)
+        self.EndLease = channel.unary_unary(
+                '/tierkv.v1.Meta/EndLease',
+                request_serializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.SerializeToString,
+                response_deserializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.FromString,
+                _registered_method=True)
+        self.Holds = channel.unary_stream(
+                '/tierkv.v1.Meta/Holds',
+                request_serializer=kvwire_dot_v1_dot_meta__pb2.HoldsRequest.SerializeToString,
+                response_deserializer=kvwire_dot_v1_dot_meta__pb2.HoldOrder.FromString,
+                _registered_method=True)
         self.ResolveNamespace = channel.unary_unary(
                 '/tierkv.v1.Meta/ResolveNamespace',
                 request_serializer=kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.SerializeToString,
@@ -115,6 +130,25 @@ class MetaServicer:
 
     def Locate(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExtendLease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndLease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Holds(self, request, context):
+        """What a node is asked to keep; one stream per node, open while it lives.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -176,6 +210,21 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateRequest.FromString,
                     response_serializer=kvwire_dot_v1_dot_meta__pb2.LocateReply.SerializeToString,
+            ),
+            'ExtendLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExtendLease,
+                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.FromString,
+                    response_serializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.SerializeToString,
+            ),
+            'EndLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndLease,
+                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.FromString,
+                    response_serializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.SerializeToString,
+            ),
+            'Holds': grpc.unary_stream_rpc_method_handler(
+                    servicer.Holds,
+                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.HoldsRequest.FromString,
+                    response_serializer=kvwire_dot_v1_dot_meta__pb2.HoldOrder.SerializeToString,
             ),
             'ResolveNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.ResolveNamespace,
@@ -338,6 +387,87 @@ class Meta:
             '/tierkv.v1.Meta/Locate',
             kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
             kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExtendLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/ExtendLease',
+            kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
+            kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/EndLease',
+            kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.SerializeToString,
+            kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Holds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tierkv.v1.Meta/Holds',
+            kvwire_dot_v1_dot_meta__pb2.HoldsRequest.SerializeToString,
+            kvwire_dot_v1_dot_meta__pb2.HoldOrder.FromString,
             options,
             channel_credentials,
             insecure,

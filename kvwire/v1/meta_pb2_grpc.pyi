@@ -36,6 +36,10 @@ class MetaStub:
     Deregister: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DeregisterRequest, _meta_pb2.DeregisterReply]
     ReportEvents: _grpc.UnaryUnaryMultiCallable[_meta_pb2.EventBatch, _meta_pb2.ReportReply]
     Locate: _grpc.UnaryUnaryMultiCallable[_meta_pb2.LocateRequest, _meta_pb2.LocateReply]
+    ExtendLease: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ExtendLeaseRequest, _meta_pb2.ExtendLeaseReply]
+    EndLease: _grpc.UnaryUnaryMultiCallable[_meta_pb2.EndLeaseRequest, _meta_pb2.EndLeaseReply]
+    Holds: _grpc.UnaryStreamMultiCallable[_meta_pb2.HoldsRequest, _meta_pb2.HoldOrder]
+    """What a node is asked to keep; one stream per node, open while it lives."""
     ResolveNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ResolveNamespaceRequest, _meta_pb2.NamespaceGrant]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListNodesRequest, _meta_pb2.ListNodesReply]
     ListBlocks: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListBlocksRequest, _meta_pb2.ListBlocksReply]
@@ -50,6 +54,10 @@ class MetaAsyncStub(MetaStub):
     Deregister: _aio.UnaryUnaryMultiCallable[_meta_pb2.DeregisterRequest, _meta_pb2.DeregisterReply]  # type: ignore[assignment]
     ReportEvents: _aio.UnaryUnaryMultiCallable[_meta_pb2.EventBatch, _meta_pb2.ReportReply]  # type: ignore[assignment]
     Locate: _aio.UnaryUnaryMultiCallable[_meta_pb2.LocateRequest, _meta_pb2.LocateReply]  # type: ignore[assignment]
+    ExtendLease: _aio.UnaryUnaryMultiCallable[_meta_pb2.ExtendLeaseRequest, _meta_pb2.ExtendLeaseReply]  # type: ignore[assignment]
+    EndLease: _aio.UnaryUnaryMultiCallable[_meta_pb2.EndLeaseRequest, _meta_pb2.EndLeaseReply]  # type: ignore[assignment]
+    Holds: _aio.UnaryStreamMultiCallable[_meta_pb2.HoldsRequest, _meta_pb2.HoldOrder]  # type: ignore[assignment]
+    """What a node is asked to keep; one stream per node, open while it lives."""
     ResolveNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.ResolveNamespaceRequest, _meta_pb2.NamespaceGrant]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListNodesRequest, _meta_pb2.ListNodesReply]  # type: ignore[assignment]
     ListBlocks: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListBlocksRequest, _meta_pb2.ListBlocksReply]  # type: ignore[assignment]
@@ -91,6 +99,28 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.LocateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.LocateReply, _abc.Awaitable[_meta_pb2.LocateReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ExtendLease(
+        self,
+        request: _meta_pb2.ExtendLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ExtendLeaseReply, _abc.Awaitable[_meta_pb2.ExtendLeaseReply]]: ...
+
+    @_abc_1.abstractmethod
+    def EndLease(
+        self,
+        request: _meta_pb2.EndLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.EndLeaseReply, _abc.Awaitable[_meta_pb2.EndLeaseReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Holds(
+        self,
+        request: _meta_pb2.HoldsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_meta_pb2.HoldOrder], _abc.AsyncIterator[_meta_pb2.HoldOrder]]:
+        """What a node is asked to keep; one stream per node, open while it lives."""
 
     @_abc_1.abstractmethod
     def ResolveNamespace(

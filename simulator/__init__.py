@@ -1,0 +1,1 @@
+"""Virtual time: traces replayed through the cores that production runs."""
