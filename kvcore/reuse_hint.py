@@ -1,8 +1,8 @@
 """What the caller knows about when a request's KV will be wanted again.
 
 Made by the front (a session's client, or the plan of a statement), carried with the request, used
-by eviction (policies/). A hint moves blocks up or down in the order of eviction; it never changes an
-answer.
+by eviction (policies/). A hint moves blocks up or down in the order of eviction; it never changes
+an answer.
 """
 
 from __future__ import annotations

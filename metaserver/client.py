@@ -154,8 +154,8 @@ class MetaClient(Protocol):
        asked to keep it until the lease is ended or that time is over.
     3. ``report_events`` is idempotent by (node_id, incarnation, seq).
     4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive.
-    5. ``extend_lease`` sets a new time from now; ``end_lease`` commits (``used``: it counts as a use
-       of the blocks) or aborts. Both answer False for a lease that is unknown or over.
+    5. ``extend_lease`` sets a new time from now; ``end_lease`` commits (``used``: it counts as a
+       use of the blocks) or aborts. Both answer False for a lease that is unknown or over.
     6. ``holds`` yields what a node is asked to keep, first everything that is on at the time, until
        the iterator is closed; it ends with DirectoryUnavailableError when the server is lost, and
        at once for a node that is not registered.

@@ -1,1 +1,1 @@
-"""What is worth keeping: eviction and admission as pure cores, for every cache and the simulator."""
+"""What is worth keeping: eviction and admission as pure cores, for caches and simulator."""
