@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long one example takes says something about the machine, not about the code.
-settings.register_profile("tierkv", deadline=None, print_blob=True)
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile(
+    "tierkv", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tierkv")
 
 pytest_plugins: list[str] = [
