@@ -1,0 +1,79 @@
+"""Leaf-LRU: the least recently used block goes, of one request the deepest first.
+
+The plain baseline that is hard to beat while the cache holds the live set, and what `default` does
+until it has learned something. Together with a cache that offers leaves only, it equals an LRU that
+touches the end of a prompt before its head.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from policies.eviction import BlockFacts
+
+_SPARE_ENTRIES: Final = 64
+"""Dropping entries that count no more is not worth it for fewer."""
+
+
+class LeafLru:
+    """An EvictionPolicy that looks at nothing but the last use.
+
+    Attributes:
+        _order: position by resident handle: (request of the last use, minus depth).
+        _offered: handles that may go.
+        _queue: heap of (position, handle), with entries that count no more.
+        _request: number of the request whose blocks are being named.
+        _last: time and depth of the last call, by which requests are told apart.
+    """
+
+    def __init__(self) -> None:
+        self._order: dict[int, tuple[int, int]] = {}
+        self._offered: set[int] = set()
+        self._queue: list[tuple[tuple[int, int], int]] = []
+        self._request = 0
+        self._last = (float("-inf"), 0)
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self.used(handle, facts, now)
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        depth = facts.depth
+        if self._last[0] != now or depth <= self._last[1]:
+            self._request += 1
+        self._last = (now, depth)
+        self._order[handle] = (self._request, -depth)
+        if handle in self._offered:
+            self._push(handle)
+
+    def left(self, handle: int, now: float) -> None:
+        self._offered.discard(handle)
+        del self._order[handle]
+
+    def offer(self, handle: int) -> None:
+        if handle not in self._offered:
+            self._offered.add(handle)
+            self._push(handle)
+
+    def withdraw(self, handle: int) -> None:
+        self._offered.discard(handle)
+
+    def victim(self, now: float) -> int | None:
+        queue = self._queue
+        while queue:
+            order, handle = queue[0]
+            if handle in self._offered and self._order[handle] == order:
+                return handle
+            heapq.heappop(queue)
+        return None
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+    def _push(self, handle: int) -> None:
+        queue = self._queue
+        if len(queue) > 2 * len(self._offered) + _SPARE_ENTRIES:
+            queue[:] = [(self._order[h], h) for h in self._offered]
+            heapq.heapify(queue)
+        else:
+            heapq.heappush(queue, (self._order[handle], handle))

@@ -1,0 +1,35 @@
+"""Policies by name: what a cache is built with, and what settings may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from policies.eviction import EvictionPolicy
+from policies.leaf_lru import LeafLru
+
+PolicyMaker = Callable[[int, int], EvictionPolicy]
+"""Makes a policy for a cache of so many blocks, with a seed."""
+
+PRODUCTION_POLICIES: Final[dict[str, PolicyMaker]] = {
+    "leaf_lru": lambda capacity_blocks, seed: LeafLru(),
+}
+"""For caches that offer leaves only."""
+
+
+def make_policy(name: str, capacity_blocks: int, *, seed: int = 0) -> EvictionPolicy:
+    """Return a fresh policy.
+
+    Args:
+        name: one of PRODUCTION_POLICIES.
+        capacity_blocks: how many blocks the cache can hold; bounds what the policy remembers.
+        seed: of the policy's own chance.
+
+    Raises:
+        ValueError: no policy has that name.
+    """
+    maker = PRODUCTION_POLICIES.get(name)
+    if maker is None:
+        known = ", ".join(sorted(PRODUCTION_POLICIES))
+        raise ValueError(f"unknown eviction policy {name!r}; known: {known}")
+    return maker(max(1, capacity_blocks), seed)
