@@ -30,6 +30,7 @@ def block_event_to_proto(event: BlockEvent) -> pb.BlockEvent:
             location=location,
             model=event.model,
             tenant=event.tenant,
+            session=event.session,
         )
     )
 
@@ -57,6 +58,7 @@ def _stored_from_proto(message: pb.BlockStored) -> BlockStored:
         location=location_from_proto(message.location) if has_location else None,
         model=message.model,
         tenant=message.tenant,
+        session=message.session,
     )
 
 

@@ -1,4 +1,4 @@
-"""A node's side of the meta server: register, heartbeat, send block events, and keep at it.
+"""A node's side of the meta server: register, heartbeat, send block events, hear what to keep.
 
 Every DMP and compute process runs one NodeAgent; the composition root wires it. A node serves with
 or without a directory, so DirectoryUnavailableError ends here: the agent logs the change and tries
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final
 
 from kvcore.block_event import EventBatch
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import DirectoryUnavailableError, StaleEpochError
+from kvcore.hold import HoldOrder
 from kvcore.node import NodeInfo, NodeReport
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
@@ -44,6 +45,7 @@ class NodeAgent:
         *,
         clock: Clock | None = None,
         batch_delay_s: float = 0.02,
+        on_hold: Callable[[HoldOrder], None] | None = None,
     ) -> None:
         """Make an agent; ``start`` begins.
 
@@ -54,6 +56,8 @@ class NodeAgent:
             report_source: called in the event loop for each heartbeat; must be quick.
             clock: for ``contact_age_s``.
             batch_delay_s: how long events are gathered before a batch is sent.
+            on_hold: called in the event loop for each order to keep or let go of blocks, also for
+                those it has heard before; must be quick. None: the node keeps nothing on demand.
         """
         self._meta = meta
         self._info = info
@@ -61,6 +65,7 @@ class NodeAgent:
         self._report_source = report_source
         self._clock = clock or SystemClock()
         self._batch_delay_s = batch_delay_s
+        self._on_hold = on_hold
         self._registered = asyncio.Event()
         self._unknown = asyncio.Event()
         self._work = asyncio.Event()
@@ -90,7 +95,9 @@ class NodeAgent:
                 loop.call_soon_threadsafe(self._work.set)
 
         self._reporter.set_wake(wake)
-        loops = (self._stay_registered, self._send_events)
+        loops = [self._stay_registered, self._send_events]
+        if self._on_hold is not None:
+            loops.append(self._follow_holds)
         self._tasks = [asyncio.create_task(self._forever(run)) for run in loops]
 
     async def flush(self, *, timeout_s: float = 10.0) -> None:
@@ -181,6 +188,26 @@ class NodeAgent:
         await self._work.wait()
         if not self._flushing:
             await asyncio.sleep(self._batch_delay_s)
+
+    async def _follow_holds(self) -> None:
+        """Pass on orders while they come; a lost stream is opened again, first soon, then later."""
+        for retry_s in _backoff():
+            await self._registered.wait()
+            if await self._hear_orders():
+                return
+            await asyncio.sleep(retry_s)
+
+    async def _hear_orders(self) -> bool:
+        """Read one stream of orders to its end; answers whether anything was heard."""
+        assert self._on_hold is not None
+        heard = False
+        stream = self._meta.holds(self._info.node_id, self._info.incarnation)
+        async with aclosing(stream) as orders:
+            with suppress(DirectoryUnavailableError):
+                async for order in orders:
+                    heard = True
+                    self._on_hold(order)
+        return heard
 
     async def _next_batch(self) -> EventBatch | None:
         if self._reporter.inventory_due:

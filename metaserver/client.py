@@ -7,7 +7,7 @@ which means "no hits", never an error to a user.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -185,7 +185,9 @@ class MetaClient(Protocol):
 
     async def end_lease(self, lease: LeaseId, *, used: bool) -> bool: ...
 
-    def holds(self, node_id: NodeId, incarnation: Incarnation) -> AsyncIterator[HoldOrder]: ...
+    def holds(
+        self, node_id: NodeId, incarnation: Incarnation
+    ) -> AsyncGenerator[HoldOrder, None]: ...
 
     async def resolve_namespace(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from kvcore.ids import BlockKey, HostId, NodeId
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Replica, Tier
 from kvcore.node import NodeInfo, NodeRole
-from metaserver.client import BlockListing, BlockRecord, LocateReply, NodeCoverage
+from metaserver.client import (
+    MAX_LISTED_REPLICAS,
+    BlockListing,
+    BlockRecord,
+    LocateReply,
+    NodeCoverage,
+)
 from metaserver.feed import Feed, Verdict
 
 _POOL_TIERS = frozenset({Tier.L2, Tier.L4})
@@ -108,6 +114,11 @@ class Directory:
         """Return the nodes whose events are taken."""
         return tuple(self._holders)
 
+    def incarnation_of(self, node_id: NodeId) -> Incarnation | None:
+        """Return the life of a node whose events are taken; None when it has none."""
+        holder = self._holders.get(node_id)
+        return None if holder is None else holder.info.incarnation
+
     def wants_inventory(self, node_id: NodeId) -> bool:
         """Whether something of that node is missing, and no inventory is under way."""
         holder = self._holders.get(node_id)
@@ -137,7 +148,15 @@ class Directory:
             holder.unconfirmed = None
         return True
 
-    def locate(self, keys: Sequence[BlockKey], now: float) -> LocateReply:
+    def locate(
+        self,
+        keys: Sequence[BlockKey],
+        now: float,
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        use: bool = True,
+    ) -> LocateReply:
         """Find the longest known prefix of a chain, and who has how much of it near.
 
         One pass over the chain, until neither the pool nor any node has the next block.
@@ -147,6 +166,7 @@ class Directory:
         l1_blocks: dict[int, int] = {}
         l2_blocks: dict[int, int] = {}
         replicas: list[tuple[Replica, ...]] = []
+        memory_blocks = 0
         for index, key in enumerate(keys):
             block = self._blocks.get(key)
             in_pool = block is not None and bool(block.pool) and len(replicas) == index
@@ -158,12 +178,38 @@ class Directory:
             if block is None or not (in_pool or near):
                 break
             if in_pool:
-                replicas.append(block.pool)
-            block.touched_at = now
-            block.hits += 1
+                replicas.append(_best_first(block.pool, reader)[:max_replicas])
+                in_memory = any(replica.tier is Tier.L2 for replica in block.pool)
+                memory_blocks += in_memory and memory_blocks == index
+            if use:
+                block.touched_at = now
+                block.hits += 1
         _note_end(in_l1, len(keys), l1_blocks)
         _note_end(near, len(keys), l2_blocks)
-        return LocateReply(tuple(replicas), self._coverage(l1_blocks, l2_blocks))
+        return LocateReply(
+            tuple(replicas) if max_replicas else (),
+            self._coverage(l1_blocks, l2_blocks),
+            prefix_blocks=len(replicas),
+            memory_blocks=memory_blocks,
+        )
+
+    def use(self, keys: Sequence[BlockKey], now: float) -> None:
+        """Count a use of those blocks that are still there."""
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is not None:
+                block.touched_at = now
+                block.hits += 1
+
+    def holders(self, keys: Sequence[BlockKey]) -> dict[NodeId, bytes]:
+        """Return which of ``keys`` each node has in memory (L1, L2), concatenated, in order."""
+        held: dict[NodeId, list[bytes]] = {}
+        for key in keys:
+            block = self._blocks.get(key)
+            nodes = self._copies(block) if block is not None else ()
+            for node_id in dict.fromkeys(node for node, tier in nodes if tier is not Tier.L4):
+                held.setdefault(node_id, []).append(key)
+        return {node_id: b"".join(names) for node_id, names in held.items()}
 
     def list_blocks(self, limit: int, now: float) -> BlockListing:
         """Return up to ``limit`` copies, those of the newest blocks first."""
@@ -310,6 +356,12 @@ def _is_its_own(holder: _Holder, event: BlockStored) -> bool:
 
 def _without(pool: tuple[Replica, ...], node_id: NodeId, tier: Tier) -> tuple[Replica, ...]:
     return tuple(r for r in pool if r.node != node_id or r.tier is not tier)
+
+
+def _best_first(pool: tuple[Replica, ...], reader: HostId | None) -> tuple[Replica, ...]:
+    if len(pool) == 1:
+        return pool
+    return tuple(sorted(pool, key=lambda r: (r.tier is Tier.L4, r.host != reader)))
 
 
 def _union(bits: Iterable[int]) -> int:

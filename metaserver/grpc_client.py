@@ -7,7 +7,8 @@ hits". Only what the caller must change (UserError, StaleEpochError) comes back 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -21,7 +22,8 @@ from kvcore.errors import (
     TierKVError,
     UserError,
 )
-from kvcore.ids import BlockKey, Incarnation, NodeId
+from kvcore.hold import HoldOrder, LeaseId
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
 from kvwire import convert
 from kvwire.channels import open_channel
@@ -31,6 +33,7 @@ from kvwire.v1 import meta_pb2 as pb
 from kvwire.v1 import meta_pb2_grpc as rpc
 from metaserver import wire, wire_locate
 from metaserver.client import (
+    MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,
     LocateReply,
@@ -90,11 +93,47 @@ class GrpcMeta:
             lambda reply: ReportReply(reply.accepted, reply.send_inventory),
         )
 
-    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply:
-        request = pb.LocateRequest(keys=wire_locate.keys_to_bytes(keys))
+    async def locate(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        reserve_s: float = 0.0,
+    ) -> LocateReply:
+        request = pb.LocateRequest(
+            keys=wire_locate.keys_to_bytes(keys),
+            reader=reader or "",
+            max_replicas=max_replicas,
+            reserve_s=reserve_s,
+        )
         return await self._call(
             "Locate", request, lambda reply: wire_locate.locate_reply_from_proto(reply, keys)
         )
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
+        request = pb.ExtendLeaseRequest(lease=lease, ttl_s=ttl_s)
+        return await self._call("ExtendLease", request, lambda reply: bool(reply.known))
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        request = pb.EndLeaseRequest(lease=lease, used=used)
+        return await self._call("EndLease", request, lambda reply: bool(reply.known))
+
+    async def holds(
+        self, node_id: NodeId, incarnation: Incarnation
+    ) -> AsyncGenerator[HoldOrder, None]:
+        request = pb.HoldsRequest(node_id=node_id, incarnation=incarnation)
+        stream = self._method("Holds")(request)
+        try:
+            while True:
+                with self._translating("Holds"):
+                    message = await stream.read()
+                    if message is grpc.aio.EOF:
+                        return
+                    order = wire.hold_order_from_proto(message)
+                yield order
+        finally:
+            stream.cancel()
 
     async def resolve_namespace(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
@@ -137,10 +176,16 @@ class GrpcMeta:
     async def _call(
         self, method: str, request: Any, convert_reply: Callable[[Any], _Value]
     ) -> _Value:
-        """Make one RPC and turn every failure into the error the contract names."""
-        try:
+        with self._translating(method):
             reply = await self._method(method)(request, timeout=self._timeout_s)
             return convert_reply(reply)
+        raise AssertionError("the block above returns or raises")
+
+    @contextmanager
+    def _translating(self, method: str) -> Iterator[None]:
+        """Turn every failure of an RPC into the error the contract names."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             raise self._translated(method, error) from error
         except RemoteProtocolError as error:
@@ -156,13 +201,13 @@ class GrpcMeta:
                 raise self._closed_error() from None
             raise
 
-    def _method(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def _method(self, name: str) -> Callable[..., Any]:
         if self._closed:
             raise self._closed_error()
         if self._channel is None:
             self._channel = open_channel(self._address, token=self._token)
             self._stub = rpc.MetaStub(self._channel)
-        method: Callable[..., Awaitable[Any]] = getattr(self._stub, name)
+        method: Callable[..., Any] = getattr(self._stub, name)
         return method
 
     def _closed_error(self) -> DirectoryUnavailableError:

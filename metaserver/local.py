@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvcore import limits
 from kvcore.block_event import EventBatch
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import DirectoryUnavailableError, LocalProtocolError, UserError
-from kvcore.ids import BlockKey, Incarnation, NodeId
+from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
 from metaserver.client import (
+    MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,
     LocateReply,
@@ -28,6 +30,7 @@ from metaserver.client import (
     ReportReply,
 )
 from metaserver.config import MetaConfig
+from metaserver.hold_streams import HoldStreams
 from metaserver.namespaces import NamespaceStore
 from metaserver.state import MetaState
 
@@ -40,24 +43,29 @@ class LocalMeta:
 
     Attributes:
         state: the pure core, touched only under ``_lock``.
+        _streams: hold orders on their way to nodes.
     """
 
     def __init__(self, config: MetaConfig | None = None, *, clock: Clock | None = None) -> None:
         """Open the durable state; ConfigError when the database can't be used."""
         config = config or MetaConfig()
-        self.state = MetaState(config)
+        self._clock = clock or SystemClock()
+        # Leases of an earlier life must stay unknown: number them from the time of this start.
+        self.state = MetaState(config, first_lease=int(self._clock.wall() * 1_000) << 20)
         self._namespaces = NamespaceStore(
             config.database,
             cluster_secret=config.cluster_secret,
             default_policy=config.default_policy,
         )
-        self._clock = clock or SystemClock()
+        self._streams = HoldStreams()
         self._lock = threading.Lock()
         self._closed = False
 
     async def register(self, info: NodeInfo) -> Registration:
         with self._open():
-            return self.state.register(info, self._clock.now())
+            registration = self.state.register(info, self._clock.now())
+            self._end_stale_streams()
+            return registration
 
     async def heartbeat(
         self, node_id: NodeId, incarnation: Incarnation, report: NodeReport
@@ -68,18 +76,63 @@ class LocalMeta:
     async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
         with self._open():
             self.state.deregister(node_id, incarnation)
+            self._end_stale_streams()
 
     async def report_events(self, batch: EventBatch) -> ReportReply:
         with self._open():
             return self.state.report(batch, self._clock.now())
 
-    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply:
+    async def locate(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        reserve_s: float = 0.0,
+    ) -> LocateReply:
         if len(keys) > limits.MAX_CHAIN_BLOCKS:
             raise LocalProtocolError(
                 f"a locate of {len(keys)} blocks; at most {limits.MAX_CHAIN_BLOCKS} go in one call"
             )
         with self._open():
-            return self.state.locate(keys, self._clock.now())
+            located = self.state.locate(
+                keys,
+                self._clock.now(),
+                reader=reader,
+                max_replicas=max_replicas,
+                reserve_s=reserve_s,
+            )
+            self._streams.send(located.orders)
+            return located.reply
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
+        with self._open():
+            change = self.state.extend_lease(lease, ttl_s, self._clock.now())
+            self._streams.send(change.orders)
+            return change.lease != NO_LEASE
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        with self._open():
+            change = self.state.end_lease(lease, self._clock.now(), used=used)
+            self._streams.send(change.orders)
+            return change.lease != NO_LEASE
+
+    async def holds(
+        self, node_id: NodeId, incarnation: Incarnation
+    ) -> AsyncGenerator[HoldOrder, None]:
+        with self._open():
+            orders = self.state.orders_of(node_id, incarnation, self._clock.now())
+            if orders is None:
+                return
+            stream = self._streams.open(node_id, incarnation, orders)
+        try:
+            while (asked := await stream.take()) is not None:
+                yield asked.order()
+        finally:
+            with self._lock:
+                self._streams.close(stream)
+        if self._closed:
+            raise DirectoryUnavailableError("the meta server in this process is closed")
 
     async def resolve_namespace(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
@@ -113,7 +166,16 @@ class LocalMeta:
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._streams.end_all()
                 self._namespaces.close()
+
+    def _end_stale_streams(self) -> None:
+        self._streams.end_unless(self.state.directory.incarnation_of)
+
+    def end_holds(self) -> None:
+        """End all streams of orders, which would keep a server from stopping."""
+        with self._lock:
+            self._streams.end_all()
 
     @contextmanager
     def _open(self) -> Iterator[None]:

@@ -65,6 +65,8 @@ class MetaServer:
         """Let running calls end for ``grace_s``, then close; calling it twice is fine."""
         if self._bound is not None:
             await self._health.enter_graceful_shutdown()
+            if self.local is not None:
+                self.local.end_holds()
             await self._bound.server.stop(grace_s)
             self._bound = None
         if self.local is not None:

@@ -6,9 +6,11 @@ become status codes in kvwire.status.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
-from kvcore.ids import Incarnation, NodeId
+from kvcore.hold import LeaseId
+from kvcore.ids import HostId, Incarnation, NodeId
 from kvwire import convert
 from kvwire.convert_event import event_batch_from_proto
 from kvwire.status import answering
@@ -53,8 +55,32 @@ class MetaService(rpc.MetaServicer):
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         async with answering(context):
-            reply = await self._meta.locate(wire_locate.keys_from_bytes(request.keys))
+            reply = await self._meta.locate(
+                wire_locate.keys_from_bytes(request.keys),
+                reader=HostId(request.reader) if request.reader else None,
+                max_replicas=request.max_replicas,
+                reserve_s=request.reserve_s,
+            )
             return wire_locate.locate_reply_to_proto(reply)
+
+    async def ExtendLease(
+        self, request: pb.ExtendLeaseRequest, context: Any
+    ) -> pb.ExtendLeaseReply:
+        async with answering(context):
+            lease = LeaseId(request.lease)
+            known = await self._meta.extend_lease(lease, ttl_s=request.ttl_s)
+            return pb.ExtendLeaseReply(known=known)
+
+    async def EndLease(self, request: pb.EndLeaseRequest, context: Any) -> pb.EndLeaseReply:
+        async with answering(context):
+            known = await self._meta.end_lease(LeaseId(request.lease), used=request.used)
+            return pb.EndLeaseReply(known=known)
+
+    async def Holds(self, request: pb.HoldsRequest, context: Any) -> AsyncIterator[pb.HoldOrder]:
+        async with answering(context):
+            node_id, incarnation = NodeId(request.node_id), Incarnation(request.incarnation)
+            async for order in self._meta.holds(node_id, incarnation):
+                yield wire.hold_order_to_proto(order)
 
     async def ResolveNamespace(
         self, request: pb.ResolveNamespaceRequest, context: Any

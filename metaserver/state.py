@@ -7,11 +7,14 @@ background task is needed and virtual time works in tests. Nothing here is durab
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvcore.block_event import EventBatch
-from kvcore.ids import BlockKey, Incarnation, NodeId
+from kvcore.hold import LeaseId
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
 from metaserver.client import (
+    MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,
     LocateReply,
@@ -21,7 +24,18 @@ from metaserver.client import (
 )
 from metaserver.config import MetaConfig
 from metaserver.directory import Directory
+from metaserver.leases import Asked, LeaseChange, Leases, cut_keys
 from metaserver.membership import Membership
+
+Orders = tuple[Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A locate's answer, and whom to ask to keep what it promises."""
+
+    reply: LocateReply
+    orders: Orders = ()
 
 
 class MetaState:
@@ -29,17 +43,22 @@ class MetaState:
 
     Attributes:
         directory: blocks of exactly the nodes that ``membership`` has and that are not dead.
+        leases: what was promised; holders are nodes of ``directory``.
     """
 
-    def __init__(self, config: MetaConfig) -> None:
+    def __init__(self, config: MetaConfig, *, first_lease: int = 1) -> None:
+        """Start empty; ``first_lease`` must be above the leases of earlier lives."""
         self._config = config
         self._membership = Membership(config)
         self.directory = Directory()
+        self.leases = Leases(first_lease=first_lease)
 
     def register(self, info: NodeInfo, now: float) -> Registration:
         """Take a node in; StaleEpochError when a newer incarnation of it is alive."""
         self._expire(now)
         self._membership.register(info, now)
+        if self.directory.incarnation_of(info.node_id) != info.incarnation:
+            self.leases.drop_node(info.node_id)
         self.directory.add_node(info)
         return Registration(
             heartbeat_interval_s=self._config.heartbeat_interval_s,
@@ -58,7 +77,7 @@ class MetaState:
     def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
         """Forget a node that leaves; another incarnation's leave is ignored."""
         if self._membership.deregister(node_id, incarnation):
-            self.directory.drop_node(node_id)
+            self._drop(node_id)
 
     def report(self, batch: EventBatch, now: float) -> ReportReply:
         """Take in block events; idempotent by (node_id, incarnation, seq)."""
@@ -67,10 +86,49 @@ class MetaState:
         wanted = accepted and self.directory.wants_inventory(batch.node_id)
         return ReportReply(accepted=accepted, send_inventory=wanted)
 
-    def locate(self, keys: Sequence[BlockKey], now: float) -> LocateReply:
-        """Find a chain; see Directory.locate."""
+    def locate(
+        self,
+        keys: Sequence[BlockKey],
+        now: float,
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        reserve_s: float = 0.0,
+    ) -> Located:
+        """Find a chain, and with ``reserve_s`` reserve what was found; see MetaClient.locate."""
         self._expire(now)
-        return self.directory.locate(keys, now)
+        reply = self.directory.locate(
+            keys, now, reader=reader, max_replicas=max_replicas, use=not reserve_s
+        )
+        if not reserve_s:
+            return Located(reply)
+        blocks = max([reply.prefix_blocks, *(c.l2_blocks for c in reply.coverage)])
+        if not blocks:
+            return Located(reply)
+        found = keys[:blocks]
+        held = self.directory.holders(found)
+        change = self.leases.grant(b"".join(found), held, reserve_s, now)
+        return Located(replace(reply, lease=change.lease), change.orders)
+
+    def extend_lease(self, lease: LeaseId, ttl_s: float, now: float) -> LeaseChange:
+        """Give a lease a new time from now."""
+        self._expire(now)
+        return self.leases.extend(lease, ttl_s, now)
+
+    def end_lease(self, lease: LeaseId, now: float, *, used: bool) -> LeaseChange:
+        """Commit or abort a lease; a commit is a use of what was found."""
+        self._expire(now)
+        change = self.leases.end(lease, used=used)
+        if used:
+            self.directory.use(cut_keys(change.chain), now)
+        return change
+
+    def orders_of(self, node_id: NodeId, incarnation: Incarnation, now: float) -> Orders | None:
+        """Return everything a node is to keep now; None when that life of it is unknown."""
+        self._expire(now)
+        if self.directory.incarnation_of(node_id) != incarnation:
+            return None
+        return self.leases.orders_of(node_id, now)
 
     def list_nodes(self, now: float) -> tuple[NodeState, ...]:
         """Return every node not yet forgotten."""
@@ -85,9 +143,15 @@ class MetaState:
     def check_invariants(self, now: float) -> None:
         """Assert that the directory is sound and knows exactly the nodes that live."""
         self.directory.check_invariants()
+        self.leases.check_invariants()
         living = {n.info.node_id for n in self._membership.nodes(now) if n.state != "dead"}
         assert set(self.directory.node_ids()) == living
 
     def _expire(self, now: float) -> None:
+        self.leases.expire(now)
         for node_id in self._membership.expire(now):
-            self.directory.drop_node(node_id)
+            self._drop(node_id)
+
+    def _drop(self, node_id: NodeId) -> None:
+        self.directory.drop_node(node_id)
+        self.leases.drop_node(node_id)

@@ -7,6 +7,7 @@ checked in ``*_from_proto``, as in kvwire.convert; locate has a file of its own,
 from __future__ import annotations
 
 from kvcore.errors import RemoteProtocolError, UserError
+from kvcore.hold import HoldOrder, LeaseId
 from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
 from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector
@@ -26,6 +27,7 @@ from metaserver.client import (
     NamespaceGrant,
     NodeState,
 )
+from metaserver.wire_locate import keys_from_bytes
 
 
 def policy_to_proto(policy: ReusePolicy) -> pb.ReusePolicy:
@@ -112,6 +114,9 @@ def block_record_to_proto(record: BlockRecord) -> pb.BlockRecord:
         age_s=record.age_s,
         idle_s=record.idle_s,
         hits=record.hits,
+        session=record.session,
+        heat=record.heat,
+        leases=record.leases,
     )
 
 
@@ -129,7 +134,22 @@ def block_record_from_proto(message: pb.BlockRecord) -> BlockRecord:
         age_s=checked_amount(message.age_s, "block.age_s"),
         idle_s=checked_amount(message.idle_s, "block.idle_s"),
         hits=message.hits,
+        session=message.session,
+        heat=checked_amount(message.heat, "block.heat"),
+        leases=message.leases,
     )
+
+
+def hold_order_to_proto(order: HoldOrder) -> pb.HoldOrder:
+    """Convert a HoldOrder."""
+    return pb.HoldOrder(lease=order.lease, keys=b"".join(order.keys), ttl_s=order.ttl_s)
+
+
+def hold_order_from_proto(message: pb.HoldOrder) -> HoldOrder:
+    """Convert a HoldOrder; RemoteProtocolError for broken keys or a time that can't be."""
+    keys = keys_from_bytes(message.keys)
+    ttl_s = checked_amount(message.ttl_s, "hold.ttl_s")
+    return HoldOrder(LeaseId(message.lease), tuple(keys), ttl_s)
 
 
 def listing_to_proto(listing: BlockListing) -> pb.ListBlocksReply:

@@ -12,6 +12,7 @@ from typing import Final
 
 from kvcore import limits
 from kvcore.errors import LocalProtocolError, RemoteProtocolError
+from kvcore.hold import LeaseId
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location, Replica, Tier
 from kvwire.check import check_count, checked_choice, checked_name
@@ -55,6 +56,9 @@ def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
             pb.NodeCoverage(node_id=c.node_id, l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
             for c in reply.coverage
         ],
+        prefix_blocks=reply.prefix_blocks,
+        memory_blocks=reply.memory_blocks,
+        lease=reply.lease,
     )
     locations = []
     holders = []
@@ -96,6 +100,9 @@ def locate_reply_from_proto(message: pb.LocateReply, keys: Sequence[BlockKey]) -
             NodeCoverage(NodeId(c.node_id), l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
             for c in message.coverage
         ),
+        prefix_blocks=message.prefix_blocks,
+        memory_blocks=message.memory_blocks,
+        lease=LeaseId(message.lease),
     )
 
 

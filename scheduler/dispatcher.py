@@ -370,7 +370,8 @@ class Dispatcher:
         self.stats.located += 1
         try:
             async with asyncio.timeout(self.config.locate_timeout_s):
-                reply = await self._meta.locate(keys[: limits.MAX_CHAIN_BLOCKS])
+                chain = keys[: limits.MAX_CHAIN_BLOCKS]
+                reply = await self._meta.locate(chain, max_replicas=0)
         except TimeoutError:
             self._directory_failed("directory_unavailable")
         except CacheError as error:

@@ -11,7 +11,6 @@ import asyncio
 from compute.client import ComputeClient
 from kvcore.errors import NodeLostError, NoNodeError, OverloadedError, RetryableError
 from kvcore.ids import NodeId, RequestId
-from kvcore.location import Tier
 from kvcore.request import GenerateRequest
 from metaserver.client import LocateReply
 from scheduler.answer import Answer
@@ -75,16 +74,11 @@ class Job:
 
 def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
     """Reduce the directory's answer to counts of blocks."""
-    memory_blocks = 0
-    for replicas in reply.replicas:
-        if all(replica.tier is Tier.L4 for replica in replicas):
-            break
-        memory_blocks += 1
     near: dict[NodeId, CachedPrefix] = {
         c.node_id: CachedPrefix(c.l1_blocks, c.l2_blocks) for c in reply.coverage
     }
     pool = (
-        CachedPrefix(l3_blocks=memory_blocks, l4_blocks=reply.prefix_blocks)
+        CachedPrefix(l3_blocks=reply.memory_blocks, l4_blocks=reply.prefix_blocks)
         if reply.prefix_blocks
         else NOTHING_CACHED
     )

@@ -7,7 +7,7 @@ next token depends on all tokens before it, so a lost or doubled token changes a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -19,6 +19,7 @@ from kvcore.errors import (
     TransportError,
     UnknownModelError,
 )
+from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
@@ -32,6 +33,7 @@ from kvcore.request import (
 )
 from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import (
+    MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,
     LocateReply,
@@ -259,10 +261,32 @@ class FakeMeta:
         self._check()
         return ReportReply(accepted=True, send_inventory=False)
 
-    async def locate(self, keys: Sequence[BlockKey]) -> LocateReply:
+    async def locate(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        reserve_s: float = 0.0,
+    ) -> LocateReply:
         self._check()
         self.located.append(tuple(keys))
         return self.reply
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
+        self._check()
+        return lease != NO_LEASE
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        self._check()
+        return lease != NO_LEASE
+
+    async def holds(
+        self, node_id: NodeId, incarnation: Incarnation
+    ) -> AsyncGenerator[HoldOrder, None]:
+        self._check()
+        for order in ():
+            yield order
 
     async def resolve_namespace(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes

@@ -94,10 +94,10 @@ class DyingMeta(LocalMeta):
 
     off = False
 
-    async def locate(self, keys):
+    async def locate(self, keys, **how):
         if self.off:
             raise DirectoryUnavailableError("gone")
-        return await super().locate(keys)
+        return await super().locate(keys, **how)
 
 
 @asynccontextmanager

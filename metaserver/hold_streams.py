@@ -1,0 +1,116 @@
+"""Hold orders on their way to nodes: one bounded queue per open stream.
+
+Owned by metaserver/local.py, whose lock guards ``send`` and ``open``; streams are read in their
+own event loops. A reader that is too slow loses its stream and, when it opens another one, gets
+everything that is on then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+from kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
+from metaserver.leases import Asked
+
+MAX_QUEUED_KEYS: Final = 1 << 18
+"""Keys that may wait for one reader, 4 MiB of them; each order counts as one key more."""
+
+
+class HoldStream:
+    """What one reader has not taken yet.
+
+    Attributes:
+        node_id: whose orders they are.
+        incarnation: of which life.
+        _orders: oldest first.
+        _size: keys in them, and one per order.
+        _wake: set when there is something to take, or the stream is over.
+        _over: nothing more will come.
+    """
+
+    def __init__(self, node_id: NodeId, incarnation: Incarnation, already: Iterable[Asked]) -> None:
+        """Make one in the reader's event loop; what is on ``already`` counts for nothing."""
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._orders: deque[tuple[Asked, int]] = deque((asked, 0) for asked in already)
+        self._size = 0
+        self._over = False
+
+    def put(self, asked: Asked) -> None:
+        """Add an order, from any thread; a full queue ends the stream."""
+        size = 1 + len(asked.keys) // BLOCK_KEY_BYTES
+        if self._size + size > MAX_QUEUED_KEYS:
+            self.end()
+        elif not self._over:
+            self._size += size
+            self._orders.append((asked, size))
+            self._notify()
+
+    def end(self) -> None:
+        """Let the reader take what is queued and find the end, from any thread."""
+        self._over = True
+        self._notify()
+
+    async def take(self) -> Asked | None:
+        """Wait for the next order; None at the end."""
+        while not self._orders:
+            if self._over:
+                return None
+            self._wake.clear()
+            if not self._orders and not self._over:
+                await self._wake.wait()
+        asked, size = self._orders.popleft()
+        self._size -= size
+        return asked
+
+    def _notify(self) -> None:
+        # The reader's loop may be closing; then nobody listens.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+
+class HoldStreams:
+    """The open streams by node."""
+
+    def __init__(self) -> None:
+        self._streams: dict[NodeId, set[HoldStream]] = {}
+
+    def open(
+        self, node_id: NodeId, incarnation: Incarnation, already: Iterable[Asked]
+    ) -> HoldStream:
+        """Begin a stream with everything that is on ``already``, whatever its size."""
+        stream = HoldStream(node_id, incarnation, already)
+        self._streams.setdefault(node_id, set()).add(stream)
+        return stream
+
+    def close(self, stream: HoldStream) -> None:
+        """Forget a stream whose reader is gone."""
+        streams = self._streams.get(stream.node_id, set())
+        streams.discard(stream)
+        if not streams:
+            self._streams.pop(stream.node_id, None)
+
+    def send(self, orders: Iterable[Asked]) -> None:
+        """Queue orders to the nodes they are for; a node without a stream gets them later."""
+        for asked in orders:
+            for stream in self._streams.get(asked.node_id, ()):
+                stream.put(asked)
+
+    def end_unless(self, living: Callable[[NodeId], Incarnation | None]) -> None:
+        """End the streams of lives that are over."""
+        for node_id, streams in self._streams.items():
+            for stream in streams:
+                if stream.incarnation != living(node_id):
+                    stream.end()
+
+    def end_all(self) -> None:
+        """End every stream."""
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.end()
