@@ -1,62 +1,53 @@
 """Hop 2 of the main job: from a request to a stream of tokens, whatever happens to nodes.
 
 ``Dispatcher.submit`` is called by dbfront/generation.py for every AI call and chat request. It
-carries out what scheduler/state.py decides; here, and in compute/tiers.py, a CacheError is turned
-into "no hits" or "another node" and counted, and nowhere else.
+carries out what scheduler/state.py decides; here, in its three helpers (directory_client.py,
+stage_runner.py, load_ahead.py) and in compute/tiers.py a CacheError is turned into "no hits" or
+"another node" and counted, and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-from kvcore import limits
-from kvcore.block_key import block_keys, namespace_key
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
     CacheError,
-    OverloadedError,
-    TierKVError,
-    TransportError,
     UdfArgumentError,
 )
 from kvcore.ids import RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
+from kvcore.request import GenerateEvent, GenerateRequest
 from metaserver.client import MetaClient, NamespaceGrant
 from scheduler.cluster_view import ClusterView
 from scheduler.config import SchedulerConfig
+from scheduler.directory_client import DirectoryClient
 from scheduler.events import (
     Abandon,
-    ChainLocated,
     Dispatch,
     Event,
     Fail,
-    FirstToken,
-    HandoffDone,
     Instruction,
     Locate,
-    NodeLost,
-    NodeRefused,
     NodesSeen,
     Prefetch,
-    PrefillProgress,
     RefreshNodes,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
-    RequestFinished,
     Wait,
     WaitOver,
     WantedModel,
 )
 from scheduler.job import Job, failure, located
+from scheduler.load_ahead import LoadAhead
 from scheduler.request_record import Phase
 from scheduler.routing_stats import RoutingStats, SchedulerStats
+from scheduler.stage_runner import StageRunner
 from scheduler.state import SchedulerState
 
 log = logging.getLogger("tierkv.scheduler")
@@ -96,15 +87,15 @@ class Dispatcher:
         self.config = config or SchedulerConfig()
         self.state = SchedulerState(self.config)
         self.stats = RoutingStats(self.config.decisions_logged)
-        self._meta = meta
         self._clock = clock or SystemClock()
+        self._directory = DirectoryClient(
+            meta, config=self.config, stats=self.stats, clock=self._clock
+        )
+        self._ahead = LoadAhead(view, self.stats)
+        self._stages = StageRunner(view, stats=self.stats, clock=self._clock, handle=self._handle)
         self._jobs: dict[RequestId, Job] = {}
-        self._prefetching: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
-        self._directory_off_until_s = 0.0
-        self._grants: dict[tuple[str, str, bytes], tuple[float, NamespaceGrant]] = {}
-        self._own_secret = secrets.token_bytes(32)
 
     # -- life
 
@@ -120,10 +111,7 @@ class Dispatcher:
             with suppress(asyncio.CancelledError):
                 await self._watcher
             self._watcher = None
-        for prefetching in tuple(self._prefetching):
-            prefetching.cancel()
-            with suppress(asyncio.CancelledError):
-                await prefetching
+        await self._ahead.stop()
         await self.view.close()
 
     async def refresh(self) -> None:
@@ -193,7 +181,7 @@ class Dispatcher:
             self._perform(self.state.handle(arrived, now))
             while job.ending == RequestCancelled(request.request_id):
                 dispatch = await self._next_dispatch(job)
-                async with aclosing(self._run_stage(job, dispatch)) as events:
+                async with aclosing(self._stages.run(job, dispatch)) as events:
                     async for event in events:
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
@@ -231,7 +219,9 @@ class Dispatcher:
                     self.stats.record_dispatch(todo, self._clock.now())
                     return todo
                 case Locate():
-                    self._handle(await self._locate(job))
+                    request, layout = job.answer.request, self._layout(job.wanted)
+                    reply = await self._directory.locate(request, layout)
+                    self._handle(located(job.request_id, reply))
                 case Wait():
                     await self._wait(job, todo.until_s)
                 case Fail():
@@ -251,71 +241,6 @@ class Dispatcher:
                     self.state.handle(WaitOver(job.request_id), max(until_s, self._clock.now()))
                 )
 
-    async def _run_stage(self, job: Job, dispatch: Dispatch) -> AsyncGenerator[GenerateEvent, None]:
-        """Listen to one node until it has done its stage, refuses, or is lost."""
-        job.abandoned = False
-        try:
-            client = self.view.client(dispatch.node_id, dispatch.incarnation)
-            part = job.answer.part(dispatch)
-            job.client = (client, part.request_id)
-            events = client.generate(part)
-            try:
-                async with aclosing(self._listen(job, dispatch, events)) as heard:
-                    async for event in heard:
-                        yield event
-            finally:
-                await _close(events)
-        except OverloadedError:
-            self._handle(NodeRefused(job.request_id))
-        except CacheError as error:
-            self.stats.cache_errors[error.code] += 1
-            log.warning("%s lost node %s: %s", job.request_id, dispatch.node_id, error)
-            if job.answer.exhausted or job.cancel_asked:
-                job.ending = RequestFinished(job.request_id)
-                yield job.answer.finish_early(dispatch.node_id)
-            else:
-                self._handle(NodeLost(job.request_id, job.answer.total_tokens))
-        finally:
-            job.client = None
-
-    async def _listen(
-        self, job: Job, dispatch: Dispatch, events: AsyncIterator[GenerateEvent]
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        answer = job.answer
-        heard = False
-        while True:
-            event = await _next_event(job, events)
-            if event.token_ids:
-                if not heard:
-                    heard = True
-                    self._first_token(job, dispatch)
-                yield answer.take(event)
-            if event.published_tokens:
-                self._handle(PrefillProgress(job.request_id, event.published_tokens))
-            match event.finish_reason:
-                case None:
-                    continue
-                case FinishReason.HANDOFF if not (answer.exhausted or job.cancel_asked):
-                    answer.handed_off(event)
-                    self.stats.handoffs += 1
-                    self._handle(HandoffDone(job.request_id, answer.total_tokens))
-                    return
-                case FinishReason.HANDOFF:
-                    job.ending = RequestFinished(job.request_id)
-                    answer.handed_off(event)
-                    yield answer.finish_early(event.node_id)
-                    return
-                case FinishReason.CANCELLED if not job.cancel_asked:
-                    raise TransportError(f"node {dispatch.node_id} dropped the request")
-                case _:
-                    job.ending = RequestFinished(job.request_id)
-                    yield answer.finish(event)
-                    return
-
-    def _first_token(self, job: Job, dispatch: Dispatch) -> None:
-        self.stats.record_first_token(dispatch, self._clock.now())
-        self._handle(FirstToken(job.request_id))
-
     # -- the state and its instructions
 
     def _handle(self, event: Event) -> None:
@@ -332,98 +257,16 @@ class Dispatcher:
             if isinstance(instruction, Abandon):
                 job.abandon()
             elif isinstance(instruction, Prefetch):
-                self._prefetch(job, instruction)
+                self._ahead.ask(job, instruction)
             else:
                 job.todo = instruction
                 job.woken.set()
 
-    def _prefetch(self, job: Job, prefetch: Prefetch) -> None:
-        """Ask a node to load ahead, behind everything else; one such question per request."""
-        if job.prefetching is None or job.prefetching.done():
-            job.prefetching = asyncio.create_task(
-                self._ask_prefetch(job.answer.ahead(prefetch), prefetch), name="scheduler-prefetch"
-            )
-            self._prefetching.add(job.prefetching)
-            job.prefetching.add_done_callback(self._prefetching.discard)
-
-    async def _ask_prefetch(self, request: GenerateRequest, prefetch: Prefetch) -> None:
-        try:
-            client = self.view.client(prefetch.node_id, prefetch.incarnation)
-            await client.prefetch(request)
-            self.stats.prefetches += 1
-        except CacheError as error:
-            self.stats.cache_errors[error.code] += 1
-        except TierKVError as error:
-            log.debug("%s could not load ahead: %s", prefetch.node_id, error)
-
     # -- the directory
 
-    async def _locate(self, job: Job) -> ChainLocated:
-        """Ask where the prompt's blocks are; whatever goes wrong means nowhere."""
-        request = job.answer.request
-        layout = self._layout(job.wanted)
-        if self._meta is None or layout is None or self._directory_is_off():
-            return ChainLocated(job.request_id)
-        keys = block_keys(
-            request.namespace_key, request.token_ids, block_tokens=layout.block_tokens
-        )
-        self.stats.located += 1
-        try:
-            async with asyncio.timeout(self.config.locate_timeout_s):
-                chain = keys[: limits.MAX_CHAIN_BLOCKS]
-                reply = await self._meta.locate(chain, max_replicas=0)
-        except TimeoutError:
-            self._directory_failed("directory_unavailable")
-        except CacheError as error:
-            self._directory_failed(error.code)
-        else:
-            return located(job.request_id, reply)
-        return ChainLocated(job.request_id)
-
     async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
-        """Return the hash key of a tenant's blocks of a model (cached).
-
-        While the directory is away an expired grant stays good; a tenant never seen before gets
-        a key only this process knows, so that it shares with nobody by mistake.
-        """
-        fingerprint = model.layout.fingerprint()
-        key = (tenant, model.revision, fingerprint)
-        cached = self._grants.get(key)
-        now = self._clock.now()
-        if cached is not None and now < cached[0]:
-            return cached[1]
-        if self._meta is not None and not self._directory_is_off():
-            try:
-                async with asyncio.timeout(REFRESH_TIMEOUT_S):
-                    grant = await self._meta.resolve_namespace(
-                        tenant, model_revision=model.revision, layout_fingerprint=fingerprint
-                    )
-            except TimeoutError:
-                self._directory_failed("directory_unavailable")
-            except CacheError as error:
-                self._directory_failed(error.code)
-            else:
-                if len(self._grants) >= limits.MAX_NODES:
-                    self._grants.clear()
-                self._grants[key] = (now + self.config.namespace_ttl_s, grant)
-                return grant
-        return cached[1] if cached is not None else self._own_grant(tenant, model)
-
-    def _own_grant(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
-        key = namespace_key(
-            self._own_secret,
-            tenant=tenant,
-            model_revision=model.revision,
-            layout_fingerprint=model.layout.fingerprint(),
-        )
-        return NamespaceGrant(key, domain=tenant, cache_enabled=True)
-
-    def _directory_is_off(self) -> bool:
-        return self._clock.now() < self._directory_off_until_s
-
-    def _directory_failed(self, kind: str) -> None:
-        self.stats.cache_errors[kind] += 1
-        self._directory_off_until_s = self._clock.now() + self.config.directory_backoff_s
+        """Return the hash key of a tenant's blocks of a model; see DirectoryClient."""
+        return await self._directory.namespace(tenant, model)
 
     # -- what others read
 
@@ -460,31 +303,3 @@ def _wanted(request: GenerateRequest, model: ModelInfo | None) -> WantedModel:
     if model is None:
         return WantedModel(request.model)
     return WantedModel(model.name, model.revision, model.layout)
-
-
-async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> GenerateEvent:
-    """Wait for the node's next event, unless the node's life ends first."""
-    if job.abandoned:
-        raise TransportError("the node's life ended")
-    try:
-        async with asyncio.timeout(None) as job.timer:
-            return await anext(events)
-    except TimeoutError:
-        raise TransportError("the node's life ended") from None
-    except asyncio.CancelledError:
-        # grpc raises this too when its channel is closed; only our own task's end is an end.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise TransportError("the connection to the node was closed") from None
-    except StopAsyncIteration:
-        raise TransportError("the node's stream ended without a last event") from None
-    finally:
-        job.timer = None
-
-
-async def _close(events: AsyncIterator[GenerateEvent]) -> None:
-    """Close a node's stream, which cancels the request there if it has not ended."""
-    close = getattr(events, "aclose", None)
-    if close is not None:
-        await close()

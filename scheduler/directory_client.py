@@ -1,0 +1,115 @@
+"""The scheduler's way to the directory: where a prompt's blocks are, and which keys a tenant has.
+
+Used by scheduler/dispatcher.py. Whatever goes wrong with the directory means "no hits" and is
+counted; after a failure it is left alone for a while, so that it never slows requests down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from kvcore import limits
+from kvcore.block_key import block_keys, namespace_key
+from kvcore.clock import Clock
+from kvcore.errors import CacheError
+from kvcore.layout import BlockLayout
+from kvcore.node import ModelInfo
+from kvcore.request import GenerateRequest
+from metaserver.client import LocateReply, MetaClient, NamespaceGrant
+from scheduler.config import SchedulerConfig
+from scheduler.routing_stats import RoutingStats
+
+RESOLVE_TIMEOUT_S = 5.0
+NOTHING_FOUND = LocateReply()
+
+
+class DirectoryClient:
+    """Asks the meta server, and goes on without it."""
+
+    def __init__(
+        self,
+        meta: MetaClient | None,
+        *,
+        config: SchedulerConfig,
+        stats: RoutingStats,
+        clock: Clock,
+    ) -> None:
+        """Make a client; does no I/O.
+
+        Args:
+            meta: the directory; None means no hits and tenants keyed by this process alone.
+            config: waits and bounds.
+            stats: where failures and questions are counted.
+            clock: where ``now`` comes from.
+        """
+        self._meta = meta
+        self._config = config
+        self._stats = stats
+        self._clock = clock
+        self._off_until_s = 0.0
+        self._grants: dict[tuple[str, str, bytes], tuple[float, NamespaceGrant]] = {}
+        self._own_secret = secrets.token_bytes(32)
+
+    async def locate(self, request: GenerateRequest, layout: BlockLayout | None) -> LocateReply:
+        """Ask where the prompt's blocks are; whatever goes wrong means nowhere."""
+        if self._meta is None or layout is None or self._is_off():
+            return NOTHING_FOUND
+        keys = block_keys(
+            request.namespace_key, request.token_ids, block_tokens=layout.block_tokens
+        )
+        self._stats.located += 1
+        try:
+            async with asyncio.timeout(self._config.locate_timeout_s):
+                chain = keys[: limits.MAX_CHAIN_BLOCKS]
+                return await self._meta.locate(chain, max_replicas=0)
+        except TimeoutError:
+            self._failed("directory_unavailable")
+        except CacheError as error:
+            self._failed(error.code)
+        return NOTHING_FOUND
+
+    async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
+        """Return the hash key of a tenant's blocks of a model (cached).
+
+        While the directory is away an expired grant stays good; a tenant never seen before gets
+        a key only this process knows, so that it shares with nobody by mistake.
+        """
+        fingerprint = model.layout.fingerprint()
+        key = (tenant, model.revision, fingerprint)
+        cached = self._grants.get(key)
+        now = self._clock.now()
+        if cached is not None and now < cached[0]:
+            return cached[1]
+        if self._meta is not None and not self._is_off():
+            try:
+                async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                    grant = await self._meta.resolve_namespace(
+                        tenant, model_revision=model.revision, layout_fingerprint=fingerprint
+                    )
+            except TimeoutError:
+                self._failed("directory_unavailable")
+            except CacheError as error:
+                self._failed(error.code)
+            else:
+                if len(self._grants) >= limits.MAX_NODES:
+                    self._grants.clear()
+                self._grants[key] = (now + self._config.namespace_ttl_s, grant)
+                return grant
+        return cached[1] if cached is not None else self._own_grant(tenant, model)
+
+    def _own_grant(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
+        key = namespace_key(
+            self._own_secret,
+            tenant=tenant,
+            model_revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint(),
+        )
+        return NamespaceGrant(key, domain=tenant, cache_enabled=True)
+
+    def _is_off(self) -> bool:
+        return self._clock.now() < self._off_until_s
+
+    def _failed(self, kind: str) -> None:
+        self._stats.cache_errors[kind] += 1
+        self._off_until_s = self._clock.now() + self._config.directory_backoff_s

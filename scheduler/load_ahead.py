@@ -1,0 +1,54 @@
+"""Questions to nodes to load blocks before their request comes; nobody waits for an answer.
+
+Used by scheduler/dispatcher.py. A failure is no blocks: the request loads or computes for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from kvcore.errors import CacheError, TierKVError
+from kvcore.request import GenerateRequest
+from scheduler.cluster_view import ClusterView
+from scheduler.events import Prefetch
+from scheduler.job import Job
+from scheduler.routing_stats import RoutingStats
+
+log = logging.getLogger("tierkv.scheduler")
+
+
+class LoadAhead:
+    """The questions under way; one per request at most."""
+
+    def __init__(self, view: ClusterView, stats: RoutingStats) -> None:
+        self._view = view
+        self._stats = stats
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def ask(self, job: Job, prefetch: Prefetch) -> None:
+        """Ask a node to load ahead, behind everything else, unless the job is asking already."""
+        if job.prefetching is None or job.prefetching.done():
+            job.prefetching = asyncio.create_task(
+                self._ask(job.answer.ahead(prefetch), prefetch), name="scheduler-prefetch"
+            )
+            self._asking.add(job.prefetching)
+            job.prefetching.add_done_callback(self._asking.discard)
+
+    async def _ask(self, request: GenerateRequest, prefetch: Prefetch) -> None:
+        try:
+            client = self._view.client(prefetch.node_id, prefetch.incarnation)
+            await client.prefetch(request)
+            self._stats.prefetches += 1
+        except CacheError as error:
+            self._stats.cache_errors[error.code] += 1
+        except TierKVError as error:
+            log.debug("%s could not load ahead: %s", prefetch.node_id, error)
+
+    async def stop(self) -> None:
+        """Ask nobody any more."""
+        for asking in tuple(self._asking):
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
