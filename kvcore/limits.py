@@ -62,3 +62,21 @@ MAX_LEASE_S: Final = 3_600.0
 
 MAX_LEASES: Final = 100_000
 """Live leases of one meta server; more reserve nothing."""
+
+MAX_TRACE_LINE_BYTES: Final = 1 << 20
+"""Longest line of a trace; a chain of MAX_CHAIN_BLOCKS ids takes a tenth of it."""
+
+MAX_TRACE_REQUESTS: Final = 10_000_000
+"""Requests of one trace, which the simulator holds in memory."""
+
+MAX_TRACE_REFUSED: Final = 10
+"""Unreadable lines that any trace may have; beyond them the share below decides."""
+
+MAX_TRACE_REFUSED_SHARE: Final = 0.01
+"""A trace with more unreadable lines is another format, and its numbers would mislead."""
+
+MAX_SIMULATED_NODES: Final = 1_024
+MAX_SIMULATED_GB: Final = 1e9
+MAX_SIMULATED_BLOCK_TOKENS: Final = 2_048
+MAX_SIMULATIONS: Final = 2
+"""Simulations one front runs at a time for SQL; each takes a core and the trace's memory."""
