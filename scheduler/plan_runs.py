@@ -1,0 +1,177 @@
+"""Cutting a prefix tree into runs: pieces of the depth-first order, each for one node.
+
+Pure, called by scheduler/plan_state.py. A run stays inside one subtree where it can, so that what
+its calls share is computed and kept on one node; runs are small enough to balance the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler.plan_tree import ROOT, PrefixTree
+
+RUNS_PER_NODE = 4
+"""Several runs per node, so that one that finishes early can take over another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What calls cost, in seconds.
+
+    Attributes:
+        prefill_s_per_token: computing one prompt token.
+        answer_s: generating one answer.
+    """
+
+    prefill_s_per_token: float = 1.0
+    answer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbours in the depth-first order, ``[first, stop)``.
+
+    Attributes:
+        segment: the deepest segment that all of them have; its blocks are the run's own prefix.
+        work_s: seconds of work when that prefix has to be computed too.
+    """
+
+    first: int
+    stop: int
+    segment: int
+    work_s: float
+
+    @property
+    def calls(self) -> int:
+        """How many calls it has."""
+        return self.stop - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A part of the segment ``within``: a segment below it, or (``segment`` None) some calls."""
+
+    first: int
+    stop: int
+    segment: int | None
+    work_s: float
+    within: int = ROOT
+
+
+def cut(tree: PrefixTree, effort: Effort, nodes: int) -> tuple[Run, ...]:
+    """Cut the tree into runs, in depth-first order.
+
+    A subtree that is small enough is one run; small neighbours under the same segment make one run
+    together. A subtree too big for that is cut below its shared prefix, into pieces that have about
+    as much work of their own as that prefix costs to have once more, or more.
+
+    Args:
+        tree: what is shared.
+        effort: what calls cost.
+        nodes: how many nodes are to share the work.
+    """
+    if not tree.order:
+        return ()
+    return _Cutter(tree, effort, nodes).runs()
+
+
+class _Cutter:
+    """One cut.
+
+    Attributes:
+        below_s: per segment, seconds of its calls without what the segment and those above share.
+        above_s: per segment, seconds to compute everything from the root to its end.
+    """
+
+    def __init__(self, tree: PrefixTree, effort: Effort, nodes: int) -> None:
+        self.tree = tree
+        self.effort = effort
+        self.below_s = [0.0] * len(tree.segments)
+        self.above_s = [0.0] * len(tree.segments)
+        self._children: list[list[int]] = [[] for _ in tree.segments]
+        for position in range(len(tree.order)):
+            self.below_s[tree.deepest[position]] += self._call_s(position)
+        for number in range(len(tree.segments) - 1, ROOT, -1):
+            parent = tree.segments[number].parent
+            self.below_s[parent] += self.below_s[number] + self._own_s(number)
+            self._children[parent].append(number)
+        for number in range(1, len(tree.segments)):
+            parent = tree.segments[number].parent
+            self.above_s[number] = self.above_s[parent] + self._own_s(number)
+        self._target_s = self.below_s[ROOT] / (RUNS_PER_NODE * max(1, nodes))
+
+    def runs(self) -> tuple[Run, ...]:
+        """Visit segments from the root, without recursion: prefixes may be nested deeply."""
+        runs: list[Run] = []
+        stack = [_Item(0, len(self.tree.order), ROOT, self.below_s[ROOT])]
+        while stack:
+            item = stack.pop()
+            if item.segment is None or not self._too_big(item.segment):
+                runs.append(self._run(item))
+            else:
+                pieces = list(self._pieces(item.segment))
+                stack += reversed(pieces)
+        return tuple(runs)
+
+    def _too_big(self, segment: int) -> bool:
+        share_s = max(self._target_s, self.above_s[segment])
+        whole = self.tree.segments[segment]
+        return self.below_s[segment] > 1.5 * share_s and whole.stop - whole.first > 1
+
+    def _pieces(self, segment: int) -> Iterator[_Item]:
+        """Gather a segment's parts into pieces; one that is too big comes alone."""
+        least_s = max(self._target_s, self.above_s[segment])
+        first, work_s = self.tree.segments[segment].first, 0.0
+        for item in self._items(segment):
+            if item.segment is not None and self._too_big(item.segment):
+                if first < item.first:
+                    yield _Item(first, item.first, None, work_s, segment)
+                yield item
+                first, work_s = item.stop, 0.0
+                continue
+            work_s += item.work_s
+            if work_s + item.work_s / 2 >= least_s:
+                yield _Item(first, item.stop, None, work_s, segment)
+                first, work_s = item.stop, 0.0
+        if first < self.tree.segments[segment].stop:
+            yield _Item(first, self.tree.segments[segment].stop, None, work_s, segment)
+
+    def _items(self, segment: int) -> Iterator[_Item]:
+        whole = self.tree.segments[segment]
+        at = whole.first
+        for child in reversed(self._children[segment]):
+            below = self.tree.segments[child]
+            yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, below.first))
+            work_s = self.below_s[child] + self._own_s(child)
+            yield _Item(below.first, below.stop, child, work_s, segment)
+            at = below.stop
+        yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, whole.stop))
+
+    def _run(self, item: _Item) -> Run:
+        segment = self.tree.deepest[item.first]
+        while self.tree.segments[segment].stop < item.stop:
+            segment = self.tree.segments[segment].parent
+        work_s = item.work_s + self.above_s[item.within]
+        return Run(item.first, item.stop, segment, work_s)
+
+    def _own_s(self, segment: int) -> float:
+        found = self.tree.segments[segment]
+        return found.blocks * found.block_tokens * self.effort.prefill_s_per_token
+
+    def _call_s(self, position: int) -> float:
+        return self.tree.own_tokens(position) * self.effort.prefill_s_per_token + (
+            self.effort.answer_s
+        )
+
+
+def deal(runs: Sequence[Run], hands: int) -> list[list[Run]]:
+    """Give each node neighbouring runs, about equally much work; every run to exactly one."""
+    dealt: list[list[Run]] = [[] for _ in range(hands)]
+    total_s = sum(run.work_s for run in runs)
+    done_s = 0.0
+    for run in runs:
+        middle = (done_s + run.work_s / 2) / total_s if total_s else 0.0
+        dealt[min(hands - 1, int(middle * hands))].append(run)
+        done_s += run.work_s
+    return dealt

@@ -1,0 +1,251 @@
+"""The plan of one statement: which call goes where and when, and which blocks are worth keeping.
+
+A pure core: ``PlanState.handle`` takes in what happened and says what to do about it;
+scheduler/statement_run.py carries that out. It knows no clock: a plan has an order, not times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from kvcore.ids import NodeId
+from scheduler.plan_events import (
+    CallFailed,
+    CallFinished,
+    CallPrefilled,
+    Cancelled,
+    Hold,
+    LetGo,
+    NodeLost,
+    NodesSeen,
+    PlanEvent,
+    PlanInstruction,
+    PlanNode,
+    PrefetchRun,
+    SendCall,
+)
+from scheduler.plan_lane import Lane
+from scheduler.plan_runs import Effort, Run, cut, deal
+from scheduler.plan_tree import PrefixTree
+
+
+class PlanState:
+    """One statement's plan. Mutated only through ``handle``.
+
+    Every call is sent exactly once, to the lane of one node; neighbours of the prefix tree go to
+    the same node one after the other. A segment is held while calls that were not prefilled need
+    it, and let go of at once when none does.
+
+    Attributes:
+        tree: what the calls share.
+        runs: how the first look at the nodes cut it.
+        lanes: one per node; one without a node while there is none.
+        held: segments that were asked to be kept.
+        left: calls that have not ended.
+        over: whether every call has ended, or the statement was cancelled.
+    """
+
+    def __init__(self, tree: PrefixTree, effort: Effort, *, max_in_flight: int) -> None:
+        """Make a plan; it begins with the first NodesSeen.
+
+        Args:
+            tree: of all calls of the statement.
+            effort: what calls cost.
+            max_in_flight: calls sent and not ended, at most.
+        """
+        self.tree = tree
+        self.runs: tuple[Run, ...] = ()
+        self.lanes: list[Lane] = []
+        self.held: set[int] = set()
+        self.left = len(tree.order)
+        self.over = not tree.order
+        self._effort = effort
+        self._max_in_flight = max(1, max_in_flight)
+        self._orphans: deque[Run] = deque()
+        self._position = {call: at for at, call in enumerate(tree.order)}
+        self._lane_of: dict[int, Lane] = {}
+        self._prefilled: set[int] = set()
+        calls = [segment.stop - segment.first for segment in tree.segments]
+        self._unsent = list(calls)
+        self._unprefilled = list(calls)
+        self._unfinished = list(calls)
+
+    def handle(self, event: PlanEvent) -> list[PlanInstruction]:
+        """Take in what happened and say what to do about it.
+
+        Events about calls that have ended, and events after the end, are ignored.
+        """
+        if self.over:
+            return []
+        match event:
+            case NodesSeen():
+                self._see(event.nodes)
+            case NodeLost():
+                self._see(tuple(n for n in self._nodes() if n.node_id != event.node_id))
+            case CallPrefilled():
+                return [*self._on_prefilled(self._position[event.call]), *self._fill()]
+            case CallFinished():
+                position = self._position[event.call]
+                return [*self._on_prefilled(position), *self._on_ended(position), *self._fill()]
+            case CallFailed():
+                return [*self._on_ended(self._position[event.call]), *self._fill()]
+            case Cancelled():
+                return self._on_cancelled()
+        return self._fill()
+
+    # -- nodes
+
+    def _nodes(self) -> Iterator[PlanNode]:
+        return (lane.node for lane in self.lanes if lane.node is not None)
+
+    def _see(self, nodes: tuple[PlanNode, ...]) -> None:
+        if not self.lanes:
+            self._begin(nodes)
+            return
+        seen = {node.node_id: node for node in nodes}
+        wanted: set[NodeId | None] = set(seen) or {None}
+        for lane in self.lanes:
+            if lane.node_id not in wanted:
+                self._orphans.extend(lane.give_up())
+        self.lanes = [lane for lane in self.lanes if lane.node_id in wanted]
+        for lane in self.lanes:
+            lane.node = seen.get(lane.node_id) if lane.node_id else None
+        known = {lane.node_id for lane in self.lanes}
+        self.lanes += [
+            Lane(self.tree, seen.get(node_id) if node_id else None)
+            for node_id in (*seen, *(() if seen else (None,)))
+            if node_id not in known
+        ]
+
+    def _begin(self, nodes: tuple[PlanNode, ...]) -> None:
+        self.lanes = [Lane(self.tree, node) for node in nodes] or [Lane(self.tree, None)]
+        self.runs = cut(self.tree, self._effort, len(self.lanes))
+        for lane, runs in zip(self.lanes, deal(self.runs, len(self.lanes)), strict=True):
+            lane.runs.extend(runs)
+
+    # -- calls
+
+    def _on_prefilled(self, position: int) -> list[PlanInstruction]:
+        lane = self._lane_of.get(position)
+        if lane is None or position in self._prefilled:
+            return []
+        computed = lane.prefilled(position)
+        done = self._no_longer_pending(position)
+        worth = [segment for segment in computed if self._unprefilled[segment]]
+        self.held.update(worth)
+        return [*done, *(Hold(segment) for segment in worth)]
+
+    def _no_longer_pending(self, position: int) -> list[PlanInstruction]:
+        self._prefilled.add(position)
+        done: list[PlanInstruction] = []
+        for segment in self.tree.path(position):
+            self._unprefilled[segment] -= 1
+            if not self._unprefilled[segment] and segment in self.held:
+                self.held.remove(segment)
+                done.append(LetGo(segment))
+        return done
+
+    def _on_ended(self, position: int) -> list[PlanInstruction]:
+        lane = self._lane_of.pop(position, None)
+        if lane is None:
+            return []
+        done = [] if position in self._prefilled else self._no_longer_pending(position)
+        lane.ended(position)
+        self.left -= 1
+        self.over = not self.left
+        for segment in self.tree.path(position):
+            self._unfinished[segment] -= 1
+            if not self._unfinished[segment]:
+                for each in self.lanes:
+                    each.drop(segment)
+        return done
+
+    def _on_cancelled(self) -> list[PlanInstruction]:
+        self.over = True
+        held, self.held = sorted(self.held), set()
+        return [LetGo(segment) for segment in held]
+
+    # -- sending
+
+    def _fill(self) -> list[PlanInstruction]:
+        """Send as much as may be in flight, the node with the least first."""
+        if not self.lanes or self.over:
+            return []
+        out: list[PlanInstruction] = []
+        for lane in self.lanes:
+            if not lane.has_work:
+                self._take_over(lane)
+        while len(self._lane_of) < self._max_in_flight:
+            sent = self._send_one()
+            if sent is None:
+                break
+            out.append(sent)
+        return out + [each for lane in self.lanes for each in self._look_ahead(lane)]
+
+    def _send_one(self) -> SendCall | None:
+        busy = sum(lane.has_work for lane in self.lanes)
+        share = -(-self._max_in_flight // max(1, busy))
+        for lane in sorted(self.lanes, key=lambda each: len(each.in_flight)):
+            if len(lane.in_flight) >= share:
+                continue
+            position = lane.next_position()
+            if position is None and not lane.has_work and self._take_over(lane):
+                position = lane.next_position()
+            if position is not None and lane.has_room(position):
+                return self._send(lane, position)
+        return None
+
+    def _send(self, lane: Lane, position: int) -> SendCall:
+        lane.send(position)
+        self._lane_of[position] = lane
+        path = self.tree.path(position)
+        for segment in path:
+            self._unsent[segment] -= 1
+        shared = next((s for s in path if self._unsent[s]), None)
+        pending = (0, 0) if shared is None else (
+            self._unsent[shared], self.tree.segments[shared].end_tokens
+        )  # fmt: skip
+        return SendCall(self.tree.order[position], lane.node_id, *pending)
+
+    def _take_over(self, lane: Lane) -> bool:
+        """Give a lane that has nothing left a run that nobody has, or another lane's last one."""
+        if self._orphans:
+            lane.runs.append(self._orphans.popleft())
+            return True
+        richest = max(self.lanes, key=lambda each: (each.spare_runs > 0, each.queued_s))
+        if richest is lane or not richest.spare_runs:
+            return False
+        lane.runs.append(richest.runs.pop())
+        return True
+
+    def _look_ahead(self, lane: Lane) -> list[PlanInstruction]:
+        """Have the node load the prefix it needs next, if it does not use that already."""
+        position = lane.peek()
+        if position is None or lane.node is None:
+            return []
+        deepest = self.tree.deepest[position]
+        new = lane.new_segments(position)
+        if not new or deepest in lane.prefetched:
+            return []
+        lane.prefetched.update(new)
+        self.held.update(new)
+        tokens = self.tree.segments[deepest].end_tokens
+        prefetch = PrefetchRun(self.tree.order[position], lane.node.node_id, deepest, tokens)
+        return [*(Hold(segment) for segment in new), prefetch]
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two events; O(calls + segments)."""
+        if not self.lanes or self.over:
+            assert not self.held or not self.over
+            return
+        unsent = [p for lane in self.lanes for p in lane.unsent()]
+        unsent += [p for run in self._orphans for p in range(run.first, run.stop)]
+        assert len(unsent) + len(self._lane_of) == self.left
+        assert len(set(unsent) | set(self._lane_of)) == self.left
+        assert len(self._lane_of) <= self._max_in_flight
+        assert all(self._unprefilled[segment] for segment in self.held)
+        for lane in self.lanes:
+            lane.check_invariants()
+        if unsent:  # Something runs, or something could be sent.
+            assert self._lane_of, "a plan with work left has stopped"

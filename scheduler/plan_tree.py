@@ -1,0 +1,217 @@
+"""The prefix tree of a statement's prompts, in blocks.
+
+Built once per statement by scheduler/statement_run.py, read by scheduler/plan_runs.py and
+scheduler/plan_state.py. Pure. Only what two prompts share becomes a segment; what a prompt has for
+itself is a number.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROOT = 0
+"""The segment above all: no blocks, every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrompt:
+    """One call's prompt, as far as sharing goes.
+
+    Attributes:
+        token_ids: the whole prompt.
+        domain: names whose KV it is (tenant, model, layout); others' blocks are never shared.
+        block_tokens: tokens per block of its model.
+        shares: False for a prompt that neither reads nor leaves KV.
+    """
+
+    token_ids: Sequence[int]
+    domain: bytes
+    block_tokens: int
+    shares: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Blocks that the same calls share.
+
+    Attributes:
+        parent: the segment before it on the way from the root; the root is its own.
+        start_block: first block, counted from the beginning of the prompt.
+        end_block: behind its last block.
+        first: first position (in PrefixTree.order) of a call that has these blocks.
+        stop: behind the last such position.
+        block_tokens: tokens per block.
+    """
+
+    parent: int
+    start_block: int
+    end_block: int
+    first: int
+    stop: int
+    block_tokens: int
+
+    @property
+    def blocks(self) -> int:
+        """Its own blocks, without those before."""
+        return self.end_block - self.start_block
+
+    @property
+    def end_tokens(self) -> int:
+        """Tokens from the beginning of the prompt to the end of the segment."""
+        return self.end_block * self.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """All prompts, depth first. A position is a place in ``order``.
+
+    Attributes:
+        order: the prompts' indexes, so that prompts with a common prefix are neighbours.
+        segments: what several prompts share, parents before children; the root is first.
+        deepest: per position the longest segment it has a part in.
+        tokens: per position the prompt's length.
+        block_tokens: per position.
+    """
+
+    order: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    deepest: tuple[int, ...]
+    tokens: tuple[int, ...]
+    block_tokens: tuple[int, ...]
+
+    def path(self, position: int) -> list[int]:
+        """Segments of a call, from its deepest one up, without the root."""
+        return self.up(self.deepest[position])
+
+    def up(self, segment: int) -> list[int]:
+        """The segment and those above it, without the root."""
+        found: list[int] = []
+        while segment != ROOT:
+            found.append(segment)
+            segment = self.segments[segment].parent
+        return found
+
+    def own_tokens(self, position: int) -> int:
+        """Tokens that no other prompt of the statement has at this place."""
+        return self.tokens[position] - self.segments[self.deepest[position]].end_tokens
+
+    def own_blocks(self, position: int) -> int:
+        """Blocks for them, the last and partial one included."""
+        return -(-self.own_tokens(position) // self.block_tokens[position])
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that need not be computed, because another call of the statement does."""
+        return sum(s.blocks * s.block_tokens * (s.stop - s.first - 1) for s in self.segments)
+
+
+def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
+    """Sort prompts so that common prefixes meet, and find what is shared.
+
+    Costs one comparison of each shared block, and sorting by memory comparison.
+    """
+    raw = [_comparable(p.token_ids) for p in prompts]
+    order = sorted(
+        range(len(prompts)), key=lambda i: (prompts[i].shares, prompts[i].domain, raw[i])
+    )
+    shared = [0] * len(order)
+    for at in range(1, len(order)):
+        left, right = order[at - 1], order[at]
+        if _may_share(prompts[left], prompts[right]):
+            shared[at] = _shared_blocks(raw[left], raw[right], 4 * prompts[right].block_tokens)
+    block_tokens = tuple(prompts[i].block_tokens for i in order)
+    segments = _segments(shared, block_tokens)
+    return PrefixTree(
+        order=tuple(order),
+        segments=segments,
+        deepest=_deepest(segments, len(order)),
+        tokens=tuple(len(prompts[i].token_ids) for i in order),
+        block_tokens=block_tokens,
+    )
+
+
+def _comparable(token_ids: Sequence[int]) -> bytes:
+    """Big-endian bytes: comparing them is comparing the tokens one by one, but faster."""
+    numbers = array("I", token_ids)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _may_share(left: PlannedPrompt, right: PlannedPrompt) -> bool:
+    return left.shares and right.shares and left.domain == right.domain
+
+
+def _shared_blocks(left: bytes, right: bytes, width: int) -> int:
+    blocks = min(len(left), len(right)) // width
+    if left[: blocks * width] == right[: blocks * width]:
+        return blocks
+    for block in range(blocks):
+        if left[block * width : (block + 1) * width] != right[block * width : (block + 1) * width]:
+            return block
+    raise AssertionError("unequal prompts without an unequal block")
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A segment whose calls are still being counted."""
+
+    end_block: int
+    first: int
+    stop: int = 0
+    parent: _Open | None = None
+
+
+def _segments(shared: Sequence[int], block_tokens: Sequence[int]) -> tuple[Segment, ...]:
+    """Make the tree out of what neighbours share (LCP intervals), parents before children."""
+    root = _Open(0, 0)
+    path, found = [root], [root]
+    for at, blocks in enumerate([*shared[1:], 0], start=1):
+        last: _Open | None = None
+        while path[-1].end_block > blocks:
+            last = path.pop()
+            last.stop = at
+            last.parent = path[-1]
+        if path[-1].end_block < blocks:
+            opened = _Open(blocks, last.first if last else at - 1, parent=path[-1])
+            if last is not None:
+                last.parent = opened
+            path.append(opened)
+            found.append(opened)
+    root.stop = len(shared)
+    return _numbered(found, block_tokens)
+
+
+def _numbered(found: list[_Open], block_tokens: Sequence[int]) -> tuple[Segment, ...]:
+    found.sort(key=lambda s: (s.end_block > 0, s.first, s.end_block))
+    number = {id(segment): i for i, segment in enumerate(found)}
+    segments: list[Segment] = []
+    for segment in found:
+        above = segment.parent or found[ROOT]
+        segments.append(
+            Segment(
+                number[id(above)],
+                above.end_block,
+                segment.end_block,
+                segment.first,
+                segment.stop,
+                block_tokens[segment.first] if block_tokens else 1,
+            )
+        )
+    return tuple(segments)
+
+
+def _deepest(segments: Sequence[Segment], count: int) -> tuple[int, ...]:
+    """Walk the positions and the segments side by side; both are depth first."""
+    deepest: list[int] = []
+    coming, current = 1, ROOT
+    for position in range(count):
+        while segments[current].stop <= position:
+            current = segments[current].parent
+        while coming < len(segments) and segments[coming].first == position:
+            current, coming = coming, coming + 1
+        deepest.append(current)
+    return tuple(deepest)
