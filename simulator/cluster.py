@@ -1,0 +1,312 @@
+"""A cluster of nodes and a pool in virtual time: a queue of events, the next one first.
+
+The shell around the routers: it makes requests arrive, has nodes load and compute, keeps caches and
+pool up to date and writes down what happened. Nothing here reads a clock; equal options give equal
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from heapq import heappop, heappush
+from itertools import count
+
+from policies.select import make_policy
+from simulator.gate import blocks_to_load, pipelined
+from simulator.job import NOWHERE, Job, Lookup, look_up
+from simulator.node import SimNode
+from simulator.options import GB, ClusterOptions, Gate
+from simulator.pool_link import PoolLink
+from simulator.prefix_cache import PrefixCache
+from simulator.results import Ledger
+from simulator.routers import Order, Placement, Refusal, Router, Wake
+from simulator.select import make_router
+from simulator.serving_model import Constants, ServingModel
+from simulator.workload import NOBODY, Prompt, Workload
+
+Progress = Callable[[int, int], None]
+"""Called with requests done and requests in all; it may raise to stop the simulation."""
+
+PROGRESS_EVERY = 64
+
+
+class EventKind(IntEnum):
+    """What happens next; of two events at one time, the one that frees something comes first."""
+
+    PREFILLED = 0
+    ANSWERED = 1
+    WRITTEN = 2
+    WAKE = 3
+    ARRIVED = 4
+
+
+class Cluster:
+    """One run. Make it, call ``run`` once, read ``ledger``.
+
+    Attributes:
+        options: what was asked for.
+        constants: of nodes and routers.
+        model: what computing takes.
+        layout: of one block.
+        nodes: by number.
+        link: between the nodes and the pool.
+        pool: the shared cache; of no capacity without a pool.
+        ledger: what happened.
+    """
+
+    def __init__(self, workload: Workload, options: ClusterOptions, constants: Constants) -> None:
+        self.options = options
+        self.constants = constants
+        self.model: ServingModel = constants.model(options.model)
+        self.layout = self.model.layout(options.block_tokens)
+        self.ledger = Ledger()
+        self.link = PoolLink(options.pool_gbps * GB)
+        self._workload = workload
+        self._residents = [0] * len(workload.facts)
+        self.nodes = [
+            SimNode(i, self._cache(options.local_gb, i), constants.cluster)
+            for i in range(options.nodes)
+        ]
+        self.pool = self._cache(options.pool_gb, options.nodes)
+        self._being_written: set[int] = set()
+        self._events: list[tuple[float, int, int, object]] = []
+        self._serial = count()
+        self._router: Router = make_router(self, requests=len(workload.prompts))
+
+    def run(self, progress: Progress | None = None) -> Ledger:
+        """Run until every request is answered or refused."""
+        prompts = self._workload.prompts
+        for prompt in prompts:
+            if prompt.is_first or not self.options.closed_loop:
+                self._at(prompt.arrival_s, EventKind.ARRIVED, prompt)
+        events, told = self._events, 0
+        while events:
+            now, kind, _, what = heappop(events)
+            self._happen(kind, what, now)
+            done = self.ledger.requests
+            if progress is not None and done >= told + PROGRESS_EVERY:
+                told = done
+                progress(done, len(prompts))
+        left = len(prompts) - self.ledger.requests
+        assert not left, f"{left} requests were never served"
+        self.ledger.close(self)
+        return self.ledger
+
+    def look_up(self, job: Job) -> Lookup:
+        """Say where a job's chain is now, as a directory that is up to date would."""
+        return look_up(job.chain, self._residents, len(self.nodes))
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Rate of the pool's link; 0.0 without a pool."""
+        return self.link.bytes_per_s
+
+    def nominal_load_s(self, blocks: int) -> float:
+        """Seconds to load blocks when nobody else does."""
+        if not blocks:
+            return 0.0
+        seconds = blocks * self.layout.stored_bytes / self.link.bytes_per_s
+        return seconds + self.constants.cluster.fetch_latency_s
+
+    # -- events
+
+    def _at(self, when_s: float, kind: EventKind, what: object) -> None:
+        heappush(self._events, (when_s, kind, next(self._serial), what))
+
+    def _happen(self, kind: int, what: object, now: float) -> None:
+        match what:
+            case Prompt():
+                self._on_arrived(what, now)
+            case SimNode():
+                self._on_prefilled(what, now)
+            case Job() if kind == EventKind.ANSWERED:
+                self._on_answered(what, now)
+            case Job():
+                self._on_written(what, now)
+            case Wake():
+                self._obey(self._router.woken(what, now), now)
+
+    def _on_arrived(self, prompt: Prompt, now: float) -> None:
+        usable = (prompt.input_tokens - 1) // self.options.block_tokens
+        job = Job(prompt, prompt.blocks[:usable], now)
+        depth = self.pool.depth(job.chain)
+        if depth and self.options.reserve:
+            job.held_pool = job.chain[depth - 1]
+            self.pool.hold(job.held_pool)
+        self._obey(self._router.arrived(job, now), now)
+
+    def _on_prefilled(self, node: SimNode, now: float) -> None:
+        job = node.finish_prefill(now)
+        self.ledger.served(job, self.options.block_tokens)
+        self._keep(job, node, now)
+        self._obey(self._router.first_token(job, now), now)
+        self._decode(job, node, now)
+        self._begin(node, now)
+
+    def _on_answered(self, job: Job, now: float) -> None:
+        node = self.nodes[job.node]
+        rest_s = node.rest_of_answer_s(job, now, self.model.tpot_s)
+        if rest_s:
+            self._at(now + rest_s, EventKind.ANSWERED, job)
+            return
+        waiting = node.finish_answer(job)
+        if waiting is not None:
+            self._decode(waiting, node, now)
+        self._obey(self._router.finished(job, now), now)
+        self._go_on(job, now)
+
+    def _go_on(self, job: Job, now: float) -> None:
+        """In a closed loop, have the session's next request arrive after its pause."""
+        follower = job.prompt.follower
+        if not self.options.closed_loop or follower == NOBODY:
+            return
+        prompt = self._workload.prompts[follower]
+        pause_s = prompt.pause_s
+        arrival_s = job.arrived_s + prompt.gap_s if pause_s is None else now + pause_s
+        self._at(max(now, arrival_s), EventKind.ARRIVED, prompt)
+
+    def _on_written(self, job: Job, now: float) -> None:
+        self._being_written.difference_update(job.prompt.blocks)
+        self.pool.use(job.prompt.blocks, now)
+
+    # -- nodes
+
+    def _obey(self, orders: Iterable[Order], now: float) -> None:
+        for order in orders:
+            match order:
+                case Placement():
+                    self._place(order.job, self.nodes[order.node], now)
+                case Wake():
+                    self._at(max(now, order.at_s), EventKind.WAKE, order)
+                case Refusal():
+                    self._let_go(order.job)
+                    self.ledger.refused += 1
+                    self._go_on(order.job, now)
+
+    def _place(self, job: Job, node: SimNode, now: float) -> None:
+        """Send a job to its node and hold what it will find there."""
+        local = node.cache.depth(job.chain)
+        job.node = node.index
+        self._hold_local(job, node, local)
+        loaded = self._worth_loading(job, local, node.work_s(now), now)
+        reused = (local + loaded) * self.options.block_tokens
+        job.expected_tokens = job.prompt.input_tokens - reused
+        compute_s = self.model.prefill_s(reused, job.expected_tokens)
+        job.expected_s = max(compute_s, self.nominal_load_s(loaded))
+        node.take(job)
+        if node.running is None:
+            self._begin(node, now)
+        elif node.queue[0] is job:
+            self._load_ahead(node, now)
+
+    def _hold_local(self, job: Job, node: SimNode, depth: int) -> None:
+        """Have the node keep what the job will find there."""
+        if not self.options.reserve or not depth or job.held_local == job.chain[depth - 1]:
+            return
+        held, job.held_local = job.held_local, job.chain[depth - 1]
+        node.cache.hold(job.held_local)
+        if held != NOWHERE:
+            node.cache.release(held)
+
+    def _begin(self, node: SimNode, now: float) -> None:
+        """Compute the next prompt of an idle node, and load for the one after it."""
+        if not node.queue:
+            return
+        job = node.queue[0]
+        if job.load is not None and node.cache.depth(job.chain) < job.local_blocks:
+            job.load = None  # Evicted before its turn: what was loaded behind it is of no use.
+        if job.load is None:
+            self._load(job, node, now, idle_from_s=now)
+        reused = (job.local_blocks + job.loaded_blocks) * self.options.block_tokens
+        compute_s = self.model.prefill_s(reused, job.prompt.input_tokens - reused)
+        end_s = now + compute_s
+        if job.load is not None:
+            end_s = pipelined(
+                job.load.end_s - job.load.start_s,
+                compute_s,
+                self.layout.layers,
+                load_from_s=job.load.start_s,
+                compute_from_s=now,
+            )
+        node.start(job, now, end_s)
+        node.note_prefill(job.prompt.input_tokens - reused, compute_s)
+        self._at(end_s, EventKind.PREFILLED, node)
+        self._load_ahead(node, now)
+
+    def _load_ahead(self, node: SimNode, now: float) -> None:
+        """Load for the next prompt while the node computes another."""
+        if node.queue and node.queue[0].load is None:
+            self._load(node.queue[0], node, now, idle_from_s=node.free_s)
+
+    def _load(self, job: Job, node: SimNode, now: float, *, idle_from_s: float) -> None:
+        """Decide how much to load, and queue that. Without a load it is decided again later."""
+        job.local_blocks = node.cache.depth(job.chain)
+        self._hold_local(job, node, job.local_blocks)
+        job.loaded_blocks = self._worth_loading(job, job.local_blocks, idle_from_s - now, now)
+        if job.loaded_blocks:
+            size_bytes = job.loaded_blocks * self.layout.stored_bytes
+            latency_s = self.constants.cluster.fetch_latency_s
+            job.load = self.link.move(size_bytes, now, latency_s=latency_s)
+            self.ledger.pool_read_bytes += size_bytes
+            asked_s = (job.load.end_s - now) if self.options.gate is Gate.LIVE else 0.0
+            node.note_load(size_bytes, asked_s or size_bytes / self.link.bytes_per_s)
+
+    def _worth_loading(self, job: Job, local: int, busy_s: float, now: float) -> int:
+        pool = self.pool.depth(job.chain)
+        if pool <= local:
+            return 0
+        return blocks_to_load(
+            job.prompt.input_tokens,
+            local=local,
+            pool=pool,
+            model=self.model,
+            layout=self.layout,
+            pool_bytes_per_s=self.link.bytes_per_s,
+            queue_s=self.link.queue_s(now) + self.constants.cluster.fetch_latency_s - busy_s,
+            gate=self.options.gate,
+        )
+
+    def _decode(self, job: Job, node: SimNode, now: float) -> None:
+        when_s = node.start_answer(job, now, self.model.tpot_s)
+        if when_s is not None:
+            self._at(when_s, EventKind.ANSWERED, job)
+
+    # -- caches
+
+    def _keep(self, job: Job, node: SimNode, now: float) -> None:
+        """Keep what was computed: here, and in the pool as far as its link keeps up."""
+        blocks = job.prompt.blocks
+        node.cache.use(blocks, now)
+        if self.pool.capacity_blocks:
+            self.pool.use(blocks, now, add=False)
+        self._let_go(job)
+        if self.pool.capacity_blocks:
+            self._write(job, now)
+
+    def _let_go(self, job: Job) -> None:
+        """End what was held for a job."""
+        if job.held_local != NOWHERE:
+            self.nodes[job.node].cache.release(job.held_local)
+        if job.held_pool != NOWHERE:
+            self.pool.release(job.held_pool)
+        job.held_local = job.held_pool = NOWHERE
+
+    def _write(self, job: Job, now: float) -> None:
+        blocks = job.prompt.blocks
+        new = [b for b in blocks[self.pool.depth(blocks) :] if b not in self._being_written]
+        if not new:
+            return
+        size_bytes = len(new) * self.layout.stored_bytes
+        if self.link.queue_s(now) > self.constants.cluster.write_backlog_s:
+            self.ledger.skipped_write_bytes += size_bytes
+        elif self.pool.wants(blocks, now):
+            self._being_written.update(new)
+            self.ledger.pool_write_bytes += size_bytes
+            self._at(self.link.move(size_bytes, now).end_s, EventKind.WRITTEN, job)
+
+    def _cache(self, size_gb: float, index: int) -> PrefixCache:
+        capacity_blocks = int(size_gb * GB) // self.layout.stored_bytes
+        policy = make_policy(self.options.policy, capacity_blocks, seed=self.options.seed + index)
+        facts = self._workload.facts
+        return PrefixCache(policy, capacity_blocks, facts, self._residents, 1 << index)

@@ -1,0 +1,111 @@
+"""What a simulated cluster may be told, and what does not go together.
+
+Made by the command line, the SQL function and the benchmarks from plain values; every refusal names
+the option and the cure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvcore import limits
+from kvcore.errors import ConfigError
+from policies.select import PRODUCTION_POLICIES
+from simulator.serving_model import DEFAULT_MODEL
+from simulator.trace import DEFAULT_BLOCK_TOKENS
+
+GB = 1e9
+
+
+class RouterName(StrEnum):
+    """Who chooses the node."""
+
+    TIERKV = "tierkv"
+    RANDOM = "random"
+    ROUND_ROBIN = "round_robin"
+    LEAST_WORK = "least_work"
+    STICKY = "sticky"
+    DYNAMO = "dynamo"
+    CONDUCTOR = "conductor"
+
+
+class Gate(StrEnum):
+    """What the choice between loading and recomputing knows.
+
+    LIVE: what the pool's link has queued, as node and router see it; NODE: only the node sees it;
+    BLIND: nobody does; OFF: whatever the pool has is loaded.
+    """
+
+    LIVE = "live"
+    NODE = "node"
+    BLIND = "blind"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """One cluster.
+
+    Attributes:
+        nodes: prefill nodes.
+        router: who chooses among them.
+        policy: eviction policy of every cache.
+        local_gb: memory for KV on each node, in 10^9 bytes.
+        pool_gb: memory of the shared pool; 0.0 is no pool.
+        pool_gbps: what its link moves, in 10^9 bytes per second, all nodes together.
+        gate: what the choice between loading and recomputing knows.
+        closed_loop: a session's next request arrives a pause after the answer before it.
+        speed: timestamps are divided by it.
+        slo_s: time to first token that counts as good; 0.0 counts none.
+        reserve: blocks promised to a request stay until it is served.
+        model: name in the constants file.
+        block_tokens: tokens per id of the trace.
+        seed: of everything that is left to chance.
+    """
+
+    nodes: int = 1
+    router: RouterName = RouterName.TIERKV
+    policy: str = "default"
+    local_gb: float = 1000.0
+    pool_gb: float = 0.0
+    pool_gbps: float = 0.0
+    gate: Gate = Gate.LIVE
+    closed_loop: bool = False
+    speed: float = 1.0
+    slo_s: float = 0.0
+    reserve: bool = True
+    model: str = DEFAULT_MODEL
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= limits.MAX_SIMULATED_NODES:
+            raise ConfigError(
+                f"--nodes must be 1 to {limits.MAX_SIMULATED_NODES}, not {self.nodes}"
+            )
+        if self.policy not in PRODUCTION_POLICIES:
+            known = ", ".join(sorted(PRODUCTION_POLICIES))
+            raise ConfigError(
+                f"--policy {self.policy} can't run a cluster; its caches know: {known}",
+                hint="Give --capacity-blocks instead of --nodes to replay one cache under it.",
+            )
+        _check_range("--local-gb", self.local_gb, 0.0, limits.MAX_SIMULATED_GB)
+        _check_range("--pool-gb", self.pool_gb, 0.0, limits.MAX_SIMULATED_GB)
+        _check_range("--pool-gbps", self.pool_gbps, 0.0, limits.MAX_SIMULATED_GB)
+        _check_range("--speed", self.speed, 1e-3, 1e3)
+        _check_range("--slo", self.slo_s, 0.0, 1e6)
+        _check_range("--block-tokens", self.block_tokens, 1, limits.MAX_SIMULATED_BLOCK_TOKENS)
+        if bool(self.pool_gb) != bool(self.pool_gbps):
+            given, missing = (
+                ("--pool-gb", "--pool-gbps") if self.pool_gb else ("--pool-gbps", "--pool-gb")
+            )
+            raise ConfigError(
+                f"{given} needs {missing}: a pool has a size and a bandwidth",
+                hint=f"Add {missing}, or leave {given} out to simulate without a pool.",
+            )
+
+
+def _check_range(option: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{option} must be {low:g} to {high:g}, not {value:g}")

@@ -1,0 +1,129 @@
+"""What a simulated cluster did: counted while it runs, summed up at the end.
+
+Times are virtual seconds, sizes bytes; ratios are 0 to 1. The names of a summary's numbers are the
+JSON keys of ``tierkv simulate`` and the metrics of ``tierkv.simulate`` in SQL.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simulator.job import Job
+
+if TYPE_CHECKING:
+    from simulator.cluster import Cluster
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything that is counted.
+
+    Attributes:
+        arrivals_s: when requests arrived, in the order in which they were served.
+        ttfts_s: their times to the first token.
+        prompt_tokens: of all prompts; local, pool and computed tokens sum up to it.
+        local_hit_tokens: reused from the cache of the node that served them.
+        pool_hit_tokens: loaded from the pool.
+        computed_tokens: computed.
+        local_hit_bytes: KV that was found in place.
+        pool_read_bytes: moved from the pool.
+        pool_write_bytes: moved to the pool.
+        skipped_write_bytes: not written because the link was behind.
+    """
+
+    arrivals_s: array[float] = field(default_factory=lambda: array("d"))
+    ttfts_s: array[float] = field(default_factory=lambda: array("d"))
+    refused: int = 0
+    prompt_tokens: int = 0
+    local_hit_tokens: int = 0
+    pool_hit_tokens: int = 0
+    computed_tokens: int = 0
+    local_hit_blocks: int = 0
+    pool_read_bytes: int = 0
+    pool_write_bytes: int = 0
+    skipped_write_bytes: int = 0
+    local_evicted_blocks: int = 0
+    pool_evicted_blocks: int = 0
+    pool_used_blocks: int = 0
+    block_bytes: int = 0
+    prefill_busy_s: float = 0.0
+    link_busy_s: float = 0.0
+    span_s: float = 0.0
+    nodes: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that were served or refused."""
+        return len(self.ttfts_s) + self.refused
+
+    def served(self, job: Job, block_tokens: int) -> None:
+        """Note a first token."""
+        self.arrivals_s.append(job.arrived_s)
+        self.ttfts_s.append(job.ttft_s)
+        local, loaded = job.local_blocks * block_tokens, job.loaded_blocks * block_tokens
+        self.prompt_tokens += job.prompt.input_tokens
+        self.local_hit_tokens += local
+        self.pool_hit_tokens += loaded
+        self.computed_tokens += job.prompt.input_tokens - local - loaded
+        self.local_hit_blocks += job.local_blocks
+
+    def close(self, cluster: Cluster) -> None:
+        """Take over what nodes, caches and link counted."""
+        self.nodes = len(cluster.nodes)
+        self.block_bytes = cluster.layout.stored_bytes
+        self.prefill_busy_s = sum(node.busy_s for node in cluster.nodes)
+        self.link_busy_s = cluster.link.busy_s
+        self.local_evicted_blocks = sum(node.cache.evicted_blocks for node in cluster.nodes)
+        self.pool_evicted_blocks = cluster.pool.evicted_blocks
+        self.pool_used_blocks = len(cluster.pool)
+        if self.arrivals_s:
+            ends = (a + t for a, t in zip(self.arrivals_s, self.ttfts_s, strict=True))
+            self.span_s = max(ends) - min(self.arrivals_s)
+
+    def summary(self, slo_s: float = 0.0) -> dict[str, float | int | None]:
+        """Sum up, in the order in which people read it.
+
+        Args:
+            slo_s: time to the first token that counts as good; 0.0: ``slo_attainment`` is None.
+        """
+        ttfts = sorted(self.ttfts_s)
+        good = sum(1 for ttft in ttfts if ttft <= slo_s) / max(1, self.requests)
+        tokens = max(1, self.prompt_tokens)
+        return {
+            "requests": self.requests,
+            "refused_requests": self.refused,
+            "ttft_p50_s": quantile(ttfts, 0.50),
+            "ttft_p90_s": quantile(ttfts, 0.90),
+            "ttft_p99_s": quantile(ttfts, 0.99),
+            "ttft_mean_s": sum(ttfts) / len(ttfts) if ttfts else 0.0,
+            "slo_attainment": good if slo_s else None,
+            "token_hit_rate": (self.local_hit_tokens + self.pool_hit_tokens) / tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "local_hit_tokens": self.local_hit_tokens,
+            "pool_hit_tokens": self.pool_hit_tokens,
+            "computed_tokens": self.computed_tokens,
+            "local_hit_bytes": self.local_hit_blocks * self.block_bytes,
+            "pool_read_bytes": self.pool_read_bytes,
+            "pool_write_bytes": self.pool_write_bytes,
+            "pool_skipped_write_bytes": self.skipped_write_bytes,
+            "pool_used_bytes": self.pool_used_blocks * self.block_bytes,
+            "local_evicted_blocks": self.local_evicted_blocks,
+            "pool_evicted_blocks": self.pool_evicted_blocks,
+            "prefill_utilisation": self._share(self.prefill_busy_s, self.nodes),
+            "pool_link_utilisation": self._share(self.link_busy_s, 1),
+            "span_s": self.span_s,
+        }
+
+    def _share(self, busy_s: float, servers: int) -> float:
+        whole_s = self.span_s * servers
+        return min(1.0, busy_s / whole_s) if whole_s else 0.0
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least ``share`` of them do not exceed; 0.0 of none."""
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1e6) * len(ordered) // 10**6) - 1))]

@@ -1,0 +1,155 @@
+"""Our own scheduler in the simulated cluster: SchedulerState of production, fed with virtual time.
+
+It decides; this file only turns what happens in the simulation into its events and its instructions
+into orders, as scheduler/dispatcher.py does with real nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvcore.ids import HostId, Incarnation, NodeId, RequestId
+from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
+from scheduler.config import SchedulerConfig
+from scheduler.cost import CachedPrefix
+from scheduler.events import (
+    ChainLocated,
+    Dispatch,
+    Event,
+    Fail,
+    FirstToken,
+    Instruction,
+    Locate,
+    NodesSeen,
+    RequestArrived,
+    RequestFinished,
+    SeenNode,
+    Wait,
+    WaitOver,
+    WantedModel,
+)
+from scheduler.state import SchedulerState
+from simulator.job import Job
+from simulator.node import SimNode
+from simulator.routers import ClusterView, Order, Placement, Refusal, Wake
+
+MODEL = WantedModel("simulated")
+
+
+class TierKvRouter:
+    """Drives a SchedulerState.
+
+    Attributes:
+        state: the scheduler's core.
+        _jobs: live requests by id.
+        _seen_s: when it last saw the nodes' loads.
+    """
+
+    def __init__(self, cluster: ClusterView, *, requests: int) -> None:
+        """Make the core.
+
+        Args:
+            cluster: what is simulated.
+            requests: of the whole trace; so many may wait, nobody is refused.
+        """
+        self.state = SchedulerState(SchedulerConfig(max_requests=requests + 1))
+        self._cluster = cluster
+        self._jobs: dict[RequestId, Job] = {}
+        self._infos = [_info(index, cluster) for index in range(len(cluster.nodes))]
+        self._numbers = {info.node_id: index for index, info in enumerate(self._infos)}
+        self._seen_s = float("-inf")
+
+    def arrived(self, job: Job, now: float) -> Sequence[Order]:
+        request_id = RequestId(str(job.prompt.number))
+        self._jobs[request_id] = job
+        event = RequestArrived(
+            request_id,
+            MODEL,
+            job.prompt.input_tokens,
+            session_id=job.prompt.session_id,
+            locatable=bool(job.chain),
+        )
+        return self._tell(event, now)
+
+    def first_token(self, job: Job, now: float) -> Sequence[Order]:
+        return self._tell(FirstToken(RequestId(str(job.prompt.number))), now)
+
+    def finished(self, job: Job, now: float) -> Sequence[Order]:
+        request_id = RequestId(str(job.prompt.number))
+        orders = self._tell(RequestFinished(request_id), now)
+        del self._jobs[request_id]
+        return orders
+
+    def woken(self, wake: Wake, now: float) -> Sequence[Order]:
+        return self._tell(WaitOver(RequestId(wake.token)), now)
+
+    def _tell(self, event: Event, now: float) -> list[Order]:
+        orders: list[Order] = []
+        if now - self._seen_s >= self._cluster.constants.cluster.heartbeat_s:
+            self._seen_s = now
+            orders += self._orders(self.state.handle(self._look(), now), now)
+        orders += self._orders(self.state.handle(event, now), now)
+        return orders
+
+    def _orders(self, instructions: Sequence[Instruction], now: float) -> Iterator[Order]:
+        for instruction in instructions:
+            match instruction:
+                case Dispatch():
+                    job = self._jobs[instruction.request_id]
+                    yield Placement(job, self._numbers[instruction.node_id])
+                case Locate():
+                    located = self._located(instruction.request_id)
+                    yield from self._orders(self.state.handle(located, now), now)
+                case Wait():
+                    yield Wake(instruction.until_s, instruction.request_id)
+                case Fail():
+                    yield Refusal(self._jobs.pop(instruction.request_id))
+                case _:
+                    pass  # Loading ahead and looking again go on by themselves here.
+
+    def _located(self, request_id: RequestId) -> ChainLocated:
+        """Answer as the directory would."""
+        found = self._cluster.look_up(self._jobs[request_id])
+        near = {
+            info.node_id: CachedPrefix(l1_blocks=local, l2_blocks=local)
+            for info, local in zip(self._infos, found.local, strict=True)
+            if local
+        }
+        pool = CachedPrefix(l3_blocks=found.pool, l4_blocks=found.pool)
+        return ChainLocated(request_id, near=near, pool=pool)
+
+    def _look(self) -> NodesSeen:
+        nodes = zip(self._infos, self._cluster.nodes, strict=True)
+        return NodesSeen(tuple(SeenNode(info, self._load(node)) for info, node in nodes))
+
+    def _load(self, node: SimNode) -> NodeLoad:
+        """Say what a node's heartbeat would."""
+        waiting = len(node.queue)
+        return NodeLoad(
+            requests_running=node.outstanding - waiting,
+            requests_waiting=waiting,
+            waiting_prefill_tokens=node.queued_tokens,
+            prefill_tokens_per_s=node.prefill_tokens_per_s,
+            l3_bytes_per_s=node.load_bytes_per_s or self._cluster.link_bytes_per_s,
+        )
+
+
+def _info(index: int, cluster: ClusterView) -> NodeInfo:
+    layout = cluster.model.layout(cluster.options.block_tokens)
+    model = ModelInfo(
+        name=MODEL.name,
+        folder="",
+        revision="",
+        layout=layout,
+        context_tokens=1 << 30,
+        eos_token_ids=(),
+        architecture="",
+        parameters=0,
+    )
+    return NodeInfo(
+        node_id=NodeId(f"node-{index}"),
+        incarnation=Incarnation(1),
+        role=NodeRole.COMPUTE,
+        host=HostId(f"host-{index}"),
+        models=(model,),
+    )
