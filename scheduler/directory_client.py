@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from kvcore import limits
 from kvcore.block_key import block_keys, namespace_key
 from kvcore.clock import Clock
 from kvcore.errors import CacheError
+from kvcore.hold import NO_LEASE, LeaseId
+from kvcore.ids import BlockKey
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo
 from kvcore.request import GenerateRequest
@@ -58,16 +62,44 @@ class DirectoryClient:
         keys = block_keys(
             request.namespace_key, request.token_ids, block_tokens=layout.block_tokens
         )
+        return await self.find(keys)
+
+    async def find(self, keys: Sequence[BlockKey], *, reserve_s: float = 0.0) -> LocateReply:
+        """Ask where a chain is, and reserve it for ``reserve_s``; failures mean nowhere."""
+        if self._meta is None or self._is_off():
+            return NOTHING_FOUND
         self._stats.located += 1
         try:
             async with asyncio.timeout(self._config.locate_timeout_s):
                 chain = keys[: limits.MAX_CHAIN_BLOCKS]
-                return await self._meta.locate(chain, max_replicas=0)
+                return await self._meta.locate(chain, max_replicas=0, reserve_s=reserve_s)
         except TimeoutError:
             self._failed("directory_unavailable")
         except CacheError as error:
             self._failed(error.code)
         return NOTHING_FOUND
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
+        """Prolong a lease; False when it is over, or nobody knows."""
+        if self._meta is None or lease == NO_LEASE or self._is_off():
+            return False
+        return await self._asked(self._meta.extend_lease(lease, ttl_s=ttl_s))
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        """End a lease; False when it was over, or nobody knows: then it ends by itself."""
+        if self._meta is None or lease == NO_LEASE or self._is_off():
+            return False
+        return await self._asked(self._meta.end_lease(lease, used=used))
+
+    async def _asked(self, question: Coroutine[Any, Any, bool]) -> bool:
+        try:
+            async with asyncio.timeout(self._config.locate_timeout_s):
+                return await question
+        except TimeoutError:
+            self._failed("directory_unavailable")
+        except CacheError as error:
+            self._failed(error.code)
+        return False
 
     async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
         """Return the hash key of a tenant's blocks of a model (cached).

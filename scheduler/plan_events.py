@@ -76,7 +76,8 @@ class SendCall:
         call: its index.
         node_id: where its prefix is, or will be; None: anywhere.
         pending_calls: calls not sent yet that share ``pending_tokens`` with it.
-        pending_tokens: leading tokens that they share; 0 when nobody shares any.
+        pending_tokens: leading tokens that they share. Without pending calls those it had in common
+            with the others of its subtree; 0 when it never had any.
     """
 
     call: int

@@ -202,11 +202,14 @@ class PlanState:
         path = self.tree.path(position)
         for segment in path:
             self._unsent[segment] -= 1
-        shared = next((s for s in path if self._unsent[s]), None)
-        pending = (0, 0) if shared is None else (
-            self._unsent[shared], self.tree.segments[shared].end_tokens
-        )  # fmt: skip
-        return SendCall(self.tree.order[position], lane.node_id, *pending)
+        return SendCall(self.tree.order[position], lane.node_id, *self._pending(path))
+
+    def _pending(self, path: list[int]) -> tuple[int, int]:
+        """Count the unsent calls that share most with a call, and the tokens they share."""
+        for number in path:
+            if self._unsent[number]:
+                return self._unsent[number], self.tree.segments[number].end_tokens
+        return (0, self.tree.segments[path[-1]].end_tokens) if path else (0, 0)
 
     def _take_over(self, lane: Lane) -> bool:
         """Give a lane that has nothing left a run that nobody has, or another lane's last one."""
