@@ -25,7 +25,16 @@ class SchedulerConfig:
         max_attempts: how many nodes one stage of a request may lose before it fails.
         backoff_initial_s: suspension of a node after its first failure; doubles with each one.
         backoff_max_s: longest suspension of a node.
-        max_requests: requests in flight before new ones are refused.
+        max_requests: requests in flight or waiting before new ones are refused.
+        max_waiting: requests that wait here for room at a node before new ones are refused.
+        max_in_flight_per_node: requests a node is given at a time; the others wait here, where they
+            may still go elsewhere. As many as a node batches (``compute.max_running``).
+        node_queue_s: with several nodes to choose from, a node is given no more prompts while those
+            it has will take longer than this.
+        priority_step_s: how much waiting outweighs one step of priority.
+        ttft_slo_s: target for the time to the first token; a request that can't meet it because of
+            those before it is refused at once. 0.0: none.
+        prefetches_per_node: waiting requests whose blocks a node loads ahead at a time.
         queue_weight: ``c`` of ``wait + (1 + c*Q) * service``; 3 kept long-context clusters stable.
         handoff_s: time to pass a request from a prefill to a decode node, but for its KV.
         direct_tokens: uncached tokens that a decode node may compute itself, if they are at most
@@ -46,6 +55,12 @@ class SchedulerConfig:
     backoff_initial_s: float = 0.2
     backoff_max_s: float = 5.0
     max_requests: int = limits.MAX_QUEUED_REQUESTS
+    max_waiting: int = 10_000
+    max_in_flight_per_node: int = 64
+    node_queue_s: float = 1.0
+    priority_step_s: float = 10.0
+    ttft_slo_s: float = 0.0
+    prefetches_per_node: int = 2
     queue_weight: float = 3.0
     handoff_s: float = 0.005
     direct_tokens: int = 512

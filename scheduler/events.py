@@ -94,6 +94,7 @@ class RequestArrived:
         locatable: the prompt has a full block and may use the cache.
         splittable: a prefill node may hand it over. Blended KV is never published, so a request
             with chunks to blend stays where it was prefilled.
+        priority: lower goes earlier, when it has to wait.
     """
 
     request_id: RequestId
@@ -102,6 +103,7 @@ class RequestArrived:
     session_id: str | None = None
     locatable: bool = False
     splittable: bool = True
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,15 @@ class PrefillProgress:
 
     request_id: RequestId
     published_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchDone:
+    """A node that was asked to load ahead answered: it has the first ``tokens``, maybe none."""
+
+    request_id: RequestId
+    node_id: NodeId
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,7 @@ Event = (
     | ChainLocated
     | FirstToken
     | PrefillProgress
+    | PrefetchDone
     | HandoffDone
     | NodeLost
     | NodeRefused
@@ -239,7 +251,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Have the node that will go on load the prompt's first ``tokens``; nobody waits for it."""
+    """Have a node load the prompt's first ``tokens``, then say PrefetchDone; nobody waits for it.
+
+    It is the node that will go on after the prefill, or the one a waiting request will go to.
+    """
 
     request_id: RequestId
     node_id: NodeId
@@ -249,7 +264,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No node can take the request now; say WaitOver at ``until_s`` unless told otherwise."""
+    """No node has room for it now; say WaitOver at ``until_s`` unless told otherwise before."""
 
     request_id: RequestId
     until_s: float
@@ -269,11 +284,12 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Give the request up; the caller is told why."""
+    """Give the request up; the caller is told why, and after how long to try again."""
 
     request_id: RequestId
     failure: Failure
     reason: str
+    retry_after_s: float = 1.0
 
 
 Instruction = Locate | Dispatch | Prefetch | Wait | RefreshNodes | Abandon | Fail

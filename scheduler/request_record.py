@@ -56,6 +56,13 @@ class RequestRecord:
         lives_lost: lives of nodes that died under it.
         losses: lives lost, and streams lost after progress.
         attempts: sends so far.
+        arrived_s: when it came; ``rank`` orders it among those that wait.
+        waiting_since_s: when it last began to wait.
+        service_s: predicted seconds of its prefill, loading included, where it would go.
+        awaits: the node it waits for; None unless WAITING for room at one.
+        awaited_tokens: what it will add to that node's queue.
+        asked_ahead: a node was asked to load its blocks, since it last began to wait.
+        ahead: the node that does that now; None: nobody.
         successor: who is to go on after the prefill stage; it loads ahead.
         prefetched_tokens: how much of the prompt it was told to load.
         give_up_s: when waiting ends; None while the answer makes progress.
@@ -74,6 +81,14 @@ class RequestRecord:
     lives_lost: set[tuple[NodeId, int]] = field(default_factory=set)
     losses: int = 0
     attempts: int = 0
+    arrived_s: float = 0.0
+    rank: tuple[float, int] = (0.0, 0)
+    waiting_since_s: float = 0.0
+    service_s: float = 0.0
+    awaits: NodeId | None = None
+    awaited_tokens: int = 0
+    asked_ahead: bool = False
+    ahead: NodeId | None = None
     successor: NodeRecord | None = None
     prefetched_tokens: int = 0
     first_token_seen: bool = False

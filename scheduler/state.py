@@ -6,20 +6,13 @@ out its instructions. It never sees a socket, a clock or a token id: only counts
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection
-from dataclasses import replace
-from heapq import nsmallest
-
 from kvcore.ids import NodeId, RequestId
-from kvcore.layout import BlockLayout
-from kvcore.node import ModelInfo, NodeRole
-from scheduler.choice import choose, prefer_direct, weigh
+from kvcore.node import ModelInfo
+from scheduler.admission import MAX_PRIORITY, Refusal, WaitQueue, refusal
 from scheduler.config import SchedulerConfig
-from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, handoff_cost
+from scheduler.cost import CachedPrefix
 from scheduler.events import (
     Abandon,
-    CandidateCost,
     ChainLocated,
     Dispatch,
     Event,
@@ -32,7 +25,7 @@ from scheduler.events import (
     NodeLost,
     NodeRefused,
     NodesSeen,
-    Prefetch,
+    PrefetchDone,
     PrefillProgress,
     RefreshNodes,
     RequestArrived,
@@ -44,42 +37,61 @@ from scheduler.events import (
     WaitOver,
 )
 from scheduler.fleet import Fleet, NodeRecord
+from scheduler.prefetch_plan import PrefetchPlan
 from scheduler.request_record import LIVE, Phase, RequestRecord
+from scheduler.router import Pick, Router, layout_of, near_after_handoff
 
-SESSIONS_REMEMBERED = 65_536
-CANDIDATES_LOGGED = 8
-PREFETCH_BLOCKS = 4
-"""Fewer new blocks are not worth asking the next node to load ahead."""
-
-PREFETCH_STEPS = 8
-"""A prompt is loaded ahead in about so many requests: each names all tokens so far."""
+LOOK_AHEAD = 8
+"""So many of the first in a lane are weighed when there is room: they may want different nodes."""
 
 
 class SchedulerState:
     """Who runs what. Mutated only through ``handle``.
 
+    The least that must be told, for instance by a simulation with a time of its own: NodesSeen
+    first, and again when a node's load has changed (it lives on what it sent itself in between);
+    then for each request RequestArrived; ChainLocated if the answer was Locate; FirstToken when the
+    node of the last Dispatch begins to answer; RequestFinished. A Dispatch may come in answer to
+    any event, also about another request: room was made. A Wait needs WaitOver at its time.
+
     Attributes:
         config: bounds and defaults.
         fleet: the nodes.
+        router: chooses among them.
+        queue: requests that wait for room at a node, or for a node.
+        ahead: what nodes load before they need it.
         requests: live requests by id.
         arrived: requests ever accepted for scheduling or refused as overload.
+        queued: how often one had to wait for room.
+        rejected: how many were refused when they came.
         ended: how many ended in each final phase; sums up to ``arrived - len(requests)``.
     """
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
         self.fleet = Fleet(self.config)
+        self.router = Router(self.config, self.fleet)
+        self.queue = WaitQueue()
+        self.ahead = PrefetchPlan(self.config, self.fleet, self.router)
         self.requests: dict[RequestId, RequestRecord] = {}
         self.arrived = 0
+        self.queued = 0
+        self.rejected = 0
         self.ended = {Phase.FINISHED: 0, Phase.FAILED: 0, Phase.CANCELLED: 0}
-        self._sessions: OrderedDict[str, NodeId] = OrderedDict()
-        self._serial = 0
+        self._room_changed = False
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened and say what to do about it.
 
         Events about a request that has ended are ignored: they crossed its end on the way.
         """
+        instructions = self._dispatch_event(event, now)
+        if self._room_changed:
+            self._room_changed = False
+            instructions += self._drain(now)
+        return instructions
+
+    def _dispatch_event(self, event: Event, now: float) -> list[Instruction]:
         if isinstance(event, NodesSeen):
             return self._on_nodes(event, now)
         if isinstance(event, RequestArrived):
@@ -98,9 +110,13 @@ class SchedulerState:
                 request.near, request.pool = dict(event.near), event.pool
                 return self._route(request, now)
             case FirstToken():
-                return self._on_first_token(request, now)
+                return self._on_first_token(request)
             case PrefillProgress():
-                return self._on_progress(request, event, now)
+                return self.ahead.for_handoff(request, event, now)
+            case PrefetchDone():
+                self.ahead.done(request, event)
+                self._room_changed = True
+                return []
             case HandoffDone():
                 return self._on_handoff(request, event, now)
             case NodeLost():
@@ -108,7 +124,7 @@ class SchedulerState:
             case NodeRefused():
                 return self._on_refused(request, now)
             case WaitOver():
-                return self._route(request, now) if request.phase is Phase.WAITING else []
+                return self._on_wait_over(request, now)
             case RequestFinished():
                 return self._end(request, Phase.FINISHED, now)
             case RequestFailed():
@@ -126,27 +142,28 @@ class SchedulerState:
         self.arrived += 1
         if len(self.requests) >= self.config.max_requests:
             self.ended[Phase.FAILED] += 1
-            return [Fail(event.request_id, Failure.OVERLOADED, f"{len(self.requests)} requests")]
-        request = RequestRecord(event, total_tokens=event.prompt_tokens)
+            self.rejected += 1
+            retry_s = self.queue.retry_after_s(event.model, now)
+            reason = f"{len(self.requests)} requests are being answered or wait"
+            return [Fail(event.request_id, Failure.OVERLOADED, reason, retry_s)]
+        priority = max(-MAX_PRIORITY, min(event.priority, MAX_PRIORITY))
+        rank = (now + priority * self.config.priority_step_s, self.arrived)
+        request = RequestRecord(event, total_tokens=event.prompt_tokens, arrived_s=now, rank=rank)
         self.requests[event.request_id] = request
-        if event.locatable and self._choice_exists(event, now):
+        if event.locatable and self._worth_locating(event, now):
             return [Locate(event.request_id)]
         return self._route(request, now)
 
-    def _choice_exists(self, event: RequestArrived, now: float) -> bool:
-        """Whether knowing where the chain is could change the decision."""
-        serving = self.fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
-        return len({id(r) for r in (*serving, *self._decoders(event, now))}) > 1
-
-    def _decoders(
-        self, event: RequestArrived, now: float, refused: Collection[NodeId] = ()
-    ) -> list[NodeRecord]:
-        return self.fleet.decoders(event.model, refused=refused, now=now)
+    def _worth_locating(self, event: RequestArrived, now: float) -> bool:
+        """Whether knowing where the chain is could change a choice, a promise or a wait."""
+        if self.config.ttft_slo_s or self.queue or self.router.choice_exists(event, now):
+            return True
+        nodes = self.fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
+        return not any(self.router.has_room(node, alone=True) for node in nodes)
 
     def _on_nodes(self, event: NodesSeen, now: float) -> list[Instruction]:
-        ended = self.fleet.see(event.nodes, now)
-        instructions = self._abandon(ended, now)
-        return instructions + self._route_waiting(now)
+        self._room_changed = True
+        return self._abandon(self.fleet.see(event.nodes, now), now)
 
     def _abandon(self, ended: list[NodeRecord], now: float) -> list[Instruction]:
         """Move requests off lives that ended, unless a mere rumour leaves them nowhere to go."""
@@ -157,99 +174,47 @@ class SchedulerState:
             if request.node not in ended:
                 continue
             replaced = self.fleet.records.get(request.node.info.node_id) is not request.node
-            others = self._candidates(request, now)
+            others = self.router.candidates(request, now)
             if replaced or any(r.state != "dead" and r is not request.node for r in others):
                 lost.append(Abandon(request.request_id))
         return lost
 
-    def _route_waiting(self, now: float) -> list[Instruction]:
-        waiting = [r for r in self.requests.values() if r.phase is Phase.WAITING]
-        return [
-            instruction
-            for request in waiting
-            if self._candidates(request, now)
-            for instruction in self._route(request, now)
-        ]
-
     # -- progress of one request
 
-    def _on_first_token(self, request: RequestRecord, now: float) -> list[Instruction]:
+    def _on_first_token(self, request: RequestRecord) -> list[Instruction]:
         request.first_token_seen = True
         request.give_up_s = None
         node = request.node
-        if node is None:
-            return []
-        node.waiting_tokens -= request.queued_tokens
-        request.queued_tokens = 0
-        return self._trust(node, now)
+        if node is not None:
+            node.waiting_tokens -= request.queued_tokens
+            request.queued_tokens = 0
+            self._room_changed = True
+            self._trust(node)
+        return []
 
-    def _trust(self, node: NodeRecord, now: float) -> list[Instruction]:
+    def _trust(self, node: NodeRecord) -> None:
         """The node answered: nothing is held against it, and requests waiting for it may go."""
-        if not node.failures:
-            return []
-        node.failures, node.probe = 0, None
-        return self._route_waiting(now)
-
-    def _on_progress(
-        self, request: RequestRecord, event: PrefillProgress, now: float
-    ) -> list[Instruction]:
-        """Have the node that will go on load what is in the pool, in a few large steps."""
-        if request.stage is not Stage.PREFILL or request.node is None:
-            return []
-        block_tokens = self._layout(request, request.node).block_tokens
-        step = max(PREFETCH_BLOCKS * block_tokens, request.total_tokens // PREFETCH_STEPS)
-        if event.published_tokens - request.prefetched_tokens < step:
-            return []
-        successor = self._successor(request, now)
-        if successor is None:
-            return []
-        request.prefetched_tokens = event.published_tokens
-        info = successor.info
-        return [
-            Prefetch(request.request_id, info.node_id, info.incarnation, event.published_tokens)
-        ]
-
-    def _successor(self, request: RequestRecord, now: float) -> NodeRecord | None:
-        """Who will continue the answer: whoever was told to prepare, while it is there."""
-        decoders = self._decoders(request.arrived, now)
-        if request.successor in decoders:
-            return request.successor
-        request.successor, request.prefetched_tokens = None, 0
-        if decoders:
-            costs = weigh(request, decoders, queue_weight=self.config.queue_weight)
-            last = self._sessions.get(request.arrived.session_id or "")
-            request.successor = decoders[choose(decoders, costs, last_node=last)]
-            self._serial += 1
-            request.successor.last_chosen = self._serial
-        return request.successor
+        if node.failures:
+            node.failures, node.probe = 0, None
+            self._room_changed = True
 
     def _on_handoff(
         self, request: RequestRecord, event: HandoffDone, now: float
     ) -> list[Instruction]:
         node = request.node
         assert node is not None, request.story
-        blocks = (event.total_tokens - 1) // self._layout(request, node).block_tokens
+        blocks = (event.total_tokens - 1) // layout_of(request, node).block_tokens
         request.pool = CachedPrefix(l3_blocks=blocks, l4_blocks=blocks)
         request.near = {
-            r.info.node_id: self._near_after_handoff(request, r, node, blocks)
+            r.info.node_id: near_after_handoff(request, r, node, blocks)
             for r in self.fleet.records.values()
         }
         request.total_tokens = event.total_tokens
         request.stage = Stage.DECODE
         request.refused.clear()
         self._leave(request)
-        return [*self._trust(node, now), *self._route(request, now)]
-
-    def _near_after_handoff(
-        self, request: RequestRecord, record: NodeRecord, prefilled: NodeRecord, blocks: int
-    ) -> CachedPrefix:
-        """What a node has near: what it had, what it was told to load, what its host got."""
-        known = request.near.get(record.info.node_id, NOTHING_CACHED)
-        l1 = known.l1_blocks
-        if record is request.successor:
-            l1 = max(l1, request.prefetched_tokens // self._layout(request, record).block_tokens)
-        same_host = record.info.host == prefilled.info.host
-        return CachedPrefix(l1, max(l1, known.l2_blocks, blocks if same_host else 0))
+        self._trust(node)
+        return self._route(request, now)
 
     def _on_lost(self, request: RequestRecord, event: NodeLost, now: float) -> list[Instruction]:
         node = request.node
@@ -275,108 +240,84 @@ class SchedulerState:
         assert node is not None, request.story
         request.refused.add(node.info.node_id)
         self._leave(request)
-        return [*self._trust(node, now), *self._route(request, now)]
+        self._trust(node)
+        return self._route(request, now)
 
-    # -- routing
+    # -- to a node, or not yet
 
     def _route(self, request: RequestRecord, now: float) -> list[Instruction]:
-        candidates = self._candidates(request, now)
+        candidates = self.router.candidates(request, now)
         if not candidates:
-            return self._wait_or_fail(request, now)
-        costs = self._weigh(request, candidates, now)
-        candidates, costs = prefer_direct(candidates, costs, stage=request.stage)
-        last = self._sessions.get(request.arrived.session_id or "")
-        if request.stage is Stage.DECODE and request.successor is not None:
-            last = request.successor.info.node_id
-        chosen = choose(candidates, costs, last_node=last)
-        self._start(request, candidates[chosen], costs[chosen], now)
-        weighed = [
-            CandidateCost(r.info.node_id, cost) for r, cost in zip(candidates, costs, strict=True)
-        ]
-        first = weighed.pop(chosen)
-        others = nsmallest(CANDIDATES_LOGGED - 1, weighed, key=lambda c: c.cost.total_s)
+            return self._wait_for_a_node(request, now)
+        pick = self.router.pick(request, candidates, now, self.queue)
+        if request.phase is Phase.LOCATING:
+            refused = self._refusal(request, pick, now)
+            if refused is not None:
+                self.rejected += 1
+                return self._fail(
+                    request, Failure.OVERLOADED, refused.reason, now, refused.retry_after_s
+                )
+        if pick.has_room:
+            return self._send(request, pick, now)
+        self._wait_for_room(request, pick, len(candidates), now)
+        wait = Wait(request.request_id, now + self.config.node_wait_s)
+        return [wait, *self._load_ahead(request, pick)]
+
+    def _refusal(self, request: RequestRecord, pick: Pick, now: float) -> Refusal | None:
+        return refusal(
+            self.queue,
+            request,
+            wait_s=pick.cost.wait_s if pick.has_room else self.queue.wait_s(request, now),
+            service_s=pick.cost.service.total_s,
+            has_room=pick.has_room,
+            config=self.config,
+            now=now,
+        )
+
+    def _send(self, request: RequestRecord, pick: Pick, now: float) -> list[Instruction]:
+        node = pick.node
+        if request.phase is Phase.WAITING:
+            self.queue.take(request, now)
+        request.move(Phase.RUNNING, now)
+        if request.stage is not Stage.DECODE:
+            # A prefill node hands over when somebody can take over; else it answers to the end.
+            split = self.router.would_split(request, node, now)
+            request.stage = Stage.PREFILL if split else Stage.WHOLE
+        self.router.took(request, node)
+        request.attempts += 1
+        request.node = node
+        request.first_token_seen = False
+        request.queued_tokens = _tokens_to_compute(request, pick)
+        node.add(request.queued_tokens)
+        if node.failures:
+            node.probe = request.request_id
+        info = node.info
         return [
             Dispatch(
                 request.request_id,
-                candidates[chosen].info.node_id,
-                candidates[chosen].info.incarnation,
+                info.node_id,
+                info.incarnation,
                 request.stage,
-                (first, *others),
+                pick.weighed,
                 request.attempts,
             )
         ]
 
-    def _candidates(self, request: RequestRecord, now: float) -> list[NodeRecord]:
-        found = self.fleet.candidates(
-            request.arrived.model,
-            request.stage,
-            refused=request.refused,
-            now=now,
-        )
-        if request.stage is Stage.DECODE or not request.near:
-            return found
-        decoders = self._decoders(request.arrived, now, request.refused)
-        return found + [r for r in decoders if r not in found and self._is_short(request, r)]
-
-    def _is_short(self, request: RequestRecord, record: NodeRecord) -> bool:
-        """Whether so little is missing on a decode node that it may compute that itself."""
-        near = request.near.get(record.info.node_id, NOTHING_CACHED)
-        cached = max(near.l1_blocks, near.l2_blocks)
-        missing = request.total_tokens - cached * self._layout(request, record).block_tokens
-        return missing <= min(self.config.direct_tokens, request.total_tokens // 2)
-
-    def _weigh(
-        self, request: RequestRecord, candidates: list[NodeRecord], now: float
-    ) -> list[CostSplit]:
-        """Say what each candidate costs, until somebody decodes."""
-        costs = weigh(request, candidates, queue_weight=self.config.queue_weight)
-        for at, record in enumerate(candidates):
-            if request.stage is not Stage.DECODE and self._would_split(request, record, now):
-                layout = self._layout(request, record)
-                extra_s = handoff_cost(
-                    request.total_tokens, record.rates, layout, fixed_s=self.config.handoff_s
-                )
-                costs[at] = replace(costs[at], total_s=costs[at].total_s + extra_s)
-        return costs
-
-    def _start(self, request: RequestRecord, node: NodeRecord, cost: CostSplit, now: float) -> None:
-        request.move(Phase.RUNNING, now)
-        self._settle_stage(request, node, now)
-        self._serial += 1
-        node.last_chosen = self._serial
-        request.attempts += 1
-        request.node = node
-        request.first_token_seen = False
-        block_tokens = self._layout(request, node).block_tokens
-        request.queued_tokens = request.total_tokens - cost.service.reused_blocks * block_tokens
-        node.add(request.queued_tokens)
-        if node.failures:
-            node.probe = request.request_id
-        self._remember_session(request.arrived.session_id, node.info.node_id)
-
-    def _settle_stage(self, request: RequestRecord, node: NodeRecord, now: float) -> None:
-        """A prefill node hands over when somebody can take over; else it answers to the end."""
-        if request.stage is Stage.DECODE:
+    def _wait_for_room(self, request: RequestRecord, pick: Pick, servers: int, now: float) -> None:
+        """Nodes are there, but the one to go to has no room; somebody will leave it."""
+        request.give_up_s = None
+        awaits, tokens = pick.node.info.node_id, _tokens_to_compute(request, pick)
+        if request.phase is Phase.WAITING:
+            self.queue.reconsider(request, awaits, tokens)
             return
-        split = self._would_split(request, node, now)
-        request.stage = Stage.PREFILL if split else Stage.WHOLE
+        self.queued += 1
+        request.awaits, request.awaited_tokens = awaits, tokens
+        request.service_s = pick.cost.service.total_s
+        self._start_waiting(request, now)
+        self.queue.lane(request).servers = servers
 
-    def _would_split(self, request: RequestRecord, node: NodeRecord, now: float) -> bool:
-        return (
-            request.arrived.splittable
-            and node.info.role is NodeRole.PREFILL
-            and self.fleet.decodes_elsewhere(request.arrived.model, now)
-        )
-
-    def _remember_session(self, session_id: str | None, node_id: NodeId) -> None:
-        if session_id is None:
-            return
-        self._sessions[session_id] = node_id
-        self._sessions.move_to_end(session_id)
-        if len(self._sessions) > SESSIONS_REMEMBERED:
-            self._sessions.popitem(last=False)
-
-    def _wait_or_fail(self, request: RequestRecord, now: float) -> list[Instruction]:
+    def _wait_for_a_node(self, request: RequestRecord, now: float) -> list[Instruction]:
+        """No node may be asked: wait for one to come, as long as that makes sense."""
         if request.refused:
             return self._fail(request, Failure.OVERLOADED, "every node's queue is full", now)
         if request.give_up_s is None:
@@ -385,10 +326,59 @@ class SchedulerState:
             failure = Failure.NODE_LOST if request.losses else Failure.NO_NODE
             reason = f"no node came back within {self.config.node_wait_s:g} s"
             return self._fail(request, failure, reason, now)
-        request.move(Phase.WAITING, now)
+        if request.phase is Phase.WAITING:
+            self.queue.reconsider(request, None, 0)
+        else:
+            request.service_s = 0.0
+            self._start_waiting(request, now)
         probe_s = self.fleet.next_probe_s(request.arrived.model, now)
         until_s = request.give_up_s if probe_s is None else min(request.give_up_s, probe_s)
         return [Wait(request.request_id, until_s), RefreshNodes()]
+
+    def _start_waiting(self, request: RequestRecord, now: float) -> None:
+        request.waiting_since_s = now
+        request.asked_ahead = False
+        request.move(Phase.WAITING, now)
+        self.queue.add(request, now)
+
+    def _on_wait_over(self, request: RequestRecord, now: float) -> list[Instruction]:
+        if request.phase is not Phase.WAITING:
+            return []
+        instructions = self._drain(now)
+        if request.phase is Phase.WAITING:
+            instructions += self._route(request, now)
+        return instructions
+
+    def _drain(self, now: float) -> list[Instruction]:
+        """Send whoever may go now, by rank; each round weighs a few per lane and free node."""
+        instructions: list[Instruction] = []
+        sent = len(self.queue) > 0
+        while sent:
+            sent = False
+            for request in self.queue.next_up(LOOK_AHEAD, self._may_take):
+                instructions += self._send_waiting(request, now)
+                sent = sent or request.phase is Phase.RUNNING
+        return instructions
+
+    def _may_take(self, node_id: NodeId) -> bool:
+        """Whether those who wait for a node should be looked at: it has room, or is gone."""
+        record = self.fleet.records.get(node_id)
+        return record is None or self.router.has_room(record, alone=False)
+
+    def _send_waiting(self, request: RequestRecord, now: float) -> list[Instruction]:
+        candidates = self.router.candidates(request, now)
+        if not candidates:
+            return []
+        pick = self.router.pick(request, candidates, now, self.queue)
+        if pick.has_room:
+            return self._send(request, pick, now)
+        self._wait_for_room(request, pick, len(candidates), now)
+        return self._load_ahead(request, pick)
+
+    def _load_ahead(self, request: RequestRecord, pick: Pick) -> list[Instruction]:
+        """Use the time until a turn that is near."""
+        near = self.queue.lane(request).ranked.position(request) < LOOK_AHEAD
+        return self.ahead.for_turn(request, pick) if near else []
 
     # -- ends and accounts
 
@@ -400,31 +390,35 @@ class SchedulerState:
         node.in_flight -= 1
         node.waiting_tokens -= request.queued_tokens
         request.node, request.queued_tokens = None, 0
+        self._room_changed = True
 
     def _fail(
-        self, request: RequestRecord, failure: Failure, reason: str, now: float
+        self,
+        request: RequestRecord,
+        failure: Failure,
+        reason: str,
+        now: float,
+        retry_after_s: float = 1.0,
     ) -> list[Instruction]:
-        return [
-            *self._end(request, Phase.FAILED, now),
-            Fail(request.request_id, failure, reason),
-        ]
+        self._end(request, Phase.FAILED, now)
+        return [Fail(request.request_id, failure, reason, retry_after_s)]
 
     def _end(self, request: RequestRecord, phase: Phase, now: float) -> list[Instruction]:
         node = request.node
+        if request.phase is Phase.WAITING:
+            self.queue.remove(request)
         self._leave(request)
+        self.ahead.drop(request)
         request.move(phase, now)
         del self.requests[request.request_id]
         self.ended[phase] += 1
-        if node is None:
-            return []
-        if phase is Phase.CANCELLED:
-            if node.probe == request.request_id:
-                node.probe = None
-            return []
-        return self._trust(node, now)
+        if node is not None and phase is not Phase.CANCELLED:
+            self._trust(node)
+        elif node is not None and node.probe == request.request_id:
+            node.probe = None
+        return []
 
-    def _layout(self, request: RequestRecord, record: NodeRecord) -> BlockLayout:
-        return record.layout(request.arrived.model)
+    # -- what others read
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Models that live nodes serve."""
@@ -433,8 +427,10 @@ class SchedulerState:
     def check_invariants(self) -> None:
         """Assert what must hold between any two events; O(requests + nodes)."""
         assert self.arrived == len(self.requests) + sum(self.ended.values())
+        assert len(self.requests) <= self.config.max_requests
         in_flight: dict[int, int] = {}
         waiting: dict[int, int] = {}
+        ahead: dict[NodeId, int] = {}
         for request in self.requests.values():
             assert request.phase in LIVE, request.story
             assert (request.node is not None) == (request.phase is Phase.RUNNING), request.story
@@ -442,9 +438,22 @@ class SchedulerState:
                 key = id(request.node)
                 in_flight[key] = in_flight.get(key, 0) + 1
                 waiting[key] = waiting.get(key, 0) + request.queued_tokens
+            if request.ahead is not None:
+                ahead[request.ahead] = ahead.get(request.ahead, 0) + 1
         for record in self.fleet.records.values():
             assert record.in_flight == in_flight.get(id(record), 0), record
+            assert record.in_flight <= self.config.max_in_flight_per_node, record
             assert record.waiting_tokens == waiting.get(id(record), 0), record
             if record.probe is not None:
                 assert record.failures, record
                 assert self.requests[record.probe].node is record, record
+        assert self.ahead.loading == ahead
+        assert all(count <= self.config.prefetches_per_node for count in ahead.values())
+        self.queue.check_invariants()
+        assert len(self.queue) == sum(r.phase is Phase.WAITING for r in self.requests.values())
+
+
+def _tokens_to_compute(request: RequestRecord, pick: Pick) -> int:
+    """Tokens of the request that its node would still have to compute."""
+    block_tokens = layout_of(request, pick.node).block_tokens
+    return request.total_tokens - pick.cost.service.reused_blocks * block_tokens

@@ -1,0 +1,236 @@
+"""Which node a request should go to now, and whether that one has room.
+
+Pure; a part of SchedulerState, which acts on what is picked here. Costs are scheduler/choice.py's;
+here is who may be asked at all, who goes on after a prefill, and who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+
+from kvcore.ids import NodeId
+from kvcore.layout import BlockLayout
+from kvcore.node import NodeRole
+from scheduler.admission import WaitQueue
+from scheduler.choice import choose, prefer_direct, weigh
+from scheduler.config import SchedulerConfig
+from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, handoff_cost
+from scheduler.events import CandidateCost, RequestArrived, Stage
+from scheduler.fleet import Fleet, NodeRecord
+from scheduler.request_record import Phase, RequestRecord
+
+SESSIONS_REMEMBERED = 65_536
+CANDIDATES_LOGGED = 8
+BATCH_TOKENS = 4_096
+"""Two steps of a node's default token budget: with fewer queued its batches would not be full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Where a request should go, or wait to go.
+
+    Attributes:
+        node: the cheapest for it.
+        cost: what it costs there.
+        has_room: it may go there now.
+        weighed: what the cheapest candidates cost, the picked one first.
+    """
+
+    node: NodeRecord
+    cost: CostSplit
+    has_room: bool
+    weighed: tuple[CandidateCost, ...]
+
+
+class Router:
+    """Chooses among the nodes of a fleet. Mutated only through SchedulerState."""
+
+    def __init__(self, config: SchedulerConfig, fleet: Fleet) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._sessions: OrderedDict[str, NodeId] = OrderedDict()
+        self._serial = 0
+
+    # -- who may be asked
+
+    def choice_exists(self, event: RequestArrived, now: float) -> bool:
+        """Whether knowing where the chain is could change the decision."""
+        serving = self._fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
+        return len({id(r) for r in (*serving, *self.decoders(event, now))}) > 1
+
+    def decoders(
+        self, event: RequestArrived, now: float, refused: Collection[NodeId] = ()
+    ) -> list[NodeRecord]:
+        """Live nodes that are there to continue answers others began."""
+        return self._fleet.decoders(event.model, refused=refused, now=now)
+
+    def candidates(self, request: RequestRecord, now: float) -> list[NodeRecord]:
+        """Nodes that could take the request's next stage, with room or without."""
+        found = self._fleet.candidates(
+            request.arrived.model,
+            request.stage,
+            refused=request.refused,
+            now=now,
+        )
+        if request.stage is Stage.DECODE or not request.near:
+            return found
+        decoders = self.decoders(request.arrived, now, request.refused)
+        return found + [r for r in decoders if r not in found and self._is_short(request, r)]
+
+    def _is_short(self, request: RequestRecord, record: NodeRecord) -> bool:
+        """Whether so little is missing on a decode node that it may compute that itself."""
+        near = request.near.get(record.info.node_id, NOTHING_CACHED)
+        cached = max(near.l1_blocks, near.l2_blocks)
+        missing = request.total_tokens - cached * layout_of(request, record).block_tokens
+        return missing <= min(self._config.direct_tokens, request.total_tokens // 2)
+
+    # -- which of them
+
+    def pick(
+        self, request: RequestRecord, candidates: list[NodeRecord], now: float, queue: WaitQueue
+    ) -> Pick:
+        """Take the cheapest; where that has no place, another only if waiting costs more.
+
+        Args:
+            request: what it needs and where its blocks are.
+            candidates: at least one.
+            now: the time.
+            queue: who waits. A new request goes behind them; one that waits is weighed only when
+                its turn has come, so nobody is before it.
+        """
+        costs = self._weigh(request, candidates, now)
+        nodes, costs = prefer_direct(candidates, costs, stage=request.stage)
+        alone = len(nodes) == 1
+        room = [self.has_room(node, alone=alone) for node in nodes]
+        if queue.awaited_tokens and request.phase is not Phase.WAITING:
+            costs = [_behind(queue, n, cost) for n, cost in zip(nodes, costs, strict=True)]
+        last = self._last_node(request)
+        chosen = choose(nodes, costs, last_node=last)
+        if not room[chosen] and any(room):
+            free = [at for at, has_room in enumerate(room) if has_room]
+            some = choose([nodes[i] for i in free], [costs[i] for i in free], last_node=last)
+            if costs[free[some]].total_s <= costs[chosen].total_s + self._place_wait_s(
+                request, nodes[chosen], now, queue
+            ):
+                chosen = free[some]
+        return Pick(nodes[chosen], costs[chosen], room[chosen], _logged(nodes, costs, chosen))
+
+    def _place_wait_s(
+        self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
+    ) -> float:
+        """Predict the wait for a place in a full batch; a queue of prompts is in the cost."""
+        if node.outstanding < self._config.max_in_flight_per_node:
+            return 0.0
+        return queue.slot_wait_s(request, node.info.node_id, now)
+
+    def _weigh(
+        self, request: RequestRecord, candidates: list[NodeRecord], now: float
+    ) -> list[CostSplit]:
+        """Say what each candidate costs, until somebody decodes."""
+        costs = weigh(request, candidates, queue_weight=self._config.queue_weight)
+        for at, record in enumerate(candidates):
+            if request.stage is not Stage.DECODE and self.would_split(request, record, now):
+                extra_s = handoff_cost(
+                    request.total_tokens,
+                    record.rates,
+                    layout_of(request, record),
+                    fixed_s=self._config.handoff_s,
+                )
+                costs[at] = replace(costs[at], total_s=costs[at].total_s + extra_s)
+        return costs
+
+    def has_room(self, record: NodeRecord, *, alone: bool) -> bool:
+        """Whether a node should be given one more request now.
+
+        One request may always go, whatever other fronts have sent there. A node that is the only
+        choice (``alone``) batches best with all prompts at hand; else prompts wait where they can
+        still go elsewhere.
+        """
+        if record.in_flight == 0:
+            return True
+        if record.outstanding >= self._config.max_in_flight_per_node:
+            return False
+        tokens = record.waiting_tokens + record.others_waiting_tokens
+        return alone or tokens < max(
+            BATCH_TOKENS, self._config.node_queue_s * record.rates.prefill_tokens_per_s
+        )
+
+    def _last_node(self, request: RequestRecord) -> NodeId | None:
+        if request.stage is Stage.DECODE and request.successor is not None:
+            return request.successor.info.node_id
+        return self._sessions.get(request.arrived.session_id or "")
+
+    def would_split(self, request: RequestRecord, node: NodeRecord, now: float) -> bool:
+        """Whether a node would hand the answer over after the prefill."""
+        return (
+            request.arrived.splittable
+            and node.info.role is NodeRole.PREFILL
+            and self._fleet.decodes_elsewhere(request.arrived.model, now)
+        )
+
+    def successor(self, request: RequestRecord, now: float) -> NodeRecord | None:
+        """Who will continue the answer: whoever was told to prepare, while it is there."""
+        decoders = self.decoders(request.arrived, now)
+        if request.successor in decoders:
+            return request.successor
+        request.successor, request.prefetched_tokens = None, 0
+        if decoders:
+            costs = weigh(request, decoders, queue_weight=self._config.queue_weight)
+            last = self._sessions.get(request.arrived.session_id or "")
+            request.successor = decoders[choose(decoders, costs, last_node=last)]
+            self._mark(request.successor)
+        return request.successor
+
+    # -- what is remembered
+
+    def took(self, request: RequestRecord, node: NodeRecord) -> None:
+        """Note that the node was chosen: ties go to others next time, the session comes back."""
+        self._mark(node)
+        session_id = request.arrived.session_id
+        if session_id is None:
+            return
+        self._sessions[session_id] = node.info.node_id
+        self._sessions.move_to_end(session_id)
+        if len(self._sessions) > SESSIONS_REMEMBERED:
+            self._sessions.popitem(last=False)
+
+    def _mark(self, node: NodeRecord) -> None:
+        self._serial += 1
+        node.last_chosen = self._serial
+
+
+def layout_of(request: RequestRecord, record: NodeRecord) -> BlockLayout:
+    """KV layout of the request's model at a node that serves it."""
+    return record.layout(request.arrived.model)
+
+
+def near_after_handoff(
+    request: RequestRecord, record: NodeRecord, prefilled: NodeRecord, blocks: int
+) -> CachedPrefix:
+    """What a node has near after a prefill: what it had, was told to load, or its host got."""
+    known = request.near.get(record.info.node_id, NOTHING_CACHED)
+    l1 = known.l1_blocks
+    if record is request.successor:
+        l1 = max(l1, request.prefetched_tokens // layout_of(request, record).block_tokens)
+    same_host = record.info.host == prefilled.info.host
+    return CachedPrefix(l1, max(l1, known.l2_blocks, blocks if same_host else 0))
+
+
+def _behind(queue: WaitQueue, node: NodeRecord, cost: CostSplit) -> CostSplit:
+    """The cost at a node behind those that wait for it."""
+    before_s = queue.awaited_tokens.get(node.info.node_id, 0) / node.rates.prefill_tokens_per_s
+    if not before_s:
+        return cost
+    return replace(cost, wait_s=cost.wait_s + before_s, total_s=cost.total_s + before_s)
+
+
+def _logged(
+    nodes: list[NodeRecord], costs: list[CostSplit], chosen: int
+) -> tuple[CandidateCost, ...]:
+    """The chosen one and the cheapest others."""
+    indices = nsmallest(CANDIDATES_LOGGED, range(len(nodes)), key=lambda i: costs[i].total_s)
+    others = [i for i in indices if i != chosen][: CANDIDATES_LOGGED - 1]
+    return tuple(CandidateCost(nodes[i].info.node_id, costs[i]) for i in (chosen, *others))
