@@ -107,6 +107,19 @@ class NodeLoad:
         decode_tokens_per_s: fitted decode rate of one request.
         l2_bytes_per_s: load rate from the host's segment.
         l3_bytes_per_s: load rate from other hosts' segments.
+        l4_bytes_per_s: rate at which blocks that rest on disks are brought into memory.
+        l2_latency_s: seconds of a read from the host's segment, however short.
+        l3_latency_s: the same from other hosts' segments.
+        l4_latency_s: seconds to bring up blocks that rest, however few.
+        l2_queued_bytes: bytes of loads under way from the host's segment.
+        l3_queued_bytes: the same from other hosts' segments.
+        l4_queued_bytes: the same from disks.
+        prefill_step_s: fitted seconds of a forward pass, however short.
+        prefill_token_s: fitted seconds per computed token.
+        prefill_pair_s: fitted seconds per (query, key) pair of attention.
+        step_tokens: tokens computed in one forward pass, at most.
+        decode_step_s: seconds of a forward pass that only decodes.
+        decodes_running: requests that are being decoded.
     """
 
     requests_running: int = 0
@@ -117,6 +130,19 @@ class NodeLoad:
     decode_tokens_per_s: float = 0.0
     l2_bytes_per_s: float = 0.0
     l3_bytes_per_s: float = 0.0
+    l4_bytes_per_s: float = 0.0
+    l2_latency_s: float = 0.0
+    l3_latency_s: float = 0.0
+    l4_latency_s: float = 0.0
+    l2_queued_bytes: int = 0
+    l3_queued_bytes: int = 0
+    l4_queued_bytes: int = 0
+    prefill_step_s: float = 0.0
+    prefill_token_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    step_tokens: int = 0
+    decode_step_s: float = 0.0
+    decodes_running: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,19 @@ class NodeLoad(_message.Message):
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     L2_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     L3_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    L4_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    L2_LATENCY_S_FIELD_NUMBER: _builtins.int
+    L3_LATENCY_S_FIELD_NUMBER: _builtins.int
+    L4_LATENCY_S_FIELD_NUMBER: _builtins.int
+    L2_QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    L3_QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    L4_QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    PREFILL_STEP_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
+    PREFILL_PAIR_S_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    DECODES_RUNNING_FIELD_NUMBER: _builtins.int
     requests_running: _builtins.int
     requests_waiting: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -163,6 +176,19 @@ class NodeLoad(_message.Message):
     decode_tokens_per_s: _builtins.float
     l2_bytes_per_s: _builtins.float
     l3_bytes_per_s: _builtins.float
+    l4_bytes_per_s: _builtins.float
+    l2_latency_s: _builtins.float
+    l3_latency_s: _builtins.float
+    l4_latency_s: _builtins.float
+    l2_queued_bytes: _builtins.int
+    l3_queued_bytes: _builtins.int
+    l4_queued_bytes: _builtins.int
+    prefill_step_s: _builtins.float
+    prefill_token_s: _builtins.float
+    prefill_pair_s: _builtins.float
+    step_tokens: _builtins.int
+    decode_step_s: _builtins.float
+    decodes_running: _builtins.int
     def __init__(
         self,
         *,
@@ -174,10 +200,23 @@ class NodeLoad(_message.Message):
         decode_tokens_per_s: _builtins.float = ...,
         l2_bytes_per_s: _builtins.float = ...,
         l3_bytes_per_s: _builtins.float = ...,
+        l4_bytes_per_s: _builtins.float = ...,
+        l2_latency_s: _builtins.float = ...,
+        l3_latency_s: _builtins.float = ...,
+        l4_latency_s: _builtins.float = ...,
+        l2_queued_bytes: _builtins.int = ...,
+        l3_queued_bytes: _builtins.int = ...,
+        l4_queued_bytes: _builtins.int = ...,
+        prefill_step_s: _builtins.float = ...,
+        prefill_token_s: _builtins.float = ...,
+        prefill_pair_s: _builtins.float = ...,
+        step_tokens: _builtins.int = ...,
+        decode_step_s: _builtins.float = ...,
+        decodes_running: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "kv_usage", b"kv_usage", "l2_bytes_per_s", b"l2_bytes_per_s", "l3_bytes_per_s", b"l3_bytes_per_s", "prefill_tokens_per_s", b"prefill_tokens_per_s", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "decode_tokens_per_s", b"decode_tokens_per_s", "decodes_running", b"decodes_running", "kv_usage", b"kv_usage", "l2_bytes_per_s", b"l2_bytes_per_s", "l2_latency_s", b"l2_latency_s", "l2_queued_bytes", b"l2_queued_bytes", "l3_bytes_per_s", b"l3_bytes_per_s", "l3_latency_s", b"l3_latency_s", "l3_queued_bytes", b"l3_queued_bytes", "l4_bytes_per_s", b"l4_bytes_per_s", "l4_latency_s", b"l4_latency_s", "l4_queued_bytes", b"l4_queued_bytes", "prefill_pair_s", b"prefill_pair_s", "prefill_step_s", b"prefill_step_s", "prefill_token_s", b"prefill_token_s", "prefill_tokens_per_s", b"prefill_tokens_per_s", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "step_tokens", b"step_tokens", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

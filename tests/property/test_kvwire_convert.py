@@ -89,7 +89,11 @@ NODES = st.builds(
     models=st.lists(MODELS, max_size=2).map(tuple),
 )
 LOADS = st.builds(
-    NodeLoad, U64, U64, U64, AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS, l3_bytes_per_s=AMOUNTS
+    NodeLoad,
+    **{
+        name: U64 if field.type == "int" else AMOUNTS
+        for name, field in NodeLoad.__dataclass_fields__.items()
+    },
 )
 COUNTERS = {
     name: AMOUNTS if name.endswith("_s") else TEXTS if name in ("medium", "model") else U64
