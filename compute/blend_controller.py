@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compute.fit import causal_pairs
 from compute.load_controller import COMPUTE, Chain, Level, Prompt, Run
 from compute.makespan import pipelined
+from policies.service_time import causal_pairs
 
 
 @dataclass(frozen=True, slots=True)

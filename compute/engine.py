@@ -27,7 +27,6 @@ from compute.blend.stage import Blends
 from compute.block_puts import PublishJob
 from compute.config import ComputeConfig
 from compute.drafts import Drafts
-from compute.fit import causal_pairs
 from compute.handoff import Handoffs
 from compute.inbox import Inbox
 from compute.loads import Loads
@@ -47,6 +46,7 @@ from kvcore.layout import KvCodec
 from kvcore.location import Tier
 from kvcore.node import NodeLoad
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
+from policies.service_time import causal_pairs
 
 _log = logging.getLogger(__name__)
 _IDLE_CHECK_S = 0.05

@@ -1,13 +1,14 @@
 """What moving bytes and computing tokens costs, fitted online to what was measured.
 
-Pure: samples in, figures out. Old samples fade, so that a path or a machine that changed is seen
+Pure: samples in, figures (policies/service_time.py) out. Old samples fade, so that a path or a machine that changed is seen
 after a few; both fits are least squares in closed form, with no cost below zero.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from policies.service_time import Line, StepCost
 
 _KEPT = 0.5
 """Weight of everything older after one more load: a change is half learnt from its first one."""
@@ -15,18 +16,6 @@ _FADE_S = 10.0
 """Old samples fade with time too, so that after a pause a new one counts nearly alone."""
 _SPREAD = 0.01
 """Relative variance of sizes below which a latency can't be told from a rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What one read costs: a latency and a rate."""
-
-    latency_s: float = 0.0
-    bytes_per_s: float = math.inf
-
-    def seconds(self, size_bytes: float) -> float:
-        """Return how long a read of that size takes."""
-        return self.latency_s + size_bytes / self.bytes_per_s
 
 
 class LineFit:
@@ -72,30 +61,6 @@ class LineFit:
         if latency_s < 0.0 or slope <= 0.0:
             latency_s, slope = 0.0, y
         return Line(latency_s, 1 / slope)
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What computing costs: ``per_token_s * x + per_pair_s * pairs + per_step_s`` of all layers.
-
-    Attributes:
-        per_token_s: seconds per computed token.
-        per_pair_s: seconds per (query, key) pair of attention.
-        per_step_s: seconds per forward pass.
-    """
-
-    per_token_s: float
-    per_pair_s: float = 0.0
-    per_step_s: float = 0.0
-
-    def seconds(self, tokens: float, pairs: float, *, steps: float = 1.0) -> float:
-        """Return how long computing takes."""
-        return self.per_token_s * tokens + self.per_pair_s * pairs + self.per_step_s * steps
-
-
-def causal_pairs(start: float, tokens: float) -> float:
-    """Count the (query, key) pairs of ``tokens`` queries in a row, the first at ``start``."""
-    return tokens * start + tokens * (tokens + 1) / 2
 
 
 class StepCostFit:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from compute.codec.levels import BlockSizes, choose_levels
 from compute.finder import BlockFinder, Source
-from compute.fit import causal_pairs
 from compute.load_figures import LoadFigures
 from kvcore.block_key import coarse_key
 from kvcore.ids import BlockKey
 from kvcore.layout import BlockLayout, KvCodec
+from policies.service_time import causal_pairs
 
 Copies = tuple[Source, ...]
 

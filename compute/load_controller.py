@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from compute.fit import Line, StepCost, causal_pairs
-from compute.makespan import pipelined_evenly
 from kvcore.layout import KvCodec
 from kvcore.location import Tier
+from policies.service_time import Line, StepCost, causal_pairs, pipelined_evenly
 
 COMPUTE = "compute"
 """Name of the alternative that loads nothing."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from compute.blend_controller import BlendDecision, BlendWork, choose_ratio
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Source
-from compute.fit import StepCost, causal_pairs
 from compute.load_controller import LoadDecision, Prompt, choose, choose_depth
 from compute.load_figures import LoadFigures
 from kvcore.layout import BlockLayout, KvCodec
 from kvcore.location import Tier
+from policies.service_time import StepCost, causal_pairs
 
 _LEAST_PATIENCE_S = 1.0
 _PATIENCE = 1.5

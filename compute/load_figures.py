@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from compute.finder import Source
-from compute.fit import Line, LineFit, StepCostFit
+from compute.fit import LineFit, StepCostFit
 from compute.load_controller import Level, Run
 from compute.meter import Rate, TierMeter
 from kvcore.clock import Clock
 from kvcore.ids import HostId, NodeId
 from kvcore.layout import BlockLayout, KvCodec
 from kvcore.location import Location, Tier
+from policies.service_time import Line
 
 ASSUMED = {Tier.L2: Line(0.0, 2e9), Tier.L3: Line(0.0, 5e8), Tier.L4: Line(0.0, 2e8)}
 """Until measured: optimistic, so that the first load happens and is measured."""

@@ -1,6 +1,7 @@
-"""What a pipeline of loading and computing layers takes: pure arithmetic.
+"""What a pipeline of loading and computing unequal layers takes: pure arithmetic.
 
-The loading controller predicts with it; benchmarks hold what they measured against it.
+The blending controller predicts with it; benchmarks hold what they measured against it. For equal
+layers there is a closed form (policies/service_time.py).
 """
 
 from __future__ import annotations
@@ -22,25 +23,6 @@ def pipelined(loads: Sequence[float], computes: Sequence[float], *, buffers: int
         loaded = max(loaded, freed) + load
         ended[layer] = max(ended[layer - 1] if layer else 0.0, loaded) + compute
     return ended[-1]
-
-
-def pipelined_evenly(
-    load_s: float, compute_s: float, layers: int, *, load_from_s: float, compute_from_s: float
-) -> float:
-    """Return the same for equal layers without a limit of buffers; O(1).
-
-    Args:
-        load_s: seconds to load all layers.
-        compute_s: seconds to compute all layers.
-        layers: how many.
-        load_from_s: when loading begins.
-        compute_from_s: when computing may begin.
-    """
-    return max(
-        compute_from_s + compute_s,
-        load_from_s + load_s / layers + compute_s,
-        load_from_s + load_s + compute_s / layers,
-    )
 
 
 def one_after_the_other(loads: Sequence[float], computes: Sequence[float]) -> float:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compute.blend_controller import BlendWork, choose_ratio
-from compute.fit import Line, StepCost
 from compute.load_controller import Chain, Level, Prompt, Run, choose, makespan
 from kvcore.layout import KvCodec
 from kvcore.location import Tier
+from policies.service_time import Line, StepCost
 
 BLOCK = 16
 costs = st.builds(

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from compute.blend_controller import BlendWork, choose_ratio
-from compute.fit import Line, StepCost
 from compute.load_controller import Chain, Level, Prompt, Run, choose, choose_depth, makespan
 from kvcore.layout import KvCodec
 from kvcore.location import Tier
+from policies.service_time import Line, StepCost
 
 RAW = Level(KvCodec.NONE, layer_bytes=100.0)
 
