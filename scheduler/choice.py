@@ -25,6 +25,9 @@ from scheduler.request_record import RequestRecord
 EQUAL_COST = 1.02
 """Costs within two per cent are the same: the estimate is no better than that."""
 
+PREFERRED_COST = 1.5
+"""A plan's wish bends the cost by that much: what it knows of calls to come is worth some wait."""
+
 
 def weigh(
     request: RequestRecord, candidates: Sequence[NodeRecord], *, queue_weight: float
@@ -66,14 +69,24 @@ def prefer_direct(
 
 
 def choose(
-    candidates: Sequence[NodeRecord], costs: Sequence[CostSplit], *, last_node: NodeId | None
+    candidates: Sequence[NodeRecord],
+    costs: Sequence[CostSplit],
+    *,
+    last_node: NodeId | None,
+    preferred: NodeId | None = None,
 ) -> int:
     """Take the cheapest; among equals the session's last node, then the one idle longest.
+
+    Where the plan of a statement prefers a node, that one is taken while it is not much dearer.
 
     Returns:
         the index of the chosen candidate.
     """
-    bound = min(cost.total_s for cost in costs) * EQUAL_COST
+    least = min(cost.total_s for cost in costs)
+    for index, record in enumerate(candidates if preferred is not None else ()):
+        if record.info.node_id == preferred and costs[index].total_s <= least * PREFERRED_COST:
+            return index
+    bound = least * EQUAL_COST
 
     def order(index: int) -> tuple[bool, int, int]:
         record = candidates[index]

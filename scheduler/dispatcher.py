@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
 from kvcore.clock import Clock, SystemClock
@@ -18,7 +18,7 @@ from kvcore.errors import (
     CacheError,
     UdfArgumentError,
 )
-from kvcore.ids import RequestId
+from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo
 from kvcore.request import GenerateEvent, GenerateRequest
@@ -45,10 +45,12 @@ from scheduler.events import (
 )
 from scheduler.job import Job, failure, located
 from scheduler.load_ahead import LoadAhead
+from scheduler.planner import Planner
 from scheduler.request_record import Phase
 from scheduler.routing_stats import RoutingStats, SchedulerStats
 from scheduler.stage_runner import StageRunner
 from scheduler.state import SchedulerState
+from scheduler.statement_run import PlannedCall, StatementRun
 
 log = logging.getLogger("tierkv.scheduler")
 
@@ -92,6 +94,9 @@ class Dispatcher:
             meta, config=self.config, stats=self.stats, clock=self._clock
         )
         self._ahead = LoadAhead(view, self.stats)
+        self._planner = Planner(
+            self.state.fleet, self._directory, self._ahead, config=self.config, clock=self._clock
+        )
         self._stages = StageRunner(view, stats=self.stats, clock=self._clock, handle=self._handle)
         self._jobs: dict[RequestId, Job] = {}
         self._wake = asyncio.Event()
@@ -140,8 +145,16 @@ class Dispatcher:
 
     # -- requests
 
+    def open_plan(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
+        """Plan the calls of a statement, each of which is then submitted when its turn comes."""
+        return self._planner.open(calls, max_in_flight=max_in_flight)
+
     async def submit(
-        self, request: GenerateRequest, *, model: ModelInfo | None = None
+        self,
+        request: GenerateRequest,
+        *,
+        model: ModelInfo | None = None,
+        preferred_node: NodeId | None = None,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Answer a request: yield its tokens as they come, from whichever nodes are needed.
 
@@ -151,6 +164,7 @@ class Dispatcher:
         Args:
             request: its id must not be in use.
             model: the very model it was prepared for; None takes any of the request's name.
+            preferred_node: taken while it costs little more than the best one.
 
         Yields:
             events; the last one, and only it, has a finish_reason and a usage.
@@ -175,6 +189,7 @@ class Dispatcher:
             and layout is not None
             and len(request.token_ids) > layout.block_tokens,
             splittable=request.blend is None,
+            preferred_node=preferred_node,
         )
         self._jobs[request.request_id] = job
         try:

@@ -95,6 +95,7 @@ class RequestArrived:
         splittable: a prefill node may hand it over. Blended KV is never published, so a request
             with chunks to blend stays where it was prefilled.
         priority: lower goes earlier, when it has to wait.
+        preferred_node: where the plan of its statement has its prefix; None: no wish.
     """
 
     request_id: RequestId
@@ -104,6 +105,7 @@ class RequestArrived:
     locatable: bool = False
     splittable: bool = True
     priority: int = 0
+    preferred_node: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class LoadAhead:
             self._asking.add(job.prefetching)
             job.prefetching.add_done_callback(self._asking.discard)
 
+    async def load(self, request: GenerateRequest, prefetch: Prefetch) -> None:
+        """Have a node load what a prompt no request has come for yet will need; never fails."""
+        await self._ask(request, prefetch)
+
     async def _ask(self, request: GenerateRequest, prefetch: Prefetch) -> None:
         try:
             client = self._view.client(prefetch.node_id, prefetch.incarnation)

@@ -71,6 +71,13 @@ class PlanState:
         self._unprefilled = list(calls)
         self._unfinished = list(calls)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether calls are still to be sent."""
+        if self.over:
+            return False
+        return not self.lanes or bool(self._orphans) or any(lane.has_work for lane in self.lanes)
+
     def handle(self, event: PlanEvent) -> list[PlanInstruction]:
         """Take in what happened and say what to do about it.
 

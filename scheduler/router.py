@@ -108,7 +108,8 @@ class Router:
         if queue.awaited_tokens and request.phase is not Phase.WAITING:
             costs = [_behind(queue, n, cost) for n, cost in zip(nodes, costs, strict=True)]
         last = self._last_node(request)
-        chosen = choose(nodes, costs, last_node=last)
+        wish = None if request.stage is Stage.DECODE else request.arrived.preferred_node
+        chosen = choose(nodes, costs, last_node=last, preferred=wish)
         if not room[chosen] and any(room):
             free = [at for at, has_room in enumerate(room) if has_room]
             some = choose([nodes[i] for i in free], [costs[i] for i in free], last_node=last)

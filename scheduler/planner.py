@@ -1,0 +1,112 @@
+"""Opens plans: what a statement's plan needs to know of the nodes, and whom it may ask.
+
+Used by scheduler/dispatcher.py only. Everything here is best effort: without a directory nothing is
+held or loaded ahead, and calls go where they are cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from kvcore.clock import Clock
+from kvcore.ids import NodeId, RequestId
+from kvcore.layout import BlockLayout
+from kvcore.request import GenerateRequest
+from scheduler.config import SchedulerConfig
+from scheduler.directory_client import DirectoryClient
+from scheduler.events import Prefetch, WantedModel
+from scheduler.fleet import ALIVE, Fleet, NodeRecord
+from scheduler.hold_keeper import HoldKeeper
+from scheduler.load_ahead import LoadAhead
+from scheduler.plan_events import PlanNode
+from scheduler.plan_runs import Effort
+from scheduler.statement_run import PlannedCall, StatementRun
+
+ROOM_SHARE = 0.75
+"""Of a node's pages a plan uses so many at once; the rest is for answers and other callers."""
+
+EXPECTED_ANSWER_TOKENS = 16
+"""Nobody knows how long answers get; most calls over tables are classifications."""
+
+
+class Planner:
+    """Makes a StatementRun for each statement."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        directory: DirectoryClient,
+        ahead: LoadAhead,
+        *,
+        config: SchedulerConfig,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._directory = directory
+        self._ahead = ahead
+        self._config = config
+        self._clock = clock
+
+    def open(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
+        """Plan the calls of a statement; close what is returned.
+
+        Args:
+            calls: all of them, prepared.
+            max_in_flight: how many are sent at once.
+        """
+        wanted = {WantedModel(c.model.name, c.model.revision, c.model.layout) for c in calls}
+        block_bytes = max((c.model.layout.payload_bytes for c in calls), default=1)
+
+        def nodes() -> tuple[PlanNode, ...]:
+            return tuple(
+                PlanNode(r.info.node_id, int(r.info.capacity_bytes * ROOM_SHARE) // block_bytes)
+                for r in self._serving(wanted)
+            )
+
+        layouts = {c.request.model: c.model.layout for c in calls}
+
+        async def prefetch(request: GenerateRequest, node_id: NodeId) -> None:
+            await self._load(request, layouts[request.model], node_id)
+
+        return StatementRun(
+            calls,
+            max_in_flight=max_in_flight,
+            nodes=nodes,
+            effort=self._effort(self._serving(wanted)),
+            keeper=HoldKeeper(self._directory, self._clock),
+            prefetch=prefetch,
+        )
+
+    def _serving(self, wanted: Collection[WantedModel]) -> list[NodeRecord]:
+        """Nodes that can begin every call of the statement, by name."""
+        found = [
+            r
+            for r in self._fleet.records.values()
+            if r.state == ALIVE
+            and r.info.role.prefills
+            and not r.failures
+            and all(r.serves(model) for model in wanted)
+        ]
+        return sorted(found, key=lambda r: r.info.node_id)
+
+    def _effort(self, nodes: Sequence[NodeRecord]) -> Effort:
+        """What a call costs on the average node; only proportions matter."""
+        prefill = [r.load.prefill_tokens_per_s for r in nodes if r.load.prefill_tokens_per_s]
+        decode = [r.load.decode_tokens_per_s for r in nodes if r.load.decode_tokens_per_s]
+        rate = sum(prefill) / len(prefill) if prefill else self._config.prefill_tokens_per_s
+        answer_s = EXPECTED_ANSWER_TOKENS * len(decode) / sum(decode) if decode else 0.0
+        return Effort(1.0 / rate, answer_s)
+
+    async def _load(self, request: GenerateRequest, layout: BlockLayout, node_id: NodeId) -> None:
+        """Have the node load a prefix, if the pool has more of it than the node."""
+        reply = await self._directory.locate(request, layout)
+        near = next((c.l1_blocks for c in reply.coverage if c.node_id == node_id), 0)
+        record = self._fleet.records.get(node_id)
+        if record is None or reply.prefix_blocks <= near:
+            return
+        asked = replace(request, request_id=RequestId(f"{request.request_id}:ahead"))
+        prefetch = Prefetch(
+            asked.request_id, node_id, record.info.incarnation, len(request.token_ids)
+        )
+        await self._ahead.load(asked, prefetch)

@@ -1,0 +1,236 @@
+"""A statement under way: its plan, carried out one call at a time.
+
+``Dispatcher.open_plan`` makes one for the calls of a statement; dbfront/evaluation.py takes turns
+from it, runs them and says what became of them. What to do next is decided in
+scheduler/plan_state.py; here questions are asked of the directory and of nodes, and nobody waits
+for those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvcore import limits
+from kvcore.block_key import block_keys
+from kvcore.ids import BlockKey, NodeId
+from kvcore.node import ModelInfo
+from kvcore.request import GenerateRequest
+from kvcore.reuse_hint import ReuseHint
+from scheduler.hold_keeper import HoldKeeper
+from scheduler.plan_events import (
+    CallFailed,
+    CallFinished,
+    CallPrefilled,
+    Cancelled,
+    Hold,
+    LetGo,
+    NodesSeen,
+    PlanEvent,
+    PlanInstruction,
+    PlanNode,
+    PrefetchRun,
+    SendCall,
+)
+from scheduler.plan_runs import Effort
+from scheduler.plan_state import PlanState
+from scheduler.plan_tree import PlannedPrompt, build_tree
+
+Prefetcher = Callable[[GenerateRequest, NodeId], Coroutine[Any, Any, None]]
+"""Has a node load a prompt's beginning, if the pool has any of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call of the statement, ready to be sent, and the model it was prepared for."""
+
+    request: GenerateRequest
+    model: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call that is to be sent now.
+
+    Attributes:
+        call: its index in the statement.
+        request: the call's request, with what the plan knows about its future.
+        preferred_node: where its prefix is; None: anywhere.
+    """
+
+    call: int
+    request: GenerateRequest
+    preferred_node: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What a plan is like, for EXPLAIN.
+
+    Attributes:
+        runs: pieces of the prefix tree.
+        nodes: nodes they were cut for.
+        prompt_tokens: of all calls.
+        shared_tokens: of those, what another call of the statement has in common.
+    """
+
+    runs: int
+    nodes: int
+    prompt_tokens: int
+    shared_tokens: int
+
+
+class StatementRun:
+    """One statement's calls, in the order that its plan gives them. Close it in the end.
+
+    Attributes:
+        state: the plan; read-only for others.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[PlannedCall],
+        *,
+        max_in_flight: int,
+        nodes: Callable[[], tuple[PlanNode, ...]] = tuple,
+        effort: Effort | None = None,
+        keeper: HoldKeeper | None = None,
+        prefetch: Prefetcher | None = None,
+    ) -> None:
+        """Plan a statement.
+
+        Args:
+            calls: all of them.
+            max_in_flight: how many turns are given out at once.
+            nodes: the nodes that there are now; asked again with every turn.
+            effort: what the calls cost.
+            keeper: holds what pending calls share; None: nothing is held.
+            prefetch: loads ahead; None: nothing is.
+        """
+        self.state = PlanState(
+            build_tree([_prompt(call) for call in calls]),
+            effort or Effort(),
+            max_in_flight=max_in_flight,
+        )
+        self._calls = calls
+        self._nodes = nodes
+        self._seen: tuple[PlanNode, ...] | None = None
+        self._keeper = keeper
+        self._prefetch = prefetch
+        self._prefetching: set[asyncio.Task[None]] = set()
+        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
+        self._all_sent = False
+
+    @property
+    def summary(self) -> PlanSummary:
+        """What the plan is like; runs are known with the first turn."""
+        tree = self.state.tree
+        return PlanSummary(
+            len(self.state.runs), len(self._seen or ()), sum(tree.tokens), tree.shared_tokens
+        )
+
+    async def take(self) -> Turn | None:
+        """Wait for the next call to send; None when every call has been sent.
+
+        Several tasks may wait; each turn goes to one of them, and every turn must end in
+        ``finished`` or ``failed``.
+        """
+        self._look()
+        turn = await self._turns.get()
+        if turn is None:
+            self._turns.put_nowait(None)
+        return turn
+
+    def prefilled(self, call: int) -> None:
+        """The call's first token came."""
+        self._handle(CallPrefilled(call))
+
+    def finished(self, call: int) -> None:
+        """The call has its answer."""
+        self._look()
+        self._handle(CallFinished(call))
+
+    def failed(self, call: int) -> None:
+        """The call ended without an answer."""
+        self._look()
+        self._handle(CallFailed(call))
+
+    async def close(self) -> None:
+        """End the statement wherever it is; whatever was held for it is let go of."""
+        self._handle(Cancelled())
+        for prefetching in tuple(self._prefetching):
+            prefetching.cancel()
+            with suppress(asyncio.CancelledError):
+                await prefetching
+        if self._keeper is not None:
+            await self._keeper.close()
+
+    def _look(self) -> None:
+        seen = self._nodes()
+        if seen != self._seen:
+            self._seen = seen
+            self._handle(NodesSeen(seen))
+
+    def _handle(self, event: PlanEvent) -> None:
+        for instruction in self.state.handle(event):
+            self._perform(instruction)
+        if not self.state.has_unsent and not self._all_sent:
+            self._all_sent = True
+            self._turns.put_nowait(None)
+
+    def _perform(self, instruction: PlanInstruction) -> None:
+        match instruction:
+            case SendCall():
+                self._turns.put_nowait(self._turn(instruction))
+            case PrefetchRun():
+                self._start_prefetch(instruction)
+            case Hold() if self._keeper is not None:
+                self._keeper.hold(instruction.segment, self._keys(instruction.segment))
+            case LetGo() if self._keeper is not None:
+                self._keeper.let_go(instruction.segment)
+
+    def _turn(self, send: SendCall) -> Turn:
+        request = self._calls[send.call].request
+        if send.pending_tokens:
+            hint = replace(
+                request.hint or ReuseHint(),
+                pending_calls=send.pending_calls,
+                pending_tokens=send.pending_tokens,
+            )
+            request = replace(request, hint=hint)
+        return Turn(send.call, request, send.node_id)
+
+    def _keys(self, segment: int) -> list[BlockKey]:
+        """Names of all blocks from the beginning of the prompt to the end of a segment."""
+        tree = self.state.tree
+        found = tree.segments[segment]
+        request = self._calls[tree.order[found.first]].request
+        keys = block_keys(
+            request.namespace_key,
+            request.token_ids[: found.end_tokens],
+            block_tokens=found.block_tokens,
+        )
+        return keys[: limits.MAX_CHAIN_BLOCKS]
+
+    def _start_prefetch(self, wanted: PrefetchRun) -> None:
+        if self._prefetch is None:
+            return
+        request = self._calls[wanted.call].request
+        # Loading leaves out the last token, which is always computed: hand in one more.
+        part = replace(request, token_ids=request.token_ids[: wanted.tokens + 1])
+        task = asyncio.create_task(self._prefetch(part, wanted.node_id), name="plan-prefetch")
+        self._prefetching.add(task)
+        task.add_done_callback(self._prefetching.discard)
+
+
+def _prompt(call: PlannedCall) -> PlannedPrompt:
+    request = call.request
+    return PlannedPrompt(
+        request.token_ids,
+        request.namespace_key + call.model.identity.encode(),
+        call.model.layout.block_tokens,
+        shares=request.use_cache,
+    )
