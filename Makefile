@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-rdma test-slow check fuzz sim bench quality proto format clean model
+.PHONY: help setup demo test test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,7 +23,11 @@ demo: setup ## Run the main job and print what happened
 
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow and not bench'
+
+test-bench: setup ## Run every benchmark briefly and check what it prints
+	deploy/install-test-packages.sh
+	$(BIN)/pytest -m bench
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	tests/hardware/run-rdma

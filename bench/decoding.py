@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--probes", type=int, help="questions per task and round")
     parser.add_argument("--tokens", type=int, help="that the random model adds to a prompt")
     parser.add_argument("--rows", type=int, nargs="*", default=(8, 32), help="that share")
+    parser.add_argument("--shared-tokens", type=int, default=SHARED_TOKENS, help="what they share")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     rounds = arguments.rounds or (2 if arguments.quick else 7)
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report, rng = Report("decoding"), random.Random(arguments.seed)
     asyncio.run(_guesses(report, rounds=rounds, probes=probes, tokens=tokens, rng=rng))
     for rows in arguments.rows:
-        _cascade(report, rows, rounds=rounds, rng=rng)
+        _cascade(report, rows, arguments.shared_tokens, rounds=rounds, rng=rng)
     report.note(f"one thread, float32; medians of {rounds} rounds, each with both ways in turn")
     finish(report, arguments.format)
 
@@ -181,9 +182,11 @@ async def _answer(
     return tokens, first, time.perf_counter()
 
 
-def _cascade(report: Report, rows: int, *, rounds: int, rng: random.Random) -> None:
+def _cascade(
+    report: Report, rows: int, shared_tokens: int, *, rounds: int, rng: random.Random
+) -> None:
     """Decode rows step by step, each step both ways; the tokens of both must be the same."""
-    shared, own = SHARED_TOKENS // BLOCK_TOKENS, OWN_TOKENS // BLOCK_TOKENS + 1
+    shared, own = shared_tokens // BLOCK_TOKENS, OWN_TOKENS // BLOCK_TOKENS + 1
     config = ComputeConfig(
         NodeId("compute"), HERE, random_model=RandomModelSpec(MODEL, seed=1),
         l1_pages=shared + rows * own + 1, block_tokens=BLOCK_TOKENS, threads=1,
@@ -191,11 +194,11 @@ def _cascade(report: Report, rows: int, *, rounds: int, rng: random.Random) -> N
     decoder = load_model(config).decoder
     head = np.arange(1, shared + 1)
     tables = [np.append(head, 1 + shared + own * i + np.arange(own)) for i in range(rows)]
-    _forward(decoder, [_drawn(rng, SHARED_TOKENS, 0, tables[0])])
-    _forward(decoder, [_drawn(rng, OWN_TOKENS, SHARED_TOKENS, table) for table in tables])
+    _forward(decoder, [_drawn(rng, shared_tokens, 0, tables[0])])
+    _forward(decoder, [_drawn(rng, OWN_TOKENS, shared_tokens, table) for table in tables])
     last, times = [10] * rows, dict[bool, list[float]]({False: [], True: []})
     for step in range(rounds + 1):
-        at = SHARED_TOKENS + OWN_TOKENS + step
+        at = shared_tokens + OWN_TOKENS + step
         chunks = [ChunkInput(np.array([t]), at, tables[i], 1) for i, t in enumerate(last)]
         found = []
         for shares in (False, True):

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 
 
 def test_guesses_and_shared_reads_stand_beside_the_plain_way() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.decoding", "--quick", "--format", "json",
-         "--rounds", "1", "--probes", "1", "--rows", "2"],
+         "--rounds", "1", "--probes", "1", "--tokens", "4", "--rows", "2",
+         "--shared-tokens", "512"],
         cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
 
