@@ -1,7 +1,8 @@
 """What moving bytes and computing tokens costs, fitted online to what was measured.
 
-Pure: samples in, figures (policies/service_time.py) out. Old samples fade, so that a path or a machine that changed is seen
-after a few; both fits are least squares in closed form, with no cost below zero.
+Pure: samples in, figures (policies/service_time.py) out. Old samples fade, so that a path or a
+machine that changed is seen after a few; both fits are least squares in closed form, with no cost
+below zero.
 """
 
 from __future__ import annotations
