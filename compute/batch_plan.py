@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from compute.sequence import Sequence
 from kvcore.ids import BlockKey
 from kvcore.request import FinishReason
+from policies.eviction import NO_FACTS, BlockFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,12 +75,14 @@ class FullBlock:
 
     Attributes:
         tokens: of a partial one, which only a handoff publishes; 0 is full.
+        facts: what is known about its next use.
     """
 
     key: BlockKey
     parent: BlockKey
     page: int
     tokens: int = 0
+    facts: BlockFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True)

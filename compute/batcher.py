@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
 from compute.page_pool import PagePool
+from compute.reuse_facts import facts_of
 from compute.sequence import Phase, Sequence
 from kvcore.ids import BlockKey
 from kvcore.location import Tier
@@ -227,7 +228,8 @@ class Batcher:
         findable = min(chunk.start + chunk.count, seq.findable_tokens)
         for block in range(chunk.start // seq.block_tokens, findable // seq.block_tokens):
             key, parent = seq.key_and_parent(block)
-            blocks.append(FullBlock(key, parent, int(seq.page_table[block])))
+            page = int(seq.page_table[block])
+            blocks.append(FullBlock(key, parent, page, facts=facts_of(seq, block)))
         return tuple(blocks)
 
     def _commit(self, seq: Sequence) -> tuple[FullBlock, ...]:
@@ -238,13 +240,19 @@ class Batcher:
         findable = min(seq.computed, seq.findable_tokens) // seq.block_tokens
         for block in range(seq.committed, findable):
             key, parent = seq.key_and_parent(block)
+            facts = facts_of(seq, block)
             page = self.pool.commit(
-                int(seq.page_table[block]), key, parent, tenant=seq.request.tenant
+                int(seq.page_table[block]),
+                key,
+                parent,
+                tenant=seq.request.tenant,
+                session=seq.session,
+                facts=facts,
             )
             seq.page_table[block] = page
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
-            blocks.append(FullBlock(key, parent, page))
+            blocks.append(FullBlock(key, parent, page, facts=facts))
         seq.committed += len(blocks)
         return tuple(blocks)
 
@@ -290,6 +298,7 @@ class Batcher:
     def _enter(self, seq: Sequence, hits: list[int]) -> bool:
         """Put a sequence into the batch; True when the pool should be asked for more blocks."""
         self.pool.acquire(hits)
+        self.pool.use(hits, [facts_of(seq, block) for block in range(len(hits))])
         seq.add_pages(hits)
         seq.computed = len(hits) * seq.block_tokens
         seq.committed = len(hits)

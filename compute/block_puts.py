@@ -14,6 +14,7 @@ from compute.finder import Absorb, BlockFinder
 from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
 from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout, KvCodec
+from policies.eviction import Expectation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +27,8 @@ class PublishJob:
         tenant: whom to account to.
         codec: how they are stored.
         must: queue it even when the queue is full (a handoff waits for it).
+        session: whose conversation it belongs to; empty when nobody said.
+        handoff: another node reads the blocks as soon as they are there.
     """
 
     seq_id: int
@@ -33,6 +36,8 @@ class PublishJob:
     tenant: str
     codec: KvCodec
     must: bool = False
+    session: str = ""
+    handoff: bool = False
 
 
 ReadRanges = Callable[[int, Sequence[int], KvCodec], list[memoryview]]
@@ -90,15 +95,8 @@ class BlockPuts:
                 ]
 
     def _request(self, block: FullBlock, job: PublishJob) -> PutRequest:
-        return PutRequest(
-            key=block.key,
-            parent=block.parent,
-            range_bytes=replace(self._layout, codec=job.codec).stored_layer_bytes,
-            range_count=self._layout.layers,
-            tokens=block.tokens or self._layout.block_tokens,
-            model=self._model,
-            tenant=job.tenant,
-        )
+        range_bytes = replace(self._layout, codec=job.codec).stored_layer_bytes
+        return put_request(block, job, self._layout, range_bytes=range_bytes, model=self._model)
 
     def write(self, stop: int, read_ranges: ReadRanges) -> None:
         """Write layers up to ``stop`` that were not written yet, one layer in memory at a time."""
@@ -141,6 +139,27 @@ class BlockPuts:
                     puts.node.abort(rest)
             sealed_bytes += sum(grant.range_bytes * grant.range_count for grant in good)
         return sealed_bytes
+
+
+def put_request(
+    block: FullBlock, job: PublishJob, layout: BlockLayout, *, range_bytes: int, model: str
+) -> PutRequest:
+    """Say what a pool node has to know about a block, its future included."""
+    facts = block.facts
+    return PutRequest(
+        key=block.key,
+        parent=block.parent,
+        range_bytes=range_bytes,
+        range_count=layout.layers,
+        tokens=block.tokens or layout.block_tokens,
+        model=model,
+        tenant=job.tenant,
+        session=job.session,
+        expectation=Expectation.ROWS if job.handoff else facts.expectation,
+        expected_in_s=0.0 if job.handoff else facts.expected_in_s,
+        depth=facts.depth,
+        tail=facts.tail,
+    )
 
 
 def _by_codec(

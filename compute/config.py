@@ -15,6 +15,7 @@ from kvcore.errors import ConfigError
 from kvcore.ids import HostId, NodeId
 from kvcore.layout import KvCodec
 from kvcore.node import NodeRole
+from policies.select import PRODUCTION_POLICIES
 
 
 class LoadPolicy(StrEnum):
@@ -70,6 +71,7 @@ class ComputeConfig:
             as long.
         locate_timeout_s: longest wait for the directory.
         threads: torch's intra-op threads; 0 leaves torch's choice.
+        eviction_policy: which unused blocks leave L1 first, by name (policies/select.py).
         speculative_tokens: tokens that a greedy answer may guess ahead, from what it repeats; 0: it
             does not guess; -1: 8 with float32 on CPU; none on CUDA, where that is not measured, and
             none with dtypes so coarse that near ties may end otherwise.
@@ -100,6 +102,7 @@ class ComputeConfig:
     load_timeout_s: float = 10.0
     locate_timeout_s: float = 1.0
     threads: int = 0
+    eviction_policy: str = "leaf_lru"
     speculative_tokens: int = -1
 
     def __post_init__(self) -> None:
@@ -107,6 +110,11 @@ class ComputeConfig:
             raise ConfigError("a compute node needs either a model folder or a random model")
         if self.max_running > self.max_batch_tokens:
             raise ConfigError("max_running may not exceed max_batch_tokens (one token each)")
+        if self.eviction_policy not in PRODUCTION_POLICIES:
+            known = ", ".join(sorted(PRODUCTION_POLICIES))
+            raise ConfigError(
+                f"compute.eviction_policy {self.eviction_policy!r} is none of {known}"
+            )
         for name in ("block_tokens", "max_batch_tokens", "max_running", "load_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -42,10 +42,12 @@ from compute.speculation import verified
 from compute.tiers import Tiers
 from kvcore.clock import Clock
 from kvcore.errors import RowLevelError, TierKVError, TransportError
+from kvcore.hold import HoldOrder
 from kvcore.layout import KvCodec
 from kvcore.location import Tier
 from kvcore.node import NodeLoad
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
+from policies.select import make_policy
 from policies.service_time import causal_pairs
 
 _log = logging.getLogger(__name__)
@@ -86,7 +88,9 @@ class Engine:
         self.computed_tokens = 0
         self.broken = False
         self.tiers = tiers(lambda job: self.inbox.post(lambda: self._saves.published(job)))
-        self.pool = PagePool(model.pages.num_pages)
+        pages = model.pages.num_pages
+        policy = make_policy(config.eviction_policy, pages - 1)
+        self.pool = PagePool(pages, policy, now=clock.now)
         self.batcher = Batcher(
             self.pool,
             max_batch_tokens=config.max_batch_tokens,
@@ -160,6 +164,10 @@ class Engine:
     def prefetch(self, request: GenerateRequest, answer: Answer) -> None:
         """Load known blocks of a checked request; ``answer`` comes once, in the engine thread."""
         self.inbox.post(lambda: self._prefetches.begin(request, answer), refused=lambda: answer(0))
+
+    def hold(self, order: HoldOrder) -> None:
+        """Keep pages from eviction for a lease, or let go of them."""
+        self.inbox.post(lambda: self.pool.hold(order))
 
     def cancel(self, seq_id: int) -> None:
         """End a request within a step; it answers with CANCELLED unless it ended before."""

@@ -7,10 +7,11 @@ is always stored at the finest level. With ``adaptive`` the others are stored at
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from compute.batch_plan import FullBlock
-from compute.block_puts import PublishJob
+from compute.block_puts import PublishJob, put_request
 from compute.codec.frame import LEVELS, Level
 from compute.finder import Absorb, BlockFinder
 from compute.pages import L1Pages
@@ -80,13 +81,5 @@ def _put(node: PoolNode, frames: Sequence[_Frame], pages: L1Pages, model: str) -
 def _request(
     job: PublishJob, block: FullBlock, key: BlockKey, range_bytes: int, pages: L1Pages, model: str
 ) -> PutRequest:
-    layout = pages.layout
-    return PutRequest(
-        key=key,
-        parent=block.parent if key == block.key else coarse_key(block.parent),
-        range_bytes=range_bytes,
-        range_count=layout.layers,
-        tokens=block.tokens or layout.block_tokens,
-        model=model,
-        tenant=job.tenant,
-    )
+    put = put_request(block, job, pages.layout, range_bytes=range_bytes, model=model)
+    return put if key == block.key else replace(put, key=key, parent=coarse_key(block.parent))

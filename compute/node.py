@@ -38,6 +38,7 @@ from kvcore.errors import (
     UnknownModelError,
     UserError,
 )
+from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
 from kvcore.location import Tier
 from kvcore.node import NodeInfo, NodeReport, PathReport, TierStats
@@ -242,6 +243,10 @@ class ComputeNode:
         self._engine.prefetch(request, answer)
         return int(await loaded)
 
+    def hold(self, order: HoldOrder) -> None:
+        """Take an order to keep blocks in L1, or to let go of them; carried out between steps."""
+        self._engine.hold(order)
+
     async def drop_cache(self) -> int:
         """Forget L1 pages nobody uses; pool copies stay. Returns how many blocks were dropped."""
         return int(
@@ -304,6 +309,7 @@ class ComputeNode:
                 tokens=self.config.block_tokens,
                 model=self.model.name,
                 tenant=event.tenant,
+                session=event.session,
             )
             self._stored[event.key] = stored
             self._stored_tokens += self.config.block_tokens

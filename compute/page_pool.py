@@ -1,16 +1,21 @@
-"""Which L1 page holds what: references, prefix lookup and leaf-first eviction.
+"""Which L1 page holds what: references, prefix lookup, leaf-first eviction, leases.
 
 Pure bookkeeping over page numbers; the bytes are in compute/pages.py. Only the engine thread calls
-it. Page 0 is the null page and doubles as the sentinel of the eviction list.
+it. Which unused leaf goes is the eviction policy's choice (policies/); page 0 is the null page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from kvcore import limits
 from kvcore.block_key import ROOT_PARENT
+from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey
+from policies.eviction import BlockFacts, EvictionPolicy, Expectation
+from policies.holds import Holds
+from policies.leaf_lru import LeafLru
 
 _NONE = 0
 
@@ -23,32 +28,52 @@ class PageEvent:
     stored: bool
     parent: BlockKey = ROOT_PARENT
     tenant: str = ""
+    session: str = ""
 
 
 class PagePool:
     """Pages of one node. Every page but 0 is in exactly one of three states.
 
     free (no reference, no key) -> used (referenced; may get a key by ``commit``) -> cached (no
-    reference, but a key: evictable, oldest first, never before its children) -> free or used.
+    reference, but a key: evictable, never before its children, while no lease holds it) -> free
+    or used.
 
     Attributes:
         num_pages: pages including the null page.
         evicted_blocks: keyed pages whose content was given up, ever.
+        holds: pages under lease: at most half of all; requests that need pages win over them.
+        _offered: pages the policy may name; it drops those it named that may not go just then,
+            and they are offered again when they may.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        policy: EvictionPolicy | None = None,
+        *,
+        now: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Begin with free pages.
+
+        Args:
+            num_pages: pages including the null page.
+            policy: who goes first; None is leaf-LRU.
+            now: the engine's time, asked at uses and evictions.
+        """
         if num_pages < 2:
             raise ValueError("a page pool needs the null page and at least one more")
         self.num_pages = num_pages
         self.evicted_blocks = 0
+        self.holds = Holds((num_pages - 1) // 2)
+        self._policy = policy if policy is not None else LeafLru()
+        self._now = now
         self._references = [0] * num_pages
         self._key: list[BlockKey | None] = [None] * num_pages
         self._parent = [_NONE] * num_pages
         self._children = [0] * num_pages
+        self._offered = [False] * num_pages
         self._page_of: dict[BlockKey, int] = {}
         self._free = list(range(num_pages - 1, 0, -1))  # Popped from the end: low pages first.
-        self._next = [_NONE] * num_pages  # Circular list of cached pages, oldest after page 0.
-        self._previous = [_NONE] * num_pages
         self._cached = 0
         self._events: list[PageEvent] = []
 
@@ -81,10 +106,18 @@ class PagePool:
         """Count pages whose acquisition would shrink ``available``."""
         return sum(1 for page in pages if self._references[page] == 0)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """Take ``count`` pages with one reference each, evicting old blocks; None: not enough."""
+    def allocate(self, count: int, *, over_leases: bool = True) -> list[int] | None:
+        """Take ``count`` pages with one reference each, evicting old blocks; None: not enough.
+
+        Args:
+            count: how many.
+            over_leases: whether leases give way, the one that ends first before others; those who
+                only load ahead or compute in the background can wait.
+        """
+        if count > self.available:
+            return None
         while len(self._free) < count:
-            if not self._evict_oldest():
+            if not (self._evict_one() or (over_leases and self._leases_give_way())):
                 return None
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
@@ -96,8 +129,14 @@ class PagePool:
         for page in pages:
             if self._references[page] == 0:
                 assert self._key[page] is not None, f"page {page} is free"
-                self._unlink(page)
+                self._cached -= 1
             self._references[page] += 1
+
+    def use(self, pages: Sequence[int], facts: Sequence[BlockFacts] = ()) -> None:
+        """Note that a request uses findable pages, and what it knows about their future."""
+        now = self._now()
+        for page, known in zip(pages, facts or map(self._plain, pages), strict=True):
+            self._policy.used(page, self._fair(page, known), now)
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference from each page of a chain, its end first."""
@@ -109,9 +148,19 @@ class PagePool:
             if self._key[page] is None:
                 self._free.append(page)
             else:
-                self._link_newest(page)
+                self._cached += 1
+                self._offer(page)
 
-    def commit(self, page: int, key: BlockKey, parent: BlockKey, *, tenant: str = "") -> int:
+    def commit(
+        self,
+        page: int,
+        key: BlockKey,
+        parent: BlockKey,
+        *,
+        tenant: str = "",
+        session: str = "",
+        facts: BlockFacts | None = None,
+    ) -> int:
         """Make a full, used page findable and return the page to use from now on.
 
         If another page has the key already, the caller's reference moves to that page and its own
@@ -128,13 +177,30 @@ class PagePool:
         if parent != ROOT_PARENT:
             self._parent[page] = self._page_of[parent]
             self._children[self._parent[page]] += 1
-        self._events.append(PageEvent(key, True, parent, tenant))
+        self._policy.entered(page, facts or self._plain(page), self._now())
+        self._events.append(PageEvent(key, True, parent, tenant, session))
         return page
 
+    def hold(self, order: HoldOrder) -> None:
+        """Carry out an order about a lease; blocks that are not here, or beyond half, are not held.
+
+        A page in use may be held too: it stays when its last request ends.
+        """
+        now = self._now()
+        self._let_go(self.holds.expire(now))
+        until = now + min(order.ttl_s, limits.MAX_LEASE_S)
+        if order.keys:
+            pages = (self._page_of.get(key) for key in order.keys)
+            self.holds.hold(order.lease, [(page, 1) for page in pages if page is not None], until)
+        elif order.ttl_s > 0:
+            self.holds.prolong(order.lease, until)
+        else:
+            self._let_go(self.holds.end(order.lease))
+
     def drop_unused(self) -> int:
-        """Forget every cached page nobody uses; returns how many."""
+        """Forget every cached page nobody uses, leases or not; returns how many."""
         before = self.evicted_blocks
-        while self._cached and self._evict_oldest():
+        while self._cached and (self._evict_one() or self._leases_give_way()):
             pass
         return self.evicted_blocks - before
 
@@ -143,58 +209,86 @@ class PagePool:
         events, self._events = self._events, []
         return events
 
-    def _evict_oldest(self) -> bool:
-        """Free the oldest cached page without children; False if there is none.
+    def _may_go(self, page: int) -> bool:
+        return (
+            self._references[page] == 0
+            and self._key[page] is not None
+            and not self._children[page]
+            and page not in self.holds
+        )
 
-        A parent is released after its children, so the oldest is nearly always a leaf; only pages
-        pinned by a publisher or loader can hold a parent up, which then counts as new again.
+    def _offer(self, page: int) -> None:
+        if not self._offered[page] and self._may_go(page):
+            self._offered[page] = True
+            self._policy.offer(page)
+
+    def _evict_one(self) -> bool:
+        """Free the unused leaf that is worth least; False if there is none.
+
+        Amortised one question to the policy per page that was offered.
         """
-        for _ in range(self._cached):
-            page = self._next[_NONE]
-            self._unlink(page)
-            if self._children[page] == 0:
-                self._forget(page)
+        now = self._now()
+        if self.holds:
+            self._let_go(self.holds.expire(now))
+        while (page := self._policy.victim(now)) is not None:
+            if self._may_go(page):
+                self._forget(page, now)
                 return True
-            self._link_newest(page)
+            self._policy.withdraw(page)
+            self._offered[page] = False
         return False
 
-    def _forget(self, page: int) -> None:
+    def _leases_give_way(self) -> bool:
+        """End the lease that would end first; False when there is none."""
+        if not self.holds:
+            return False
+        self._let_go(self.holds.give_way())
+        return True
+
+    def _let_go(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._offer(page)
+
+    def _forget(self, page: int, now: float) -> None:
         key = self._key[page]
         assert key is not None
-        if self._parent[page] != _NONE:
-            self._children[self._parent[page]] -= 1
-            self._parent[page] = _NONE
+        self._policy.left(page, now)
+        self._offered[page] = False
+        self._cached -= 1
         del self._page_of[key]
         self._key[page] = None
         self._free.append(page)
         self._events.append(PageEvent(key, False))
         self.evicted_blocks += 1
+        parent, self._parent[page] = self._parent[page], _NONE
+        if parent != _NONE:
+            self._children[parent] -= 1
+            self._offer(parent)
 
-    def _link_newest(self, page: int) -> None:
-        last = self._previous[_NONE]
-        self._next[last], self._previous[page] = page, last
-        self._next[page], self._previous[_NONE] = _NONE, page
-        self._cached += 1
+    def _plain(self, page: int) -> BlockFacts:
+        parent = self._parent[page]
+        return BlockFacts(self._key[page], self._key[parent] if parent != _NONE else None)
 
-    def _unlink(self, page: int) -> None:
-        before, after = self._previous[page], self._next[page]
-        self._next[before], self._previous[after] = after, before
-        self._cached -= 1
+    def _fair(self, page: int, facts: BlockFacts) -> BlockFacts:
+        """Don't let one caller's last use speak for others: where chains part, others come."""
+        if facts.expectation is Expectation.NONE and self._children[page] > 1:
+            return replace(facts, expectation=Expectation.UNKNOWN)
+        return facts
 
     def check_invariants(self) -> None:
         """Assert that every page is in exactly one state and that links and counts agree."""
-        cached, page = [], self._next[_NONE]
-        while page != _NONE:
-            assert self._previous[self._next[page]] == page
-            cached.append(page)
-            page = self._next[page]
-        used = [p for p in range(1, self.num_pages) if self._references[p] > 0]
+        pages = range(1, self.num_pages)
+        cached = [p for p in pages if self._references[p] == 0 and self._key[p] is not None]
+        used = [p for p in pages if self._references[p] > 0]
         assert len(cached) == self._cached
-        assert sorted([*cached, *used, *self._free]) == list(range(1, self.num_pages))
+        assert sorted([*cached, *used, *self._free]) == list(pages)
         assert all(self._key[p] is None and self._references[p] == 0 for p in self._free)
-        assert all(self._key[p] is not None for p in cached)
         assert {k: p for p, k in enumerate(self._key) if k is not None} == self._page_of
-        for page in range(1, self.num_pages):
+        for page in pages:
             children = sum(1 for p in self._parent if p == page)
             assert children == self._children[page]
             assert not children or self._key[page] is not None
+            assert self._offered[page] or not self._may_go(page), f"page {page} is forgotten"
+            assert not self._offered[page] or self._key[page] is not None
+            assert page not in self.holds or self._key[page] is not None
+        self.holds.check_invariants()

@@ -15,6 +15,7 @@ from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Source
 from compute.inbox import Inbox
 from compute.loader import LoadJob
+from compute.reuse_facts import facts_of
 from compute.sequence import Sequence, make_sequence
 from compute.tiers import Tiers
 from kvcore.request import GenerateRequest
@@ -82,7 +83,7 @@ class Prefetches:
         seq, pool = prefetch.seq, self._batcher.pool
         found = found[: seq.usable_blocks - seq.num_pages]  # Whoever goes on takes a tail, not L1.
         blocks = min(len(found), self._batcher.spare_pages // 2)
-        pages = pool.allocate(blocks) if blocks > 0 else None
+        pages = pool.allocate(blocks, over_leases=False) if blocks > 0 else None
         if not pages:
             self._end(prefetch, [])
             return
@@ -101,7 +102,16 @@ class Prefetches:
         kept = []
         for block, page in enumerate(pages[: job.good], len(prefetch.hits)):
             key, parent = seq.key_and_parent(block)
-            kept.append(pool.commit(page, key, parent, tenant=seq.request.tenant))
+            kept.append(
+                pool.commit(
+                    page,
+                    key,
+                    parent,
+                    tenant=seq.request.tenant,
+                    session=seq.session,
+                    facts=facts_of(seq, block),
+                )
+            )
         self._end(prefetch, kept)
 
     def _end(self, prefetch: _Prefetch, loaded: list[int]) -> None:

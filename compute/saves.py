@@ -13,6 +13,7 @@ from compute.batcher import Batcher
 from compute.block_puts import PublishJob
 from compute.handoff import Handoffs
 from compute.publisher import Publication
+from compute.reuse_facts import facts_of
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
 from kvcore.layout import KvCodec
@@ -133,7 +134,11 @@ class Saves:
             seq.tail_saved = self._save_now(seq, (tail,), codec)
             room -= 1
         kept = [
-            FullBlock(*seq.key_and_parent(block), int(seq.page_table[block]))
+            FullBlock(
+                *seq.key_and_parent(block),
+                int(seq.page_table[block]),
+                facts=facts_of(seq, block),
+            )
             for block in unsaved[:room]
         ]
         if kept and self._save_now(seq, tuple(kept), codec):
@@ -148,7 +153,8 @@ class Saves:
         return FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial)
 
     def _save_now(self, seq: EngineSequence, blocks: tuple[FullBlock, ...], codec: KvCodec) -> bool:
-        job = PublishJob(seq.seq_id, blocks, seq.request.tenant, codec, must=True)
+        tenant = seq.request.tenant
+        job = PublishJob(seq.seq_id, blocks, tenant, codec, must=True, session=seq.session)
         if not self._tiers.publisher.offer(job):
             return False
         self._taken(job, seq.computed)
@@ -168,4 +174,12 @@ class Saves:
 def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:
     request = seq.request
     must = request.handoff or seq.is_background  # Of a chunk all blocks count, or none.
-    return PublishJob(seq.seq_id, tuple(blocks), request.tenant, codec, must)
+    return PublishJob(
+        seq.seq_id,
+        tuple(blocks),
+        request.tenant,
+        codec,
+        must,
+        session=seq.session,
+        handoff=request.handoff,
+    )

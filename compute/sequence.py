@@ -6,6 +6,7 @@ step slices them instead of walking the prompt.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcore import limits
 from kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
 from kvcore.ids import BlockKey
 from kvcore.location import Tier
 from kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens
 
 Int64Array = NDArray[np.int64]
+_NAME = re.compile(limits.NAME_PATTERN)
 
 
 class Phase(StrEnum):
@@ -75,6 +78,7 @@ class Sequence:
         blend: leave to blend chunks; None once that was done, given up or never given.
         blended: what blending spared; None if nothing was blended.
         findable_tokens: blocks that end behind this never become findable: their KV is approximate.
+        session: the request's session where that is a name, else empty; goes with its blocks.
         raw_start: position of the chunk that is computed in isolation here, the end of ``tokens``;
             negative for everything that has a caller.
         raw_pages: where that chunk's KV goes a second time, free of position.
@@ -105,6 +109,7 @@ class Sequence:
     blend: Blend | None = None
     blended: BlendedTokens | None = None
     findable_tokens: int = sys.maxsize
+    session: str = ""
     raw_start: int = -1
     raw_pages: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -224,6 +229,7 @@ def make_sequence(
 ) -> Sequence:
     """Prepare a request for the batcher; hashes its blocks once, O(prompt)."""
     length = len(request.token_ids)
+    session = request.session_id or ""
     new_tokens = max(0, request.sampling.max_tokens - request.resumed_tokens)
     tokens = np.zeros(length + new_tokens, dtype=np.int64)
     tokens[:length] = request.token_ids
@@ -240,4 +246,5 @@ def make_sequence(
         max_length=length + new_tokens,
         keys=keys,
         page_table=np.zeros(-(-len(tokens) // block_tokens), dtype=np.int64),
+        session=session if _NAME.fullmatch(session) else "",
     )

@@ -16,6 +16,7 @@ from dmp.tls import TlsFiles
 from kvcore import limits
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, NodeId
+from policies.select import PRODUCTION_POLICIES
 
 DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"
 MIN_SLOT_BYTES: Final = 32 << 10
@@ -58,6 +59,8 @@ class DmpConfig:
             the next to be evicted first; what is below that share is not copied.
         promote_threads: blocks read from the lower tier at one time.
         promote_timeout_s: longest wait for it; what comes later is a miss.
+        eviction_policy: which blocks make room for new ones, by name (policies/select.py).
+        lease_share: share of the memory that leases may keep from eviction.
         remove_on_stop: unlink the segment at a clean stop.
         nameless: unlink it as soon as it is open, for clusters that live in one process: no other
             process can map it, and nothing is left in memory however the process ends.
@@ -85,6 +88,8 @@ class DmpConfig:
     demote_above: float = 0.85
     promote_threads: int = 4
     promote_timeout_s: float = 10.0
+    eviction_policy: str = "leaf_lru"
+    lease_share: float = 0.5
     remove_on_stop: bool = False
     nameless: bool = False
 
@@ -105,6 +110,11 @@ class DmpConfig:
             raise ConfigError(f"dmp.rdma must be auto, on or off, got {self.rdma!r}")
         if not 0.0 <= self.demote_above <= 1.0:
             raise ConfigError(f"dmp.demote_above must be in [0, 1], got {self.demote_above}")
+        if self.eviction_policy not in PRODUCTION_POLICIES:
+            known = ", ".join(sorted(PRODUCTION_POLICIES))
+            raise ConfigError(f"dmp.eviction_policy {self.eviction_policy!r} is none of {known}")
+        if not 0.0 <= self.lease_share < 1.0:
+            raise ConfigError(f"dmp.lease_share must be in [0, 1), got {self.lease_share}")
         if self.damage_alert_per_hour < 1 or self.promote_threads < 1:
             raise ConfigError("damage_alert_per_hour and promote_threads must be at least 1")
         if not 0 <= self.port <= 65_535:

@@ -1,4 +1,4 @@
-"""Who goes to make room: the oldest leaf of the wanted size, or a whole colder extent.
+"""Who goes to make room: the next leaf of the wanted size, or a whole colder extent.
 
 A part of the pure core: it only chooses; dmp/slot_table.py carries it out. Held, pinned and
 unsealed blocks never go, and nothing goes before its children.
@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dmp.eviction_order import EvictionOrder, evictable
 from dmp.extents import Extent, ExtentTable
-from dmp.leaf_queue import LeafQueue
 from dmp.slot_store import SlotStore
-from dmp.slots import Slot, SlotState
+from dmp.slots import Slot
 from kvcore.ids import BlockKey
 
 Families = dict[BlockKey, set[int]]
-
-
-def evictable(slot: Slot) -> bool:
-    """Whether nobody needs a slot's bytes right now."""
-    return slot.state is SlotState.SEALED and not (slot.holders or slot.pins)
 
 
 class Evictor:
@@ -30,23 +25,50 @@ class Evictor:
             because a node of one model never needs it.
     """
 
-    def __init__(self, store: SlotStore, extents: ExtentTable, leaves: LeafQueue) -> None:
+    def __init__(
+        self, store: SlotStore, extents: ExtentTable, order: EvictionOrder, *, has_lower_tier: bool
+    ) -> None:
         self._store = store
         self._extents = extents
-        self._leaves = leaves
+        self._order = order
+        self._has_lower_tier = has_lower_tier
         self._families: Families | None = None
 
-    def victims(self, size: int, *, uses: int, coming: BlockKey) -> Sequence[Slot]:
+    def victims(self, size: int, *, now: float, uses: int, coming: BlockKey) -> Sequence[Slot]:
         """Choose who makes one place of a size, children first; () when nobody can go.
 
         Args:
             size: slot size.
+            now: the time.
             uses: the number of uses so far; everything is older.
             coming: parent of the block that wants the place; it stays.
         """
-        leaf = self._leaves.oldest(size, self._store.get)
-        older_than = leaf.last_used if leaf else uses + 1
-        return self._coldest_family(size, older_than, coming) or ([leaf] if leaf else [])
+        leaf = self.next_leaf(size, now)
+        others = self._extents.coldest_of_other_sizes(size)
+        if others:
+            older_than = self._oldest_use(size) if leaf else uses + 1
+            if family := self._coldest_family(others, older_than, coming):
+                return family
+        return [leaf] if leaf else []
+
+    def next_leaf(self, size: int, now: float) -> Slot | None:
+        """Return the leaf of a size that goes next.
+
+        Above a lower tier a block without a copy there goes only if the oldest has none either: who
+        is copied ahead of time is what goes (dmp/clean_slots.py), so that nothing is lost.
+        """
+        leaf = self._order.next(size, self._store, now)
+        if leaf is not None and self._has_lower_tier and not leaf.clean:
+            oldest = self._order.oldest(size, self._store)
+            if oldest is not None and oldest.clean:
+                return oldest
+        return leaf
+
+    def _oldest_use(self, size: int) -> int:
+        if not self._order.by_age:
+            self._order.queue_by_age(self._store.all())
+        oldest = self._order.oldest(size, self._store)
+        return oldest.last_used if oldest is not None else 0
 
     def linked(self, slot: Slot) -> None:
         """Note a new child."""
@@ -61,12 +83,14 @@ class Evictor:
             if not family:
                 del self._families[slot.put.parent]
 
-    def _coldest_family(self, size: int, older_than: int, coming: BlockKey) -> Sequence[Slot]:
+    def _coldest_family(
+        self, others: Sequence[Extent], older_than: int, coming: BlockKey
+    ) -> Sequence[Slot]:
         """Return what must go to free the coldest extent of another size; () if none is colder.
 
         O(extents) when several sizes share the segment, which is when a node serves several models.
         """
-        for extent in self._extents.coldest_of_other_sizes(size):
+        for extent in others:
             if extent.last_used >= older_than:
                 return ()
             family = self._family(extent, coming)

@@ -85,6 +85,10 @@ class ExtentTable:
         """Slots in the extents that have a size now."""
         return sum(len(e.free) + len(e.live) for e in self._extents)
 
+    def has_room(self, size: int) -> bool:
+        """Whether ``take`` would find a slot."""
+        return bool(self._roomy.get(size)) or (bool(self._unassigned) and size <= self.extent_bytes)
+
     def take(self, size: int) -> int | None:
         """Take a free slot of that size, assigning an extent if needed; None when there is none."""
         if size > self.extent_bytes:

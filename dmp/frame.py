@@ -25,7 +25,7 @@ from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 
 MAGIC: Final = b"TKVD"
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 HEADER: Final = struct.Struct("<4sBBHIII")
 HEADER_BYTES: Final = HEADER.size
 MAX_HEAD_BYTES: Final = 4 << 20

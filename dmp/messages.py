@@ -19,11 +19,17 @@ from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location
+from policies.eviction import Expectation
 
 Head = bytes | bytearray | memoryview
 _NAME = re.compile(limits.NAME_PATTERN)
 _CLIENT_ID = re.compile(r"[0-9a-f]{0,64}")
-_PUT: Final = struct.Struct("<16s16sQIIHH")
+_PUT: Final = struct.Struct("<16s16sQIIHHHIBBd")
+"""Key, parent, range bytes, ranges, tokens, lengths of model, tenant and session, depth, tail,
+expectation, seconds until then (negative: not known); the three names follow."""
+
+_NOT_KNOWN: Final = -1.0
+_EXPECTATIONS: Final = tuple(Expectation)
 _STATS_FIELDS: Final = len(PoolNodeStats.__dataclass_fields__)
 
 
@@ -299,15 +305,32 @@ def unpack_stats(head: Head) -> PoolNodeStats:
 
 
 def _pack_put(p: Packer, put: PutRequest) -> None:
-    model, tenant = put.model.encode(), put.tenant.encode()
-    sizes = (put.range_bytes, put.range_count, put.tokens, len(model), len(tenant))
-    p.raw(_PUT.pack(put.key, put.parent, *sizes)).raw(model).raw(tenant)
+    names = put.model.encode(), put.tenant.encode(), put.session.encode()
+    sizes = (put.range_bytes, put.range_count, put.tokens, *map(len, names))
+    expected_in_s = _NOT_KNOWN if put.expected_in_s is None else put.expected_in_s
+    future = (put.depth, put.tail, put.expectation, expected_in_s)
+    p.raw(_PUT.pack(put.key, put.parent, *sizes, *future)).raw(b"".join(names))
 
 
 def _unpack_put(u: Unpacker) -> PutRequest:
-    key, parent, size, count, tokens, model, tenant = _PUT.unpack(u.raw(_PUT.size))
-    names = u.string(model), u.string(tenant)
-    put = PutRequest(BlockKey(key), BlockKey(parent), size, count, tokens, *names)
+    fields = _PUT.unpack(u.raw(_PUT.size))
+    key, parent, size, count, tokens, model, tenant, session, depth, tail, future, due = fields
+    if future >= len(_EXPECTATIONS):
+        raise RemoteProtocolError(f"an expectation numbered {future}")
+    put = PutRequest(
+        BlockKey(key),
+        BlockKey(parent),
+        size,
+        count,
+        tokens,
+        u.string(model),
+        u.string(tenant),
+        u.string(session),
+        _EXPECTATIONS[future],
+        None if due == _NOT_KNOWN else due,
+        depth,
+        bool(tail),
+    )
     check_put(put)
     return put
 
@@ -326,6 +349,10 @@ def check_put(put: PutRequest) -> None:
         raise RemoteProtocolError(f"a block of {put.range_bytes} x {put.range_count} bytes")
     if not 0 <= put.tokens <= limits.MAX_CONTEXT_TOKENS:
         raise RemoteProtocolError(f"a block of {put.tokens} tokens")
-    for name in (put.model, put.tenant):
+    if not 0 <= put.depth <= limits.MAX_CONTEXT_TOKENS:
+        raise RemoteProtocolError(f"a block behind {put.depth} others")
+    if put.expected_in_s is not None and not 0.0 <= put.expected_in_s < MAX_NUMBER:
+        raise RemoteProtocolError(f"a use expected in {put.expected_in_s} s makes no sense")
+    for name in (put.model, put.tenant, put.session):
         if name and not _NAME.fullmatch(name):
             raise RemoteProtocolError(f"{name[:40]!r} is not a name")

@@ -31,6 +31,7 @@ from dmp.slots import SlotState
 from dmp.stored import StoredBlock
 from kvcore.block_event import BlockReporter, BlockStored
 from kvcore.clock import Clock
+from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location
 from kvcore.node import NodeInfo, NodeReport
@@ -335,6 +336,13 @@ class DmpNode:
     def release(self, locations: Sequence[Location], *, owner: str = "") -> None:
         """Undo one hold of that owner on each."""
         self._gets.release(locations, owner=owner)
+
+    def lease(self, order: HoldOrder) -> None:
+        """Keep blocks from eviction for a lease of the meta server, or let go of them.
+
+        At most ``lease_share`` of the memory is kept; a node that is not running keeps nothing.
+        """
+        self._gets.lease(order)
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
         """Count reads that a process of this host made without asking."""

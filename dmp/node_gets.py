@@ -6,7 +6,8 @@ A part of DmpNode, called from any thread; see dmp/node_state.py for the lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import xxhash
 
@@ -18,8 +19,12 @@ from dmp.range_ref import Ref, as_ref
 from dmp.slots import Slot, SlotState
 from dmp.stored import StoredBlock
 from kvcore.errors import CacheError
+from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey
 from kvcore.location import Location
+
+_LEASE_STEP: Final = 512
+"""Blocks leased under one lock: less than a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,12 +46,14 @@ class Gets:
         state = self._state
         with state.lock:
             table = state.table
+            table.now = state.clock.now()
             slots = [table.find(key) for key in keys]
             return [state.location(slot) if slot else None for slot in slots]
 
     def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
         state = self._state
         with state.lock:
+            state.table.now = state.clock.now()
             slots = [state.table.find(key) for key in keys]
             return [
                 StoredBlock(state.location(slot), slot.put.range_bytes, slot.put.range_count)
@@ -61,6 +68,7 @@ class Gets:
         spans: list[tuple[int, int]] = []
         with state.lock:
             segment, table = state.segment, state.table
+            table.now = state.clock.now()
             for incarnation, file, index, generation, part, size in refs:
                 slot = state.resolve(incarnation, file, index, generation, SlotState.SEALED)
                 spans.append(range_span(slot, part, size))
@@ -103,10 +111,19 @@ class Gets:
                 if state.is_mine(place):
                     table.release(place.slot, place.generation, owner=owner)
 
+    def lease(self, order: HoldOrder) -> None:
+        state = self._state
+        for at in range(0, max(1, len(order.keys)), _LEASE_STEP):
+            part = replace(order, keys=order.keys[at : at + _LEASE_STEP])
+            with state.lock:
+                if state.running:
+                    state.table.lease(part, now=state.clock.now())
+
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
         state = self._state
         with state.lock:
             table = state.table
+            table.now = state.clock.now()
             state.read_bytes += read_bytes
             for place in locations:
                 if state.is_mine(place):

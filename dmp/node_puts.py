@@ -47,7 +47,7 @@ class Puts:
         self._state = state
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str
+        self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str, must: bool = False
     ) -> list[Location | None]:
         for put in puts:
             check_put(put)
@@ -58,26 +58,31 @@ class Puts:
             if state.draining:
                 return [None] * len(puts)
             deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
-            answer = [self._reserve_one(put, deadline, removed, owner) for put in puts]
+            answer = [self._reserve_one(put, deadline, removed, owner, must) for put in puts]
             state.tell(removed)
         return answer
 
     def _reserve_one(
-        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str
+        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str, must: bool
     ) -> Location | None:
         state = self._state
-        slot = self._take_slot(put, deadline, removed, owner)
+        slot = self._take_slot(put, deadline, removed, owner, must)
         if slot is None:
             return None
         state.segment.write_header(slot)
         return state.location(slot)
 
     def _take_slot(
-        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str
+        self,
+        put: PutRequest,
+        deadline: float,
+        removed: list[BlockEvent],
+        owner: str,
+        must: bool = False,
     ) -> Slot | None:
         """Take a slot whose header still says FREE: who restarts or maps it sees none."""
         state = self._state
-        decision = state.table.reserve(put, deadline=deadline, owner=owner)
+        decision = state.table.reserve(put, deadline=deadline, owner=owner, must=must)
         if decision is None:
             return None
         slot, segment = decision.slot, state.segment

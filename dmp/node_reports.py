@@ -73,6 +73,9 @@ class Reports:
                 disk_used_bytes=disk.used_bytes if disk else 0,
                 disk_blocks=disk.blocks if disk else 0,
                 disk_errors=disk.errors if disk else 0,
+                refused_puts=table.refused_puts,
+                leased_blocks=table.leases.blocks,
+                refused_leases=table.leases.refused,
             )
 
     def info(self, *, data_address: str) -> NodeInfo:

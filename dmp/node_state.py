@@ -28,6 +28,8 @@ from kvcore.errors import (
 )
 from kvcore.ids import Incarnation
 from kvcore.location import Location, Tier
+from policies.eviction import EvictionPolicy
+from policies.select import make_policy
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ class NodeState:
             extent_bytes=shape.extent_bytes,
             slots_per_extent=shape.slots_per_extent,
             has_lower_tier=has_lower_tier,
+            make_policy=self._make_policy,
+            lease_share=self.config.lease_share,
         )
         scan = scan_segment(segment)
         refused = table.restore(
@@ -132,6 +136,10 @@ class NodeState:
             freed = self._table.unpin(slot)
             if freed is not None:
                 self._segment.set_state(freed.index, SlotState.FREE)
+
+    def _make_policy(self, slot_bytes: int) -> EvictionPolicy:
+        capacity = self.config.extent_count * (self.config.extent_bytes // slot_bytes)
+        return make_policy(self.config.eviction_policy, capacity)
 
     def is_mine(self, location: Location) -> bool:
         """Whether a reference is of this life."""
@@ -177,7 +185,8 @@ class NodeState:
         """Return the event that a sealed slot is readable."""
         put = slot.put
         place = self.location(slot)
-        return BlockStored(put.key, put.parent, Tier.L2, put.tokens, place, put.model, put.tenant)
+        names = put.model, put.tenant, put.session
+        return BlockStored(put.key, put.parent, Tier.L2, put.tokens, place, *names)
 
     def tell(self, events: Sequence[BlockEvent]) -> None:
         """Report events; under the lock, so that "stored" and "removed" of a block never swap."""

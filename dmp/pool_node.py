@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kvcore.ids import BlockKey, HostId, NodeId
 from kvcore.location import Location
+from policies.eviction import Expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,11 @@ class PutRequest:
         tokens: tokens in the block, reported to the directory.
         model: model name, for the views.
         tenant: whom to account to.
+        session: whose conversation stores it, for the views; empty when unknown.
+        expectation: of its next use; what comes here for a reason is worth keeping.
+        expected_in_s: seconds until that use; None when not known.
+        depth: blocks before it in its prompt.
+        tail: the last block of its prompt.
     """
 
     key: BlockKey
@@ -36,6 +42,11 @@ class PutRequest:
     tokens: int
     model: str = ""
     tenant: str = ""
+    session: str = ""
+    expectation: Expectation = Expectation.UNKNOWN
+    expected_in_s: float | None = None
+    depth: int = 0
+    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class PathInfo:
 class PoolNodeStats:
     """Counters of one DMP node; cumulative, but for capacity, used, blocks and slots.
 
+    ``refused_puts`` counts blocks that were worth less than what would have had to go for them,
+    ``leased_blocks`` those that leases keep now, ``refused_leases`` those that could not be kept.
     ``disk_`` is the lower tier, without which all of it is 0; ``disk_errors`` counts failed and bad
     reads and writes, of the disk and of the archive below it.
     """
@@ -115,6 +128,9 @@ class PoolNodeStats:
     disk_used_bytes: int = 0
     disk_blocks: int = 0
     disk_errors: int = 0
+    refused_puts: int = 0
+    leased_blocks: int = 0
+    refused_leases: int = 0
 
 
 class PoolNode(Protocol):
@@ -122,7 +138,8 @@ class PoolNode(Protocol):
 
     1. ``lookup`` answers one entry per key: where it is sealed now, or None.
     2. ``reserve`` answers one entry per request: a grant; or None when the block is already
-       sealed or being written, or no slot can be freed. Nothing is readable before ``seal``.
+       sealed or being written, or no slot can be freed, or what would have to go is worth more.
+       Nothing is readable before ``seal``.
     3. ``write_ranges`` copies once, straight into the slots (shm) or the socket (TCP), with
        several in flight; when it returns the caller may reuse its buffers.
     4. ``seal`` makes the blocks readable, with one xxh3_64 per range computed from the written
@@ -135,8 +152,8 @@ class PoolNode(Protocol):
        which of the locations are still valid.
     7. After ``close`` every call raises TransportError.
     8. ``put`` is reserve, write and seal in one go, one entry per request: where it is sealed now;
-       or None when the block was here already, is being written, or no slot can be freed. After
-       an error nothing of it stays reserved.
+       or None where ``reserve`` would have given no grant. After an error nothing of it stays
+       reserved.
     9. ``promote`` is ``lookup`` that also brings blocks resting on the node's disk or archive
        (tier L4) into its memory. What can't be brought is None.
     10. ``register`` is a hint that bytes will often move to and from this memory; it may do

@@ -93,7 +93,10 @@ class Promoter:
             return None
         try:
             (place,) = self._puts.reserve(
-                [_as_put(block)], deadline_s=60.0 + self._state.config.promote_timeout_s, owner=""
+                [_as_put(block)],
+                deadline_s=60.0 + self._state.config.promote_timeout_s,
+                owner="",
+                must=True,  # Somebody waits for it.
             )
             if place is None:  # Somebody stored it meanwhile, or there is no room.
                 return self._gets.lookup([key])[0]

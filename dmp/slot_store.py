@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from dmp.extents import ExtentTable
+from dmp.pool_node import PutRequest
 from dmp.restored import RestoredSlots
 from dmp.slots import Slot, SlotState
 from kvcore.ids import BlockKey
@@ -55,6 +56,18 @@ class SlotStore:
         if index is None:
             return None
         return self._warm.get(index) or self._warmed(index)
+
+    def closes_a_ring(self, put: PutRequest) -> bool:
+        """Whether a new block's ancestors here descend from it; O(its depth)."""
+        key = put.parent
+        for _ in range(len(self)):  # A segment of an older version may hold a ring.
+            above = self.find(key)
+            if above is None:
+                return False
+            key = above.put.parent
+            if key == put.key:
+                return True
+        return True
 
     def add(self, slot: Slot) -> None:
         """Take a slot in."""

@@ -3,30 +3,31 @@
 Called by the node under its lock; decides and answers what changed (victims, expired slots), never
 touches memory, clock or socket.
 
-Eviction takes the least recently used *leaf*: a block whose children are in this node goes after
-them, because a continuation without its head is useless. Held, pinned and unsealed blocks never go.
+Eviction takes *leaves*, which one first is a policy's choice (dmp/eviction_order.py): a block whose
+children are in this node goes after them, because a continuation without its head is useless. Held,
+leased, pinned and unsealed blocks never go.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from typing import Final
 
-import numpy as np
-
+from dmp.admission import Admission
 from dmp.clean_slots import CleanSlots
-from dmp.evictor import Evictor, evictable
+from dmp.deadlines import Deadlines
+from dmp.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy
+from dmp.evictor import Evictor
 from dmp.extents import ExtentTable, slot_bytes_for
-from dmp.leaf_queue import LeafQueue
 from dmp.owners import Owners
 from dmp.pool_node import PutRequest
 from dmp.restored import RestoredSlots
+from dmp.slot_leases import SlotLeases
 from dmp.slot_store import SlotStore
 from dmp.slots import Reserved, Slot, SlotState
+from dmp.table_restore import TableRestore
+from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey
-
-_SPARE_DEADLINES: Final = 1_024
+from policies.leaf_lru import LeafLru
 
 
 class SlotTable:
@@ -38,6 +39,8 @@ class SlotTable:
         alloc_failures: reservations refused for want of room.
         evicted_blocks: blocks removed to make room.
         pinned: pins of all slots.
+        leases: what they keep.
+        now: the time, as far as the table was told; the node tells it with each call that counts.
     """
 
     def __init__(
@@ -47,7 +50,17 @@ class SlotTable:
         extent_bytes: int,
         slots_per_extent: int,
         has_lower_tier: bool = False,
+        make_policy: MakePolicy = lambda size: LeafLru(),
+        lease_share: float = 0.5,
     ) -> None:
+        """Begin empty.
+
+        Args:
+            extent_count, extent_bytes, slots_per_extent: how the segment is cut.
+            has_lower_tier: whether blocks are copied down.
+            make_policy: makes what decides on slots of a size.
+            lease_share: share of the segment that leases may keep: puts go on in the rest.
+        """
         self.extents = ExtentTable(
             extent_count=extent_count, extent_bytes=extent_bytes, slots_per_extent=slots_per_extent
         )
@@ -55,12 +68,21 @@ class SlotTable:
         self.alloc_failures = 0
         self.evicted_blocks = 0
         self.pinned = 0
+        self.now = 0.0
         self._store = SlotStore(self.extents)
-        self._leaves = LeafQueue(evictable)
+        self._order = EvictionOrder(make_policy, by_age=has_lower_tier)
         self._clean = CleanSlots(self._store.find, enabled=has_lower_tier)
-        self._evictor = Evictor(self._store, self.extents, self._leaves)
+        self._evictor = Evictor(
+            self._store, self.extents, self._order, has_lower_tier=has_lower_tier
+        )
+        self._admission = Admission(self.extents, self._order, self._evictor)
+        self.leases = SlotLeases(
+            self._store,
+            limit_bytes=int(extent_count * extent_bytes * lease_share),
+            offer=self._offer,
+        )
         self._owners = Owners()
-        self._deadlines: list[tuple[float, int, int]] = []
+        self._deadlines = Deadlines(self.get)
         self._uses = 0
 
     # Questions
@@ -70,9 +92,8 @@ class SlotTable:
         slot = self._store.find(key)
         if slot is None or slot.state is not SlotState.SEALED:
             return None
-        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
-        if slot.spare:
-            self._clean.used(slot)
+        self._touch(slot)
+        self._order.used(slot, self.now)
         return slot
 
     def get(self, index: int, generation: int) -> Slot | None:
@@ -121,17 +142,30 @@ class SlotTable:
 
     # The life of a slot
 
-    def reserve(self, put: PutRequest, *, deadline: float, owner: str = "") -> Reserved | None:
+    def reserve(
+        self, put: PutRequest, *, deadline: float, owner: str = "", must: bool = False
+    ) -> Reserved | None:
         """Take a slot for a block, evicting leaves if there is no free one.
+
+        Args:
+            put: the block.
+            deadline: when the reservation ends.
+            owner: whose death ends it.
+            must: somebody waits for the block, whatever it is worth.
 
         Returns:
             The decision; None when the block is here already (sealed or being written), would be
-            its own ancestor (then none of that ring could ever go), or no room can be made (then
-            ``alloc_failures`` grows). None never has victims.
+            its own ancestor (then none of that ring could ever go), is not worth its place
+            (``refused_puts`` grows) or no room can be made (``alloc_failures`` grows). None never
+            has victims.
         """
-        if put.key in self._store.by_key or self._closes_a_ring(put):
+        if put.key in self._store.by_key:
+            return None
+        if put.key in self._order.leaves.children and self._store.closes_a_ring(put):
             return None
         size = slot_bytes_for(put.range_bytes, put.range_count)
+        if not must and self._admission.refuses(put, size, self.now):
+            return None
         index = self.extents.take(size)
         victims: Sequence[Slot] = ()
         if index is None and size <= self.extents.extent_bytes:
@@ -151,9 +185,11 @@ class SlotTable:
         slot = self.get(index, generation)
         if slot is None or slot.state is not SlotState.WRITING or slot.pins or slot.deadline <= now:
             return None
+        self.now = max(self.now, now)
         self._disown(slot)
         self._store.change(slot, SlotState.SEALED)
         self._touch(slot)
+        self._order.entered(slot, self.now)
         self._offer(slot)
         return slot
 
@@ -165,13 +201,11 @@ class SlotTable:
         return self._free_or_doom(slot)
 
     def expire(self, now: float) -> list[Slot]:
-        """End every reservation and hold whose deadline has come; answers the freed slots."""
+        """End what has reached its deadline: reservations, holds, leases; answers freed slots."""
+        self.now = max(self.now, now)
+        self.leases.expire(now)
         freed: list[Slot] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, index, generation = heapq.heappop(self._deadlines)
-            slot = self.get(index, generation)
-            if slot is None:
-                continue
+        for slot in self._deadlines.due(now):
             if slot.state is SlotState.WRITING:
                 gone = self._free_or_doom(slot)
                 freed.extend([gone] if gone else [])
@@ -220,11 +254,17 @@ class SlotTable:
                 self._offer(slot)
         return freed
 
+    def lease(self, order: HoldOrder, *, now: float) -> None:
+        """Carry out an order about a lease; blocks that are not sealed here are not kept."""
+        self.leases.expire(now)
+        self.leases.carry_out(order, now)
+
     def touch(self, index: int, generation: int) -> None:
         """Count a use of a sealed block (a reader that maps the segment reports late)."""
         slot = self.get(index, generation)
         if slot is not None and slot.state is SlotState.SEALED:
             self._touch(slot)
+            self._count_read(slot)
 
     def pin(self, slot: Slot) -> None:
         """Keep the slot's bytes in place while a transfer touches them."""
@@ -235,9 +275,13 @@ class SlotTable:
         """Pin, and count a use."""
         slot.pins += 1
         self.pinned += 1
-        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
-        if slot.spare:
-            self._clean.used(slot)
+        self._touch(slot)
+        self._count_read(slot)
+
+    def _count_read(self, slot: Slot) -> None:
+        """Tell the policy, unless the read is a part of the use it knows."""
+        if not slot.known or self.now - slot.used_at >= SAME_USE_S:
+            self._order.used(slot, self.now)
 
     def unpin(self, slot: Slot) -> Slot | None:
         """End a transfer; answers the slot if that freed it."""
@@ -247,7 +291,8 @@ class SlotTable:
         if slot.pins == 0 and slot.doomed:
             self._vacate(slot)
             return slot
-        self._leaves.offer(slot, slot.extent.slot_bytes)
+        if not slot.offered:
+            self._order.offer(slot)
         return None
 
     def quarantine(self, index: int, generation: int) -> Slot | None:
@@ -263,8 +308,21 @@ class SlotTable:
     # The lower tier
 
     def next_dirty(self) -> Slot | None:
-        """Return the sealed block that goes next and has no copy below yet; None when all have."""
+        """Return the sealed block that goes down next: what would be evicted, then the oldest.
+
+        The policies name only one block each; the others are copied in the order of last use, so
+        that there is always something to evict that has a copy. None when all have.
+        """
+        for size in self._order.sizes():
+            leaf = self._order.next(size, self._store, self.now)
+            if leaf is not None and not leaf.clean:
+                return leaf
         return self._clean.next_dirty(self._store.get)
+
+    @property
+    def refused_puts(self) -> int:
+        """Reservations refused because what would have to go is worth more."""
+        return self._admission.refused_puts
 
     @property
     def dirty_bytes(self) -> int:
@@ -309,61 +367,16 @@ class SlotTable:
         Returns:
             Slots that were not kept (a second copy of a block); their memory counts as free.
         """
-        assert not len(self._store), "restore wants an empty table"
-        refused: list[int] = []
-        kept = self._adopt(extent_sizes, sealed, quarantined)
-        if not kept:
-            again = sealed.second_copies()
-            refused, sealed = sealed.indices[again].tolist(), sealed.some(~again)
-            kept = self._adopt(extent_sizes, sealed, quarantined)
-        assert kept, "second copies are out"
+        parts = TableRestore(self._store, self.extents, self._order.leaves, self._clean)
+        refused = parts.fill(extent_sizes, sealed, quarantined)
         self.generation = generation
-        self._uses = len(sealed)
-        self._restore_queues(sealed)
+        self._uses = len(self._store)
         return refused
-
-    def _adopt(
-        self, extent_sizes: Sequence[int], sealed: RestoredSlots, quarantined: Sequence[Slot]
-    ) -> bool:
-        """Take the slots in; False, and nothing is done, when a block is there twice."""
-        if not self._store.restore(sealed):
-            return False
-        numbers = np.append(sealed.indices, [slot.index for slot in quarantined]).astype(int)
-        self.extents.adopt(extent_sizes, np.sort(numbers).tolist())
-        self._store.restore_others(quarantined)
-        return True
-
-    def _restore_queues(self, sealed: RestoredSlots) -> None:
-        """Queue the leaves; a slot's age is its row, counting from 1."""
-        self._leaves.load(sealed.parent_list())
-        has_child = map(self._leaves.children.__contains__, self._store.by_key)
-        rows = np.flatnonzero(~np.fromiter(has_child, bool, len(sealed)))
-        places = sealed.indices[rows] // self.extents.slots_per_extent
-        sizes = np.array(self.extents.slot_sizes())[places]
-        entries = np.column_stack((rows + 1, sealed.indices[rows], sealed.generations[rows]))
-        for size in np.unique(sizes).tolist():
-            lane = entries[sizes == size].tolist()
-            self._leaves.load_lane(size, map(_entry, lane))
-        if self._clean.enabled:
-            self._clean.restore(self._leaves.children, map(_entry, entries.tolist()))
-        self.extents.note_uses(sealed.indices, len(sealed))
 
     # What every step is made of
 
     def _expect(self, slot: Slot, deadline: float) -> None:
-        """Have ``expire`` look at a slot; entries that count no more never outnumber the slots."""
-        heapq.heappush(self._deadlines, (deadline, slot.index, slot.generation))
-        if len(self._deadlines) > 2 * len(self._store) + _SPARE_DEADLINES:
-            self._deadlines = [entry for entry in set(self._deadlines) if self._is_expected(*entry)]
-            heapq.heapify(self._deadlines)
-
-    def _is_expected(self, deadline: float, index: int, generation: int) -> bool:
-        slot = self.get(index, generation)
-        if slot is None:
-            return False
-        if slot.state is SlotState.WRITING:
-            return deadline == slot.deadline
-        return bool(slot.holders) and deadline == slot.hold_deadline
+        self._deadlines.expect(slot, deadline, slots=len(self._store))
 
     def _occupy(self, index: int, put: PutRequest, owner: str) -> Slot:
         self.generation += 1
@@ -373,30 +386,16 @@ class SlotTable:
         self._owners.add(owner, index)
         self._store.add(slot)
         self._store.by_key[put.key] = index
-        self._leaves.link(put.parent)
+        self._order.leaves.link(put.parent)
         self._clean.linked(slot)
         self._evictor.linked(slot)
         self._touch(slot)
         return slot
 
-    def _closes_a_ring(self, put: PutRequest) -> bool:
-        """Whether a block's ancestors here descend from it; O(1) unless it has children here."""
-        if put.key not in self._leaves.children:
-            return False
-        key = put.parent
-        for _ in range(len(self._store)):  # A segment of an older version may hold a ring.
-            above = self._store.find(key)
-            if above is None:
-                return False
-            key = above.put.parent
-            if key == put.key:
-                return True
-        return True
-
     def _evict_for(self, size: int, parent: BlockKey) -> Sequence[Slot]:
         """Make one place of a size; a parent is not evicted to make room for its own child."""
-        self._leaves.link(parent)
-        victims = self._evictor.victims(size, uses=self._uses, coming=parent)
+        self._order.leaves.link(parent)
+        victims = self._evictor.victims(size, now=self.now, uses=self._uses, coming=parent)
         for slot in victims:
             self._forget_key(slot)
             self._vacate(slot)
@@ -425,24 +424,26 @@ class SlotTable:
     def _forget_key(self, slot: Slot) -> None:
         """Make a block unfindable; its parent may be a leaf now."""
         del self._store.by_key[slot.put.key]
+        self._order.left(slot, self.now)
+        self.leases.gone(slot)
         self._evictor.unlinked(slot)
         self._unlink(slot.put.parent)
         self._clean.unlinked(slot)
 
     def _unlink(self, parent: BlockKey) -> None:
-        if self._leaves.unlink(parent):
+        if self._order.leaves.unlink(parent):
             above = self._store.find(parent)
             if above is not None:
-                self._leaves.offer(above, above.extent.slot_bytes)
+                self._order.offer(above)
 
     def _vacate(self, slot: Slot) -> None:
         self._store.remove(slot)
         self.extents.give_back(slot.index)
-        self._leaves.forget(slot.index)
+        self._order.leaves.forget(slot.index)
         self._clean.vacated(slot.index)
 
     def _offer(self, slot: Slot) -> None:
-        self._leaves.offer(slot, slot.extent.slot_bytes)
+        self._order.offer(slot)
         self._clean.offer(slot)
 
     def _touch(self, slot: Slot) -> None:
@@ -467,7 +468,8 @@ class SlotTable:
         assert len(self._store.by_key) == len(named)
         for state in SlotState:
             assert self.count(state) == sum(1 for slot in slots if slot.state is state), state
-        self._leaves.check_invariants(slots, [slot.put.parent for slot in named])
+        self._order.check_invariants(slots, named)
+        self.leases.check_invariants(slots)
         self._clean.check_invariants(slots, named)
         assert self.pinned == sum(slot.pins for slot in slots)
         self._evictor.check_invariants()
@@ -478,8 +480,3 @@ class SlotTable:
             assert slot.index in self._owners.slots_of(slot.owner), slot
         for owner in slot.holders:
             assert not owner or slot.index in self._owners.slots_of(owner), slot
-
-
-def _entry(row: list[int]) -> tuple[int, int, int]:
-    used, index, generation = row
-    return used, index, generation

@@ -43,6 +43,11 @@ class Slot:
         doomed: expired or aborted while pinned; freed with the last pin.
         owner: who reserved it, while it is WRITING.
         clean: a copy rests in the lower tier, so that evicting it loses nothing.
+        leased: a lease keeps it from eviction.
+        known: the eviction policy of its size knows it; so it is with sealed blocks, but for those
+            that a restart found, until somebody uses them.
+        offered: that policy may name it as the next to go.
+        used_at: time of the last use that the policy was told.
         spare: clean, and not used since the copy was made: among the next to be evicted.
     """
 
@@ -61,6 +66,10 @@ class Slot:
     owner: str = ""
     clean: bool = False
     spare: bool = False
+    leased: bool = False
+    known: bool = False
+    offered: bool = False
+    used_at: float = 0.0
 
     @property
     def length(self) -> int:

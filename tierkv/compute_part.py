@@ -105,7 +105,7 @@ class ComputePart:
             )
             await self._watcher.start()
         info, source = self.node.info(), self.node.report
-        self._agent = NodeAgent(self._meta, info, self._reporter, source)
+        self._agent = NodeAgent(self._meta, info, self._reporter, source, on_hold=self.node.hold)
         await self._agent.start()
 
     async def flush(self) -> None:

@@ -101,7 +101,7 @@ class DmpPart:
         info = self.node.info(data_address=self.address)
         reporter = MetaReporter(info.node_id, info.incarnation, self.node.inventory)
         self._reporter.target = reporter
-        self._agent = NodeAgent(self._meta, info, reporter, self.report)
+        self._agent = NodeAgent(self._meta, info, reporter, self.report, on_hold=self.node.lease)
         await self._agent.start()
 
     def report(self) -> NodeReport:

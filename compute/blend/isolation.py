@@ -130,8 +130,8 @@ class Isolation:
         return len(wanted.chunk.keys) - (-tokens // self._block_tokens)
 
     def _begin(self, wanted: _Wanted) -> EngineSequence | None:
-        fits = self._fits(wanted)
-        pages = self._batcher.pool.allocate(len(wanted.chunk.keys)) if fits else None
+        fits, pool = self._fits(wanted), self._batcher.pool
+        pages = pool.allocate(len(wanted.chunk.keys), over_leases=False) if fits else None
         if pages is None:
             return None
         self._clear(pages)

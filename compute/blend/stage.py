@@ -158,6 +158,8 @@ class Blends:
             for some in pages.values():
                 self._batcher.pool.release(some)
             return False
+        for some in pages.values():
+            self._batcher.pool.use(some)
         self._decoder.pages.clear(seq.pages[seq.computed // seq.block_tokens :])
         for chunk in loads:
             pages[chunk.name], fresh = fresh[: len(chunk.keys)], fresh[len(chunk.keys) :]

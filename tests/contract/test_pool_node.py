@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from dmp.eviction_order import SAME_USE_S
 from dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from dmp.tls import TlsFiles
 from dmp.transport.inproc import InprocPoolNode
@@ -406,6 +407,7 @@ def test_reads_make_a_block_young(connect: Connect, start: MakeRig) -> None:
     pool = connect(rig)
     try:
         places = [store(pool, f"b{i}") for i in range(20)]
+        rig.clock.advance(SAME_USE_S)  # Else they belong to the use that stored the block.
         fetch(pool, places[0])
         store(pool, "new")
         assert pool.lookup([block_key("b0"), block_key("b1")]) == [places[0], None]

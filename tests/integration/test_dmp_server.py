@@ -104,11 +104,11 @@ def assert_alive(rig: Rig) -> None:
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"TKVD\x01\x01\0\0" + bytes(12),
-        b"TKVD\x02\xee\0\0" + bytes(12),
-        b"TKVD\x02\x02\0\0" + bytes(12),
-        b"TKVD\x02\x01\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0",
-        b"TKVD\x02\x01\0\0\0\0\0\0\x02\0\0\0\xff\xff\xff\xff\0\0",
-        b"TKVD\x02\x01\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xff\xff",
+        b"TKVD\x03\xee\0\0" + bytes(12),
+        b"TKVD\x03\x02\0\0" + bytes(12),
+        b"TKVD\x03\x01\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0",
+        b"TKVD\x03\x01\0\0\0\0\0\0\x02\0\0\0\xff\xff\xff\xff\0\0",
+        b"TKVD\x03\x01\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xff\xff",
     ],
 )
 def test_a_stranger_that_breaks_the_rules_is_dropped(rig: Rig, raw: bytes) -> None:

@@ -20,6 +20,7 @@ from kvcore import limits
 from kvcore.errors import RemoteProtocolError
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location
+from policies.eviction import Expectation
 
 NODE = NodeId("dmp-a")
 u64 = st.integers(0, 2**64 - 1)
@@ -41,6 +42,11 @@ puts = st.builds(
     tokens=st.integers(0, 4096),
     model=names,
     tenant=names,
+    session=names,
+    expectation=st.sampled_from(Expectation),
+    expected_in_s=st.none() | st.floats(0, 1e6),
+    depth=st.integers(0, limits.MAX_CHAIN_BLOCKS),
+    tail=st.booleans(),
 ).filter(lambda put: put.key != put.parent)
 seconds = st.floats(0, 1e6)
 
@@ -111,7 +117,7 @@ def test_damaged_and_random_messages_are_refused_or_sane(kind: type, data: st.Da
 @fixed
 @given(raw=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), lead=st.booleans())
 def test_any_header_is_refused_or_within_bounds(raw: bytes, lead: bool) -> None:
-    raw = b"TKVD\2" + raw[5:6] + b"\0\0" + raw[8:] if lead else raw
+    raw = b"TKVD\3" + raw[5:6] + b"\0\0" + raw[8:] if lead else raw
     with contextlib.suppress(RemoteProtocolError):
         header = parse_header(raw)
         assert header.head_bytes <= 4 << 20
@@ -178,6 +184,11 @@ def test_counts_are_bounded_before_memory_is_taken() -> None:
         {"tokens": 1 << 31},
         {"model": "two words"},
         {"tenant": "x" * 129},
+        {"session": "two words"},
+        {"depth": limits.MAX_CONTEXT_TOKENS + 1},
+        {"expected_in_s": float("nan")},
+        {"expected_in_s": -2.0},
+        {"expectation": 4},
         {"key": bytes(16)},
     ],
 )

@@ -1,24 +1,55 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dmp.frame import HEADER, HEADER_BYTES, MAGIC, MAX_HEAD_BYTES, FrameType, pack_header
 from dmp.frame import parse_header as parse
+from dmp.messages import Put
+from dmp.pool_node import PutRequest
 from kvcore import limits
 from kvcore.errors import RemoteProtocolError
+from kvcore.ids import BlockKey
+from policies.eviction import Expectation
 
 
 def raw(**changes: object) -> bytes:
-    fields = {"magic": MAGIC, "version": 2, "kind": 1, "flags": 0, "id": 7, "head": 3, "load": 0}
+    fields = {"magic": MAGIC, "version": 3, "kind": 1, "flags": 0, "id": 7, "head": 3, "load": 0}
     return HEADER.pack(*(fields | changes).values())
 
 
 def test_the_bytes_are_as_documented() -> None:
     header = pack_header(FrameType.READ, 7, head_bytes=3)
-    assert header.hex() == "544b564402070000070000000300000000000000"
+    assert header.hex() == "544b564403070000070000000300000000000000"
     header = pack_header(FrameType.WRITE, 7, head_bytes=3, payload_bytes=258)
-    assert header.hex() == "544b564402040000070000000300000002010000"
+    assert header.hex() == "544b564403040000070000000300000002010000"
     assert HEADER_BYTES == 20
+
+
+def test_a_put_is_laid_out_as_documented() -> None:
+    put = PutRequest(
+        BlockKey(b"k" * 16),
+        BlockKey(b"p" * 16),
+        range_bytes=258,
+        range_count=2,
+        tokens=64,
+        model="m",
+        tenant="te",
+        session="ses",
+        expectation=Expectation.TURN,
+        expected_in_s=1.5,
+        depth=7,
+        tail=True,
+    )
+    sizes = "02010000000000000200000040000000"
+    names = "010002000300"
+    future = "070000000102000000000000f83f"
+    head = Put([put]).pack().hex()
+    texts = b"mteses".hex()
+    assert head == "01000000" + "6b" * 16 + "70" * 16 + sizes + names + future + texts
+    unknown = Put([replace(put, expected_in_s=None)]).pack().hex()
+    assert unknown == head.replace("000000000000f83f", "000000000000f0bf")
 
 
 @pytest.mark.parametrize(

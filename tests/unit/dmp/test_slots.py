@@ -245,7 +245,7 @@ def test_a_workload_that_only_promotes_leaves_no_queue_behind() -> None:
     )
     for number in range(2_000):
         table.mark_clean(put(table, f"n{number}"))
-    queues = (table._leaves, table._clean._dirty)
+    queues = (table._order.leaves, table._clean._dirty)
     assert all(len(lane) < 200 for q in queues if q is not None for lane in q._lanes.values())
     table.check_invariants()
 
