@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvcore.ids import RequestId
+from kvcore.ids import NodeId, RequestId
 from kvcore.node import ModelInfo
 from kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
+from kvcore.reuse_hint import ReuseHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class TextCall:
     ``documents`` stand before the text of the first user message, or of the raw prompt; with
     ``chunk_separator`` the pieces of that text between two separators are chunks too. Chunks are
     blended where the tenant's namespace allows it, unless ``blend`` is False; True asks for it, so
-    that a refusal is told. ``recompute_ratio`` can only raise the namespace's.
+    that a refusal is told. ``recompute_ratio`` can only raise the namespace's. ``hint`` says when
+    its KV will be wanted again, as far as the caller knows.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -57,6 +59,7 @@ class TextCall:
     blend: bool | None = None
     recompute_ratio: float | None = None
     selector: BlendSelector | None = None
+    hint: ReuseHint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,14 @@ class PreparedCall:
     """A TextCall that was checked and turned into token ids; ``request`` goes to the scheduler.
 
     ``blend_refusal`` says why a call that asked for blending is answered exactly; else empty.
+    ``preferred_node`` is where the plan of its statement wants it, if there is a plan.
     """
 
     call: TextCall
     model: ModelInfo
     request: GenerateRequest
     blend_refusal: str = ""
+    preferred_node: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,48 @@ class TextAnswer:
     node_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CallTurn:
+    """A call that is to be sent now: its index in the statement, and what to stream."""
+
+    index: int
+    prepared: PreparedCall
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What an order of calls is like, for EXPLAIN.
+
+    Attributes:
+        runs: pieces the prompts' prefix tree was cut into; 0 without a plan.
+        shared_tokens: prompt tokens that another call of the statement has in common.
+    """
+
+    runs: int = 0
+    shared_tokens: int = 0
+
+
+class CallPlan(Protocol):
+    """In which order the calls of a statement are sent, and when.
+
+    1. ``take`` gives each call once, to whichever task asks first, and waits where a call should
+       wait; it answers None when all were given.
+    2. ``prefilled`` may be told a call's first token, ``ended`` must be told its end.
+    3. ``close`` ends it wherever it is, and nothing is kept for its calls after that.
+    """
+
+    @property
+    def summary(self) -> PlanSummary: ...
+
+    async def take(self) -> CallTurn | None: ...
+
+    def prefilled(self, index: int) -> None: ...
+
+    def ended(self, index: int, *, answered: bool) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class TextGenerator(Protocol):
     """From text to text through the scheduler.
 
@@ -104,6 +151,8 @@ class TextGenerator(Protocol):
     2. ``stream`` yields text as it comes (whole characters, stop strings cut off); the last event
        has the finish_reason. Closing the iterator cancels the request.
     3. ``answer`` is ``stream`` gathered.
+    4. ``plan`` takes all calls of a statement before the first one is sent, and says when to
+       ``stream`` which; at most ``max_in_flight`` turns have not ended at any time.
     """
 
     async def prepare(self, call: TextCall) -> PreparedCall: ...
@@ -111,6 +160,8 @@ class TextGenerator(Protocol):
     def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]: ...
 
     async def answer(self, prepared: PreparedCall) -> TextAnswer: ...
+
+    def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan: ...
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 

@@ -1,4 +1,4 @@
-"""Running a batch of distinct AI calls: prepare, order by shared prefix, run, gather.
+"""Running a batch of distinct AI calls: prepare, plan, run, gather.
 
 The executor calls ``evaluate``; each call goes through the TextGenerator like a chat request. A
 call that fails for reasons of its own becomes a RowFailure; any other error ends the batch.
@@ -7,13 +7,23 @@ call that fails for reasons of its own becomes a RowFailure; any other error end
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dbfront.answers import AiCall
-from dbfront.contracts import Message, PreparedCall, TextAnswer, TextCall, TextEvent, TextGenerator
-from dbfront.prefix_order import prefix_leaders
+from dbfront.contracts import (
+    CallPlan,
+    CallTurn,
+    Message,
+    PlanSummary,
+    PreparedCall,
+    TextAnswer,
+    TextCall,
+    TextEvent,
+    TextGenerator,
+)
+from dbfront.prefix_order import SortedCalls
 from kvcore.errors import (
     ContextTooLongError,
     DeadlineError,
@@ -36,6 +46,7 @@ class CallDefaults:
     Attributes:
         timeout_s: time for one call; 0.0 is no limit.
         prefix_order: run neighbours in the prefix tree one after the other.
+        plan: and plan which node runs which part of that tree, and what to keep for it.
         max_concurrency: calls in flight.
         blend: False answers exactly where a call does not ask for blending itself.
         recompute_ratio: None takes the namespace's; ``selector`` too.
@@ -50,6 +61,7 @@ class CallDefaults:
     cache: bool = True
     timeout_s: float = 0.0
     prefix_order: bool = True
+    plan: bool = True
     max_concurrency: int = 64
     tenant: str = "default"
     blend: bool = True
@@ -66,17 +78,6 @@ class RowFailure:
 
 
 Outcome = TextAnswer | RowFailure
-
-
-@dataclass(slots=True)
-class _Job:
-    """A prepared call; ``prefilled`` is set when its prefix is in the cache, or never will be."""
-
-    call: AiCall
-    prepared: PreparedCall
-    timeout_s: float | None
-    leader: int | None
-    prefilled: asyncio.Event
 
 
 def text_call(call: AiCall, defaults: CallDefaults) -> TextCall:
@@ -112,10 +113,13 @@ async def evaluate(
     defaults: CallDefaults,
     on_outcome: Callable[[AiCall, Outcome], None],
     on_prepared: Callable[[PreparedCall], None] = lambda prepared: None,
-) -> None:
+) -> PlanSummary:
     """Run every call once and hand each outcome to ``on_outcome`` as it comes.
 
     ``on_prepared`` is told each call as it will be sent, before the first one is.
+
+    Returns:
+        what the plan they ran by was like.
 
     Raises:
         TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
@@ -124,14 +128,26 @@ async def evaluate(
     prepared = await _prepare(calls, generator, defaults, on_outcome)
     for _, ready in prepared:
         on_prepared(ready)
-    jobs = _ordered(prepared, defaults)
-    waiting = iter(jobs)
+    asked = [call for call, _ in prepared]
+    plan = _plan([ready for _, ready in prepared], generator, defaults)
+    worker = _Worker(asked, plan, generator, defaults, on_outcome)
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(defaults.max_concurrency, len(jobs))):
-                group.create_task(_work(waiting, jobs, generator, on_outcome))
+            for _ in range(min(defaults.max_concurrency, len(prepared))):
+                group.create_task(worker.run())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    finally:
+        await plan.close()
+    return plan.summary
+
+
+def _plan(
+    prepared: Sequence[PreparedCall], generator: TextGenerator, defaults: CallDefaults
+) -> CallPlan:
+    if defaults.plan and defaults.prefix_order:
+        return generator.plan(prepared, max_in_flight=defaults.max_concurrency)
+    return SortedCalls(prepared, sort=defaults.prefix_order)
 
 
 async def _prepare(
@@ -151,72 +167,62 @@ async def _prepare(
     return prepared
 
 
-def _ordered(prepared: list[tuple[AiCall, PreparedCall]], defaults: CallDefaults) -> list[_Job]:
-    leaders: list[int | None] = [None] * len(prepared)
-    if defaults.prefix_order:
-        prepared = sorted(prepared, key=lambda pair: pair[1].request.token_ids)
-    if defaults.prefix_order and defaults.cache and prepared:
-        leaders = prefix_leaders(
-            [pair[1].request.token_ids for pair in prepared],
-            block_tokens=prepared[0][1].model.layout.block_tokens,
-        )
-    return [
-        _Job(call, ready, _timeout_s(call, defaults), leader, asyncio.Event())
-        for (call, ready), leader in zip(prepared, leaders, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """Runs calls when their turn comes; several of its ``run`` share one plan."""
 
+    calls: Sequence[AiCall]
+    plan: CallPlan
+    generator: TextGenerator
+    defaults: CallDefaults
+    on_outcome: Callable[[AiCall, Outcome], None]
 
-async def _work(
-    waiting: Iterator[_Job],
-    jobs: list[_Job],
-    generator: TextGenerator,
-    on_outcome: Callable[[AiCall, Outcome], None],
-) -> None:
-    """Take jobs until none is left. A job's leader was always taken earlier, so waiting ends."""
-    for job in waiting:
-        if job.leader is not None:
-            await jobs[job.leader].prefilled.wait()
+    async def run(self) -> None:
+        """Take turns until none is left."""
+        while (turn := await self.plan.take()) is not None:
+            answered = False
+            try:
+                outcome: Outcome = await self._answer(turn)
+                answered = True
+            except (ContextTooLongError, RowLevelError, DeadlineError) as error:
+                outcome = RowFailure(error)
+            finally:
+                self.plan.ended(turn.index, answered=answered)
+            self.on_outcome(self.calls[turn.index], outcome)
+
+    async def _answer(self, turn: CallTurn) -> TextAnswer:
+        timeout_s = _timeout_s(self.calls[turn.index], self.defaults)
         try:
-            outcome: Outcome = await _run(job, generator)
-        except (ContextTooLongError, RowLevelError, DeadlineError) as error:
-            outcome = RowFailure(error)
-        finally:
-            job.prefilled.set()
-        on_outcome(job.call, outcome)
+            async with asyncio.timeout(timeout_s):
+                for _ in range(MAX_OVERLOAD_RETRIES):
+                    try:
+                        return await self._gather(turn)
+                    except OverloadedError as error:
+                        await asyncio.sleep(error.retry_after_ms / 1000)
+                return await self._gather(turn)
+        except TimeoutError:
+            raise DeadlineError(
+                f"no answer within {timeout_s:g} s",
+                hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
+            ) from None
 
-
-async def _run(job: _Job, generator: TextGenerator) -> TextAnswer:
-    try:
-        async with asyncio.timeout(job.timeout_s):
-            for _ in range(MAX_OVERLOAD_RETRIES):
-                try:
-                    return await _gather(job, generator)
-                except OverloadedError as error:
-                    await asyncio.sleep(error.retry_after_ms / 1000)
-            return await _gather(job, generator)
-    except TimeoutError:
-        raise DeadlineError(
-            f"no answer within {job.timeout_s:g} s",
-            hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
-        ) from None
-
-
-async def _gather(job: _Job, generator: TextGenerator) -> TextAnswer:
-    pieces: list[str] = []
-    last = TextEvent()
-    async for last in generator.stream(job.prepared):
-        job.prefilled.set()
-        pieces.append(last.text)
-    if last.finish_reason is None or last.usage is None:
-        raise RowLevelError("the answer ended without a finish reason")
-    return TextAnswer(
-        text="".join(pieces),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-        ttft_s=last.ttft_s,
-        total_s=last.total_s,
-        node_id=last.node_id,
-    )
+    async def _gather(self, turn: CallTurn) -> TextAnswer:
+        pieces: list[str] = []
+        last = TextEvent()
+        async for last in self.generator.stream(turn.prepared):
+            if not pieces:
+                self.plan.prefilled(turn.index)
+            pieces.append(last.text)
+        if last.finish_reason is None or last.usage is None:
+            raise RowLevelError("the answer ended without a finish reason")
+        return TextAnswer(
+            text="".join(pieces),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            ttft_s=last.ttft_s,
+            total_s=last.total_s,
+            node_id=last.node_id,
+        )
 
 
 def _timeout_s(call: AiCall, defaults: CallDefaults) -> float | None:

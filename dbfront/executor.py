@@ -229,13 +229,14 @@ class _Replay:
         self._report("llm")
         started = self.context.clock.now()
         try:
-            await evaluate(
+            summary = await evaluate(
                 batch,
                 self.context.generator,
                 self.context.defaults,
                 self._outcome,
                 self._prepared,
             )
+            self.stats.add_plan(summary)
         finally:
             self.stats.llm_s += self.context.clock.now() - started
 

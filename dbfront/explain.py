@@ -30,6 +30,7 @@ def ai_plan_text(plan: StatementPlan, defaults: CallDefaults, analyzed: AiStats 
             f"{analyzed.completion_tokens}, hit tokens L1 {hits.l1} L2 {hits.l2} "
             f"L3 {hits.l3} L4 {hits.l4}",
             *_blended_lines(analyzed),
+            *_plan_lines(analyzed),
             f"  mean TTFT {analyzed.mean_ttft_s * 1000:.1f} ms, engine "
             f"{analyzed.engine_s * 1000:.1f} ms, models {analyzed.llm_s * 1000:.1f} ms",
         ]
@@ -52,6 +53,15 @@ def _documents(site: CallSite) -> str:
         return ""
     count = site.form.document_count
     return ", documents per row" if count is None else f", documents {count}"
+
+
+def _plan_lines(stats: AiStats) -> list[str]:
+    if not stats.planned_runs:
+        return []
+    return [
+        f"  plan: {stats.planned_runs} runs, {stats.shared_tokens} prompt tokens in common with "
+        "other calls"
+    ]
 
 
 def _blended_lines(stats: AiStats) -> list[str]:

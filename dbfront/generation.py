@@ -8,7 +8,7 @@ truncates a prompt and never touches the cache.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -21,8 +21,9 @@ from dbfront.call_checks import (
     sampling_params,
 )
 from dbfront.call_record import CallRecord, LiveCall, Outcome
-from dbfront.contracts import PreparedCall, TextAnswer, TextCall, TextEvent
+from dbfront.contracts import CallPlan, PreparedCall, TextAnswer, TextCall, TextEvent
 from dbfront.detokenizer import Detokenizer, StopStrings
+from dbfront.planned_calls import PlannedCalls, planned_calls
 from dbfront.tokenizer import TextTokenizer, TokenizerCache
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
@@ -109,6 +110,7 @@ class Generation:
             blend=blend_of(call, prompt.chunks, grant, model),
             kv_codec=grant.policy.kv_codec,
             prepared_for=model.identity,
+            hint=call.hint,
         )
         return PreparedCall(call, model, request, blend_refusal(call, grant, model))
 
@@ -132,6 +134,11 @@ class Generation:
                 f"no model {name!r} is served here", hint=f"served models: {names}"
             )
         return model
+
+    def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
+        """Say when to stream which call of a statement; see TextGenerator."""
+        run = self._dispatcher.open_plan(planned_calls(calls), max_in_flight=max_in_flight)
+        return PlannedCalls(calls, run)
 
     # -- answering
 
@@ -161,7 +168,10 @@ class Generation:
     ) -> AsyncGenerator[TextEvent, None]:
         text = Detokenizer(tokenizer.decode)
         stops = StopStrings(live.prepared.call.stop)
-        submitted = self._dispatcher.submit(live.prepared.request, model=live.prepared.model)
+        prepared = live.prepared
+        submitted = self._dispatcher.submit(
+            prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
+        )
         async with aclosing(submitted) as events:
             async for event in events:
                 if event.token_ids:

@@ -98,6 +98,7 @@ class SessionSettings:
             cache=bool(self.get("tierkv.cache")),
             timeout_s=float(self.get("tierkv.request_timeout") or 0),
             prefix_order=bool(self.get("tierkv.prefix_order")),
+            plan=bool(self.get("tierkv.plan")),
             max_concurrency=int(self.get("tierkv.max_concurrency") or 1),
             tenant=tenant,
             blend=bool(self.get("tierkv.blend")),

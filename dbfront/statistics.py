@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dbfront.contracts import TextAnswer
+from dbfront.contracts import PlanSummary, TextAnswer
 from kvcore.request import HitTokens
 
 
@@ -22,6 +22,8 @@ class AiStats:
         blended_tokens: those of chunks computed elsewhere; answers are approximate with any.
         recomputed_tokens: reused tokens of chunks that were computed again.
         ttft_sum_s: sum of times to first token; see ``mean_ttft_s``.
+        planned_runs: pieces that the prefix trees of its batches were cut into.
+        shared_tokens: prompt tokens that another call of the same batch had in common.
         rounds: how often the engine ran the statement.
         engine_s: seconds in the engine.
         llm_s: seconds waiting for answers.
@@ -37,6 +39,8 @@ class AiStats:
     blended_tokens: int = 0
     recomputed_tokens: int = 0
     ttft_sum_s: float = 0.0
+    planned_runs: int = 0
+    shared_tokens: int = 0
     rounds: int = 0
     engine_s: float = 0.0
     llm_s: float = 0.0
@@ -62,6 +66,11 @@ class AiStats:
         self.blended_tokens += answer.usage.blended_tokens
         self.recomputed_tokens += answer.usage.recomputed_tokens
         self.ttft_sum_s += answer.ttft_s
+
+    def add_plan(self, summary: PlanSummary) -> None:
+        """Count one planned batch."""
+        self.planned_runs += summary.runs
+        self.shared_tokens += summary.shared_tokens
 
     def add_failure(self) -> None:
         """Count one failed call."""

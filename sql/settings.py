@@ -230,6 +230,12 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
             "tierkv.request_timeout", 0.0, "time for one call, such as 30s; 0: none", _seconds
         ),
         SettingSpec("tierkv.prefix_order", True, "run calls in order of shared prefix", _on_off),
+        SettingSpec(
+            "tierkv.plan",
+            True,
+            "with it: runs of shared prefix go to one node each; what pending calls need is kept",
+            _on_off,
+        ),
         SettingSpec("tierkv.max_concurrency", 64, "calls in flight at once", _whole(1, 4096)),
         SettingSpec(
             "tierkv.max_error_ratio",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import pytest
 
 from dbfront.contracts import (
+    CallPlan,
     ClientInfo,
     PreparedCall,
     TextAnswer,
@@ -23,6 +24,7 @@ from dbfront.contracts import (
     TextEvent,
 )
 from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.planned_calls import PlannedCalls, planned_calls
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.errors import (
     ContextTooLongError,
@@ -35,6 +37,7 @@ from kvcore.ids import NamespaceKey, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import ModelInfo
 from kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
+from scheduler.statement_run import StatementRun
 
 CONTEXT_TOKENS = 20_000
 
@@ -146,6 +149,10 @@ class InstantGenerator:
         return TextAnswer(
             "".join(pieces), last.finish_reason, last.usage, last.ttft_s, last.total_s, "n1"
         )
+
+    def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
+        run = StatementRun(planned_calls(calls), max_in_flight=max_in_flight)
+        return PlannedCalls(calls, run)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.served
