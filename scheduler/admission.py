@@ -30,8 +30,8 @@ MAX_PRIORITY = 100
 TURNS_REMEMBERED = 64
 """Turns that count in the mean time between two; older ones fade."""
 
-TURNS_NEEDED = 4
-"""Turns before that mean is believed; until then predicted service times are added up."""
+TURNS_NEEDED = 3
+"""More turns than this before that mean is believed; until then service times are added up."""
 
 
 def lane_key(request: RequestRecord) -> LaneKey:
