@@ -18,6 +18,7 @@ from dbfront.contracts import Message, TextCall
 from kvcore import limits
 from kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
 from kvcore.request import BlendSelector, Usage
+from kvcore.reuse_hint import ReuseHint
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -97,6 +98,26 @@ class Document(BaseModel):
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
+class Reuse(BaseModel):
+    """What the client knows about its next turn; a time alone says that there will be one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    next_turn: bool | None = None
+    next_turn_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _no_time_for_nothing(self) -> Reuse:
+        if self.next_turn is False and self.next_turn_s is not None:
+            raise ValueError("next_turn_s is the time of a next turn, but next_turn is false")
+        return self
+
+    def to_hint(self) -> ReuseHint:
+        """Say it in the cache's words."""
+        next_turn = True if self.next_turn_s is not None else self.next_turn
+        return ReuseHint(next_turn=next_turn, next_turn_s=self.next_turn_s)
+
+
 class CallBody(BaseModel):
     """What chat and completion requests have in common."""
 
@@ -123,6 +144,7 @@ class CallBody(BaseModel):
     blend: bool | None = None
     recompute_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     selector: BlendSelector | None = None
+    reuse: Reuse | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -162,6 +184,7 @@ class CallBody(BaseModel):
             "blend": self.blend,
             "recompute_ratio": self.recompute_ratio,
             "selector": self.selector,
+            "hint": self.reuse.to_hint() if self.reuse else None,
         }
 
     def _session(self) -> str | None:

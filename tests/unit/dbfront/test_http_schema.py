@@ -20,6 +20,7 @@ from kvcore import limits
 from kvcore.errors import ConfigError
 from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector, HitTokens, Usage
+from kvcore.reuse_hint import ReuseHint
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -50,6 +51,40 @@ def test_defaults_are_openais() -> None:
 
 def test_prompt_cache_key_is_the_session() -> None:
     assert chat(prompt_cache_key="conv-1", user="u").to_call("t", 1.0).session_id == "conv-1"
+
+
+@pytest.mark.parametrize(
+    ("reuse", "hint"),
+    [
+        ({"next_turn": True, "next_turn_s": 30}, ReuseHint(next_turn=True, next_turn_s=30.0)),
+        ({"next_turn_s": 2.5}, ReuseHint(next_turn=True, next_turn_s=2.5)),
+        ({"next_turn": False}, ReuseHint(next_turn=False)),
+        ({}, ReuseHint()),
+        (None, None),
+    ],
+)
+def test_what_the_client_knows_of_its_next_turn_is_a_hint(
+    reuse: dict[str, object] | None, hint: ReuseHint | None
+) -> None:
+    assert chat(reuse=reuse).to_call("t", 1.0).hint == hint
+    completion = CompletionBody.model_validate({"prompt": "x", "reuse": reuse})
+    assert completion.to_calls("t", 1.0)[0].hint == hint
+
+
+@pytest.mark.parametrize(
+    "reuse",
+    [
+        {"next_turn": "soon"},
+        {"next_turn_s": -1},
+        {"next_turn_s": "inf"},
+        {"next_turn": False, "next_turn_s": 5},
+        {"next": True},
+        True,
+    ],
+)
+def test_a_next_turn_that_can_not_be_is_refused(reuse: object) -> None:
+    with pytest.raises(ValidationError, match="reuse"):
+        chat(reuse=reuse)
 
 
 def test_a_salt_isolates_inside_its_tenant_only() -> None:
