@@ -1,4 +1,7 @@
-"""Any legal history of requests and nodes: each request ends once, and the accounts agree."""
+"""Any legal history of requests and nodes: each request ends once, and the accounts agree.
+
+With small bounds, so that requests wait, are refused, overtake by priority and load ahead.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvcore.ids import Incarnation, RequestId
+from kvcore.ids import Incarnation, NodeId, RequestId
 from kvcore.node import NodeRole
 from scheduler.config import SchedulerConfig
+from scheduler.cost import CachedPrefix
 from scheduler.events import (
     Abandon,
     ChainLocated,
@@ -28,6 +32,7 @@ from scheduler.events import (
     NodeRefused,
     NodesSeen,
     Prefetch,
+    PrefetchDone,
     PrefillProgress,
     RefreshNodes,
     RequestArrived,
@@ -49,9 +54,19 @@ ROLES = {"c1": NodeRole.COMPUTE, "p1": NodeRole.PREFILL, "d1": NodeRole.DECODE}
 class SchedulerHistory(RuleBasedStateMachine):
     """Plays the dispatcher: keeps, per request, what it was last told to do."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.state = SchedulerState(SchedulerConfig(max_requests=8, node_wait_s=5.0))
+    @initialize(slo_s=st.sampled_from([0.0, 0.2]))
+    def begin(self, slo_s: float) -> None:
+        self.state = SchedulerState(
+            SchedulerConfig(
+                max_requests=8,
+                max_waiting=3,
+                max_in_flight_per_node=2,
+                node_wait_s=5.0,
+                ttft_slo_s=slo_s,
+                prefetches_per_node=1,
+            )
+        )
+        self.ahead: dict[RequestId, NodeId] = {}
         self.now = 0.0
         self.serial = 0
         self.told: dict[RequestId, object] = {}
@@ -66,10 +81,13 @@ class SchedulerHistory(RuleBasedStateMachine):
                 case Fail():
                     self.end(instruction.request_id, "failed")
                 case Prefetch():
-                    prefilling = self.told[instruction.request_id]
-                    assert isinstance(prefilling, Dispatch)
-                    assert prefilling.stage is Stage.PREFILL
-                    assert ROLES[instruction.node_id].decodes
+                    now_doing = self.told[instruction.request_id]
+                    if isinstance(now_doing, Dispatch):
+                        assert now_doing.stage is Stage.PREFILL
+                        assert ROLES[instruction.node_id].decodes
+                    else:
+                        assert isinstance(now_doing, Wait)
+                        self.ahead[instruction.request_id] = instruction.node_id
                 case Abandon():
                     assert isinstance(self.told[instruction.request_id], Dispatch)
                 case Dispatch() | Wait() | Locate():
@@ -80,13 +98,19 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert request_id not in self.ended
         self.ended[request_id] = how
         del self.told[request_id]
+        self.ahead.pop(request_id, None)
 
     def pick(self, data: st.DataObject, kind: type) -> RequestId | None:
         ids = sorted(k for k, v in self.told.items() if isinstance(v, kind))
         return data.draw(st.sampled_from(ids)) if ids else None
 
-    @rule(locatable=st.booleans(), tokens=st.integers(1, 500), session=st.booleans())
-    def arrive(self, locatable: bool, tokens: int, session: bool) -> None:
+    @rule(
+        locatable=st.booleans(),
+        tokens=st.integers(1, 500),
+        session=st.booleans(),
+        priority=st.sampled_from([0, 0, -1, 1, 1 << 40]),
+    )
+    def arrive(self, locatable: bool, tokens: int, session: bool, priority: int) -> None:
         self.serial += 1
         request_id = RequestId(f"q{self.serial}")
         self.told[request_id] = None
@@ -97,6 +121,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 tokens,
                 session_id="s" if session else None,
                 locatable=locatable,
+                priority=priority,
             )
         )
 
@@ -122,11 +147,23 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.do(NodesSeen(tuple(nodes)))
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data())
-    def locate(self, data: st.DataObject) -> None:
+    @rule(
+        data=st.data(),
+        near=st.dictionaries(st.sampled_from(sorted(ROLES)), st.integers(0, 31)),
+        pool=st.integers(0, 31),
+    )
+    def locate(self, data: st.DataObject, near: dict[str, int], pool: int) -> None:
         request_id = self.pick(data, Locate)
         if request_id is not None:
-            self.do(ChainLocated(request_id))
+            found = {NodeId(name): CachedPrefix(n, n) for name, n in near.items()}
+            self.do(ChainLocated(request_id, found, CachedPrefix(l3_blocks=pool, l4_blocks=pool)))
+
+    @precondition(lambda self: self.ahead)
+    @rule(data=st.data(), blocks=st.integers(0, 31))
+    def prefetched(self, data: st.DataObject, blocks: int) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.ahead)))
+        node_id = self.ahead.pop(request_id)
+        self.do(PrefetchDone(request_id, node_id, 16 * blocks))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data(), step=st.floats(0.0, 6.0))
@@ -175,6 +212,18 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.state.check_invariants()
         assert set(self.state.requests) == set(self.told)
         assert self.state.arrived == len(self.told) + len(self.ended)
+        waiting = {call.request_id for call in self.state.queue.calls(self.now)}
+        assert waiting == {k for k, told in self.told.items() if isinstance(told, Wait)}
+
+    @invariant()
+    def nobody_waits_beside_a_free_node(self) -> None:
+        """A node of the right kind that works on nothing gives its place to whoever waits."""
+        records = self.state.fleet.records.values()
+        idle = [r for r in records if not r.in_flight and r.state == "alive" and not r.failures]
+        idle = [r for r in idle if r.info.role is NodeRole.COMPUTE]
+        for call in self.state.queue.calls(self.now) if idle else ():
+            refused = self.state.requests[call.request_id].refused
+            assert all(r.info.node_id in refused for r in idle)
 
     def teardown(self) -> None:
         for request_id in list(self.told):
