@@ -17,8 +17,11 @@ class SchedulerConfig:
 
     Attributes:
         refresh_interval_s: time between two looks at the list of nodes.
-        locate_timeout_s: a directory slower than this answers "no hits".
-        directory_backoff_s: after a failure the directory is left alone this long.
+        locate_timeout_s: a directory slower than this answers "no hits"; once its usual pace is
+            known, so does one that takes many times longer than usual.
+        directory_backoff_s: after failures the directory is left alone up to this long.
+        lease_s: what a locate finds is kept from eviction until its request is served; a lost front
+            keeps it no longer than this.
         namespace_ttl_s: how long a namespace's key and policy are trusted before they are asked for
             again; so long may a change take.
         node_wait_s: how long a request waits for a node to appear or to come back.
@@ -49,6 +52,7 @@ class SchedulerConfig:
     refresh_interval_s: float = 1.0
     locate_timeout_s: float = 0.25
     directory_backoff_s: float = 1.0
+    lease_s: float = 10.0
     namespace_ttl_s: float = 5.0
     node_wait_s: float = 30.0
     max_attempts: int = 5

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 from kvcore import limits
 from kvcore.block_key import block_keys, namespace_key
@@ -22,9 +22,14 @@ from kvcore.node import ModelInfo
 from kvcore.request import GenerateRequest
 from metaserver.client import LocateReply, MetaClient, NamespaceGrant
 from scheduler.config import SchedulerConfig
+from scheduler.patience import Patience
 from scheduler.routing_stats import RoutingStats
 
+_Answer = TypeVar("_Answer")
+
 RESOLVE_TIMEOUT_S = 5.0
+"""For a tenant never seen before: without an answer it would share nothing."""
+
 NOTHING_FOUND = LocateReply()
 
 
@@ -51,55 +56,71 @@ class DirectoryClient:
         self._config = config
         self._stats = stats
         self._clock = clock
-        self._off_until_s = 0.0
+        self._patience = Patience(
+            longest_s=config.locate_timeout_s, backoff_s=config.directory_backoff_s
+        )
         self._grants: dict[tuple[str, str, bytes], tuple[float, NamespaceGrant]] = {}
         self._own_secret = secrets.token_bytes(32)
 
-    async def locate(self, request: GenerateRequest, layout: BlockLayout | None) -> LocateReply:
+    async def locate(
+        self, request: GenerateRequest, layout: BlockLayout | None, *, reserve_s: float = 0.0
+    ) -> LocateReply:
         """Ask where the prompt's blocks are; whatever goes wrong means nowhere."""
-        if self._meta is None or layout is None or self._is_off():
+        if layout is None or not self._may_ask():
             return NOTHING_FOUND
         keys = block_keys(
             request.namespace_key, request.token_ids, block_tokens=layout.block_tokens
         )
-        return await self.find(keys)
+        return await self.find(keys, reserve_s=reserve_s)
 
     async def find(self, keys: Sequence[BlockKey], *, reserve_s: float = 0.0) -> LocateReply:
         """Ask where a chain is, and reserve it for ``reserve_s``; failures mean nowhere."""
-        if self._meta is None or self._is_off():
+        if self._meta is None or not self._may_ask():
             return NOTHING_FOUND
         self._stats.located += 1
-        try:
-            async with asyncio.timeout(self._config.locate_timeout_s):
-                chain = keys[: limits.MAX_CHAIN_BLOCKS]
-                return await self._meta.locate(chain, max_replicas=0, reserve_s=reserve_s)
-        except TimeoutError:
-            self._failed("directory_unavailable")
-        except CacheError as error:
-            self._failed(error.code)
-        return NOTHING_FOUND
+        chain = keys[: limits.MAX_CHAIN_BLOCKS]
+        question = self._meta.locate(chain, max_replicas=0, reserve_s=reserve_s)
+        began_s = self._clock.now()
+        reply = await self._ask(question, timeout_s=self._patience.timeout_s())
+        if reply is None:
+            return NOTHING_FOUND
+        self._patience.answered(self._clock.now() - began_s)
+        return reply
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         """Prolong a lease; False when it is over, or nobody knows."""
-        if self._meta is None or lease == NO_LEASE or self._is_off():
+        if self._meta is None or lease == NO_LEASE or not self._may_ask():
             return False
-        return await self._asked(self._meta.extend_lease(lease, ttl_s=ttl_s))
+        question = self._meta.extend_lease(lease, ttl_s=ttl_s)
+        return bool(await self._ask(question, timeout_s=self._config.locate_timeout_s))
 
     async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
         """End a lease; False when it was over, or nobody knows: then it ends by itself."""
-        if self._meta is None or lease == NO_LEASE or self._is_off():
+        if self._meta is None or lease == NO_LEASE or not self._may_ask():
             return False
-        return await self._asked(self._meta.end_lease(lease, used=used))
+        question = self._meta.end_lease(lease, used=used)
+        return bool(await self._ask(question, timeout_s=self._config.locate_timeout_s))
 
-    async def _asked(self, question: Coroutine[Any, Any, bool]) -> bool:
+    def _may_ask(self) -> bool:
+        return self._meta is not None and self._patience.may_ask(self._clock.now())
+
+    async def _ask(self, question: Awaitable[_Answer], *, timeout_s: float) -> _Answer | None:
+        """Wait for an answer; None, counted, when there is none in time."""
+        self._patience.ask()
         try:
-            async with asyncio.timeout(self._config.locate_timeout_s):
-                return await question
+            async with asyncio.timeout(timeout_s):
+                answer = await question
         except TimeoutError:
             self._failed("directory_unavailable")
         except CacheError as error:
             self._failed(error.code)
-        return False
+        except BaseException:
+            self._patience.gave_up()
+            raise
+        else:
+            self._patience.answered()
+            return answer
+        return None
 
     async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
         """Return the hash key of a tenant's blocks of a model (cached).
@@ -113,17 +134,14 @@ class DirectoryClient:
         now = self._clock.now()
         if cached is not None and now < cached[0]:
             return cached[1]
-        if self._meta is not None and not self._is_off():
-            try:
-                async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                    grant = await self._meta.resolve_namespace(
-                        tenant, model_revision=model.revision, layout_fingerprint=fingerprint
-                    )
-            except TimeoutError:
-                self._failed("directory_unavailable")
-            except CacheError as error:
-                self._failed(error.code)
-            else:
+        if self._meta is not None and self._may_ask():
+            question = self._meta.resolve_namespace(
+                tenant, model_revision=model.revision, layout_fingerprint=fingerprint
+            )
+            # Who has a grant does not wait long for a new one.
+            wait_s = RESOLVE_TIMEOUT_S if cached is None else self._config.locate_timeout_s
+            grant = await self._ask(question, timeout_s=wait_s)
+            if grant is not None:
                 if len(self._grants) >= limits.MAX_NODES:
                     self._grants.clear()
                 self._grants[key] = (now + self._config.namespace_ttl_s, grant)
@@ -139,9 +157,6 @@ class DirectoryClient:
         )
         return NamespaceGrant(key, domain=tenant, cache_enabled=True)
 
-    def _is_off(self) -> bool:
-        return self._clock.now() < self._off_until_s
-
     def _failed(self, kind: str) -> None:
         self._stats.cache_errors[kind] += 1
-        self._off_until_s = self._clock.now() + self._config.directory_backoff_s
+        self._patience.failed(self._clock.now())

@@ -12,22 +12,26 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
     CacheError,
+    TransportError,
     UdfArgumentError,
 )
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo
 from kvcore.request import GenerateEvent, GenerateRequest
-from metaserver.client import MetaClient, NamespaceGrant
+from metaserver.client import LocateReply, MetaClient, NamespaceGrant
+from scheduler.admission import WaitingCall
 from scheduler.cluster_view import ClusterView
 from scheduler.config import SchedulerConfig
 from scheduler.directory_client import DirectoryClient
 from scheduler.events import (
     Abandon,
+    ChainLocated,
     Dispatch,
     Event,
     Fail,
@@ -46,6 +50,7 @@ from scheduler.events import (
 from scheduler.job import Job, failure, located
 from scheduler.load_ahead import LoadAhead
 from scheduler.planner import Planner
+from scheduler.request_leases import RequestLeases
 from scheduler.request_record import Phase
 from scheduler.routing_stats import RoutingStats, SchedulerStats
 from scheduler.stage_runner import StageRunner
@@ -55,7 +60,19 @@ from scheduler.statement_run import PlannedCall, StatementRun
 log = logging.getLogger("tierkv.scheduler")
 
 REFRESH_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S = 1.0
+"""A node that does not take a cancel in this time is not listened to any more."""
+
 MIN_REFRESH_GAP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that waits for a node, with what only the shell knows of it."""
+
+    tenant: str
+    model: str
+    call: WaitingCall
 
 
 class Dispatcher:
@@ -93,11 +110,18 @@ class Dispatcher:
         self._directory = DirectoryClient(
             meta, config=self.config, stats=self.stats, clock=self._clock
         )
-        self._ahead = LoadAhead(view, self.stats)
+        self._leases = RequestLeases(self._directory, self.stats, lease_s=self.config.lease_s)
+        self._ahead = LoadAhead(view, self.stats, self._handle)
         self._planner = Planner(
             self.state.fleet, self._directory, self._ahead, config=self.config, clock=self._clock
         )
-        self._stages = StageRunner(view, stats=self.stats, clock=self._clock, handle=self._handle)
+        self._stages = StageRunner(
+            view,
+            stats=self.stats,
+            leases=self._leases,
+            clock=self._clock,
+            handle=self._handle,
+        )
         self._jobs: dict[RequestId, Job] = {}
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -117,6 +141,7 @@ class Dispatcher:
                 await self._watcher
             self._watcher = None
         await self._ahead.stop()
+        await self._leases.stop(timeout_s=self.config.locate_timeout_s)
         await self.view.close()
 
     async def refresh(self) -> None:
@@ -171,7 +196,8 @@ class Dispatcher:
 
         Raises:
             UserError: as the node said.
-            OverloadedError: too many requests here, or every node's queue is full.
+            OverloadedError: too many requests are here or wait, it would miss the target for its
+                first token, or every node's queue is full.
             NoNodeError: no node serves the model, for too long.
             NodeLostError: nodes died under the request again and again.
         """
@@ -196,6 +222,9 @@ class Dispatcher:
             self._perform(self.state.handle(arrived, now))
             while job.ending == RequestCancelled(request.request_id):
                 dispatch = await self._next_dispatch(job)
+                if dispatch is None:
+                    yield job.answer.finish_early(node_id="")
+                    return
                 async with aclosing(self._stages.run(job, dispatch)) as events:
                     async for event in events:
                         yield event
@@ -206,43 +235,76 @@ class Dispatcher:
             raise
         finally:
             del self._jobs[request.request_id]
+            if job.prefetching is not None:
+                job.prefetching.cancel()
+            self._leases.abort(job.lease)
             self._handle(job.ending)
 
     async def cancel(self, request_id: RequestId) -> bool:
-        """Ask the node to end a request now; its stream still ends with a usage.
+        """End a request now, wherever it is; its stream still ends with a usage.
 
         Returns:
-            False when the request is not running anywhere.
+            False when the request is not known.
         """
         job = self._jobs.get(request_id)
-        if job is None or job.client is None:
+        if job is None:
             return False
         job.cancel_asked = True
+        if job.client is None:
+            job.interrupt()
+            return True
         client, sent_id = job.client
+        found = False
         try:
-            return await client.cancel(sent_id)
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                found = await client.cancel(sent_id)
+        except TimeoutError:
+            self.stats.cache_errors[TransportError.code] += 1
         except CacheError as error:
             self.stats.cache_errors[error.code] += 1
-            return False
+        if not found and job.client == (client, sent_id):
+            job.drop()
+        return True
 
-    async def _next_dispatch(self, job: Job) -> Dispatch:
-        """Do what is to be done before the next send: locate, wait, or give up."""
-        while True:
+    async def _next_dispatch(self, job: Job) -> Dispatch | None:
+        """Do what is to be done before the next send: locate, wait, or give up.
+
+        Returns:
+            None when the caller cancelled the request meanwhile.
+        """
+        while not job.cancel_asked:
             todo, job.todo = job.todo, None
             match todo:
                 case Dispatch():
-                    self.stats.record_dispatch(todo, self._clock.now())
+                    self._before_send(job, todo)
                     return todo
                 case Locate():
-                    request, layout = job.answer.request, self._layout(job.wanted)
-                    reply = await self._directory.locate(request, layout)
-                    self._handle(located(job.request_id, reply))
+                    self._handle(await self._locate(job))
                 case Wait():
                     await self._wait(job, todo.until_s)
                 case Fail():
                     raise failure(todo, job.wanted)
                 case _:
                     raise AssertionError(f"{job.request_id} has nothing to do")
+        return None
+
+    def _before_send(self, job: Job, dispatch: Dispatch) -> None:
+        self.stats.record_dispatch(dispatch, self._clock.now())
+        if not dispatch.candidates[0].cost.service.load_s:
+            # What is reused lies in the node's own pages, if anything is: nothing needs keeping.
+            self._leases.abort(job.lease)
+
+    async def _locate(self, job: Job) -> ChainLocated:
+        """Ask where the prompt's blocks are, and have them kept; a cancelled request asks not."""
+        request, layout = job.answer.request, self._layout(job.wanted)
+        reply = LocateReply()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as job.timer:
+                reply = await self._directory.locate(request, layout, reserve_s=self.config.lease_s)
+        job.timer = None
+        job.lease = reply.lease
+        self._leases.keep(job.lease)
+        return located(job.request_id, reply)
 
     async def _wait(self, job: Job, until_s: float) -> None:
         job.woken.clear()
@@ -311,6 +373,21 @@ class Dispatcher:
             nodes_alive=sum(r.state == "alive" for r in records),
             nodes_suspended=sum(r.failures > 0 for r in records),
             cache_errors=tuple(sorted(self.stats.cache_errors.items())),
+            waiting=len(self.state.queue),
+            queued=self.state.queued,
+            rejected=self.state.rejected,
+            leases_reserved=self.stats.leases_reserved,
+            leases_committed=self.stats.leases_committed,
+            leases_aborted=self.stats.leases_aborted,
+            leases_lost=self.stats.leases_lost,
+        )
+
+    def waiting(self) -> tuple[WaitingRequest, ...]:
+        """Requests that wait for a node, by rank."""
+        return tuple(
+            WaitingRequest(job.answer.request.tenant, job.wanted.name, call)
+            for call in self.state.queue.calls(self._clock.now())
+            if (job := self._jobs.get(call.request_id)) is not None
         )
 
 

@@ -7,9 +7,11 @@ block counts, a decision to give up into the error a caller sees.
 from __future__ import annotations
 
 import asyncio
+import math
 
 from compute.client import ComputeClient
 from kvcore.errors import NodeLostError, NoNodeError, OverloadedError, RetryableError
+from kvcore.hold import NO_LEASE
 from kvcore.ids import NodeId, RequestId
 from kvcore.request import GenerateRequest
 from metaserver.client import LocateReply
@@ -41,10 +43,12 @@ class Job:
         todo: the newest instruction about it that was not carried out yet.
         woken: set when ``todo`` changes while the request waits.
         client: the node that is being listened to, and under which id it knows the request.
-        timer: interrupts the wait for the node's next event.
+        timer: interrupts the wait for the directory or for the node's next event.
         abandoned: the node's life ended.
-        prefetching: the question to the next node to load ahead; None before the first.
+        prefetching: the question to a node to load ahead; None before the first.
+        lease: keeps the prompt's blocks where they were found; NO_LEASE: nothing is kept.
         cancel_asked: the caller asked for an early end by ``Dispatcher.cancel``.
+        dropped: the node is not to be listened to any more, whatever it says.
         ending: what the state will be told when the caller's iterator closes.
     """
 
@@ -57,7 +61,9 @@ class Job:
         self.timer: asyncio.Timeout | None = None
         self.abandoned = False
         self.prefetching: asyncio.Task[None] | None = None
+        self.lease = NO_LEASE
         self.cancel_asked = False
+        self.dropped = False
         self.ending: Event = RequestCancelled(request.request_id)
 
     @property
@@ -66,8 +72,18 @@ class Job:
         return self.answer.request.request_id
 
     def abandon(self) -> None:
-        """Stop waiting for the node."""
+        """Stop waiting for the node: its life ended."""
         self.abandoned = True
+        self.interrupt()
+
+    def drop(self) -> None:
+        """Stop waiting for the node: the caller wants no more, and the node did not end it."""
+        self.dropped = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End whatever wait is going on."""
+        self.woken.set()
         if self.timer is not None:
             self.timer.reschedule(asyncio.get_running_loop().time())
 
@@ -87,11 +103,15 @@ def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
 
 def failure(fail: Fail, wanted: WantedModel) -> RetryableError:
     """Make the error a caller sees when the scheduler gives up."""
+    hint = "try again later; see tierkv status"
     match fail.failure:
         case Failure.OVERLOADED:
             message = f"too many requests: {fail.reason}"
+            after = f"after {fail.retry_after_s:.1f} s" if fail.retry_after_s >= 1 else "soon"
+            hint = f"try again {after}; tierkv.queue shows who waits"
         case Failure.NO_NODE:
             message = f"no live node can serve model {wanted.name}: {fail.reason}"
         case Failure.NODE_LOST:
             message = f"the node that answered was lost and could not be replaced: {fail.reason}"
-    return _ERRORS[fail.failure](message, hint="try again later; see tierkv status")
+    retry_after_ms = math.ceil(fail.retry_after_s * 1_000)
+    return _ERRORS[fail.failure](message, hint=hint, retry_after_ms=retry_after_ms)

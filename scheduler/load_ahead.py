@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from kvcore.errors import CacheError, TierKVError
 from kvcore.request import GenerateRequest
 from scheduler.cluster_view import ClusterView
-from scheduler.events import Prefetch
+from scheduler.events import Event, Prefetch, PrefetchDone
 from scheduler.job import Job
 from scheduler.routing_stats import RoutingStats
 
@@ -22,33 +23,49 @@ log = logging.getLogger("tierkv.scheduler")
 class LoadAhead:
     """The questions under way; one per request at most."""
 
-    def __init__(self, view: ClusterView, stats: RoutingStats) -> None:
+    def __init__(
+        self, view: ClusterView, stats: RoutingStats, handle: Callable[[Event], None]
+    ) -> None:
         self._view = view
         self._stats = stats
+        self._handle = handle
         self._asking: set[asyncio.Task[None]] = set()
 
     def ask(self, job: Job, prefetch: Prefetch) -> None:
         """Ask a node to load ahead, behind everything else, unless the job is asking already."""
-        if job.prefetching is None or job.prefetching.done():
-            job.prefetching = asyncio.create_task(
-                self._ask(job.answer.ahead(prefetch), prefetch), name="scheduler-prefetch"
-            )
-            self._asking.add(job.prefetching)
-            job.prefetching.add_done_callback(self._asking.discard)
-
-    async def load(self, request: GenerateRequest, prefetch: Prefetch) -> None:
-        """Have a node load what a prompt no request has come for yet will need; never fails."""
-        await self._ask(request, prefetch)
+        if job.prefetching is not None and not job.prefetching.done():
+            self._handle(PrefetchDone(prefetch.request_id, prefetch.node_id, tokens=0))
+            return
+        job.prefetching = asyncio.create_task(
+            self._ask(job.answer.ahead(prefetch), prefetch), name="scheduler-prefetch"
+        )
+        self._asking.add(job.prefetching)
+        job.prefetching.add_done_callback(self._asking.discard)
 
     async def _ask(self, request: GenerateRequest, prefetch: Prefetch) -> None:
+        tokens = 0
+        try:
+            tokens = await self.load(request, prefetch)
+        finally:
+            self._handle(PrefetchDone(prefetch.request_id, prefetch.node_id, tokens))
+
+    async def load(self, request: GenerateRequest, prefetch: Prefetch) -> int:
+        """Have a node load what a prompt will need; never fails.
+
+        Returns:
+            how many of the prompt's tokens are in the node's pages now.
+        """
         try:
             client = self._view.client(prefetch.node_id, prefetch.incarnation)
-            await client.prefetch(request)
+            tokens = await client.prefetch(request)
             self._stats.prefetches += 1
         except CacheError as error:
             self._stats.cache_errors[error.code] += 1
         except TierKVError as error:
             log.debug("%s could not load ahead: %s", prefetch.node_id, error)
+        else:
+            return tokens
+        return 0
 
     async def stop(self) -> None:
         """Ask nobody any more."""

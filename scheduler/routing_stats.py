@@ -56,6 +56,13 @@ class SchedulerStats:
     nodes_alive: int
     nodes_suspended: int
     cache_errors: tuple[tuple[str, int], ...]
+    waiting: int = 0
+    queued: int = 0
+    rejected: int = 0
+    leases_reserved: int = 0
+    leases_committed: int = 0
+    leases_aborted: int = 0
+    leases_lost: int = 0
 
 
 class RoutingStats:
@@ -66,8 +73,13 @@ class RoutingStats:
         resent: sends after a loss or a refusal.
         handoffs: prefill stages that were continued elsewhere.
         located: chains the directory was asked for.
-        prefetches: times a decode node loaded blocks while their prompt was still computed.
+        prefetches: times a node loaded blocks ahead: while their prompt was still computed
+            elsewhere, or waited.
         cache_errors: failures that became "no hits" or a resend, by kind.
+        leases_reserved: chains that were promised to stay until their request is served.
+        leases_committed: of these, ended because their blocks were taken.
+        leases_aborted: ended because they were not wanted any more.
+        leases_lost: ends and prolongations that the directory did not take.
     """
 
     def __init__(self, decisions_logged: int) -> None:
@@ -76,6 +88,10 @@ class RoutingStats:
         self.handoffs = 0
         self.located = 0
         self.prefetches = 0
+        self.leases_reserved = 0
+        self.leases_committed = 0
+        self.leases_aborted = 0
+        self.leases_lost = 0
         self.cache_errors: Counter[str] = Counter()
         self._decisions: OrderedDict[tuple[RequestId, int], Decision] = OrderedDict()
         self._capacity = decisions_logged

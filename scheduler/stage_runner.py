@@ -26,6 +26,7 @@ from scheduler.events import (
     RequestFinished,
 )
 from scheduler.job import Job
+from scheduler.request_leases import RequestLeases
 from scheduler.routing_stats import RoutingStats
 
 log = logging.getLogger("tierkv.scheduler")
@@ -39,6 +40,7 @@ class StageRunner:
         view: ClusterView,
         *,
         stats: RoutingStats,
+        leases: RequestLeases,
         clock: Clock,
         handle: Callable[[Event], None],
     ) -> None:
@@ -47,11 +49,13 @@ class StageRunner:
         Args:
             view: connections to the nodes.
             stats: where losses, handoffs and first tokens are counted.
+            leases: where a request's lease ends when its node has the blocks.
             clock: where ``now`` comes from.
             handle: takes what happened to the state, and carries out what it answers.
         """
         self._view = view
         self._stats = stats
+        self._leases = leases
         self._clock = clock
         self._handle = handle
 
@@ -89,6 +93,10 @@ class StageRunner:
         heard = False
         while True:
             event = await _next_event(job, events)
+            if event is None:
+                job.ending = RequestFinished(job.request_id)
+                yield answer.finish_early(dispatch.node_id)
+                return
             if event.token_ids:
                 if not heard:
                     heard = True
@@ -117,19 +125,20 @@ class StageRunner:
                     return
 
     def _first_token(self, job: Job, dispatch: Dispatch) -> None:
+        self._leases.commit(job.lease)
         self._stats.record_first_token(dispatch, self._clock.now())
         self._handle(FirstToken(job.request_id))
 
 
-async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> GenerateEvent:
-    """Wait for the node's next event, unless the node's life ends first."""
-    if job.abandoned:
-        raise TransportError("the node's life ended")
+async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> GenerateEvent | None:
+    """Wait for the node's next event, unless its life ends or the caller drops it (None) first."""
+    if job.dropped or job.abandoned:
+        return _interrupted(job)
     try:
         async with asyncio.timeout(None) as job.timer:
             return await anext(events)
     except TimeoutError:
-        raise TransportError("the node's life ended") from None
+        return _interrupted(job)
     except asyncio.CancelledError:
         # grpc raises this too when its channel is closed; only our own task's end is an end.
         task = asyncio.current_task()
@@ -140,6 +149,11 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
         raise TransportError("the node's stream ended without a last event") from None
     finally:
         job.timer = None
+
+
+def _interrupted(job: Job) -> None:
+    if not job.dropped:
+        raise TransportError("the node's life ended") from None
 
 
 async def _close(events: AsyncIterator[GenerateEvent]) -> None:
