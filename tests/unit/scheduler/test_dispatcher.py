@@ -38,8 +38,12 @@ QUICK = SchedulerConfig(
 class Cluster:
     """Fake nodes behind a fake directory."""
 
-    def __init__(self, *infos: NodeInfo, config: SchedulerConfig = QUICK) -> None:
-        self.meta = FakeMeta(*infos)
+    def __init__(
+        self, *infos: NodeInfo, config: SchedulerConfig = QUICK, meta: FakeMeta | None = None
+    ) -> None:
+        self.meta = meta or FakeMeta()
+        for info in infos:
+            self.meta.put(info)
         self.nodes = {info.node_id: FakeCompute(info) for info in infos}
         view = ClusterView(meta=self.meta, connect=lambda info: self.nodes[info.node_id])
         self.dispatcher = Dispatcher(view, meta=self.meta, config=config)
@@ -49,8 +53,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(*infos: NodeInfo, config: SchedulerConfig = QUICK) -> AsyncIterator[Cluster]:
-    cluster = Cluster(*infos, config=config)
+async def running(
+    *infos: NodeInfo, config: SchedulerConfig = QUICK, meta: FakeMeta | None = None
+) -> AsyncIterator[Cluster]:
+    cluster = Cluster(*infos, config=config, meta=meta)
     await cluster.dispatcher.start()
     try:
         yield cluster

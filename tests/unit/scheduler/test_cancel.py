@@ -1,0 +1,175 @@
+"""Cancelling at every moment of a request's life: nothing is left at nodes, queues or leases."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvcore.ids import RequestId
+from kvcore.node import NodeRole
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
+from scheduler.request_record import Phase
+from tests.fix_scheduler import FakeCompute, make_info
+from tests.unit.scheduler.test_dispatcher import QUICK, Cluster, ask, long_request, running, until
+from tests.unit.scheduler.test_leases import CHEAP_LOADS, LeaseMeta, two
+from tests.unit.scheduler.test_patience import HangingMeta
+
+Q1, Q2 = RequestId("q1"), RequestId("q2")
+
+
+def phase(cluster: Cluster, request_id: RequestId) -> Phase | None:
+    request = cluster.dispatcher.state.requests.get(request_id)
+    return None if request is None else request.phase
+
+
+async def end_of(answer: asyncio.Task[list[GenerateEvent]]) -> GenerateEvent:
+    """The last event: a cancelled stream still has an end and a usage."""
+    events = await answer
+    assert events[-1].usage is not None
+    assert [e.finish_reason for e in events if e.finish_reason] == [FinishReason.CANCELLED]
+    return events[-1]
+
+
+async def test_unknown_and_ended_requests_are_not_known() -> None:
+    async with running(make_info("c1")) as cluster:
+        assert not await cluster.dispatcher.cancel(Q1)
+        await ask(cluster)
+        assert not await cluster.dispatcher.cancel(Q1)
+
+
+async def test_while_locating() -> None:
+    meta = HangingMeta()
+    async with running(*two(), meta=meta) as cluster:
+        meta.gate.clear()
+        answer = asyncio.create_task(ask(cluster))
+        await until(lambda: phase(cluster, Q1) is Phase.LOCATING and meta.asked == 1)
+        assert await cluster.dispatcher.cancel(Q1)
+        last = await end_of(answer)
+        assert last.usage is not None and last.usage.completion_tokens == 0
+        assert not any(node.seen for node in cluster.nodes.values())
+        assert cluster.dispatcher.snapshot().cancelled == 1
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_while_waiting_for_room_it_leaves_the_queue_and_its_lease(how: str) -> None:
+    meta = LeaseMeta()
+    config = replace(CHEAP_LOADS, max_in_flight_per_node=1)
+    async with running(make_info("c1"), config=config, meta=meta) as cluster:
+        cluster["c1"].gate.clear()
+        first = asyncio.create_task(ask(cluster))
+        await until(lambda: bool(cluster["c1"].running))
+        second = asyncio.create_task(ask(cluster, long_request("q2")))
+        await until(lambda: phase(cluster, Q2) is Phase.WAITING)
+        assert meta.live
+        (waiting,) = cluster.dispatcher.waiting()
+        assert (waiting.call.request_id, waiting.tenant, waiting.model) == ("q2", "default", "tiny")
+        if how == "cancel":
+            assert await cluster.dispatcher.cancel(Q2)
+            await end_of(second)
+        else:
+            second.cancel()
+            await asyncio.wait([second])
+        assert not cluster.dispatcher.waiting()
+        await until(lambda: not meta.live)
+        assert meta.ended == {1: False}
+        cluster["c1"].gate.set()
+        await first
+        assert [request.request_id for request in cluster["c1"].seen] == ["q1"]
+        assert cluster.dispatcher.snapshot().cancelled == 1
+
+
+async def test_while_its_blocks_are_loaded_ahead() -> None:
+    meta = LeaseMeta()
+    meta.reply = replace(meta.reply, prefix_blocks=12, memory_blocks=12)
+    config = replace(CHEAP_LOADS, max_in_flight_per_node=1)
+    async with running(make_info("c1"), config=config, meta=meta) as cluster:
+        loading, given_up = asyncio.Event(), asyncio.Event()
+
+        async def prefetch(request: GenerateRequest) -> int:
+            loading.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+            raise AssertionError
+
+        cluster["c1"].prefetch = prefetch  # type: ignore[method-assign]
+        cluster["c1"].gate.clear()
+        first = asyncio.create_task(ask(cluster))
+        await until(lambda: bool(cluster["c1"].running))
+        long = long_request("q2", token_ids=tuple(range(200)))
+        second = asyncio.create_task(ask(cluster, long))
+        await loading.wait()
+        assert cluster.dispatcher.state.ahead.loading == {"c1": 1}
+        assert await cluster.dispatcher.cancel(Q2)
+        await end_of(second)
+        await given_up.wait()
+        assert cluster.dispatcher.state.ahead.loading == {}
+        cluster["c1"].gate.set()
+        await first
+
+
+async def test_between_two_stages() -> None:
+    infos = (make_info("p", role=NodeRole.PREFILL), make_info("d", role=NodeRole.DECODE))
+    config = replace(QUICK, max_in_flight_per_node=1)
+    async with running(*infos, config=config) as cluster:
+        cluster["d"].gate.clear()
+        first = asyncio.create_task(ask(cluster))
+        await until(lambda: bool(cluster["d"].running))
+        second = asyncio.create_task(ask(cluster, long_request("q2")))
+        await until(lambda: phase(cluster, Q2) is Phase.WAITING)
+        assert await cluster.dispatcher.cancel(Q2)
+        last = await end_of(second)
+        assert last.usage is not None and last.usage.completion_tokens == 1
+        cluster["d"].gate.set()
+        await first
+        assert len(cluster["d"].seen) == 1
+
+
+async def test_while_it_waits_for_a_node_to_come() -> None:
+    async with running() as cluster:
+        answer = asyncio.create_task(ask(cluster))
+        await until(lambda: phase(cluster, Q1) is Phase.WAITING)
+        assert await cluster.dispatcher.cancel(Q1)
+        await end_of(answer)
+
+
+@pytest.mark.parametrize("answers", ["no", "never", "lost"])
+async def test_at_a_node_that_does_not_take_it_the_stream_is_closed(
+    answers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.dispatcher.CANCEL_TIMEOUT_S", 0.02)
+    async with running(make_info("c1")) as cluster:
+        node: FakeCompute = cluster["c1"]
+
+        async def cancel(request_id: RequestId) -> bool:
+            if answers == "never":
+                await asyncio.Event().wait()
+            if answers == "lost":
+                node.dead = True
+            return False
+
+        node.cancel = cancel  # type: ignore[method-assign]
+        node.gate.clear()
+        answer = asyncio.create_task(ask(cluster))
+        await until(lambda: bool(node.running))
+        assert await cluster.dispatcher.cancel(Q1)
+        await end_of(answer)
+        assert node.cancelled == [Q1] and not node.running
+
+
+async def test_a_cancelled_request_gives_its_place_to_the_next() -> None:
+    config = replace(QUICK, max_in_flight_per_node=1)
+    async with running(make_info("c1"), config=config) as cluster:
+        cluster["c1"].gate.clear()
+        first = asyncio.create_task(ask(cluster))
+        await until(lambda: bool(cluster["c1"].running))
+        second = asyncio.create_task(ask(cluster, long_request("q2")))
+        await until(lambda: phase(cluster, Q2) is Phase.WAITING)
+        first.cancel()
+        await asyncio.wait([first])
+        await until(lambda: cluster["c1"].running == {Q2})
+        cluster["c1"].gate.set()
+        assert (await second)[-1].finish_reason is FinishReason.LENGTH
