@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
 from compute.page_pool import PagePool
-from compute.reuse_facts import facts_of
+from compute.reuse_facts import facts_of, facts_of_hits
 from compute.sequence import Phase, Sequence
 from kvcore.ids import BlockKey
 from kvcore.location import Tier
@@ -298,7 +298,7 @@ class Batcher:
     def _enter(self, seq: Sequence, hits: list[int]) -> bool:
         """Put a sequence into the batch; True when the pool should be asked for more blocks."""
         self.pool.acquire(hits)
-        self.pool.use(hits, [facts_of(seq, block) for block in range(len(hits))])
+        self.pool.use(hits, facts_of_hits(seq, self.pool.facts(hits)))
         seq.add_pages(hits)
         seq.computed = len(hits) * seq.block_tokens
         seq.committed = len(hits)

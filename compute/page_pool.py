@@ -13,7 +13,7 @@ from kvcore import limits
 from kvcore.block_key import ROOT_PARENT
 from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey
-from policies.eviction import BlockFacts, EvictionPolicy, Expectation
+from policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, Expectation
 from policies.holds import Holds
 from policies.leaf_lru import LeafLru
 
@@ -72,6 +72,7 @@ class PagePool:
         self._parent = [_NONE] * num_pages
         self._children = [0] * num_pages
         self._offered = [False] * num_pages
+        self._facts = [NO_FACTS] * num_pages
         self._page_of: dict[BlockKey, int] = {}
         self._free = list(range(num_pages - 1, 0, -1))  # Popped from the end: low pages first.
         self._cached = 0
@@ -132,11 +133,19 @@ class PagePool:
                 self._cached -= 1
             self._references[page] += 1
 
-    def use(self, pages: Sequence[int], facts: Sequence[BlockFacts] = ()) -> None:
+    def facts(self, pages: Sequence[int]) -> list[BlockFacts]:
+        """Return what is known of findable pages."""
+        return [self._facts[page] for page in pages]
+
+    def use(self, pages: Sequence[int], facts: Sequence[BlockFacts]) -> None:
         """Note that a request uses findable pages, and what it knows about their future."""
         now = self._now()
-        for page, known in zip(pages, facts or map(self._plain, pages), strict=True):
-            self._policy.used(page, self._fair(page, known), now)
+        for page, known in zip(pages, facts, strict=True):
+            if known.expectation is Expectation.NONE and self._children[page] > 1:
+                # One caller's last use does not speak for others, who come where chains part.
+                known = replace(known, expectation=Expectation.UNKNOWN)
+            self._facts[page] = known
+            self._policy.used(page, known, now)
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference from each page of a chain, its end first."""
@@ -177,7 +186,9 @@ class PagePool:
         if parent != ROOT_PARENT:
             self._parent[page] = self._page_of[parent]
             self._children[self._parent[page]] += 1
-        self._policy.entered(page, facts or self._plain(page), self._now())
+        known_facts = facts or BlockFacts(key, None if parent == ROOT_PARENT else parent)
+        self._facts[page] = known_facts
+        self._policy.entered(page, known_facts, self._now())
         self._events.append(PageEvent(key, True, parent, tenant, session))
         return page
 
@@ -254,6 +265,7 @@ class PagePool:
         assert key is not None
         self._policy.left(page, now)
         self._offered[page] = False
+        self._facts[page] = NO_FACTS
         self._cached -= 1
         del self._page_of[key]
         self._key[page] = None
@@ -264,16 +276,6 @@ class PagePool:
         if parent != _NONE:
             self._children[parent] -= 1
             self._offer(parent)
-
-    def _plain(self, page: int) -> BlockFacts:
-        parent = self._parent[page]
-        return BlockFacts(self._key[page], self._key[parent] if parent != _NONE else None)
-
-    def _fair(self, page: int, facts: BlockFacts) -> BlockFacts:
-        """Don't let one caller's last use speak for others: where chains part, others come."""
-        if facts.expectation is Expectation.NONE and self._children[page] > 1:
-            return replace(facts, expectation=Expectation.UNKNOWN)
-        return facts
 
     def check_invariants(self) -> None:
         """Assert that every page is in exactly one state and that links and counts agree."""

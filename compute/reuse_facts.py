@@ -6,29 +6,68 @@ Pure; used by the batcher for L1 and by the savers for the pool. It translates t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
 from compute.sequence import Sequence
 from kvcore.block_key import ROOT_PARENT
 from kvcore.reuse_hint import ReuseHint
 from policies.eviction import BlockFacts, Expectation
 
+_NOTHING_SAID: Final = (Expectation.UNKNOWN, None)
+
 
 def facts_of(seq: Sequence, block: int) -> BlockFacts:
     """Say what a request knows about one of its full blocks, whose key is known by now."""
     key, parent = seq.key_and_parent(block)
-    hint = seq.request.hint
-    expectation, expected_in_s = Expectation.UNKNOWN, None
-    if hint is not None:
-        expectation = expectation_of(hint, (block + 1) * seq.block_tokens)
-        if expectation is Expectation.TURN:
-            expected_in_s = hint.next_turn_s
+    expectation, expected_in_s = _future(seq, block)
     return BlockFacts(
         key=key,
         parent=None if parent == ROOT_PARENT else parent,
         depth=block,
-        tail=block == seq.prompt_length // seq.block_tokens - 1,
+        tail=block == _tail(seq),
         expectation=expectation,
         expected_in_s=expected_in_s,
     )
+
+
+def facts_of_hits(seq: Sequence, known: Iterable[BlockFacts]) -> list[BlockFacts]:
+    """Say the same of the request's first blocks, of which others knew something before.
+
+    Args:
+        seq: the request.
+        known: of its leading blocks; what does not change is not made again, for there may be
+            thousands.
+    """
+    tail = _tail(seq)
+    facts = []
+    for block, before in enumerate(known):
+        expectation, expected_in_s = _future(seq, block)
+        is_tail = block == tail
+        if (before.expectation, before.expected_in_s, before.tail) != (
+            expectation,
+            expected_in_s,
+            is_tail,
+        ):
+            before = replace(
+                before, tail=is_tail, expectation=expectation, expected_in_s=expected_in_s
+            )
+        facts.append(before)
+    return facts
+
+
+def _tail(seq: Sequence) -> int:
+    """The last full block of the prompt."""
+    return seq.prompt_length // seq.block_tokens - 1
+
+
+def _future(seq: Sequence, block: int) -> tuple[Expectation, float | None]:
+    hint = seq.request.hint
+    if hint is None:
+        return _NOTHING_SAID
+    expectation = expectation_of(hint, (block + 1) * seq.block_tokens)
+    return expectation, hint.next_turn_s if expectation is Expectation.TURN else None
 
 
 def expectation_of(hint: ReuseHint, end: int) -> Expectation:

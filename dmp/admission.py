@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 from dmp.eviction_order import EvictionOrder
-from dmp.evictor import Evictor
-from dmp.extents import ExtentTable
 from dmp.pool_node import PutRequest
 from kvcore.ids import BlockKey
 from policies.eviction import Expectation
@@ -26,32 +24,37 @@ class Admission:
         refused_puts: how many, ever.
     """
 
-    def __init__(self, extents: ExtentTable, order: EvictionOrder, evictor: Evictor) -> None:
+    def __init__(self, order: EvictionOrder) -> None:
         self.refused_puts = 0
-        self._extents = extents
         self._order = order
-        self._evictor = evictor
         self._refused: dict[BlockKey, None] = {}
 
-    def refuses(self, put: PutRequest, size: int, now: float) -> bool:
-        """Whether a block should get no place.
+    def is_unreachable(self, put: PutRequest) -> bool:
+        """Whether a block lies behind one that was refused; then it is refused as well.
 
-        Nobody could reach what lies behind a refused block. Most chains lie on one node, their
-        writer's; of one that is spread over several, parts may be kept elsewhere until they age.
+        Most chains lie on one node, their writer's. Of one that is spread over several, parts may
+        be kept elsewhere until they age.
         """
-        if put.expectation is Expectation.ROWS:
-            return False  # It will be read, and soon.
-        refused = put.parent in self._refused or not self._is_worth_it(put, size, now)
-        if refused:
-            self.refused_puts += 1
-            self._refused[put.key] = None
-            if len(self._refused) > _REMEMBERED:
-                del self._refused[next(iter(self._refused))]
-        elif self._refused:
-            self._refused.pop(put.key, None)
-        return refused
+        if put.parent not in self._refused or put.expectation is Expectation.ROWS:
+            return False
+        self._refuse(put.key)
+        return True
 
-    def _is_worth_it(self, put: PutRequest, size: int, now: float) -> bool:
-        if self._extents.has_room(size) or self._evictor.next_leaf(size, now) is None:
-            return True
-        return self._order.admits(put, size, now)
+    def refuses(self, put: PutRequest, size: int, now: float) -> bool:
+        """Whether a block is worth less than the one the eviction order just named."""
+        if put.expectation is Expectation.ROWS:  # It will be read, and soon.
+            return False
+        if self._order.admits(put, size, now):
+            return False
+        self._refuse(put.key)
+        return True
+
+    def taken(self, key: BlockKey) -> None:
+        """Take in that a block got a place: what lies behind it can be reached."""
+        self._refused.pop(key, None)
+
+    def _refuse(self, key: BlockKey) -> None:
+        self.refused_puts += 1
+        self._refused[key] = None
+        if len(self._refused) > _REMEMBERED:
+            del self._refused[next(iter(self._refused))]

@@ -9,6 +9,7 @@ offered again when that ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from dmp.leaf_queue import LeafQueue
@@ -22,7 +23,7 @@ MakePolicy = Callable[[int], EvictionPolicy]
 """Makes the policy for slots of a size in bytes."""
 
 SAME_USE_S: Final = 1.0
-"""Reads of a block so soon after its last use are that use: a load reads layer by layer."""
+"""Uses of a block that follow each other so soon are one."""
 
 
 def evictable(slot: Slot) -> bool:
@@ -63,17 +64,22 @@ class EvictionOrder:
         """Take a sealed block in."""
         slot.known = True
         slot.used_at = now
-        self._policy(slot.extent.slot_bytes).entered(slot.index, facts_of(slot.put), now)
+        slot.facts = facts_of(slot.put)
+        self._policy(slot.extent.slot_bytes).entered(slot.index, slot.facts, now)
 
     def used(self, slot: Slot, now: float) -> None:
-        """Take in that a sealed block was used; one found at a restart is known from then on."""
+        """Take in that a sealed block was used; one found at a restart is known from then on.
+
+        Uses within a second are one: a load looks a block up and then reads it layer by layer.
+        """
         if not slot.known:
             self.entered(slot, now)
             self.offer(slot)
-            return
-        slot.used_at = now
-        policy = self._policies[slot.extent.slot_bytes]
-        policy.used(slot.index, _facts_when_used(slot.put), now)
+        elif now - slot.used_at >= SAME_USE_S:
+            slot.used_at = now
+            if slot.facts.expectation is not Expectation.UNKNOWN:
+                slot.facts = _still_expected(slot.facts)
+            self._policies[slot.extent.slot_bytes].used(slot.index, slot.facts, now)
 
     def left(self, slot: Slot, now: float) -> None:
         """Take in that a block can't be found any more."""
@@ -115,7 +121,7 @@ class EvictionOrder:
         return self.leaves.oldest(size, store.get)
 
     def admits(self, put: PutRequest, size: int, now: float) -> bool:
-        """Whether a block is worth more than the one that ``next`` names."""
+        """Whether a block is worth more than the one that ``next`` just named."""
         policy = self._policies.get(size)
         return policy is None or policy.admits(facts_of(put), now)
 
@@ -144,13 +150,8 @@ class EvictionOrder:
             assert slot.state is SlotState.SEALED or not slot.known, slot
 
 
-def _facts_when_used(put: PutRequest) -> BlockFacts:
-    """Say what is expected now: the use that was announced has come, but rows follow each other."""
-    rows = put.expectation is Expectation.ROWS and put.expected_in_s is None
-    return BlockFacts(
-        put.key,
-        None if put.parent == ROOT_PARENT else put.parent,
-        put.depth,
-        put.tail,
-        Expectation.ROWS if rows else Expectation.UNKNOWN,
-    )
+def _still_expected(facts: BlockFacts) -> BlockFacts:
+    """Say what is expected after a use: the one announced has come, but rows follow each other."""
+    if facts.expectation is Expectation.ROWS and facts.expected_in_s is None:
+        return facts
+    return replace(facts, expectation=Expectation.UNKNOWN, expected_in_s=None)

@@ -34,18 +34,18 @@ class Evictor:
         self._has_lower_tier = has_lower_tier
         self._families: Families | None = None
 
-    def victims(self, size: int, *, now: float, uses: int, coming: BlockKey) -> Sequence[Slot]:
+    def victims(
+        self, leaf: Slot | None, size: int, *, uses: int, coming: BlockKey
+    ) -> Sequence[Slot]:
         """Choose who makes one place of a size, children first; () when nobody can go.
 
         Args:
+            leaf: what ``next_leaf`` said.
             size: slot size.
-            now: the time.
             uses: the number of uses so far; everything is older.
             coming: parent of the block that wants the place; it stays.
         """
-        leaf = self.next_leaf(size, now)
-        others = self._extents.coldest_of_other_sizes(size)
-        if others:
+        if others := self._extents.coldest_of_other_sizes(size):
             older_than = self._oldest_use(size) if leaf else uses + 1
             if family := self._coldest_family(others, older_than, coming):
                 return family

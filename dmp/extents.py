@@ -58,6 +58,7 @@ class ExtentTable:
         self._extents = [Extent(i) for i in range(extent_count)]
         self._unassigned = list(reversed(range(extent_count)))
         self._roomy: dict[int, dict[int, None]] = {}
+        self._assigned: dict[int, int] = {}
 
     def of(self, slot: int) -> Extent:
         """Return the extent a slot number lies in."""
@@ -85,10 +86,6 @@ class ExtentTable:
         """Slots in the extents that have a size now."""
         return sum(len(e.free) + len(e.live) for e in self._extents)
 
-    def has_room(self, size: int) -> bool:
-        """Whether ``take`` would find a slot."""
-        return bool(self._roomy.get(size)) or (bool(self._unassigned) and size <= self.extent_bytes)
-
     def take(self, size: int) -> int | None:
         """Take a free slot of that size, assigning an extent if needed; None when there is none."""
         if size > self.extent_bytes:
@@ -115,6 +112,9 @@ class ExtentTable:
         self._roomy[size][extent.index] = None
         if not extent.live:
             del self._roomy[size][extent.index]
+            self._assigned[size] -= 1
+            if not self._assigned[size]:
+                del self._assigned[size]
             extent.slot_bytes = 0
             extent.free = []
             self._unassigned.append(extent.index)
@@ -138,6 +138,7 @@ class ExtentTable:
 
     def _adopt(self, extent: Extent, size: int, slots: Sequence[int]) -> None:
         extent.slot_bytes = size
+        self._assigned[size] = self._assigned.get(size, 0) + 1
         extent.live = set(slots)
         self.used_bytes += size * len(slots)
         numbers = self._numbers(extent)
@@ -147,12 +148,18 @@ class ExtentTable:
             roomy[extent.index] = None
 
     def coldest_of_other_sizes(self, size: int) -> list[Extent]:
-        """Return assigned extents of other sizes, longest unused first; O(extents log extents)."""
+        """Return assigned extents of other sizes, longest unused first.
+
+        O(extents log extents) when there are any.
+        """
+        if size in self._assigned and len(self._assigned) == 1:
+            return []
         others = [e for e in self._extents if e.live and e.slot_bytes != size]
         return sorted(others, key=lambda e: e.last_used)
 
     def _assign(self, extent: Extent, size: int) -> None:
         extent.slot_bytes = size
+        self._assigned[size] = self._assigned.get(size, 0) + 1
         extent.free = list(reversed(self._numbers(extent)))
         self._roomy.setdefault(size, {})[extent.index] = None
 
@@ -168,6 +175,8 @@ class ExtentTable:
     def check_invariants(self, live: int) -> None:
         """Assert that free and used slots (``live`` of these) make up every extent; O(slots)."""
         used = 0
+        sizes = [extent.slot_bytes for extent in self._extents if extent.slot_bytes]
+        assert self._assigned == {size: sizes.count(size) for size in sizes}
         assert live == sum(len(extent.live) for extent in self._extents)
         for extent in self._extents:
             assert (extent.slot_bytes == 0) == (not extent.live), extent

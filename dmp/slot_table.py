@@ -75,7 +75,7 @@ class SlotTable:
         self._evictor = Evictor(
             self._store, self.extents, self._order, has_lower_tier=has_lower_tier
         )
-        self._admission = Admission(self.extents, self._order, self._evictor)
+        self._admission = Admission(self._order)
         self.leases = SlotLeases(
             self._store,
             limit_bytes=int(extent_count * extent_bytes * lease_share),
@@ -92,8 +92,11 @@ class SlotTable:
         slot = self._store.find(key)
         if slot is None or slot.state is not SlotState.SEALED:
             return None
-        self._touch(slot)
-        self._order.used(slot, self.now)
+        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
+        if self.now - slot.used_at >= SAME_USE_S or not slot.known:
+            self._order.used(slot, self.now)
         return slot
 
     def get(self, index: int, generation: int) -> Slot | None:
@@ -164,17 +167,16 @@ class SlotTable:
         if put.key in self._order.leaves.children and self._store.closes_a_ring(put):
             return None
         size = slot_bytes_for(put.range_bytes, put.range_count)
-        if not must and self._admission.refuses(put, size, self.now):
+        if not must and self._admission.is_unreachable(put):
             return None
         index = self.extents.take(size)
         victims: Sequence[Slot] = ()
-        if index is None and size <= self.extents.extent_bytes:
-            victims = self._evict_for(size, put.parent)
-            index = self.extents.take(size)
         if index is None:
-            assert not victims, victims
-            self.alloc_failures += 1
-            return None
+            victims = self._evict_for(put, size, must=must)
+            if not victims:
+                return None
+            index = self.extents.take(size)
+            assert index is not None, victims
         slot = self._occupy(index, put, owner)
         slot.deadline = deadline
         self._expect(slot, deadline)
@@ -264,7 +266,7 @@ class SlotTable:
         slot = self.get(index, generation)
         if slot is not None and slot.state is SlotState.SEALED:
             self._touch(slot)
-            self._count_read(slot)
+            self._order.used(slot, self.now)
 
     def pin(self, slot: Slot) -> None:
         """Keep the slot's bytes in place while a transfer touches them."""
@@ -275,12 +277,10 @@ class SlotTable:
         """Pin, and count a use."""
         slot.pins += 1
         self.pinned += 1
-        self._touch(slot)
-        self._count_read(slot)
-
-    def _count_read(self, slot: Slot) -> None:
-        """Tell the policy, unless the read is a part of the use it knows."""
-        if not slot.known or self.now - slot.used_at >= SAME_USE_S:
+        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
+        if self.now - slot.used_at >= SAME_USE_S or not slot.known:
             self._order.used(slot, self.now)
 
     def unpin(self, slot: Slot) -> Slot | None:
@@ -386,16 +386,28 @@ class SlotTable:
         self._owners.add(owner, index)
         self._store.add(slot)
         self._store.by_key[put.key] = index
+        self._admission.taken(put.key)
         self._order.leaves.link(put.parent)
         self._clean.linked(slot)
         self._evictor.linked(slot)
         self._touch(slot)
         return slot
 
-    def _evict_for(self, size: int, parent: BlockKey) -> Sequence[Slot]:
-        """Make one place of a size; a parent is not evicted to make room for its own child."""
+    def _evict_for(self, put: PutRequest, size: int, *, must: bool) -> Sequence[Slot]:
+        """Make a place; () if there is none, or it is worth less than what would have to go.
+
+        A parent is not evicted to make room for its own child.
+        """
+        if size > self.extents.extent_bytes:
+            self.alloc_failures += 1
+            return ()
+        parent = put.parent
         self._order.leaves.link(parent)
-        victims = self._evictor.victims(size, now=self.now, uses=self._uses, coming=parent)
+        leaf = self._evictor.next_leaf(size, self.now)
+        victims: Sequence[Slot] = ()
+        if leaf is None or must or not self._admission.refuses(put, size, self.now):
+            victims = self._evictor.victims(leaf, size, uses=self._uses, coming=parent)
+            self.alloc_failures += not victims
         for slot in victims:
             self._forget_key(slot)
             self._vacate(slot)

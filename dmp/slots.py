@@ -11,6 +11,7 @@ from typing import Final
 
 from dmp.extents import Extent
 from dmp.pool_node import PutRequest
+from policies.eviction import NO_FACTS, BlockFacts
 
 _NOWHERE: Final = Extent(-1)
 
@@ -48,6 +49,7 @@ class Slot:
             that a restart found, until somebody uses them.
         offered: that policy may name it as the next to go.
         used_at: time of the last use that the policy was told.
+        facts: what that policy was told; NO_FACTS while it does not know the slot.
         spare: clean, and not used since the copy was made: among the next to be evicted.
     """
 
@@ -70,6 +72,7 @@ class Slot:
     known: bool = False
     offered: bool = False
     used_at: float = 0.0
+    facts: BlockFacts = NO_FACTS
 
     @property
     def length(self) -> int:

@@ -158,8 +158,9 @@ class Blends:
             for some in pages.values():
                 self._batcher.pool.release(some)
             return False
+        pool = self._batcher.pool
         for some in pages.values():
-            self._batcher.pool.use(some)
+            pool.use(some, pool.facts(some))
         self._decoder.pages.clear(seq.pages[seq.computed // seq.block_tokens :])
         for chunk in loads:
             pages[chunk.name], fresh = fresh[: len(chunk.keys)], fresh[len(chunk.keys) :]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dmp.eviction_order import SAME_USE_S
 from dmp.extents import slot_bytes_for
 from dmp.geometry import SLOT_DTYPE
 from dmp.restored import RestoredSlots
@@ -54,6 +55,7 @@ def test_leaves_go_first_and_parents_last(table: SlotTable) -> None:
 def test_the_least_recently_used_leaf_goes(table: SlotTable) -> None:
     for name in "abcd":
         put(table, name)
+    table.now = SAME_USE_S
     assert table.find(block_key("a")) is not None
     assert victims_of(table, "e") == [block_key("b")]
 
