@@ -1,26 +1,29 @@
 """Choosing a node: one cost in seconds for every candidate, and what to do among equals.
 
-Pure functions, called by scheduler/state.py. Costs of equal nodes are computed once.
+Called by scheduler/router.py. All candidates are weighed at once, in arrays; a CostSplit is made
+only for those that are looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvcore.ids import NodeId
+from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
-from scheduler.cost import (
-    CachedPrefix,
-    CostSplit,
-    Rates,
-    ServiceCost,
-    service_cost,
-    total_cost,
-    wait_cost,
-)
+from scheduler.config import SchedulerConfig
+from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from scheduler.events import Stage
-from scheduler.fleet import NodeRecord
+from scheduler.fleet import Fleet
+from scheduler.node_record import NodeRecord, Work
+from scheduler.node_table import Column, Figures
 from scheduler.request_record import RequestRecord
+from scheduler.service import Service, Waits, serve
 
 EQUAL_COST = 1.02
 """Costs within two per cent are the same: the estimate is no better than that."""
@@ -29,48 +32,136 @@ PREFERRED_COST = 1.5
 """A plan's wish bends the cost by that much: what it knows of calls to come is worth some wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class Costs(Sequence[CostSplit]):
+    """What a request costs at each of some nodes; a sequence of CostSplit.
+
+    Attributes:
+        nodes: the candidates.
+        figures: what is known of them.
+        service: the best plan at each.
+        wait_s: seconds to its turn.
+        service_s: seconds from then to its first token, corrected.
+        harm_s: charge for decodes it holds up.
+        handoff_s: what passing on the answer adds.
+        total_s: the cost.
+        charge: ``1 + c*Q``.
+    """
+
+    nodes: list[NodeRecord]
+    figures: Figures
+    service: Service
+    wait_s: Column
+    service_s: Column
+    harm_s: Column
+    handoff_s: Column
+    total_s: Column
+    charge: float
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> CostSplit: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CostSplit]: ...
+
+    def __getitem__(self, index: int | slice) -> CostSplit | list[CostSplit]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        return CostSplit(
+            wait_s=float(self.wait_s[index]),
+            service=self.service.cost(index, float(self.service_s[index])),
+            total_s=float(self.total_s[index]),
+            harm_s=float(self.harm_s[index]),
+            handoff_s=float(self.handoff_s[index]),
+            charge=self.charge,
+        )
+
+    def behind(self, before_s: Column) -> Costs:
+        """Return the costs if each node had so many seconds more to do before."""
+        return Costs(
+            self.nodes,
+            self.figures,
+            self.service,
+            self.wait_s + before_s,
+            self.service_s,
+            self.harm_s,
+            self.handoff_s,
+            self.total_s + before_s,
+            self.charge,
+        )
+
+    def cheapest(self, count: int) -> list[int]:
+        """Return the indices of the cheapest, cheapest first."""
+        if count >= len(self):
+            return [int(at) for at in np.argsort(self.total_s, kind="stable")]
+        some = np.argpartition(self.total_s, count)[:count]
+        return [int(at) for at in some[np.argsort(self.total_s[some], kind="stable")]]
+
+    def work(self, index: int, total_tokens: int, layout: BlockLayout) -> Work:
+        """Say what a node has to do for the request before its first token."""
+        blocks = self.service.tier_blocks(index)
+        l2, l3, l4 = (float(count * layout.stored_bytes) for count in blocks[1:])
+        return Work(
+            tokens=total_tokens - sum(blocks) * layout.block_tokens,
+            compute_s=float(self.service.prefill_s[index] * self.figures.factor[index]),
+            load_bytes=(l2, l3, l4),
+            predicted_s=float(self.service.ended_s[index]),
+            corrected_s=float(self.wait_s[index] + self.service_s[index]),
+        )
+
+
 def weigh(
-    request: RequestRecord, candidates: Sequence[NodeRecord], *, queue_weight: float
-) -> list[CostSplit]:
+    request: RequestRecord,
+    candidates: Sequence[NodeRecord],
+    *,
+    fleet: Fleet,
+    now: float,
+    splits: bool = False,
+) -> Costs:
     """Say what the request would cost at each candidate, in their order.
 
     Args:
         request: its tokens and where its blocks are.
         candidates: at least one node that serves its model.
-        queue_weight: ``c`` of the charge for delaying others.
+        fleet: their figures, and the queues of the paths they share.
+        now: the time.
+        splits: nodes that only prefill would hand the answer over.
     """
-    outstanding = sum(r.outstanding for r in candidates) / len(candidates)
-    layout = candidates[0].layout(request.arrived.model)
-    services: dict[tuple[Rates, CachedPrefix], ServiceCost] = {}
-    costs: list[CostSplit] = []
-    for record in candidates:
-        key = (record.rates, _prefix(request, record))
-        service = services.get(key)
-        if service is None:
-            service = service_cost(request.total_tokens, key[1], record.rates, layout)
-            services[key] = service
-        waiting = record.waiting_tokens + record.others_waiting_tokens
-        wait_s = wait_cost(waiting, record.outstanding, record.rates)
-        costs.append(
-            total_cost(wait_s, service, mean_outstanding=outstanding, queue_weight=queue_weight)
-        )
-    return costs
+    config, nodes = fleet.config, list(candidates)
+    layout = nodes[0].layout(request.arrived.model)
+    figures = fleet.table.figures([record.row for record in nodes])
+    waits = _waits(figures, fleet, now)
+    reach = _reach(request, nodes)
+    service = serve(request.total_tokens, reach, figures, layout, waits)
+    # What a node was learned to add is spread over its wait and its service alike.
+    wait_s = figures.factor * waits.compute_s
+    service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
+    charge = 1.0 + config.queue_weight * float(figures.outstanding.mean())
+    delayed_s = np.maximum(service.prefill_s - figures.decode_step_s, 0.0)
+    harm_s = config.decode_harm * figures.decodes * delayed_s
+    handoff_s = harm_s * 0.0
+    if splits:
+        handoff_s = figures.hands_over * _handoff_s(request.total_tokens, figures, layout, config)
+    total_s = wait_s + charge * service_s + harm_s + handoff_s
+    return Costs(nodes, figures, service, wait_s, service_s, harm_s, handoff_s, total_s, charge)
 
 
-def prefer_direct(
-    candidates: list[NodeRecord], costs: list[CostSplit], *, stage: Stage
-) -> tuple[list[NodeRecord], list[CostSplit]]:
+def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
     """Leave only decode nodes to a prompt that costs no more there: they need no handoff."""
-    direct = [i for i, r in enumerate(candidates) if r.info.role is NodeRole.DECODE]
-    bound = min(cost.total_s for cost in costs) * EQUAL_COST
-    if stage is Stage.DECODE or not any(costs[i].total_s <= bound for i in direct):
-        return candidates, costs
-    return [candidates[i] for i in direct], [costs[i] for i in direct]
+    every = list(range(len(costs)))
+    if stage is Stage.DECODE:
+        return every
+    direct = [i for i, r in enumerate(costs.nodes) if r.info.role is NodeRole.DECODE]
+    bound = float(costs.total_s.min()) * EQUAL_COST
+    return direct if any(costs.total_s[i] <= bound for i in direct) else every
 
 
 def choose(
-    candidates: Sequence[NodeRecord],
-    costs: Sequence[CostSplit],
+    costs: Costs,
+    among: Sequence[int],
     *,
     last_node: NodeId | None,
     preferred: NodeId | None = None,
@@ -79,27 +170,74 @@ def choose(
 
     Where the plan of a statement prefers a node, that one is taken while it is not much dearer.
 
+    Args:
+        costs: of all candidates.
+        among: indices of those to choose from, at least one.
+        last_node: wins among equals.
+        preferred: wins unless it is much dearer.
+
     Returns:
         the index of the chosen candidate.
     """
-    least = min(cost.total_s for cost in costs)
-    for index, record in enumerate(candidates if preferred is not None else ()):
-        if record.info.node_id == preferred and costs[index].total_s <= least * PREFERRED_COST:
-            return index
-    bound = least * EQUAL_COST
+    some = np.asarray(among)
+    totals = costs.total_s[some]
+    least = float(totals.min())
+    equal = some[totals <= least * EQUAL_COST]
+    for node_id, bound in ((preferred, PREFERRED_COST), (last_node, EQUAL_COST)):
+        if node_id is not None:
+            for at in some[totals <= least * bound]:
+                if costs.nodes[at].info.node_id == node_id:
+                    return int(at)
+    order = np.lexsort((costs.figures.last_chosen[equal], costs.figures.outstanding[equal]))
+    return int(equal[order[0]])
 
-    def order(index: int) -> tuple[bool, int, int]:
-        record = candidates[index]
-        return (record.info.node_id != last_node, record.outstanding, record.last_chosen)
 
-    return min((i for i, c in enumerate(costs) if c.total_s <= bound), key=order)
+def _handoff_s(
+    tokens: int, figures: Figures, layout: BlockLayout, config: SchedulerConfig
+) -> Column:
+    """Seconds between prefill and decode stage: the node that goes on loads all KV."""
+    blocks = -(-tokens // layout.block_tokens)
+    return config.handoff_s + blocks * layout.stored_bytes * figures.l2_byte_s
 
 
-def _prefix(request: RequestRecord, record: NodeRecord) -> CachedPrefix:
-    """What of the request's chain the node could reuse, from near and far."""
-    near = request.near.get(record.info.node_id)
-    if near is None:
-        return request.pool
-    l2 = max(near.l1_blocks, near.l2_blocks)
-    l3 = max(l2, request.pool.l3_blocks)
-    return CachedPrefix(near.l1_blocks, l2, l3, max(l3, request.pool.l4_blocks))
+def _waits(figures: Figures, fleet: Fleet, now: float) -> Waits:
+    """When a new prompt's turn comes at each node, and on each path.
+
+    Every prompt before it is computed first, and each request takes the compute of one token in the
+    step that is shared with it. What the node is at was begun; when it should be over and is not,
+    the node is late, by as much again.
+    """
+    left_s = figures.head_end_s - now
+    ours_s = (
+        figures.waiting_s - figures.head_s + np.maximum(np.minimum(left_s, figures.head_s), -left_s)
+    )
+    others_s = (figures.others_tokens + figures.outstanding) * figures.token_s
+    l3_s = _path_wait(fleet, "l3", figures.l3_queued, figures.l3_byte_s)
+    l4_s = _path_wait(fleet, "l4", figures.l4_queued, figures.l4_byte_s)
+    return Waits(ours_s + others_s, figures.l2_queued * figures.l2_byte_s, l3_s, l4_s)
+
+
+def _path_wait(fleet: Fleet, tier: str, queued: Column, byte_s: Column) -> Column:
+    """When a path is free: behind what its node loads, and what all load from the pool's nodes.
+
+    Each node of the pool is taken to be as fast as its fastest reader sees it.
+    """
+    own_s = queued * byte_s
+    total = fleet.table.queued_bytes(tier) if fleet.pool_nodes else 0.0
+    if not total:
+        return own_s
+    shared_s = total * float(byte_s.min()) / fleet.pool_nodes
+    return np.maximum(own_s, shared_s)
+
+
+def _reach(request: RequestRecord, nodes: Sequence[NodeRecord]) -> NDArray[np.float64]:
+    """Blocks of the request's chain each node could reuse, from near and far: [4, nodes]."""
+    reach = np.zeros((4, len(nodes)))
+    if request.near:
+        get = request.near.get
+        known: list[CachedPrefix] = [get(r.info.node_id, NOTHING_CACHED) for r in nodes]
+        reach[0] = [prefix.l1_blocks for prefix in known]
+        reach[1] = [prefix.l2_blocks for prefix in known]
+    reach[2] = request.pool.l3_blocks
+    reach[3] = request.pool.l4_blocks
+    return reach

@@ -39,13 +39,15 @@ class SchedulerConfig:
             those before it is refused at once. 0.0: none.
         prefetches_per_node: waiting requests whose blocks a node loads ahead at a time.
         queue_weight: ``c`` of ``wait + (1 + c*Q) * service``; 3 kept long-context clusters stable.
+        decode_harm: how much a second counts for which a prefill holds up one running decode,
+            beside a second to the first token; a reader notices a pause less than a wait.
         handoff_s: time to pass a request from a prefill to a decode node, but for its KV.
         direct_tokens: uncached tokens that a decode node may compute itself, if they are at most
             half of the prompt and cheaper there; longer prompts would hold its decodes up.
         prefill_tokens_per_s: prefill rate of a node that has not measured any.
         l2_bytes_per_s: load rate from the host's own segment until measured (a DRAM copy).
         l3_bytes_per_s: load rate from other hosts until measured (10 Gbit/s Ethernet).
-        l4_bytes_per_s: load rate from disk; nodes do not report one yet (a slow NVMe drive).
+        l4_bytes_per_s: rate of bringing up what rests on disk until measured (a slow NVMe drive).
         decisions_logged: routing decisions kept for the views.
     """
 
@@ -66,6 +68,7 @@ class SchedulerConfig:
     ttft_slo_s: float = 0.0
     prefetches_per_node: int = 2
     queue_weight: float = 3.0
+    decode_harm: float = 0.05
     handoff_s: float = 0.005
     direct_tokens: int = 512
     prefill_tokens_per_s: float = 2_000.0

@@ -1,26 +1,45 @@
-"""What answering a prompt on a node would cost, in seconds.
+"""What a node is, what a prompt could reuse there, and what that costs: the values of routing.
 
-Pure functions over plain numbers, called by scheduler/state.py for every candidate node. One cost
-feeds the choice of the node and the gate "load or recompute"; nothing here knows a clock.
+All in seconds, tokens, blocks and bytes. The arithmetic is in scheduler/service.py; it is done for
+all candidates at once, and these values are made only for those that somebody looks at.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from kvcore.layout import BlockLayout
 from kvcore.node import NodeLoad
 from scheduler.config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a node prefills and loads; tokens and bytes per second, all positive."""
+    """How fast a node prefills and loads; rates are positive, latencies are not negative.
+
+    Attributes:
+        prefill_tokens_per_s: tokens computed per second, but for what the next two add.
+        l2_bytes_per_s: load rate from the host's segment.
+        l3_bytes_per_s: load rate from other hosts.
+        l4_bytes_per_s: rate at which what rests is brought into memory, to be read from there.
+        l2_latency_s: seconds of each layer's read from the host's segment.
+        l3_latency_s: seconds of each layer's read from other hosts.
+        l4_latency_s: seconds of bringing anything up, once.
+        step_s: seconds of each forward pass.
+        pair_s: seconds per (query, key) pair of attention.
+        step_tokens: tokens of a forward pass at most.
+    """
 
     prefill_tokens_per_s: float
     l2_bytes_per_s: float
     l3_bytes_per_s: float
     l4_bytes_per_s: float
+    l2_latency_s: float = 0.0
+    l3_latency_s: float = 0.0
+    l4_latency_s: float = 0.0
+    step_s: float = 0.0
+    pair_s: float = 0.0
+    step_tokens: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,104 +68,63 @@ class ServiceCost:
 
     Attributes:
         reused_blocks: blocks worth taking from the cache.
-        load_s: seconds to load those not in L1.
+        load_s: seconds to load those not in L1, without the wait for the path.
         prefill_s: seconds to compute the rest.
-        total_s: both, overlapped layer by layer.
+        total_s: seconds from its turn to the first token: both, overlapped layer by layer, what is
+            left of the path's queue by then, and what the node was learned to add.
+        tier_blocks: the reused blocks in L1, L2, L3 and L4.
     """
 
     reused_blocks: int
     load_s: float
     prefill_s: float
     total_s: float
+    tier_blocks: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CostSplit:
-    """A candidate's cost: ``total_s = wait_s + (1 + c*Q) * service.total_s``."""
+    """A candidate's cost: ``wait_s + charge * service.total_s + harm_s + handoff_s``.
+
+    Attributes:
+        wait_s: until the node begins to compute for the prompt.
+        service: from then on.
+        total_s: the cost.
+        harm_s: charge for the decodes it would hold up.
+        handoff_s: what passing the answer on to another node adds.
+        charge: ``1 + c*Q``, for the delay put on others.
+    """
 
     wait_s: float
     service: ServiceCost
     total_s: float
+    harm_s: float = 0.0
+    handoff_s: float = 0.0
+    charge: float = 1.0
 
     @property
     def ttft_s(self) -> float:
-        """Predicted time to the first token: the cost without the charge for delaying others."""
+        """Predicted time to the first token: the cost without the charges."""
         return self.wait_s + self.service.total_s
 
 
 def known_rates(load: NodeLoad, config: SchedulerConfig) -> Rates:
-    """Take the rates a node measured, and the documented defaults where it has none."""
+    """Take the figures a node measured, and the documented defaults where it has none."""
+    is_fitted = load.prefill_token_s or load.prefill_pair_s or load.prefill_step_s
+    measured = _inverse(load.prefill_token_s) if is_fitted else load.prefill_tokens_per_s
     return Rates(
-        prefill_tokens_per_s=load.prefill_tokens_per_s or config.prefill_tokens_per_s,
+        prefill_tokens_per_s=measured or config.prefill_tokens_per_s,
         l2_bytes_per_s=load.l2_bytes_per_s or config.l2_bytes_per_s,
         l3_bytes_per_s=load.l3_bytes_per_s or config.l3_bytes_per_s,
-        l4_bytes_per_s=config.l4_bytes_per_s,
+        l4_bytes_per_s=load.l4_bytes_per_s or config.l4_bytes_per_s,
+        l2_latency_s=load.l2_latency_s,
+        l3_latency_s=load.l3_latency_s,
+        l4_latency_s=load.l4_latency_s,
+        step_s=load.prefill_step_s,
+        pair_s=load.prefill_pair_s,
+        step_tokens=load.step_tokens or math.inf,
     )
 
 
-def service_cost(
-    prompt_tokens: int, prefix: CachedPrefix, rates: Rates, layout: BlockLayout
-) -> ServiceCost:
-    """Find how deep into the cached prefix it pays to load, and what that costs.
-
-    The last prompt token is always computed, because its logits are wanted. A tier that is slower
-    than computing is not used: the gate of compute/tiers.py makes the same comparison.
-
-    Args:
-        prompt_tokens: tokens of the prompt, at least 1.
-        prefix: what the node can reuse.
-        rates: how fast it is.
-        layout: bytes per block and tokens per block.
-    """
-    steps = (
-        (prefix.l1_blocks, 0.0),
-        (prefix.l2_blocks, layout.stored_bytes / rates.l2_bytes_per_s),
-        (prefix.l3_blocks, layout.stored_bytes / rates.l3_bytes_per_s),
-        (prefix.l4_blocks, layout.stored_bytes / rates.l4_bytes_per_s),
-    )
-    usable_blocks = (prompt_tokens - 1) // layout.block_tokens
-    best: ServiceCost | None = None
-    depth, load_s = 0, 0.0
-    for prefix_blocks, block_load_s in steps:
-        reach = max(depth, min(prefix_blocks, usable_blocks))
-        load_s += (reach - depth) * block_load_s
-        depth = reach
-        prefill_s = (prompt_tokens - depth * layout.block_tokens) / rates.prefill_tokens_per_s
-        total_s = overlapped(load_s, prefill_s, layout.layers)
-        if best is None or total_s < best.total_s:
-            best = ServiceCost(depth, load_s, prefill_s, total_s)
-    assert best is not None  # steps is never empty
-    return best
-
-
-def overlapped(load_s: float, prefill_s: float, layers: int) -> float:
-    """Time of a two-stage pipeline over layers: the longer stage, and one layer of the shorter."""
-    return max(load_s, prefill_s) + min(load_s, prefill_s) / layers
-
-
-def handoff_cost(prompt_tokens: int, rates: Rates, layout: BlockLayout, *, fixed_s: float) -> float:
-    """Seconds between prefill and decode stage: the node that goes on loads all KV."""
-    blocks = -(-prompt_tokens // layout.block_tokens)
-    return fixed_s + blocks * layout.stored_bytes / rates.l2_bytes_per_s
-
-
-def wait_cost(waiting_prefill_tokens: int, running: int, rates: Rates) -> float:
-    """Seconds until a new prompt's turn.
-
-    Every token queued before it is computed first, and each running request takes the compute of
-    one token in each step that is shared with it.
-    """
-    return (waiting_prefill_tokens + running) / rates.prefill_tokens_per_s
-
-
-def total_cost(
-    wait_s: float, service: ServiceCost, *, mean_outstanding: float, queue_weight: float
-) -> CostSplit:
-    """Add the wait and the service, charged for the delay it puts on others.
-
-    The more requests are outstanding per node (``Q``), the more everyone behind pays for each
-    second of recomputation; greedy minimum TTFT (``queue_weight`` 0) collapses under load because
-    it does not see that. On an idle cluster both are the same.
-    """
-    charge = 1.0 + queue_weight * mean_outstanding
-    return CostSplit(wait_s, service, wait_s + charge * service.total_s)
+def _inverse(seconds: float) -> float:
+    return 1.0 / seconds if seconds else math.inf

@@ -77,9 +77,16 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class NodesSeen:
-    """The whole list of compute nodes; whoever is not in it is doubted, and later forgotten."""
+    """The whole list of compute nodes; whoever is not in it is doubted, and later forgotten.
+
+    Attributes:
+        nodes: the compute nodes.
+        pool_nodes: how many nodes' memory and disks they share; 0: unknown, and no load is assumed
+            to wait for those of other compute nodes.
+    """
 
     nodes: tuple[SeenNode, ...]
+    pool_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

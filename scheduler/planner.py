@@ -16,9 +16,10 @@ from kvcore.request import GenerateRequest
 from scheduler.config import SchedulerConfig
 from scheduler.directory_client import DirectoryClient
 from scheduler.events import Prefetch, WantedModel
-from scheduler.fleet import ALIVE, Fleet, NodeRecord
+from scheduler.fleet import ALIVE, Fleet
 from scheduler.hold_keeper import HoldKeeper
 from scheduler.load_ahead import LoadAhead
+from scheduler.node_record import NodeRecord
 from scheduler.plan_events import PlanNode
 from scheduler.plan_runs import Effort
 from scheduler.statement_run import PlannedCall, StatementRun

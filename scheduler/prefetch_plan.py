@@ -10,7 +10,8 @@ from kvcore.ids import NodeId
 from scheduler.config import SchedulerConfig
 from scheduler.cost import NOTHING_CACHED, CachedPrefix
 from scheduler.events import Instruction, Prefetch, PrefetchDone, PrefillProgress, Stage
-from scheduler.fleet import Fleet, NodeRecord
+from scheduler.fleet import Fleet
+from scheduler.node_record import NodeRecord
 from scheduler.request_record import RequestRecord
 from scheduler.router import Pick, Router, layout_of
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from kvcore.ids import NodeId, RequestId
 from scheduler.cost import NOTHING_CACHED, CachedPrefix
 from scheduler.events import RequestArrived, Stage
-from scheduler.fleet import NodeRecord
+from scheduler.node_record import NodeRecord
 
 STORY_LINES = 32
 

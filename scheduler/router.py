@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from heapq import nsmallest
+from dataclasses import dataclass
+
+import numpy as np
 
 from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
 from scheduler.admission import WaitQueue
-from scheduler.choice import choose, prefer_direct, weigh
+from scheduler.choice import Costs, choose, prefer_direct, weigh
 from scheduler.config import SchedulerConfig
-from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, handoff_cost
+from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from scheduler.events import CandidateCost, RequestArrived, Stage
-from scheduler.fleet import Fleet, NodeRecord
+from scheduler.fleet import Fleet
+from scheduler.node_record import NodeRecord, Work
 from scheduler.request_record import Phase, RequestRecord
 
 SESSIONS_REMEMBERED = 65_536
@@ -35,12 +37,14 @@ class Pick:
     Attributes:
         node: the cheapest for it.
         cost: what it costs there.
+        work: what the node would have to do for it.
         has_room: it may go there now.
         weighed: what the cheapest candidates cost, the picked one first.
     """
 
     node: NodeRecord
     cost: CostSplit
+    work: Work
     has_room: bool
     weighed: tuple[CandidateCost, ...]
 
@@ -101,23 +105,28 @@ class Router:
             queue: who waits. A new request goes behind them; one that waits is weighed only when
                 its turn has come, so nobody is before it.
         """
-        costs = self._weigh(request, candidates, now)
-        nodes, costs = prefer_direct(candidates, costs, stage=request.stage)
-        alone = len(nodes) == 1
-        room = [self.has_room(node, alone=alone) for node in nodes]
+        costs = weigh(
+            request, candidates, fleet=self._fleet, now=now, splits=self._splits(request, now)
+        )
+        among = prefer_direct(costs, stage=request.stage)
         if queue.awaited_tokens and request.phase is not Phase.WAITING:
-            costs = [_behind(queue, n, cost) for n, cost in zip(nodes, costs, strict=True)]
+            costs = _behind(queue, costs)
         last = self._last_node(request)
         wish = None if request.stage is Stage.DECODE else request.arrived.preferred_node
-        chosen = choose(nodes, costs, last_node=last, preferred=wish)
-        if not room[chosen] and any(room):
-            free = [at for at, has_room in enumerate(room) if has_room]
-            some = choose([nodes[i] for i in free], [costs[i] for i in free], last_node=last)
-            if costs[free[some]].total_s <= costs[chosen].total_s + self._place_wait_s(
-                request, nodes[chosen], now, queue
-            ):
-                chosen = free[some]
-        return Pick(nodes[chosen], costs[chosen], room[chosen], _logged(nodes, costs, chosen))
+        chosen = choose(costs, among, last_node=last, preferred=wish)
+        alone = len(among) == 1
+        has_room = self.has_room(costs.nodes[chosen], alone=alone)
+        if not has_room:
+            free = [at for at in among if self.has_room(costs.nodes[at], alone=alone)]
+            place_s = self._place_wait_s(request, costs.nodes[chosen], now, queue)
+            if free:
+                some = choose(costs, free, last_node=last)
+                if costs.total_s[some] <= costs.total_s[chosen] + place_s:
+                    chosen, has_room = some, True
+        node = costs.nodes[chosen]
+        work = costs.work(chosen, request.total_tokens, layout_of(request, node))
+        weighed = _logged(costs, among, chosen)
+        return Pick(node, weighed[0].cost, work, has_room, weighed)
 
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
@@ -126,22 +135,6 @@ class Router:
         if node.outstanding < self._config.max_in_flight_per_node:
             return 0.0
         return queue.slot_wait_s(request, node.info.node_id, now)
-
-    def _weigh(
-        self, request: RequestRecord, candidates: list[NodeRecord], now: float
-    ) -> list[CostSplit]:
-        """Say what each candidate costs, until somebody decodes."""
-        costs = weigh(request, candidates, queue_weight=self._config.queue_weight)
-        for at, record in enumerate(candidates):
-            if request.stage is not Stage.DECODE and self.would_split(request, record, now):
-                extra_s = handoff_cost(
-                    request.total_tokens,
-                    record.rates,
-                    layout_of(request, record),
-                    fixed_s=self._config.handoff_s,
-                )
-                costs[at] = replace(costs[at], total_s=costs[at].total_s + extra_s)
-        return costs
 
     def has_room(self, record: NodeRecord, *, alone: bool) -> bool:
         """Whether a node should be given one more request now.
@@ -166,9 +159,13 @@ class Router:
 
     def would_split(self, request: RequestRecord, node: NodeRecord, now: float) -> bool:
         """Whether a node would hand the answer over after the prefill."""
+        return node.info.role is NodeRole.PREFILL and self._splits(request, now)
+
+    def _splits(self, request: RequestRecord, now: float) -> bool:
+        """Whether nodes that only prefill would hand the answer over."""
         return (
-            request.arrived.splittable
-            and node.info.role is NodeRole.PREFILL
+            request.stage is not Stage.DECODE
+            and request.arrived.splittable
             and self._fleet.decodes_elsewhere(request.arrived.model, now)
         )
 
@@ -179,9 +176,9 @@ class Router:
             return request.successor
         request.successor, request.prefetched_tokens = None, 0
         if decoders:
-            costs = weigh(request, decoders, queue_weight=self._config.queue_weight)
+            costs = weigh(request, decoders, fleet=self._fleet, now=now)
             last = self._sessions.get(request.arrived.session_id or "")
-            request.successor = decoders[choose(decoders, costs, last_node=last)]
+            request.successor = decoders[choose(costs, range(len(costs)), last_node=last)]
             self._mark(request.successor)
         return request.successor
 
@@ -200,7 +197,7 @@ class Router:
 
     def _mark(self, node: NodeRecord) -> None:
         self._serial += 1
-        node.last_chosen = self._serial
+        node.mark(self._serial)
 
 
 def layout_of(request: RequestRecord, record: NodeRecord) -> BlockLayout:
@@ -220,18 +217,15 @@ def near_after_handoff(
     return CachedPrefix(l1, max(l1, known.l2_blocks, blocks if same_host else 0))
 
 
-def _behind(queue: WaitQueue, node: NodeRecord, cost: CostSplit) -> CostSplit:
-    """The cost at a node behind those that wait for it."""
-    before_s = queue.awaited_tokens.get(node.info.node_id, 0) / node.rates.prefill_tokens_per_s
-    if not before_s:
-        return cost
-    return replace(cost, wait_s=cost.wait_s + before_s, total_s=cost.total_s + before_s)
+def _behind(queue: WaitQueue, costs: Costs) -> Costs:
+    """The costs behind those that wait for a node."""
+    awaited = queue.awaited_tokens
+    tokens = np.array([awaited.get(node.info.node_id, 0) for node in costs.nodes])
+    return costs.behind(tokens * costs.figures.token_s)
 
 
-def _logged(
-    nodes: list[NodeRecord], costs: list[CostSplit], chosen: int
-) -> tuple[CandidateCost, ...]:
-    """The chosen one and the cheapest others."""
-    indices = nsmallest(CANDIDATES_LOGGED, range(len(nodes)), key=lambda i: costs[i].total_s)
-    others = [i for i in indices if i != chosen][: CANDIDATES_LOGGED - 1]
-    return tuple(CandidateCost(nodes[i].info.node_id, costs[i]) for i in (chosen, *others))
+def _logged(costs: Costs, among: list[int], chosen: int) -> tuple[CandidateCost, ...]:
+    """The chosen one and the cheapest others of those it was chosen from."""
+    cheapest = costs.cheapest(CANDIDATES_LOGGED) if len(among) == len(costs) else among
+    others = [at for at in cheapest if at != chosen][: CANDIDATES_LOGGED - 1]
+    return tuple(CandidateCost(costs.nodes[at].info.node_id, costs[at]) for at in (chosen, *others))

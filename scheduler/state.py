@@ -36,7 +36,8 @@ from scheduler.events import (
     Wait,
     WaitOver,
 )
-from scheduler.fleet import Fleet, NodeRecord
+from scheduler.fleet import Fleet
+from scheduler.node_record import NodeRecord
 from scheduler.prefetch_plan import PrefetchPlan
 from scheduler.request_record import LIVE, Phase, RequestRecord
 from scheduler.router import Pick, Router, layout_of, near_after_handoff
@@ -110,7 +111,7 @@ class SchedulerState:
                 request.near, request.pool = dict(event.near), event.pool
                 return self._route(request, now)
             case FirstToken():
-                return self._on_first_token(request)
+                return self._on_first_token(request, now)
             case PrefillProgress():
                 return self.ahead.for_handoff(request, event, now)
             case PrefetchDone():
@@ -163,6 +164,7 @@ class SchedulerState:
 
     def _on_nodes(self, event: NodesSeen, now: float) -> list[Instruction]:
         self._room_changed = True
+        self.fleet.pool_nodes = event.pool_nodes
         return self._abandon(self.fleet.see(event.nodes, now), now)
 
     def _abandon(self, ended: list[NodeRecord], now: float) -> list[Instruction]:
@@ -181,12 +183,12 @@ class SchedulerState:
 
     # -- progress of one request
 
-    def _on_first_token(self, request: RequestRecord) -> list[Instruction]:
+    def _on_first_token(self, request: RequestRecord, now: float) -> list[Instruction]:
         request.first_token_seen = True
         request.give_up_s = None
         node = request.node
         if node is not None:
-            node.waiting_tokens -= request.queued_tokens
+            node.answered(request.request_id, now)
             request.queued_tokens = 0
             self._room_changed = True
             self._trust(node)
@@ -287,8 +289,8 @@ class SchedulerState:
         request.attempts += 1
         request.node = node
         request.first_token_seen = False
-        request.queued_tokens = _tokens_to_compute(request, pick)
-        node.add(request.queued_tokens)
+        request.queued_tokens = pick.work.tokens
+        node.take(request.request_id, pick.work, now)
         if node.failures:
             node.probe = request.request_id
         info = node.info
@@ -306,7 +308,7 @@ class SchedulerState:
     def _wait_for_room(self, request: RequestRecord, pick: Pick, servers: int, now: float) -> None:
         """Nodes are there, but the one to go to has no room; somebody will leave it."""
         request.give_up_s = None
-        awaits, tokens = pick.node.info.node_id, _tokens_to_compute(request, pick)
+        awaits, tokens = pick.node.info.node_id, pick.work.tokens
         if request.phase is Phase.WAITING:
             self.queue.reconsider(request, awaits, tokens)
             return
@@ -387,8 +389,7 @@ class SchedulerState:
         node = request.node
         if node is None:
             return
-        node.in_flight -= 1
-        node.waiting_tokens -= request.queued_tokens
+        node.leave(request.request_id)
         request.node, request.queued_tokens = None, 0
         self._room_changed = True
 
@@ -452,8 +453,3 @@ class SchedulerState:
         self.queue.check_invariants()
         assert len(self.queue) == sum(r.phase is Phase.WAITING for r in self.requests.values())
 
-
-def _tokens_to_compute(request: RequestRecord, pick: Pick) -> int:
-    """Tokens of the request that its node would still have to compute."""
-    block_tokens = layout_of(request, pick.node).block_tokens
-    return request.total_tokens - pick.cost.service.reused_blocks * block_tokens

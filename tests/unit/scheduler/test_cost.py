@@ -1,20 +1,16 @@
-"""The cost in seconds: reuse where it is faster, overlap, queue and its charge."""
+"""The cost of one node in seconds: reuse where it is faster, overlap, latencies, steps."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 
 from kvcore.node import NodeLoad
 from scheduler.config import SchedulerConfig
-from scheduler.cost import (
-    CachedPrefix,
-    Rates,
-    known_rates,
-    overlapped,
-    service_cost,
-    total_cost,
-    wait_cost,
-)
+from scheduler.cost import CachedPrefix, Rates, known_rates
+from scheduler.service import service_cost
 from tests.fix_scheduler import LAYOUT
 
 BLOCK = LAYOUT.payload_bytes
@@ -41,18 +37,49 @@ def test_l1_blocks_cost_nothing_and_the_last_token_is_computed() -> None:
 def test_each_tier_adds_its_own_load_time() -> None:
     cost = service_cost(160, CachedPrefix(1, 3, 7, 7), RATES, LAYOUT)
     assert cost.reused_blocks == 7
+    assert cost.tier_blocks == (1, 2, 4, 0)
     assert cost.load_s == pytest.approx(2 / 100 + 4 / 10)
     assert cost.total_s == pytest.approx(3.0 + cost.load_s / LAYOUT.layers)
 
 
-def test_a_tier_slower_than_computing_is_not_used() -> None:
-    cost = service_cost(160, CachedPrefix(0, 4, 4, 9), RATES, LAYOUT)
+def test_a_tier_slower_than_computing_is_used_only_as_far_as_it_hides() -> None:
+    slow = replace(RATES, l3_bytes_per_s=BLOCK * 0.8)
+    cost = service_cost(160, CachedPrefix(0, 4, 9, 9), slow, LAYOUT)
+    assert cost.tier_blocks == (0, 4, 2, 0)
+    assert cost.total_s == pytest.approx((4 / 100 + 2 / 0.8) / LAYOUT.layers + 4.0)
+
+
+def test_a_path_of_no_use_is_not_used() -> None:
+    cost = service_cost(160, CachedPrefix(0, 4, 9, 9), replace(RATES, l3_bytes_per_s=1.0), LAYOUT)
+    assert cost.tier_blocks == (0, 4, 0, 0)
+
+
+def test_what_rests_is_brought_up_before_its_first_layer_is_read() -> None:
+    quick = replace(RATES, l4_bytes_per_s=BLOCK * 10.0, l3_bytes_per_s=BLOCK * 1e6)
+    memory = service_cost(160, CachedPrefix(0, 0, 9, 9), quick, LAYOUT)
+    rests = service_cost(160, CachedPrefix(0, 0, 0, 9), quick, LAYOUT)
+    assert rests.total_s - memory.total_s == pytest.approx(0.9)
+
+
+def test_a_latency_is_paid_once_per_layer_and_only_where_something_is_loaded() -> None:
+    late = replace(RATES, l2_latency_s=0.1, l3_latency_s=50.0)
+    cost = service_cost(160, CachedPrefix(0, 9, 9, 9), late, LAYOUT)
+    assert cost.load_s == pytest.approx(9 / 100 + LAYOUT.layers * 0.1)
+
+
+def test_attention_makes_the_last_tokens_of_a_long_prompt_dearer() -> None:
+    pairs = replace(RATES, pair_s=0.01)
+    first = service_cost(80, CachedPrefix(), pairs, LAYOUT).total_s
+    second = service_cost(160, CachedPrefix(5), pairs, LAYOUT).total_s
+    assert second - first == pytest.approx(80 * 80 * 0.01)
+
+
+def test_only_the_first_forward_pass_overlaps_with_a_load() -> None:
+    steps = replace(RATES, step_s=1.0, step_tokens=32)
+    cost = service_cost(160, CachedPrefix(0, 0, 4, 4), steps, LAYOUT)
     assert cost.reused_blocks == 4
-
-
-def test_overlap_is_never_faster_than_either_stage() -> None:
-    assert overlapped(2.0, 8.0, 4) == 8.5
-    assert overlapped(8.0, 2.0, 1) == 10.0
+    assert cost.prefill_s == pytest.approx(96 / 16 + 3)
+    assert cost.total_s == pytest.approx(9.0 + 0.4 / LAYOUT.layers)
 
 
 def test_unknown_rates_take_the_documented_defaults() -> None:
@@ -60,16 +87,13 @@ def test_unknown_rates_take_the_documented_defaults() -> None:
     rates = known_rates(NodeLoad(prefill_tokens_per_s=5.0), config)
     assert rates.prefill_tokens_per_s == 5.0
     assert rates.l2_bytes_per_s == config.l2_bytes_per_s
+    assert rates.step_tokens == math.inf
 
 
-def test_queue_charge_grows_with_outstanding_requests_only() -> None:
-    service = service_cost(160, CachedPrefix(), RATES, LAYOUT)
-    idle = total_cost(1.0, service, mean_outstanding=0.0, queue_weight=3.0)
-    busy = total_cost(1.0, service, mean_outstanding=2.0, queue_weight=3.0)
-    assert idle.total_s == 11.0 == idle.ttft_s
-    assert busy.total_s == 1.0 + 7 * 10.0
-    assert busy.ttft_s == 11.0
-
-
-def test_wait_counts_queued_tokens_and_running_requests() -> None:
-    assert wait_cost(31, 1, RATES) == 2.0
+def test_a_fitted_cost_is_taken_before_a_plain_rate() -> None:
+    load = NodeLoad(prefill_tokens_per_s=5.0, prefill_token_s=0.5, prefill_pair_s=0.1)
+    rates = known_rates(load, SchedulerConfig())
+    assert (rates.prefill_tokens_per_s, rates.pair_s) == (2.0, 0.1)
+    only_pairs = known_rates(NodeLoad(prefill_pair_s=0.1), SchedulerConfig())
+    assert only_pairs.prefill_tokens_per_s == math.inf
+    assert service_cost(160, CachedPrefix(), only_pairs, LAYOUT).total_s == pytest.approx(1288.0)

@@ -1,0 +1,175 @@
+"""The scheduler's cost: never worse than recomputing, monotone in queues, and the node's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compute.load_controller import Level, Prompt, Run, choose
+from kvcore.ids import NodeId, RequestId
+from kvcore.layout import KvCodec
+from kvcore.location import Tier
+from kvcore.node import NodeLoad
+from policies.service_time import Line, StepCost
+from scheduler.choice import Costs, weigh
+from scheduler.config import SchedulerConfig
+from scheduler.cost import CachedPrefix, Rates
+from scheduler.events import RequestArrived, SeenNode, WantedModel
+from scheduler.fleet import Fleet
+from scheduler.node_record import Work
+from scheduler.node_table import figures_of
+from scheduler.request_record import RequestRecord
+from scheduler.service import Waits, serve, service_cost
+from tests.fix_scheduler import LAYOUT, make_info
+
+BLOCKS = st.integers(0, 40)
+PREFIXES = st.builds(CachedPrefix, BLOCKS, BLOCKS, BLOCKS, BLOCKS)
+SECONDS = st.floats(0.0, 0.1)
+RATES = st.builds(
+    Rates,
+    st.floats(1.0, 1e5),
+    st.floats(1e3, 1e10),
+    st.floats(1e3, 1e10),
+    st.floats(1e3, 1e10),
+    SECONDS,
+    SECONDS,
+    SECONDS,
+    step_s=SECONDS,
+    pair_s=st.floats(0.0, 1e-6),
+    step_tokens=st.sampled_from([32, 256, math.inf]),
+)
+TOKENS = st.integers(1, 800)
+
+
+def _ended_s(tokens: int, prefix: CachedPrefix, rates: Rates, *waits_s: float) -> float:
+    reach = [[prefix.l1_blocks], [prefix.l2_blocks], [prefix.l3_blocks], [prefix.l4_blocks]]
+    waits = Waits(*(np.array([wait_s]) for wait_s in waits_s))
+    return float(serve(tokens, np.array(reach), figures_of(rates), LAYOUT, waits).ended_s[0])
+
+
+@given(TOKENS, PREFIXES, RATES)
+def test_what_can_be_loaded_never_makes_it_slower(
+    tokens: int, prefix: CachedPrefix, rates: Rates
+) -> None:
+    cost = service_cost(tokens, prefix, rates, LAYOUT)
+    here = CachedPrefix(prefix.l1_blocks)
+    assert cost.total_s <= service_cost(tokens, here, rates, LAYOUT).total_s * (1 + 1e-9)
+    assert sum(cost.tier_blocks) == cost.reused_blocks <= max(0, tokens - 1) // LAYOUT.block_tokens
+    assert min(cost.tier_blocks) >= 0
+
+
+@given(TOKENS, PREFIXES, RATES, st.lists(SECONDS, min_size=4, max_size=4), st.integers(0, 3))
+def test_a_longer_queue_never_makes_it_faster(
+    tokens: int, prefix: CachedPrefix, rates: Rates, waits_s: list[float], longer: int
+) -> None:
+    before = _ended_s(tokens, prefix, rates, *waits_s)
+    waits_s[longer] += 1.0
+    # The depth that just hides is found as if between straight lines: good to some per cent.
+    assert _ended_s(tokens, prefix, rates, *waits_s) >= before * 0.9
+
+
+@given(
+    tokens=st.integers(17, 800),
+    rates=RATES,
+    l2=st.integers(0, 20),
+    l3=st.integers(0, 20),
+    compute_s=SECONDS,
+    load_s=SECONDS,
+)
+def test_the_scheduler_predicts_what_the_node_would_decide(
+    tokens: int, rates: Rates, l2: int, l3: int, compute_s: float, load_s: float
+) -> None:
+    """The node tries every depth, so it may find a better plan; never a much better one."""
+    usable = (tokens - 1) // LAYOUT.block_tokens
+    l2, l3 = min(l2, usable), min(l3, usable - min(l2, usable))
+    prompt = Prompt(
+        start=0,
+        stop=tokens,
+        block_tokens=LAYOUT.block_tokens,
+        layers=LAYOUT.layers,
+        step_tokens=int(min(rates.step_tokens, 1 << 30)),
+        cost=StepCost(1 / rates.prefill_tokens_per_s, rates.pair_s, 0.0),
+        compute_from_s=compute_s,
+        load_from_s=load_s,
+    )
+    runs = [
+        Run(Tier.L2, l2, Line(rates.l2_latency_s, rates.l2_bytes_per_s), place="here"),
+        Run(Tier.L3, l3, Line(rates.l3_latency_s, rates.l3_bytes_per_s), place="there"),
+    ]
+    level = Level(KvCodec.NONE, LAYOUT.stored_layer_bytes)
+    decided = choose(prompt, [run for run in runs if run.blocks], [level])
+    prefix = CachedPrefix(0, l2, l2 + l3, l2 + l3)
+    predicted = _ended_s(
+        tokens, prefix, replace(rates, step_s=0.0), compute_s, load_s, load_s, load_s
+    )
+    assert decided.predicted_s <= predicted * (1 + 1e-9)
+    assert predicted <= decided.compute_s * (1 + 1e-9)
+    assert predicted <= decided.predicted_s * 1.5
+
+
+def _weigh(loads: dict[str, NodeLoad], tokens: int, prefix: CachedPrefix, **more: object) -> Costs:
+    fleet = Fleet(SchedulerConfig())
+    fleet.pool_nodes = int(more.get("pool_nodes", 0))  # type: ignore[call-overload]
+    fleet.see([SeenNode(make_info(name), load) for name, load in loads.items()], 0.0)
+    request = RequestRecord(
+        RequestArrived(RequestId("q"), WantedModel("tiny"), tokens), total_tokens=tokens
+    )
+    request.near = {
+        NodeId(name): CachedPrefix(prefix.l1_blocks, prefix.l2_blocks) for name in loads
+    }
+    request.pool = prefix
+    sent = more.get("sent")
+    if isinstance(sent, Work):
+        fleet.records[NodeId("c1")].take(RequestId("before"), sent, 0.0)
+    records = list(fleet.records.values())
+    return weigh(request, records, fleet=fleet, now=float(more.get("now", 0.0)))  # type: ignore[arg-type]
+
+
+@given(
+    TOKENS,
+    PREFIXES,
+    st.sampled_from(["requests_running", "waiting_prefill_tokens", "decodes_running"]),
+    st.integers(1, 1_000),
+)
+def test_a_busier_node_never_costs_less(
+    tokens: int, prefix: CachedPrefix, what: str, more: int
+) -> None:
+    idle = NodeLoad(prefill_token_s=1e-3)
+    busy = replace(idle, **{what: more})
+    costs = _weigh({"c1": idle, "c2": busy}, tokens, prefix)
+    assert costs[1].total_s >= costs[0].total_s
+    for cost in costs:
+        parts = cost.wait_s + cost.charge * cost.service.total_s + cost.harm_s + cost.handoff_s
+        assert math.isclose(parts, cost.total_s)
+
+
+def test_bytes_sent_over_a_path_delay_the_next_load_until_recomputing_is_as_good() -> None:
+    load = NodeLoad(prefill_token_s=1e-3, l3_bytes_per_s=1e6)
+    prefix = CachedPrefix(0, 0, 40, 40)
+    free = _weigh({"c1": load}, 800, prefix)[0]
+    queued = _weigh({"c1": load}, 800, prefix, sent=Work(0, 0.0, (0.0, 1e6, 0.0)))[0]
+    assert free.service.tier_blocks[2] > 0
+    assert queued.service.tier_blocks[2] == 0
+    assert queued.service.prefill_s == 0.8
+
+
+def test_what_others_load_from_the_same_pool_nodes_delays_a_load() -> None:
+    load = NodeLoad(prefill_token_s=1e-3, l3_bytes_per_s=1e6)
+    busy = replace(load, l3_queued_bytes=2_000_000)
+    prefix = CachedPrefix(0, 0, 40, 40)
+    nodes = {"c1": load, "c2": busy}
+    unknown = _weigh(nodes, 800, prefix)[0]
+    one, many = (_weigh(nodes, 800, prefix, pool_nodes=n)[0] for n in (1, 1_000))
+    assert one.service.reused_blocks == 0
+    assert many.service.reused_blocks == unknown.service.reused_blocks > 0
+
+
+def test_a_node_that_is_late_is_expected_to_be_later() -> None:
+    load = NodeLoad(prefill_token_s=1e-3)
+    sent = Work(100, 0.1, corrected_s=0.1)
+    waits = [_weigh({"c1": load}, 100, CachedPrefix(), sent=sent, now=t)[0].wait_s for t in (0, 9)]
+    assert waits[1] > 50 * waits[0]
