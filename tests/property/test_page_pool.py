@@ -1,14 +1,29 @@
-"""The page pool against a naive model: states, prefixes, leaf-first eviction, no page lost."""
+"""The page pool against a naive model: states, prefixes, leaf-first eviction, leases, no page lost.
+
+Under every policy there is: which leaf goes is its choice, that only leaves go is the pool's.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from compute.page_pool import PagePool
 from kvcore.block_key import ROOT_PARENT
+from kvcore.hold import HoldOrder, LeaseId
 from kvcore.ids import BlockKey
+from policies.eviction import BlockFacts, Expectation
+from policies.select import PRODUCTION_POLICIES, make_policy
 
 
 def key_of(path: tuple[int, ...]) -> BlockKey:
@@ -18,9 +33,14 @@ def key_of(path: tuple[int, ...]) -> BlockKey:
 class PagePoolMachine(RuleBasedStateMachine):
     """Chains are paths in a small tree; a holder has a path and the pages of its blocks."""
 
+    policy = "leaf_lru"
+
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(12)
+        self.now = 0.0
+        self.pool = PagePool(12, make_policy(self.policy, 11), now=lambda: self.now)
+        self.leases: dict[int, tuple[set[BlockKey], float]] = {}
+        self.over_leases = True
         self.holders: list[tuple[tuple[int, ...], list[int]]] = []
         self.pins: list[int] = []
         self.content: dict[BlockKey, int] = {}
@@ -34,6 +54,7 @@ class PagePoolMachine(RuleBasedStateMachine):
                 self.content[event.key] = 1
             else:
                 del self.content[event.key]
+                assert self.over_leases or not self._is_held(event.key), "a lease was broken"
                 inner = event.key[:-1].rstrip(b",")
                 assert not any(k != event.key and k.startswith(inner + b",") for k in self.content)
 
@@ -45,8 +66,8 @@ class PagePoolMachine(RuleBasedStateMachine):
             (i for i, k in enumerate(keys) if k not in self.content), len(keys)
         )
         self.pool.acquire(pages)
-        fresh = self.pool.allocate(len(path) - len(pages))
-        self._watch()
+        self.pool.use(pages, self._facts(pages))
+        fresh = self._allocate(len(path) - len(pages))
         if fresh is None:
             self.pool.release(pages)
             return
@@ -56,19 +77,69 @@ class PagePoolMachine(RuleBasedStateMachine):
             pages.append(self.pool.commit(page, keys[block], parent))
         self.holders.append((path, pages))
 
-    @rule(count=st.integers(1, 5))
-    def take_private(self, count: int) -> None:
-        before = self.pool.available
-        pages = self.pool.allocate(count)
+    def _facts(self, pages: list[int]) -> list[BlockFacts]:
+        """What some request may say: anything, by turns."""
+        says = Expectation(int(self.now) % len(Expectation))
+        return [replace(known, expectation=says) for known in self.pool.facts(pages)]
+
+    def _allocate(self, count: int, *, over_leases: bool = True) -> list[int] | None:
+        self._watch()
+        self.over_leases = over_leases
+        pages = self.pool.allocate(count, over_leases=over_leases)
+        self._watch()
+        self.over_leases = True
+        if over_leases and self.pool.holds.held < len(self._held()):
+            self.leases.clear()  # Some gave way, which is checked where there are no others.
+            for lease in range(3):
+                self.pool.hold(HoldOrder(LeaseId(lease + 1), (), 0.0))
+        return pages
+
+    @rule(count=st.integers(1, 5), over_leases=st.booleans())
+    def take_private(self, count: int, over_leases: bool) -> None:
+        before, held = self.pool.available, self._held()
+        pages = self._allocate(count, over_leases=over_leases)
         if pages is None:
-            assert before < count or self.pins
+            assert before < count or self.pins or (held and not over_leases)
         else:
             self.holders.append(((), pages))
+
+    def _is_held(self, key: BlockKey) -> bool:
+        return any(key in keys and until > self.now for keys, until in self.leases.values())
+
+    def _held(self) -> set[BlockKey]:
+        return {key for key in self.content if self._is_held(key)}
+
+    @rule(
+        lease=st.integers(1, 3),
+        path=st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple),
+        ttl_s=st.sampled_from([2.0, 8.0]),
+    )
+    def lease_a_chain(self, lease: int, path: tuple[int, ...], ttl_s: float) -> None:
+        keys = tuple(key_of(path[: i + 1]) for i in range(len(path)))
+        self.pool.hold(HoldOrder(LeaseId(lease), keys, ttl_s))
+        kept, until = self.leases.get(lease, (set(), 0.0))
+        kept = kept if until > self.now else set()
+        room = 5 - len(self._held() - kept)
+        for key in keys:
+            if key in self.content and (self._is_held(key) or key in kept or room > len(kept)):
+                kept = kept | {key}
+        if kept:
+            self.leases[lease] = (kept, self.now + ttl_s)
+        assert self.pool.holds.held <= 5
+
+    @rule(lease=st.integers(1, 3))
+    def end_a_lease(self, lease: int) -> None:
+        self.pool.hold(HoldOrder(LeaseId(lease), (), 0.0))
+        self.leases.pop(lease, None)
+
+    @rule(step=st.sampled_from([0.25, 1.0, 5.0]))
+    def wait(self, step: float) -> None:
+        self.now += step
 
     @rule()
     def commit_known_key_moves_to_the_known_page(self) -> None:
         known = [(path, pages) for path, pages in self.holders if path]
-        page = self.pool.allocate(1) if known else None
+        page = self._allocate(1) if known else None
         if page is None:
             return
         path, pages = known[0]
@@ -98,6 +169,9 @@ class PagePoolMachine(RuleBasedStateMachine):
     def drop_unused(self) -> None:
         self.pool.drop_unused()
         self._watch()
+        self.leases.clear()
+        for lease in range(3):
+            self.pool.hold(HoldOrder(LeaseId(lease + 1), (), 0.0))
         if not self.holders and not self.pins:
             assert self.pool.keyed == 0 and self.pool.available == 11
 
@@ -110,10 +184,13 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert self.pool.keyed == len(self.content)
 
 
-PagePoolMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
-TestPagePool = PagePoolMachine.TestCase
+@pytest.mark.parametrize("policy", sorted(PRODUCTION_POLICIES))
+def test_pages_under_any_policy(policy: str) -> None:
+    machine = type("Machine", (PagePoolMachine,), {"policy": policy})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True),
+    )
 
 
 def test_eviction_takes_the_oldest_leaf_first() -> None:

@@ -1,16 +1,25 @@
 """The slot table against a naive model: same answers, no slot twice, children before parents.
 
-Also when clients die, when blocks go down to disk, and when the node starts again.
+Also when clients die, when leases keep blocks, when blocks go down to disk, and when the node
+starts again; under every policy there is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from dmp.extents import slot_bytes_for
 from dmp.geometry import SLOT_DTYPE
@@ -18,7 +27,10 @@ from dmp.restored import RestoredSlots
 from dmp.slot_table import SlotTable
 from dmp.slots import Slot, SlotState
 from kvcore.block_key import ROOT_PARENT
+from kvcore.hold import HoldOrder, LeaseId
 from kvcore.ids import BlockKey
+from policies.eviction import Expectation
+from policies.select import PRODUCTION_POLICIES, make_policy
 from tests.fix_dmp import block_key, make_put
 
 EXTENT_BYTES = 128 << 10
@@ -31,9 +43,14 @@ NAMES = [f"n{i:02}" for i in range(16)]
 OWNERS = ["", "client-a", "client-b"]
 
 
-def new_table() -> SlotTable:
+def new_table(policy: str, *, has_lower_tier: bool) -> SlotTable:
     return SlotTable(
-        extent_count=2, extent_bytes=EXTENT_BYTES, slots_per_extent=4, has_lower_tier=True
+        extent_count=2,
+        extent_bytes=EXTENT_BYTES,
+        slots_per_extent=4,
+        has_lower_tier=has_lower_tier,
+        make_policy=lambda size: make_policy(policy, 2 * EXTENT_BYTES // size),
+        lease_share=0.4,
     )
 
 
@@ -49,11 +66,15 @@ def restored_rows(slots: list[Slot]) -> RestoredSlots:
 
 
 class SlotTableMachine(RuleBasedStateMachine):
-    """The model: what is written, sealed, held and pinned, by name."""
+    """The model: what is written, sealed, held, leased and pinned, by name."""
+
+    policy = "leaf_lru"
+    has_lower_tier = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = new_table()
+        self.table = new_table(self.policy, has_lower_tier=self.has_lower_tier)
+        self.leases: dict[int, tuple[set[BlockKey], float]] = {}
         self.clean: set[BlockKey] = set()
         self.quarantined: list[Slot] = []
         self.now = 0.0
@@ -70,7 +91,15 @@ class SlotTableMachine(RuleBasedStateMachine):
             del self.live[key]
             self.holds.pop(key, None)
             self.clean.discard(key)
+            self._not_leased(key)
         self.dead.append((slot.index, slot.generation))
+
+    def _not_leased(self, key: BlockKey) -> None:
+        for keys, _ in self.leases.values():
+            keys.discard(key)
+
+    def _is_leased(self, key: BlockKey) -> bool:
+        return any(key in keys for keys, _ in self.leases.values())
 
     def _expire(self) -> None:
         for slot in self.table.expire(self.now):
@@ -84,27 +113,46 @@ class SlotTableMachine(RuleBasedStateMachine):
         for key, (_, until) in list(self.holds.items()):
             if until <= self.now:
                 del self.holds[key]
+        for lease, (_, until) in list(self.leases.items()):
+            if until <= self.now:
+                del self.leases[lease]
 
     @rule(
         name=st.sampled_from(NAMES),
         parent=st.sampled_from([None, *NAMES]),
         size=st.sampled_from(SIZES),
         owner=st.sampled_from(OWNERS),
+        expectation=st.sampled_from(Expectation),
     )
-    def reserve_one(self, name: str, parent: str | None, size: int, owner: str) -> None:
-        self.reserve(name, parent, size, owner)
+    def reserve_one(
+        self, name: str, parent: str | None, size: int, owner: str, expectation: Expectation
+    ) -> None:
+        self.reserve(name, parent, size, owner, expectation)
 
-    def reserve(self, name: str, parent: str | None, size: int, owner: str = "") -> None:
+    def reserve(
+        self,
+        name: str,
+        parent: str | None,
+        size: int,
+        owner: str = "",
+        expectation: Expectation = Expectation.UNKNOWN,
+    ) -> None:
         self._expire()
         key = block_key(name)
         parent = parent if parent and parent < name else None
         parent_key = block_key(parent) if parent else ROOT_PARENT
-        put = make_put(name, parent, range_bytes=size, range_count=1)
+        put = make_put(
+            name, parent, range_bytes=size, range_count=1, expectation=expectation, depth=1
+        )
+        refused_before = self.table.refused_puts
         before = dict(self.live)
         free_before = EXTENT_BYTES * 2 - self.table.extents.used_bytes
         decision = self.table.reserve(put, deadline=self.now + 10, owner=owner)
         if key in before:
             assert decision is None
+            return
+        if self.table.refused_puts > refused_before:
+            assert decision is None and expectation is not Expectation.ROWS
             return
         if decision is None:
             self._assert_nothing_can_go(size, parent_key)
@@ -123,6 +171,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         key = victim.put.key
         assert self.live[key] is victim and victim.state is SlotState.SEALED
         assert key not in self.holds and victim not in self.pinned
+        assert not self._is_leased(key), "a lease was broken"
         children = {k for k, s in self.live.items() if s.put.parent == key}
         assert children <= gone, "a parent went before its child"
 
@@ -132,6 +181,7 @@ class SlotTableMachine(RuleBasedStateMachine):
             same = self.table.extents.of(slot.index).slot_bytes == slot_bytes_for(size, 1)
             has_child = any(s.put.parent == key for s in self.live.values())
             busy = key in self.holds or slot in self.pinned or slot.state is not SlotState.SEALED
+            busy = busy or self._is_leased(key)
             assert not same or has_child or busy or key == parent, "a leaf could have gone"
 
     @rule(
@@ -210,6 +260,26 @@ class SlotTableMachine(RuleBasedStateMachine):
         if not self.holds[key][0]:
             del self.holds[key]
 
+    @rule(
+        lease=st.integers(1, 3),
+        names=st.lists(st.sampled_from(NAMES), max_size=4),
+        ttl_s=st.sampled_from([0.0, 2.0, 20.0]),
+    )
+    def lease(self, lease: int, names: list[str], ttl_s: float) -> None:
+        self._expire()
+        keys = tuple(block_key(name) for name in names)
+        self.table.lease(HoldOrder(LeaseId(lease), keys, ttl_s), now=self.now)
+        if not keys and not ttl_s:
+            self.leases.pop(lease, None)
+            return
+        kept = self.leases.pop(lease, (set(), 0.0))[0]
+        kept |= {key for key in keys if (slot := self.live.get(key)) and slot.leased}
+        if kept:
+            self.leases[lease] = (kept, self.now + ttl_s)
+        leased = [slot for key, slot in self.live.items() if self._is_leased(key)]
+        assert all(slot.leased for slot in leased)
+        assert sum(slot.extent.slot_bytes for slot in leased) <= 0.4 * 2 * EXTENT_BYTES
+
     @rule(owner=st.sampled_from(OWNERS[1:]))
     def a_client_dies(self, owner: str) -> None:
         self._expire()
@@ -228,6 +298,8 @@ class SlotTableMachine(RuleBasedStateMachine):
     @rule(spare=st.booleans())
     def copy_down(self, spare: bool) -> None:
         """What the demoter does: the next block without a copy below, children first."""
+        if not self.has_lower_tier:
+            return
         slot = self.table.next_dirty()
         dirty = {k for k, s in self.live.items() if k not in self.clean}
         sealed = {k for k in dirty if self.live[k].state is SlotState.SEALED}
@@ -251,18 +323,21 @@ class SlotTableMachine(RuleBasedStateMachine):
         """Sealed blocks come back in a new table, and nothing else."""
         sealed = self.table.sealed()
         rows = restored_rows(sealed)
-        before, self.table = self.table, new_table()
+        before = self.table
+        self.table = new_table(self.policy, has_lower_tier=self.has_lower_tier)
+        self.table.now = self.now
         sizes = before.extents.slot_sizes()
         refused = self.table.restore(sizes, rows, self._kept(), generation=before.generation)
         assert refused == []
         self.live = {}
         for slot in sealed:
             again = self.table.peek(slot.put.key)
-            assert again is not None and again.put == slot.put
+            kept = replace(slot.put, expectation=Expectation.UNKNOWN, depth=0)
+            assert again is not None and again.put == kept, "the segment knows no hints"
             assert (again.index, again.generation) == (slot.index, slot.generation)
             self.live[slot.put.key] = again
         assert self.table.count(SlotState.SEALED) == len(sealed)
-        self.holds, self.pinned, self.clean = {}, [], set()
+        self.holds, self.pinned, self.clean, self.leases = {}, [], set(), {}
 
     def _kept(self) -> list[Slot]:
         return [Slot(s.index, s.generation, s.put, s.state) for s in self.quarantined]
@@ -293,6 +368,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         del self.live[slot.put.key]
         self.holds.pop(slot.put.key, None)
         self.clean.discard(slot.put.key)
+        self._not_leased(slot.put.key)
 
     @rule(step=st.sampled_from([0.5, 6.0, 30.0]))
     def wait(self, step: float) -> None:
@@ -310,11 +386,17 @@ class SlotTableMachine(RuleBasedStateMachine):
             assert self.table.get(index, generation) is None, "an old reference came back"
 
 
-TestSlotTable = SlotTableMachine.TestCase
-TestSlotTable.settings = settings(
-    max_examples=80,
-    stateful_step_count=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@pytest.mark.parametrize("has_lower_tier", [True, False], ids=["above a disk", "alone"])
+@pytest.mark.parametrize("policy", sorted(PRODUCTION_POLICIES))
+def test_slots_under_any_policy(policy: str, has_lower_tier: bool) -> None:
+    names = {"policy": policy, "has_lower_tier": has_lower_tier}
+    run_state_machine_as_test(
+        type("Machine", (SlotTableMachine,), names),
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=60,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

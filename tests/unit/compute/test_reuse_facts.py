@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from compute.reuse_facts import expectation_of, facts_of, facts_of_hits
+from compute.sequence import Sequence, make_sequence
+from kvcore.reuse_hint import ReuseHint
+from policies.eviction import Expectation
+from tests.fix_model import make_request
+
+E = Expectation
+
+
+def sequence(hint: ReuseHint | None, tokens: int = 35) -> Sequence:
+    request = make_request(list(range(tokens)), hint=hint)
+    return make_sequence(1, request, arrival_s=0.0, block_tokens=8)
+
+
+def expectations(hint: ReuseHint | None) -> list[Expectation]:
+    seq = sequence(hint)
+    return [facts_of(seq, block).expectation for block in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (None, [E.UNKNOWN] * 4),
+        (ReuseHint(), [E.UNKNOWN] * 4),
+        (ReuseHint(next_turn=True), [E.TURN] * 4),
+        (ReuseHint(next_turn=False), [E.NONE] * 4),
+        (ReuseHint(pending_calls=3, pending_tokens=17), [E.ROWS, E.ROWS, E.NONE, E.NONE]),
+        (ReuseHint(pending_calls=3), [E.NONE] * 4),
+        (ReuseHint(pending_calls=0, pending_tokens=16), [E.UNKNOWN, E.UNKNOWN, E.NONE, E.NONE]),
+        (ReuseHint(next_turn=True, pending_calls=1, pending_tokens=8), [E.ROWS] + [E.TURN] * 3),
+    ],
+)
+def test_what_a_hint_says_of_each_block(hint: ReuseHint | None, expected: list[E]) -> None:
+    assert expectations(hint) == expected
+
+
+def test_a_block_that_only_begins_in_what_is_shared_is_private() -> None:
+    hint = ReuseHint(pending_calls=1, pending_tokens=15)
+    assert (expectation_of(hint, 15), expectation_of(hint, 16)) == (E.ROWS, E.NONE)
+
+
+def test_place_and_time_are_told() -> None:
+    seq = sequence(ReuseHint(next_turn=True, next_turn_s=2.5))
+    first, last = facts_of(seq, 0), facts_of(seq, 3)
+    assert (first.parent, first.depth, first.tail) == (None, 0, False)
+    assert (last.parent, last.depth, last.tail) == (seq.keys[2], 3, True)
+    assert last.expected_in_s == 2.5
+
+
+def test_of_hits_only_what_changes_is_made_again() -> None:
+    before = sequence(ReuseHint(next_turn=True))
+    known = [facts_of(before, block) for block in range(4)]
+    again = facts_of_hits(sequence(None, tokens=60), known)
+    assert again == [facts_of(sequence(None, tokens=60), block) for block in range(4)]
+    same = facts_of_hits(sequence(None, tokens=60), again)
+    assert all(one is other for one, other in zip(same, again, strict=True))
