@@ -17,8 +17,8 @@ from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
 from scheduler.config import SchedulerConfig
-from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
-from scheduler.events import Stage
+from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, ServiceCost
+from scheduler.events import CandidateCost, Stage
 from scheduler.fleet import Fleet
 from scheduler.node_record import NodeRecord, Work
 from scheduler.node_table import Column, Figures
@@ -30,6 +30,30 @@ EQUAL_COST = 1.02
 
 PREFERRED_COST = 1.5
 """A plan's wish bends the cost by that much: what it knows of calls to come is worth some wait."""
+
+
+class Weighed(Sequence[CandidateCost]):
+    """What some candidates cost; the values are made when somebody looks."""
+
+    def __init__(self, node_ids: Sequence[NodeId], columns: NDArray[np.float64], charge: float):
+        self._node_ids = tuple(node_ids)
+        self._columns = columns
+        self._charge = charge
+
+    def __len__(self) -> int:
+        return len(self._node_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateCost: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CandidateCost]: ...
+
+    def __getitem__(self, index: int | slice) -> CandidateCost | list[CandidateCost]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        split = _split(self._columns[:, index].tolist(), self._charge)
+        return CandidateCost(self._node_ids[index], split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +94,21 @@ class Costs(Sequence[CostSplit]):
     def __getitem__(self, index: int | slice) -> CostSplit | list[CostSplit]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        return CostSplit(
-            wait_s=float(self.wait_s[index]),
-            service=self.service.cost(index, float(self.service_s[index])),
-            total_s=float(self.total_s[index]),
-            harm_s=float(self.harm_s[index]),
-            handoff_s=float(self.handoff_s[index]),
-            charge=self.charge,
+        return _split([float(column[index]) for column in self._columns()], self.charge)
+
+    def _columns(self) -> tuple[Column, ...]:
+        """What ``_split`` takes."""
+        service = self.service
+        l1, l2, l3, _ = service.reach
+        return (
+            *(self.wait_s, self.service_s, self.total_s, self.harm_s, self.handoff_s),
+            *(service.depth, service.load_s, service.prefill_s, l1, l2, l3),
         )
+
+    def weighed(self, indices: Sequence[int]) -> Weighed:
+        """Keep the costs of some nodes for whoever looks at them."""
+        names = tuple(self.nodes[at].info.node_id for at in indices)
+        return Weighed(names, np.array(self._columns())[:, indices], self.charge)
 
     def behind(self, before_s: Column) -> Costs:
         """Return the costs if each node had so many seconds more to do before."""
@@ -111,6 +142,16 @@ class Costs(Sequence[CostSplit]):
             predicted_s=float(self.service.ended_s[index]),
             corrected_s=float(self.wait_s[index] + self.service_s[index]),
         )
+
+
+def _split(values: Sequence[float], charge: float) -> CostSplit:
+    """Make the value of one node's cost."""
+    wait_s, service_s, total_s, harm_s, handoff_s, blocks, load_s, prefill_s, *ends = values
+    depth = int(blocks)
+    l1, l2, l3 = (min(depth, int(end)) for end in ends)
+    tiers = (l1, l2 - l1, l3 - l2, depth - l3)
+    service = ServiceCost(depth, load_s, prefill_s, service_s, tiers)
+    return CostSplit(wait_s, service, total_s, harm_s, handoff_s, charge)
 
 
 def weigh(

@@ -6,7 +6,7 @@ scheduler/dispatcher.py. All are frozen values, so a scenario is a list of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -254,7 +254,7 @@ class Dispatch:
     node_id: NodeId
     incarnation: Incarnation
     stage: Stage
-    candidates: tuple[CandidateCost, ...]
+    candidates: Sequence[CandidateCost]
     attempt: int
 
 

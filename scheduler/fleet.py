@@ -6,7 +6,7 @@ scheduler/node_record.py; here is which of them may be asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from kvcore import limits
 from kvcore.ids import NodeId, RequestId
@@ -39,7 +39,8 @@ class Fleet:
         self.records: dict[NodeId, NodeRecord] = {}
         self.table = NodeTable()
         self.pool_nodes = 0
-        self._serving: dict[WantedModel, list[NodeRecord]] = {}
+        self._lists: dict[tuple[WantedModel, str], list[NodeRecord]] = {}
+        self._all_usable = True
 
     def see(self, nodes: Iterable[SeenNode], now: float) -> list[NodeRecord]:
         """Take over a list of nodes.
@@ -48,7 +49,7 @@ class Fleet:
             lives that ended: replaced by a newer incarnation, or called dead.
         """
         ended: list[NodeRecord] = []
-        self._serving.clear()
+        self._lists.clear()
         for seen in nodes:
             rates = known_rates(seen.load, self.config)
             known = self.records.get(seen.info.node_id)
@@ -65,6 +66,7 @@ class Fleet:
             if known.state == DEAD:
                 ended.append(known)
         self._age(now)
+        self._all_usable = not any(record.failures for record in self.records.values())
         return ended
 
     def _age(self, now: float) -> None:
@@ -76,13 +78,20 @@ class Fleet:
                 del self.records[node_id]
 
     def serving(self, wanted: WantedModel) -> list[NodeRecord]:
-        """Nodes that serve a model, whatever their state; found once per look at the list."""
-        found = self._serving.get(wanted)
+        """Nodes that serve a model, whatever their state."""
+        return self._found(
+            (wanted, "serving"), lambda: [r for r in self.records.values() if r.serves(wanted)]
+        )
+
+    def _found(
+        self, key: tuple[WantedModel, str], find: Callable[[], list[NodeRecord]]
+    ) -> list[NodeRecord]:
+        """Find nodes once per look at the list; nobody changes the answer."""
+        found = self._lists.get(key)
         if found is None:
-            if len(self._serving) >= limits.MAX_MODELS_PER_NODE:
-                self._serving.clear()
-            found = [record for record in self.records.values() if record.serves(wanted)]
-            self._serving[wanted] = found
+            if len(self._lists) >= 4 * limits.MAX_MODELS_PER_NODE:
+                self._lists.clear()
+            found = self._lists[key] = find()
         return found
 
     def candidates(
@@ -98,23 +107,26 @@ class Fleet:
         A node of the wrong role is better than a suspect's silence but worse than a suspect of the
         right role; a node called dead is asked last, in case only its heartbeats were lost.
         """
-        ranked: dict[int, list[NodeRecord]] = {}
-        for record in self.records.values():
-            if record.usable(now) and record.info.node_id not in refused and record.serves(wanted):
-                ranked.setdefault(_rank(record, stage), []).append(record)
-        return ranked[min(ranked)] if ranked else []
+        if self._all_usable and not refused:
+            key = (wanted, "decode" if stage is Stage.DECODE else "prefill")
+            return self._found(key, lambda: _best_ranked(self.serving(wanted), stage))
+        usable = [
+            record
+            for record in self.serving(wanted)
+            if record.usable(now) and record.info.node_id not in refused
+        ]
+        return _best_ranked(usable, stage)
 
     def decoders(
         self, wanted: WantedModel, *, refused: Collection[NodeId], now: float
     ) -> list[NodeRecord]:
         """Live nodes that are there to continue answers others began, not to begin them."""
+        found = self._found((wanted, "decoders"), lambda: self._live_decoders(wanted))
+        return [r for r in found if r.usable(now) and r.info.node_id not in refused]
+
+    def _live_decoders(self, wanted: WantedModel) -> list[NodeRecord]:
         return [
-            r
-            for r in self.serving(wanted)
-            if r.info.role is NodeRole.DECODE
-            and r.state == ALIVE
-            and r.usable(now)
-            and r.info.node_id not in refused
+            r for r in self.serving(wanted) if r.info.role is NodeRole.DECODE and r.state == ALIVE
         ]
 
     def decodes_elsewhere(self, wanted: WantedModel, now: float) -> bool:
@@ -139,6 +151,7 @@ class Fleet:
             return
         record.probe = None
         record.failures += 1
+        self._all_usable = False
         backoff_s = self.config.backoff_initial_s * 2.0 ** min(record.failures - 1, 16)
         record.suspended_until_s = now + min(backoff_s, self.config.backoff_max_s)
 
@@ -151,6 +164,13 @@ class Fleet:
                     for model in record.info.models:
                         found.setdefault(model.name, model)
         return tuple(found[name] for name in sorted(found))
+
+
+def _best_ranked(records: Sequence[NodeRecord], stage: Stage) -> list[NodeRecord]:
+    ranked: dict[int, list[NodeRecord]] = {}
+    for record in records:
+        ranked.setdefault(_rank(record, stage), []).append(record)
+    return ranked[min(ranked)] if ranked else []
 
 
 def _rank(record: NodeRecord, stage: Stage) -> int:

@@ -7,7 +7,7 @@ here is who may be asked at all, who goes on after a prefill, and who waits for 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
 from scheduler.admission import WaitQueue
-from scheduler.choice import Costs, choose, prefer_direct, weigh
+from scheduler.choice import Costs, Weighed, choose, prefer_direct, weigh
 from scheduler.config import SchedulerConfig
 from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from scheduler.events import CandidateCost, RequestArrived, Stage
@@ -46,7 +46,7 @@ class Pick:
     cost: CostSplit
     work: Work
     has_room: bool
-    weighed: tuple[CandidateCost, ...]
+    weighed: Sequence[CandidateCost]
 
 
 class Router:
@@ -125,8 +125,7 @@ class Router:
                     chosen, has_room = some, True
         node = costs.nodes[chosen]
         work = costs.work(chosen, request.total_tokens, layout_of(request, node))
-        weighed = _logged(costs, among, chosen)
-        return Pick(node, weighed[0].cost, work, has_room, weighed)
+        return Pick(node, costs[chosen], work, has_room, _logged(costs, among, chosen))
 
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
@@ -224,8 +223,8 @@ def _behind(queue: WaitQueue, costs: Costs) -> Costs:
     return costs.behind(tokens * costs.figures.token_s)
 
 
-def _logged(costs: Costs, among: list[int], chosen: int) -> tuple[CandidateCost, ...]:
+def _logged(costs: Costs, among: list[int], chosen: int) -> Weighed:
     """The chosen one and the cheapest others of those it was chosen from."""
     cheapest = costs.cheapest(CANDIDATES_LOGGED) if len(among) == len(costs) else among
     others = [at for at in cheapest if at != chosen][: CANDIDATES_LOGGED - 1]
-    return tuple(CandidateCost(costs.nodes[at].info.node_id, costs[at]) for at in (chosen, *others))
+    return costs.weighed([chosen, *others])

@@ -7,7 +7,7 @@ anything; forgetting old decisions is on purpose.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvcore.ids import NodeId, RequestId
@@ -33,7 +33,7 @@ class Decision:
     attempt: int
     stage: Stage
     node_id: NodeId
-    candidates: tuple[CandidateCost, ...]
+    candidates: Sequence[CandidateCost]
     decided_s: float
     predicted_ttft_s: float
     actual_ttft_s: float | None = None

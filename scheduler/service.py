@@ -60,18 +60,8 @@ class Service:
     def tier_blocks(self, node: int) -> tuple[int, int, int, int]:
         """Split the reused blocks of one node by tier."""
         depth = int(self.depth[node])
-        l1, l2, l3, _ = (min(depth, int(end)) for end in self.reach[:, node])
+        l1, l2, l3, _ = (min(depth, int(end)) for end in self.reach[:, node].tolist())
         return l1, l2 - l1, l3 - l2, depth - l3
-
-    def cost(self, node: int, service_s: float | None = None) -> ServiceCost:
-        """Make the value for one node, which takes ``service_s`` once its turn has come."""
-        return ServiceCost(
-            int(self.depth[node]),
-            float(self.load_s[node]),
-            float(self.prefill_s[node]),
-            float(self.ended_s[node]) if service_s is None else service_s,
-            self.tier_blocks(node),
-        )
 
 
 def service_cost(
@@ -88,7 +78,14 @@ def service_cost(
     reach = np.array(
         [[prefix.l1_blocks], [prefix.l2_blocks], [prefix.l3_blocks], [prefix.l4_blocks]]
     )
-    return serve(prompt_tokens, reach, figures_of(rates), layout, _IDLE).cost(0)
+    best = serve(prompt_tokens, reach, figures_of(rates), layout, _IDLE)
+    return ServiceCost(
+        int(best.depth[0]),
+        float(best.load_s[0]),
+        float(best.prefill_s[0]),
+        float(best.ended_s[0]),
+        best.tier_blocks(0),
+    )
 
 
 def serve(
