@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from kvcore.node import LoadChoiceStats, ModelInfo, TierStats
 from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
+from scheduler.dispatcher import WaitingRequest
 
 MAX_LISTED_BLOCKS = 100_000
 """Blocks shown by tierkv.kvcache_blocks; the stat views count all."""
@@ -46,6 +47,8 @@ class ClusterSource(Protocol):
 
     async def namespaces(self) -> tuple[Namespace, ...]: ...
 
+    async def queue(self) -> tuple[WaitingRequest, ...]: ...
+
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
 
@@ -61,6 +64,8 @@ async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> lis
         return [_model(model) for model in await source.models()]
     if view == "namespaces":
         return [_namespace(namespace) for namespace in await source.namespaces()]
+    if view == "queue":
+        return [_waiting(request) for request in await source.queue()]
     if view == "settings":
         return [
             {
@@ -208,6 +213,19 @@ def _namespace(namespace: Namespace) -> Row:
         "recompute_ratio": policy.recompute_ratio,
         "selector": str(policy.selector),
         "gradual": policy.gradual,
+    }
+
+
+def _waiting(request: WaitingRequest) -> Row:
+    call = request.call
+    return {
+        "request_id": call.request_id,
+        "tenant": request.tenant,
+        "model_name": request.model,
+        "priority": call.priority,
+        "waited_s": call.waited_s,
+        "predicted_ttft_s": call.predicted_ttft_s,
+        "node_id": call.node_id,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dbfront.answers import AiCall
@@ -167,6 +167,13 @@ async def _prepare(
     return prepared
 
 
+@dataclass(slots=True)
+class _Sent:
+    """How many calls of a statement the scheduler has now."""
+
+    now: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Worker:
     """Runs calls when their turn comes; several of its ``run`` share one plan."""
@@ -176,6 +183,7 @@ class _Worker:
     generator: TextGenerator
     defaults: CallDefaults
     on_outcome: Callable[[AiCall, Outcome], None]
+    sent: _Sent = field(default_factory=_Sent)
 
     async def run(self) -> None:
         """Take turns until none is left."""
@@ -194,17 +202,31 @@ class _Worker:
         timeout_s = _timeout_s(self.calls[turn.index], self.defaults)
         try:
             async with asyncio.timeout(timeout_s):
-                for _ in range(MAX_OVERLOAD_RETRIES):
-                    try:
-                        return await self._gather(turn)
-                    except OverloadedError as error:
-                        await asyncio.sleep(error.retry_after_ms / 1000)
-                return await self._gather(turn)
+                return await self._gather_when_there_is_room(turn)
         except TimeoutError:
             raise DeadlineError(
                 f"no answer within {timeout_s:g} s",
                 hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
             ) from None
+
+    async def _gather_when_there_is_room(self, turn: CallTurn) -> TextAnswer:
+        """Try again when told to; for ever while the statement's own calls are before it.
+
+        A statement fails for its size only if others leave it no room at all, again and again.
+        """
+        refusals = 0
+        while True:
+            self.sent.now += 1
+            try:
+                return await self._gather(turn)
+            except OverloadedError as error:
+                refusals += self.sent.now == 1
+                if refusals > MAX_OVERLOAD_RETRIES:
+                    raise
+                retry_after_s = error.retry_after_ms / 1000
+            finally:
+                self.sent.now -= 1
+            await asyncio.sleep(retry_after_s)
 
     async def _gather(self, turn: CallTurn) -> TextAnswer:
         pieces: list[str] = []

@@ -8,8 +8,8 @@
 
 Each leaf carries its codes as class attributes; each boundary has one translator
 (kvwire/status.py, dbfront/pgwire/errors.py, dbfront/http/app.py). CacheError is caught and counted
-in compute/tiers.py and scheduler/dispatcher.py only, and for users of the pool alone in
-dmp/node_link.py. docs/errors.md lists every leaf.
+in compute/tiers.py and scheduler/dispatcher.py with its helpers only, and for users of the pool
+alone in dmp/node_link.py. docs/errors.md lists every leaf.
 """
 
 from __future__ import annotations

@@ -133,12 +133,14 @@ class StageRunner:
 async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> GenerateEvent | None:
     """Wait for the node's next event, unless its life ends or the caller drops it (None) first."""
     if job.dropped or job.abandoned:
-        return _interrupted(job)
+        _check_abandoned(job)
+        return None
     try:
         async with asyncio.timeout(None) as job.timer:
             return await anext(events)
     except TimeoutError:
-        return _interrupted(job)
+        _check_abandoned(job)
+        return None
     except asyncio.CancelledError:
         # grpc raises this too when its channel is closed; only our own task's end is an end.
         task = asyncio.current_task()
@@ -151,7 +153,8 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
         job.timer = None
 
 
-def _interrupted(job: Job) -> None:
+def _check_abandoned(job: Job) -> None:
+    """Tell a node's end from a caller's wish."""
     if not job.dropped:
         raise TransportError("the node's life ended") from None
 

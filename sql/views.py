@@ -111,6 +111,15 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "mean_actual_s": "DOUBLE",
         "mean_abs_error_s": "DOUBLE",
     },
+    "queue": {
+        "request_id": "VARCHAR",
+        "tenant": "VARCHAR",
+        "model_name": "VARCHAR",
+        "priority": "BIGINT",
+        "waited_s": "DOUBLE",
+        "predicted_ttft_s": "DOUBLE",
+        "node_id": "VARCHAR",
+    },
     "settings": {
         "name": "VARCHAR",
         "setting": "VARCHAR",

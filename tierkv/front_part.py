@@ -23,7 +23,8 @@ from kvcore.errors import DirectoryUnavailableError, NoNodeError
 from kvcore.node import ModelInfo, NodeInfo
 from metaserver.client import BlockListing, MetaClient, Namespace, NodeState
 from scheduler.cluster_view import ClusterView
-from scheduler.dispatcher import Dispatcher
+from scheduler.config import SchedulerConfig
+from scheduler.dispatcher import Dispatcher, WaitingRequest
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.settings import FrontSettings
 
@@ -52,6 +53,7 @@ class MetaSource:
 
     meta: MetaClient
     generation: Generation
+    dispatcher: Dispatcher
     config: LoadedConfig
 
     async def nodes(self) -> tuple[NodeState, ...]:
@@ -72,6 +74,10 @@ class MetaSource:
     async def models(self) -> tuple[ModelInfo, ...]:
         """Models that nodes serve."""
         return await self.generation.models()
+
+    async def queue(self) -> tuple[WaitingRequest, ...]:
+        """Calls of this front that wait for a node."""
+        return self.dispatcher.waiting()
 
     async def settings(self) -> tuple[SettingRow, ...]:
         """This process's configuration, secrets masked."""
@@ -117,14 +123,14 @@ class FrontPart:
             return compute_client.connect(info.control_address, token=token)
 
         view = ClusterView(meta=meta, connect=connect, fixed=compute)
-        self.dispatcher = Dispatcher(view, meta=meta)
+        self.dispatcher = Dispatcher(view, meta=meta, config=_scheduler_config(settings))
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
         self.metrics = Metrics(self.dispatcher.snapshot)
         self.generation.observe(self.metrics.record_call)
         self.sql = DuckDbSqlServer(
             DuckDbConfig(path=settings.database, sandbox=not _is_open(settings, external_access)),
             self.generation,
-            cluster=MetaSource(meta, self.generation, config),
+            cluster=MetaSource(meta, self.generation, self.dispatcher, config),
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
         )
         self._config = config
@@ -189,6 +195,16 @@ class FrontPart:
 
 def _is_open(settings: FrontSettings, auto: bool) -> bool:
     return auto if settings.external_access == "auto" else settings.external_access == "on"
+
+
+def _scheduler_config(settings: FrontSettings) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_requests=settings.max_requests,
+        max_waiting=settings.max_waiting,
+        max_in_flight_per_node=settings.max_in_flight_per_node,
+        ttft_slo_s=settings.ttft_slo_s,
+        lease_s=settings.lease_s,
+    )
 
 
 def _pg_config(settings: FrontSettings) -> PgWireConfig:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from kvcore import limits
 from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector
 from kvcore.reuse_policy import ReusePolicy
@@ -68,6 +69,33 @@ class FrontSettings(Section):
     )
     max_calls: int = Field(
         default=1000, ge=0, description="AI calls a statement may make; 0: any number"
+    )
+    max_requests: int = Field(
+        default=limits.MAX_QUEUED_REQUESTS,
+        ge=1,
+        le=limits.MAX_QUEUED_REQUESTS,
+        description="AI calls and chat requests answered or waiting before new ones are refused",
+    )
+    max_waiting: int = Field(
+        default=10_000,
+        ge=0,
+        le=limits.MAX_QUEUED_REQUESTS,
+        description="of these, those that wait for room at a node before new ones are refused",
+    )
+    max_in_flight_per_node: int = Field(
+        default=64, ge=1, description="requests a compute node is given at a time; others wait"
+    )
+    ttft_slo_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="target for the time to the first token; who would miss it because of those "
+        "before it is refused at once; 0: none",
+    )
+    lease_s: float = Field(
+        default=10.0,
+        gt=0.0,
+        le=limits.MAX_LEASE_S,
+        description="seconds that found KV is kept for a lost front; prolonged while calls wait",
     )
     users: dict[str, str] = Field(
         default_factory=dict, description="SQL users and passwords (SCRAM); empty: trust loopback"

@@ -109,7 +109,12 @@ class _SchedulerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the scheduler's counters as they are now."""
         stats = self._snapshot()
-        yield GaugeMetricFamily("tierkv_requests_in_flight", "Requests at nodes", stats.live)
+        yield GaugeMetricFamily(
+            "tierkv_requests_in_flight", "Requests at nodes", stats.live - stats.waiting
+        )
+        yield GaugeMetricFamily(
+            "tierkv_requests_queued", "Requests that wait for a node", stats.waiting
+        )
         nodes = GaugeMetricFamily("tierkv_nodes", "Compute nodes", labels=("state",))
         nodes.add_metric(("alive",), stats.nodes_alive)
         nodes.add_metric(("suspended",), stats.nodes_suspended)
@@ -124,6 +129,12 @@ class _SchedulerCollector(Collector):
                 stats.prefetches,
             ),
             ("located", "Chains the directory was asked for", stats.located),
+            ("waits", "Times a request had to wait for room at a node", stats.queued),
+            ("rejected", "Requests refused when they came: too many, or too late", stats.rejected),
+            ("leases_reserved", "Chains promised to stay until used", stats.leases_reserved),
+            ("leases_committed", "Leases ended by use", stats.leases_committed),
+            ("leases_aborted", "Leases ended without use", stats.leases_aborted),
+            ("leases_lost", "Leases the directory knew nothing of", stats.leases_lost),
         ):
             yield CounterMetricFamily(f"tierkv_{name}", text, value)
         family = CounterMetricFamily(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dbfront.contracts import Notice
-from kvcore.errors import TierKVError
+from kvcore.errors import RetryableError, TierKVError
 
 _INTERNAL: Final = "XX000"
 
@@ -35,9 +35,16 @@ def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]
     if not isinstance(error, TierKVError):
         return {**fields, "C": _INTERNAL, "M": f"internal error: {type(error).__name__}"}
     fields |= {"C": error.sqlstate, "M": error.message or error.code}
-    fields |= {"D": error.detail, "H": error.hint}
+    fields |= {"D": error.detail or _retry_detail(error), "H": error.hint}
     position = getattr(error, "position", 0)
     return {**fields, "P": str(position) if position else ""}
+
+
+def _retry_detail(error: TierKVError) -> str:
+    """Tell a client when to try again, as HTTP does with Retry-After."""
+    if not isinstance(error, RetryableError) or error.retry_after_ms <= 0:
+        return ""
+    return f"retry after {error.retry_after_ms} ms"
 
 
 def notice_fields(notice: Notice) -> dict[str, str]:

@@ -61,6 +61,17 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_nodes'), '[]'), '[{
     "paths":"VARCHAR"
   }]'), recursive := true);
 
+CREATE OR REPLACE VIEW tierkv.queue AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_queue'), '[]'), '[{
+    "request_id":"VARCHAR",
+    "tenant":"VARCHAR",
+    "model_name":"VARCHAR",
+    "priority":"BIGINT",
+    "waited_s":"DOUBLE",
+    "predicted_ttft_s":"DOUBLE",
+    "node_id":"VARCHAR"
+  }]'), recursive := true);
+
 CREATE OR REPLACE VIEW tierkv.settings AS
 SELECT unnest(from_json(coalesce(getvariable('tierkv_settings'), '[]'), '[{
     "name":"VARCHAR",

@@ -19,7 +19,7 @@ from kvcore.errors import (
     SqlError,
     UserError,
 )
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
 from kvcore.layout import KvCodec
 from kvcore.location import Tier
 from kvcore.node import (
@@ -33,6 +33,8 @@ from kvcore.node import (
 )
 from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
+from scheduler.admission import WaitingCall
+from scheduler.dispatcher import WaitingRequest
 from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
 
 BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
@@ -396,6 +398,10 @@ class ThreeNodes:
     async def models(self) -> tuple[ModelInfo, ...]:
         return (make_model(),)
 
+    async def queue(self) -> tuple[WaitingRequest, ...]:
+        call = WaitingCall(RequestId("q1"), 2, waited_s=1.5, predicted_ttft_s=3.0, node_id=None)
+        return (WaitingRequest("ann", "tiny", call),)
+
     async def namespaces(self) -> tuple[Namespace, ...]:
         policy = ReusePolicy(KvCodec.FP8, blend=True, recompute_ratio=0.3, gradual=True)
         return (Namespace("own"), Namespace("team", ("ann", "bob"), True, policy))
@@ -430,6 +436,9 @@ async def test_admin_views(generator: InstantGenerator) -> None:
     assert await rows(session, "SELECT count(*), min(state) FROM tierkv.nodes") == [(3, "alive")]
     assert await rows(session, "SELECT DISTINCT paths FROM tierkv.nodes") == [
         ("dmp-0 shm: same host; no rdma: no RDMA device here; tcp: 127.0.0.1:7401",)
+    ]
+    assert await rows(session, "SELECT * FROM tierkv.queue") == [
+        ("q1", "ann", "tiny", 2, 1.5, 3.0, None)
     ]
     assert await rows(session, "SELECT * FROM tierkv.namespaces") == [
         ("own", "own", True, None, False, 0.15, "hkvd", True),
