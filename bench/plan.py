@@ -1,0 +1,212 @@
+"""A table of prompts under a cache a tenth of what they need: row by row, sorted, and by a plan.
+
+Run ``python -m bench.plan``. Every prompt is a system text, one of many documents and a question;
+the rows come in random order. The same rows are answered one by one, all at once in table order,
+sorted, and as the plan of their statement has it, each by a fresh cluster of one node and of two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from bench.plan_cluster import ClusterShape, Peaks, PlanCluster, plan_cluster
+from bench.report import Report, finish, parse_arguments
+from dbfront.answers import AiCall
+from dbfront.evaluation import CallDefaults, Outcome, RowFailure, evaluate, text_call
+from kvcore.request import HitTokens
+from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from sql.options import CallOptions
+from sql.plan import CallParams
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+BLOCK_TOKENS = 16
+IN_FLIGHT = 8
+SHARE = 0.1
+"""Of the blocks that the table needs, so much fits into L1 of all nodes, and as much into L2."""
+
+WAYS: dict[str, CallDefaults] = {
+    "one_by_one": CallDefaults(prefix_order=False, plan=False, max_concurrency=1),
+    "table_order": CallDefaults(prefix_order=False, plan=False, max_concurrency=IN_FLIGHT),
+    "sorted": CallDefaults(prefix_order=True, plan=False, max_concurrency=IN_FLIGHT),
+    "plan": CallDefaults(max_concurrency=IN_FLIGHT),
+}
+WORDS = (
+    "river", "stone", "lamp", "paper", "winter", "table", "green", "corner", "market", "window",
+    "garden", "silver", "road",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Prompts in table order, and what their prefix tree needs."""
+
+    rows: list[AiCall]
+    tree: PrefixTree
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self.tree.tokens)
+
+    @property
+    def tree_tokens(self) -> int:
+        """Tokens that have to be computed when nothing is computed twice."""
+        return self.prompt_tokens - self.tree.shared_tokens
+
+    def peak_needed_blocks(self, answered: Sequence[AiCall]) -> int:
+        """Count the blocks that rows still to come have in common with earlier ones, at the most.
+
+        A cache must hold so many for that order of rows if nothing is to be computed twice.
+        """
+        when = {call: time for time, call in enumerate(answered)}
+        times = [when[self.rows[index]] for index in self.tree.order]
+        change = [0] * (len(answered) + 1)
+        for segment in self.tree.segments:
+            mine = times[segment.first : segment.stop]
+            change[min(mine)] += segment.blocks
+            change[max(mine)] -= segment.blocks
+        return max(accumulate(change))
+
+
+@dataclass(slots=True)
+class Result:
+    """What one way of running the table gave."""
+
+    answers: dict[AiCall, str]
+    hits: HitTokens
+    prompt_tokens: int
+    wall_s: float
+    peaks: Peaks
+    needed_blocks: int
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were computed."""
+        return self.prompt_tokens - self.hits.total
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    arguments = parse_arguments(__doc__ or "", argv)
+    documents, questions = (40, 2) if arguments.quick else (60, 4)
+    rng = random.Random(arguments.seed)
+    rows = make_rows(rng, documents, questions)
+    report = Report("plan")
+    report.note(
+        f"{len(rows)} rows: {documents} documents, {questions} questions each; L1 of all nodes and "
+        f"the pool hold {SHARE:.0%} of the blocks each; {IN_FLIGHT} calls in flight"
+    )
+    for nodes in (1, 2):
+        asyncio.run(_compare(report, rows, nodes))
+    finish(report, arguments.format)
+
+
+def make_rows(rng: random.Random, documents: int, questions: int) -> list[AiCall]:
+    """Make a table in random order: one system text, documents, and questions about each."""
+    params = CallParams("ai_generate", None, _text(rng, 60), CallOptions(max_tokens=4))
+    rows = [
+        AiCall(params, f"{text}\n{_text(rng, 10)}")
+        for text in (_text(rng, 120) for _ in range(documents))
+        for _ in range(questions)
+    ]
+    rng.shuffle(rows)
+    return rows
+
+
+def _text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
+    shape = ClusterShape(MODEL, nodes, l1_pages=4_096, pool_bytes=1, block_tokens=BLOCK_TOKENS)
+    async with plan_cluster(replace(shape, nodes=1)) as cluster:
+        table = await _table(cluster, rows)
+        block_bytes = cluster.computes[0].node.model.layout.stored_bytes
+    blocks = int(SHARE * table.tree_tokens / BLOCK_TOKENS / nodes)
+    shape = replace(shape, l1_pages=blocks + 1, pool_bytes=blocks * block_bytes)
+    if nodes == 1:
+        report.add("prompt_tokens", table.prompt_tokens)
+        report.add("tree_tokens", table.tree_tokens)
+    report.add(f"nodes_{nodes}_l1_blocks_each", blocks)
+    results: dict[str, Result] = {}
+    for way, defaults in WAYS.items():
+        async with plan_cluster(shape) as cluster:
+            results[way] = await _run(cluster, table, defaults)
+        _add(report, f"nodes_{nodes}_{way}", results[way], block_bytes)
+    first = results["one_by_one"]
+    if any(result.answers != first.answers for result in results.values()):
+        raise AssertionError("an order changed an answer")
+    plan = results["plan"]
+    for way in ("one_by_one", "table_order", "sorted"):
+        other = results[way]
+        of = f"nodes_{nodes}_plan_of_{way}"
+        report.add(f"{of}_computed_tokens", plan.computed_tokens / other.computed_tokens)
+        report.add(f"{of}_wall_s", plan.wall_s / other.wall_s)
+
+
+async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
+    """Find out what the prompts have in common, as token ids."""
+    prepared = [await cluster.generation.prepare(text_call(row, CallDefaults())) for row in rows]
+    prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]
+    return Table(rows, build_tree(prompts))
+
+
+async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Result:
+    answers: dict[AiCall, str] = {}
+    hits, prompt_tokens = HitTokens(), 0
+
+    def note(call: AiCall, outcome: Outcome) -> None:
+        nonlocal hits, prompt_tokens
+        if isinstance(outcome, RowFailure):
+            raise outcome.error
+        answers[call] = outcome.text
+        hits += outcome.usage.hit_tokens
+        prompt_tokens += outcome.usage.prompt_tokens
+
+    watching = asyncio.create_task(cluster.watch())
+    started = time.perf_counter()
+    try:
+        await evaluate(table.rows, cluster.generation, defaults, note)
+    finally:
+        wall_s = time.perf_counter() - started
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+    needed = table.peak_needed_blocks(list(answers))
+    return Result(answers, hits, prompt_tokens, wall_s, cluster.peaks, needed)
+
+
+def _add(report: Report, name: str, result: Result, block_bytes: int) -> None:
+    report.add(f"{name}_hit_tokens", result.hits.total)
+    report.add(f"{name}_hit_tokens_l1", result.hits.l1)
+    report.add(f"{name}_computed_tokens", result.computed_tokens)
+    report.add(f"{name}_peak_needed_blocks", result.needed_blocks)
+    report.add(f"{name}_peak_running_blocks", result.peaks.running_blocks)
+    report.add(f"{name}_peak_l1_blocks", round(result.peaks.l1_bytes / block_bytes))
+    report.add(f"{name}_peak_l2_blocks", round(result.peaks.l2_bytes / block_bytes))
+    report.add(f"{name}_wall_s", result.wall_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A whole small cluster in this process, with caches as tight as a benchmark wants them.
+
+Used by bench.plan and by tests of plans: a directory, one memory pool node and one compute node per
+host, and a front. Everything is the real thing but the sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import compute
+from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from compute.local import LocalComputeClient
+from dbfront.generation import Generation
+from dmp.config import DmpConfig
+from dmp.transport.inproc import InprocPoolNode
+from kvcore.ids import HostId, NodeId
+from kvcore.location import Tier
+from metaserver.local import LocalMeta
+from scheduler.cluster_view import ClusterView
+from scheduler.config import SchedulerConfig
+from scheduler.dispatcher import Dispatcher
+from tierkv.compute_part import ComputePart, make_compute_part
+from tierkv.parts import DmpPart
+
+TOKENIZER = Path(compute.__file__).parent / "demo_model" / "weights"
+EXTENT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """How big a cluster is.
+
+    Attributes:
+        model: configuration of the random-weight model.
+        nodes: compute nodes, each on a host of its own with a pool node beside it.
+        l1_pages: pages of each compute node.
+        pool_bytes: memory of each pool node, rounded up to whole extents.
+        block_tokens: tokens per block.
+        max_running: requests in a node's batch.
+        threads: torch's threads per node.
+    """
+
+    model: Mapping[str, Any]
+    nodes: int
+    l1_pages: int
+    pool_bytes: int
+    block_tokens: int = 16
+    max_running: int = 16
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class Peaks:
+    """Most in use at once, in all nodes together.
+
+    Attributes:
+        running_blocks: pages of L1 that calls under way hold.
+        l1_bytes: pages of L1 with anything in them.
+        l2_bytes: the pool's bytes with anything in them.
+    """
+
+    running_blocks: int = 0
+    l1_bytes: int = 0
+    l2_bytes: int = 0
+
+
+@dataclass(slots=True)
+class PlanCluster:
+    """A started cluster.
+
+    Attributes:
+        meta: the directory.
+        computes: the compute nodes.
+        pools: the memory pool nodes.
+        dispatcher: the front's scheduler.
+        generation: from text to text.
+        peaks: what ``watch`` saw.
+    """
+
+    meta: LocalMeta
+    computes: list[ComputePart]
+    pools: list[DmpPart]
+    dispatcher: Dispatcher
+    generation: Generation
+    peaks: Peaks = field(default_factory=Peaks)
+
+    async def settle(self) -> None:
+        """Wait until computed blocks are in the pool and the directory knows."""
+        for part in self.computes:
+            await part.flush()
+        for pool in self.pools:
+            await pool.flush()
+
+    async def watch(self, interval_s: float = 0.01) -> None:
+        """Note the most that reports of the nodes say is in use; runs until it is ended."""
+        peaks = self.peaks
+        while True:
+            computes = [part.node.report() for part in self.computes]
+            pools = [pool.report() for pool in self.pools]
+            running = sum(
+                report.load.kv_usage * tier.blocks_total
+                for report in computes
+                for tier in report.tiers
+                if tier.tier is Tier.L1
+            )
+            peaks.running_blocks = max(peaks.running_blocks, round(running))
+            peaks.l1_bytes = max(peaks.l1_bytes, sum(_used(r.tiers, Tier.L1) for r in computes))
+            peaks.l2_bytes = max(peaks.l2_bytes, sum(_used(r.tiers, Tier.L2) for r in pools))
+            await asyncio.sleep(interval_s)
+
+
+def _used(tiers: tuple[Any, ...], tier: Tier) -> int:
+    return sum(stats.used_bytes for stats in tiers if stats.tier is tier)
+
+
+@asynccontextmanager
+async def plan_cluster(shape: ClusterShape) -> AsyncIterator[PlanCluster]:
+    """Start a cluster; it is gone afterwards."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+        meta = LocalMeta()
+        stack.push_async_callback(meta.close)
+        computes, pools = [], []
+        for number in range(shape.nodes):
+            host = HostId(f"h{number}")
+            pool = DmpPart(_pool_config(shape, number, host, folder), meta, listen=False)
+            await pool.start()
+            stack.push_async_callback(pool.stop)
+            pools.append(pool)
+            part = await make_compute_part(_compute_config(shape, number, host), meta)
+            computes.append(part)
+        for part in computes:
+            part.node.set_pool_nodes([InprocPoolNode(pool.node) for pool in pools])
+            await part.start()
+            stack.push_async_callback(part.stop)
+        view = ClusterView(fixed=[LocalComputeClient(part.node) for part in computes])
+        dispatcher = Dispatcher(view, meta=meta, config=SchedulerConfig(refresh_interval_s=0.1))
+        await dispatcher.start()
+        stack.push_async_callback(dispatcher.stop)
+        yield PlanCluster(meta, computes, pools, dispatcher, Generation(dispatcher))
+
+
+def _pool_config(shape: ClusterShape, number: int, host: HostId, folder: str) -> DmpConfig:
+    extents = -(-shape.pool_bytes // EXTENT_BYTES)
+    return DmpConfig(
+        NodeId(f"dmp-{number}"),
+        host,
+        f"{folder}/segment-{number}",
+        capacity_bytes=extents * EXTENT_BYTES,
+        extent_bytes=EXTENT_BYTES,
+        nameless=True,
+    )
+
+
+def _compute_config(shape: ClusterShape, number: int, host: HostId) -> ComputeConfig:
+    return ComputeConfig(
+        NodeId(f"c{number}"),
+        host,
+        random_model=RandomModelSpec(shape.model, seed=3),
+        model_name="random",
+        tokenizer_folder=str(TOKENIZER),
+        block_tokens=shape.block_tokens,
+        l1_pages=shape.l1_pages,
+        max_batch_tokens=512,
+        max_running=shape.max_running,
+        load_policy=LoadPolicy.ALWAYS,
+        threads=shape.threads,
+    )
