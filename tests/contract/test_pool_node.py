@@ -29,6 +29,7 @@ from kvcore.errors import (
     TransportError,
 )
 from kvcore.ids import HostId
+from policies.eviction import Expectation
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tests.fix_tls import Certificates
 
@@ -104,6 +105,31 @@ def test_2_reserve_refuses_what_is_sealed_or_being_written(pool: PoolNode) -> No
     first = pool.reserve([make_put("a"), make_put("b"), make_put("b")])
     assert [grant is not None for grant in first] == [False, True, False]
     assert pool.reserve([make_put("b")]) == [None]
+
+
+def test_2_what_is_known_of_a_block_arrives_with_it(pool: PoolNode, rig: Rig) -> None:
+    known = {
+        "session": "s-1",
+        "expectation": Expectation.TURN,
+        "expected_in_s": 2.5,
+        "depth": 7,
+        "tail": True,
+    }
+    puts = [make_put("a", **known), make_put("b", "a", expectation=Expectation.NONE)]
+    grants = pool.reserve(puts)
+    for grant in grants:
+        assert grant is not None
+        name = "a" if grant.key == block_key("a") else "b"
+        pool.write_ranges([RangeWrite(grant, i, memoryview(make_range(name, i))) for i in range(2)])
+    pool.seal([grant for grant in grants if grant is not None])
+    whole = make_put("c", **known)
+    payload = memoryview(make_range("c", 0) + make_range("c", 1))
+    assert pool.put([whole], [payload]) != [None]
+    for put in (*puts, whole):
+        slot = rig.node._state.table.peek(put.key)
+        assert slot is not None and slot.put == put
+    stored = {event.key: event.session for event in rig.node.inventory()}
+    assert [stored[block_key(name)] for name in "abc"] == ["s-1", "", "s-1"]
 
 
 def test_2_reserve_refuses_what_does_not_fit_and_counts_it(pool: PoolNode) -> None:
