@@ -13,14 +13,16 @@ from heapq import heappop, heappush
 from itertools import count
 
 from policies.select import make_policy
-from simulator.gate import blocks_to_load, pipelined
-from simulator.job import NOWHERE, Job, Lookup, look_up
+from policies.service_time import pipelined_evenly
+from simulator.gate import blocks_to_load
+from simulator.job import NOWHERE, AheadLoad, Job, Lookup, look_up
 from simulator.node import SimNode
 from simulator.options import GB, ClusterOptions, Gate
+from simulator.pool import SimPool, Write
 from simulator.pool_link import PoolLink
 from simulator.prefix_cache import PrefixCache
 from simulator.results import Ledger
-from simulator.routers import Order, Placement, Refusal, Router, Wake
+from simulator.routers import LoadAhead, Order, Placement, Refusal, Router, Wake
 from simulator.select import make_router
 from simulator.serving_model import Constants, ServingModel
 from simulator.workload import NOBODY, Prompt, Workload
@@ -36,7 +38,7 @@ class EventKind(IntEnum):
 
     PREFILLED = 0
     ANSWERED = 1
-    WRITTEN = 2
+    MOVED = 2
     WAKE = 3
     ARRIVED = 4
 
@@ -50,8 +52,7 @@ class Cluster:
         model: what computing takes.
         layout: of one block.
         nodes: by number.
-        link: between the nodes and the pool.
-        pool: the shared cache; of no capacity without a pool.
+        pool: what they share; of no capacity without a pool.
         ledger: what happened.
     """
 
@@ -61,15 +62,19 @@ class Cluster:
         self.model: ServingModel = constants.model(options.model)
         self.layout = self.model.layout(options.block_tokens)
         self.ledger = Ledger()
-        self.link = PoolLink(options.pool_gbps * GB)
         self._workload = workload
         self._residents = [0] * len(workload.facts)
         self.nodes = [
             SimNode(i, self._cache(options.local_gb, i), constants.cluster)
             for i in range(options.nodes)
         ]
-        self.pool = self._cache(options.pool_gb, options.nodes)
-        self._being_written: set[int] = set()
+        self.pool = SimPool(
+            self._cache(options.pool_gb, options.nodes),
+            PoolLink(options.pool_gbps * GB),
+            constants.cluster,
+            self.ledger,
+            block_bytes=self.layout.stored_bytes,
+        )
         self._events: list[tuple[float, int, int, object]] = []
         self._serial = count()
         self._router: Router = make_router(self, requests=len(workload.prompts))
@@ -82,8 +87,8 @@ class Cluster:
                 self._at(prompt.arrival_s, EventKind.ARRIVED, prompt)
         events, told = self._events, 0
         while events:
-            now, kind, _, what = heappop(events)
-            self._happen(kind, what, now)
+            now, _, _, what = heappop(events)
+            self._happen(what, now)
             done = self.ledger.requests
             if progress is not None and done >= told + PROGRESS_EVERY:
                 told = done
@@ -97,43 +102,33 @@ class Cluster:
         """Say where a job's chain is now, as a directory that is up to date would."""
         return look_up(job.chain, self._residents, len(self.nodes))
 
-    @property
-    def link_bytes_per_s(self) -> float:
-        """Rate of the pool's link; 0.0 without a pool."""
-        return self.link.bytes_per_s
-
-    def nominal_load_s(self, blocks: int) -> float:
-        """Seconds to load blocks when nobody else does."""
-        if not blocks:
-            return 0.0
-        seconds = blocks * self.layout.stored_bytes / self.link.bytes_per_s
-        return seconds + self.constants.cluster.fetch_latency_s
-
     # -- events
 
     def _at(self, when_s: float, kind: EventKind, what: object) -> None:
         heappush(self._events, (when_s, kind, next(self._serial), what))
 
-    def _happen(self, kind: int, what: object, now: float) -> None:
+    def _happen(self, what: object, now: float) -> None:
         match what:
             case Prompt():
                 self._on_arrived(what, now)
             case SimNode():
                 self._on_prefilled(what, now)
-            case Job() if kind == EventKind.ANSWERED:
-                self._on_answered(what, now)
             case Job():
-                self._on_written(what, now)
+                self._on_answered(what, now)
+            case Write():
+                self._on_moved(what, now)
+            case LoadAhead():
+                self._on_loaded_ahead(what, now)
             case Wake():
                 self._obey(self._router.woken(what, now), now)
 
     def _on_arrived(self, prompt: Prompt, now: float) -> None:
         usable = (prompt.input_tokens - 1) // self.options.block_tokens
         job = Job(prompt, prompt.blocks[:usable], now)
-        depth = self.pool.depth(job.chain)
+        depth = self.pool.cache.depth(job.chain)
         if depth and self.options.reserve:
             job.held_pool = job.chain[depth - 1]
-            self.pool.hold(job.held_pool)
+            self.pool.cache.hold(job.held_pool)
         self._obey(self._router.arrived(job, now), now)
 
     def _on_prefilled(self, node: SimNode, now: float) -> None:
@@ -166,9 +161,16 @@ class Cluster:
         arrival_s = job.arrived_s + prompt.gap_s if pause_s is None else now + pause_s
         self._at(max(now, arrival_s), EventKind.ARRIVED, prompt)
 
-    def _on_written(self, job: Job, now: float) -> None:
-        self._being_written.difference_update(job.prompt.blocks)
-        self.pool.use(job.prompt.blocks, now)
+    def _on_moved(self, write: Write, now: float) -> None:
+        rest_s = self.pool.written(write, now)
+        if rest_s:
+            self._at(now + rest_s, EventKind.MOVED, write)
+
+    def _on_loaded_ahead(self, order: LoadAhead, now: float) -> None:
+        job = order.job
+        if order.blocks and job.node in (NOWHERE, order.node) and not job.first_token_s:
+            self.nodes[order.node].cache.add(job.chain[: order.blocks], now)
+        self._obey(self._router.loaded_ahead(order, now), now)
 
     # -- nodes
 
@@ -179,10 +181,25 @@ class Cluster:
                     self._place(order.job, self.nodes[order.node], now)
                 case Wake():
                     self._at(max(now, order.at_s), EventKind.WAKE, order)
+                case LoadAhead():
+                    self._start_ahead(order, now)
                 case Refusal():
                     self._let_go(order.job)
                     self.ledger.refused += 1
                     self._go_on(order.job, now)
+
+    def _start_ahead(self, order: LoadAhead, now: float) -> None:
+        """Move blocks to a node while the job waits for it; fewer if the pool has fewer."""
+        job = order.job
+        local = self.nodes[order.node].cache.depth(job.chain)
+        blocks = min(order.blocks, self.pool.cache.depth(job.chain))
+        end_s = now
+        if blocks > local:
+            transfer = self.pool.load(blocks - local, now)
+            job.ahead = AheadLoad(order.node, local, blocks, transfer)
+            end_s = transfer.end_s
+        there = LoadAhead(job, order.node, max(local, blocks))
+        self._at(end_s, EventKind.MOVED, there)
 
     def _place(self, job: Job, node: SimNode, now: float) -> None:
         """Send a job to its node and hold what it will find there."""
@@ -193,7 +210,7 @@ class Cluster:
         reused = (local + loaded) * self.options.block_tokens
         job.expected_tokens = job.prompt.input_tokens - reused
         compute_s = self.model.prefill_s(reused, job.expected_tokens)
-        job.expected_s = max(compute_s, self.nominal_load_s(loaded))
+        job.expected_s = max(compute_s, self.pool.nominal_load_s(loaded))
         node.take(job)
         if node.running is None:
             self._begin(node, now)
@@ -211,7 +228,7 @@ class Cluster:
 
     def _begin(self, node: SimNode, now: float) -> None:
         """Compute the next prompt of an idle node, and load for the one after it."""
-        if not node.queue:
+        if not node.queue or node.running is not None:
             return
         job = node.queue[0]
         if job.load is not None and node.cache.depth(job.chain) < job.local_blocks:
@@ -222,7 +239,7 @@ class Cluster:
         compute_s = self.model.prefill_s(reused, job.prompt.input_tokens - reused)
         end_s = now + compute_s
         if job.load is not None:
-            end_s = pipelined(
+            end_s = pipelined_evenly(
                 job.load.end_s - job.load.start_s,
                 compute_s,
                 self.layout.layers,
@@ -243,17 +260,19 @@ class Cluster:
         """Decide how much to load, and queue that. Without a load it is decided again later."""
         job.local_blocks = node.cache.depth(job.chain)
         self._hold_local(job, node, job.local_blocks)
+        ahead = job.ahead
+        if ahead is not None and ahead.comes_to(node.index, job.local_blocks, now):
+            job.load, job.loaded_blocks = ahead.transfer, ahead.stop - job.local_blocks
+            return
         job.loaded_blocks = self._worth_loading(job, job.local_blocks, idle_from_s - now, now)
         if job.loaded_blocks:
-            size_bytes = job.loaded_blocks * self.layout.stored_bytes
-            latency_s = self.constants.cluster.fetch_latency_s
-            job.load = self.link.move(size_bytes, now, latency_s=latency_s)
-            self.ledger.pool_read_bytes += size_bytes
-            asked_s = (job.load.end_s - now) if self.options.gate is Gate.LIVE else 0.0
-            node.note_load(size_bytes, asked_s or size_bytes / self.link.bytes_per_s)
+            job.load = self.pool.load(job.loaded_blocks, now)
+            blind_s = self.pool.nominal_load_s(job.loaded_blocks)
+            seconds = job.load.end_s - now if self.options.gate is Gate.LIVE else blind_s
+            node.note_load(job.loaded_blocks * self.layout.stored_bytes, seconds)
 
     def _worth_loading(self, job: Job, local: int, busy_s: float, now: float) -> int:
-        pool = self.pool.depth(job.chain)
+        pool = self.pool.cache.depth(job.chain)
         if pool <= local:
             return 0
         return blocks_to_load(
@@ -262,8 +281,9 @@ class Cluster:
             pool=pool,
             model=self.model,
             layout=self.layout,
-            pool_bytes_per_s=self.link.bytes_per_s,
-            queue_s=self.link.queue_s(now) + self.constants.cluster.fetch_latency_s - busy_s,
+            pool_bytes_per_s=self.pool.link.bytes_per_s,
+            queue_s=self.pool.wait_s(now),
+            busy_s=busy_s,
             gate=self.options.gate,
         )
 
@@ -277,33 +297,20 @@ class Cluster:
     def _keep(self, job: Job, node: SimNode, now: float) -> None:
         """Keep what was computed: here, and in the pool as far as its link keeps up."""
         blocks = job.prompt.blocks
-        node.cache.use(blocks, now)
-        if self.pool.capacity_blocks:
-            self.pool.use(blocks, now, add=False)
+        node.cache.touch(blocks, now)
+        node.cache.add(blocks, now)
+        write = self.pool.keep(blocks, now)
+        if write is not None:
+            self._on_moved(write, now)
         self._let_go(job)
-        if self.pool.capacity_blocks:
-            self._write(job, now)
 
     def _let_go(self, job: Job) -> None:
         """End what was held for a job."""
         if job.held_local != NOWHERE:
             self.nodes[job.node].cache.release(job.held_local)
         if job.held_pool != NOWHERE:
-            self.pool.release(job.held_pool)
+            self.pool.cache.release(job.held_pool)
         job.held_local = job.held_pool = NOWHERE
-
-    def _write(self, job: Job, now: float) -> None:
-        blocks = job.prompt.blocks
-        new = [b for b in blocks[self.pool.depth(blocks) :] if b not in self._being_written]
-        if not new:
-            return
-        size_bytes = len(new) * self.layout.stored_bytes
-        if self.link.queue_s(now) > self.constants.cluster.write_backlog_s:
-            self.ledger.skipped_write_bytes += size_bytes
-        elif self.pool.wants(blocks, now):
-            self._being_written.update(new)
-            self.ledger.pool_write_bytes += size_bytes
-            self._at(self.link.move(size_bytes, now).end_s, EventKind.WRITTEN, job)
 
     def _cache(self, size_gb: float, index: int) -> PrefixCache:
         capacity_blocks = int(size_gb * GB) // self.layout.stored_bytes

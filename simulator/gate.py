@@ -1,18 +1,15 @@
 """Load or recompute: the question every node asks before it computes a prompt.
 
-Answered by scheduler/cost.py, the function the scheduler routes by, with the simulated node's own
-figures. Called by simulator/cluster.py.
+Answered with policies/service_time.py, the formula of production's nodes and scheduler, and the
+simulated node's own figures. Called by simulator/cluster.py.
 """
 
 from __future__ import annotations
 
 from kvcore.layout import BlockLayout
-from scheduler.cost import CachedPrefix, Rates, service_cost
+from policies.service_time import pipelined_evenly
 from simulator.options import Gate
 from simulator.serving_model import ServingModel
-
-AT_ONCE = 1e18
-"""Bytes per second of what costs nothing."""
 
 
 def blocks_to_load(
@@ -24,6 +21,7 @@ def blocks_to_load(
     layout: BlockLayout,
     pool_bytes_per_s: float,
     queue_s: float,
+    busy_s: float,
     gate: Gate,
 ) -> int:
     """Say how many blocks beyond the local ones are worth loading.
@@ -35,39 +33,20 @@ def blocks_to_load(
         model: what computing takes.
         layout: of a block.
         pool_bytes_per_s: rate of the pool's link.
-        queue_s: seconds the transfer would wait, less those the node is busy anyway.
+        queue_s: seconds until the transfer begins.
+        busy_s: seconds until the node can compute the prompt.
         gate: whether the queue is seen.
     """
     missing = pool - local
-    if missing <= 0:
-        return 0
-    if gate is Gate.OFF:
-        return missing
-    size_bytes = missing * layout.stored_bytes
-    seconds = size_bytes / pool_bytes_per_s
-    if gate is not Gate.BLIND:
-        seconds = max(size_bytes / AT_ONCE, seconds + queue_s)
-    reused, rest = local * layout.block_tokens, tokens - local * layout.block_tokens
-    rate = rest / model.prefill_s(reused, rest)
-    rates = Rates(rate, AT_ONCE, size_bytes / seconds, AT_ONCE)
-    found = CachedPrefix(local, local, pool, pool)
-    return service_cost(tokens, found, rates, layout).reused_blocks - local
-
-
-def pipelined(
-    load_s: float, compute_s: float, layers: int, *, load_from_s: float, compute_from_s: float
-) -> float:
-    """Return when equal layers are computed, each as soon as it is loaded and its turn has come.
-
-    Args:
-        load_s: seconds to load all layers.
-        compute_s: seconds to compute all layers.
-        layers: how many.
-        load_from_s: when loading begins.
-        compute_from_s: when computing may begin.
-    """
-    return max(
-        compute_from_s + compute_s,
-        load_from_s + load_s / layers + compute_s,
-        load_from_s + load_s + compute_s / layers,
+    if missing <= 0 or gate is Gate.OFF:
+        return max(0, missing)
+    load_s = missing * layout.stored_bytes / pool_bytes_per_s
+    with_s = pipelined_evenly(
+        load_s,
+        model.prefill_s(pool * layout.block_tokens, tokens - pool * layout.block_tokens),
+        layout.layers,
+        load_from_s=queue_s if gate is not Gate.BLIND else 0.0,
+        compute_from_s=busy_s,
     )
+    reused = local * layout.block_tokens
+    return missing if with_s < busy_s + model.prefill_s(reused, tokens - reused) else 0

@@ -14,6 +14,21 @@ from simulator.workload import Prompt
 NOWHERE = -1
 
 
+@dataclass(frozen=True, slots=True)
+class AheadLoad:
+    """Blocks ``[start, stop)`` of a chain on their way to a node."""
+
+    node: int
+    start: int
+    stop: int
+    transfer: Transfer
+
+    def comes_to(self, node: int, local: int, now: float) -> bool:
+        """Whether it is still under way to that node, and goes on where its cache ends."""
+        here = node == self.node and self.start <= local < self.stop
+        return here and self.transfer.end_s > now
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A request and what became of it.
@@ -29,6 +44,7 @@ class Job:
         expected_s: seconds that will probably take.
         local_blocks: reused from the node's cache.
         loaded_blocks: reused from the pool.
+        ahead: what was moved while it waited for a node; None: nothing.
         load: when these are moved; None for none.
         started_s: when its node began to compute it.
         first_token_s: when the prefill ended.
@@ -46,11 +62,20 @@ class Job:
     expected_s: float = 0.0
     local_blocks: int = 0
     loaded_blocks: int = 0
+    ahead: AheadLoad | None = None
     load: Transfer | None = None
     started_s: float = 0.0
     first_token_s: float = 0.0
     decode_from_s: float = 0.0
     decode_busy_s: float = 0.0
+
+    @property
+    def pool_blocks(self) -> int:
+        """Reused blocks that came from the pool for this request, while it waited or after."""
+        ahead = self.ahead
+        if ahead is None or ahead.node != self.node:
+            return self.loaded_blocks
+        return self.loaded_blocks + max(0, min(ahead.stop, self.local_blocks) - ahead.start)
 
     @property
     def ttft_s(self) -> float:

@@ -74,24 +74,30 @@ class PrefixCache:
         if not grip:
             self._policy.offer(block)
 
-    def use(self, chain: Sequence[int], now: float, *, add: bool = True) -> int:
-        """Note that a request used a chain, and keep what of it is new.
-
-        Args:
-            chain: the blocks of its prompt.
-            now: virtual time.
-            add: let new blocks in; else only what is here is used.
-
-        Returns:
-            how many blocks were new and let in.
-        """
+    def touch(self, chain: Sequence[int], now: float) -> None:
+        """Note that a request used what of its chain is here."""
         depth = self.depth(chain)
         used, facts = self._policy.used, self._facts
         for block in chain[: min(depth, len(chain) - 1)]:
             used(block, facts[block], now)
-        if depth == len(chain) and chain:
+        if chain and depth == len(chain):
             used(chain[-1], self._tail(chain[-1]), now)
-        return self._add(chain, depth, now) if add else 0
+
+    def add(self, chain: Sequence[int], now: float) -> None:
+        """Keep what of a chain is new, as far as the policy lets it in.
+
+        Each new block holds the one before it, so that none of the chain makes room for another.
+        """
+        depth = self.depth(chain)
+        if depth == len(chain):
+            return
+        if depth:
+            self.hold(chain[depth - 1])
+        while depth < len(chain) and self._enter(chain, depth, now):
+            depth += 1
+        self.refused_blocks += len(chain) - depth
+        if depth:
+            self.release(chain[depth - 1])  # The last one in has no child here.
 
     def wants(self, chain: Sequence[int], now: float) -> bool:
         """Whether the first block of the chain that is missing would be let in now."""
@@ -103,24 +109,16 @@ class PrefixCache:
         facts = self._facts[chain[depth]] if depth < len(chain) - 1 else self._tail(chain[depth])
         return self._policy.victim(now) is not None and self._policy.admits(facts, now)
 
-    def _add(self, chain: Sequence[int], depth: int, now: float) -> int:
-        """Let blocks in one after the other, each holding the one before it."""
-        start = depth
-        if depth and depth < len(chain):
-            self.hold(chain[depth - 1])
-        while depth < len(chain):
-            block = chain[depth]
-            facts = self._facts[block] if depth < len(chain) - 1 else self._tail(block)
-            if not self._make_room(facts, now):
-                self.refused_blocks += len(chain) - depth
-                break
-            self._grip[block] = 1
-            self._residents[block] |= self._bit
-            self._policy.entered(block, facts, now)
-            depth += 1
-        if depth and (depth > start or depth < len(chain)):
-            self.release(chain[depth - 1])  # The last one has no child.
-        return depth - start
+    def _enter(self, chain: Sequence[int], depth: int, now: float) -> bool:
+        """Let one block in, held as if it had a child."""
+        block = chain[depth]
+        facts = self._facts[block] if depth < len(chain) - 1 else self._tail(block)
+        if not self._make_room(facts, now):
+            return False
+        self._grip[block] = 1
+        self._residents[block] |= self._bit
+        self._policy.entered(block, facts, now)
+        return True
 
     def _make_room(self, facts: BlockFacts, now: float) -> bool:
         if len(self._grip) < self.capacity_blocks:

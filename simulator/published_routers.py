@@ -57,7 +57,10 @@ class ConductorRouter(InstantRouter):
         for node, local in zip(self.cluster.nodes, found.local, strict=True):
             reused, transfer_s = local, 0.0
             if found.pool > threshold * local:
-                reused, transfer_s = found.pool, self.cluster.nominal_load_s(found.pool - local)
+                reused, transfer_s = (
+                    found.pool,
+                    self.cluster.pool.nominal_load_s(found.pool - local),
+                )
             tokens = reused * self.cluster.options.block_tokens
             prefill_s = self.cluster.model.prefill_s(tokens, job.prompt.input_tokens - tokens)
             ttft_s = node.work_s(now) + transfer_s + prefill_s

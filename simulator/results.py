@@ -31,7 +31,7 @@ class Ledger:
         local_hit_bytes: KV that was found in place.
         pool_read_bytes: moved from the pool.
         pool_write_bytes: moved to the pool.
-        skipped_write_bytes: not written because the link was behind.
+        pool_skipped_write_bytes: not written because the link was behind.
     """
 
     arrivals_s: array[float] = field(default_factory=lambda: array("d"))
@@ -44,7 +44,7 @@ class Ledger:
     local_hit_blocks: int = 0
     pool_read_bytes: int = 0
     pool_write_bytes: int = 0
-    skipped_write_bytes: int = 0
+    pool_skipped_write_bytes: int = 0
     local_evicted_blocks: int = 0
     pool_evicted_blocks: int = 0
     pool_used_blocks: int = 0
@@ -63,25 +63,30 @@ class Ledger:
         """Note a first token."""
         self.arrivals_s.append(job.arrived_s)
         self.ttfts_s.append(job.ttft_s)
-        local, loaded = job.local_blocks * block_tokens, job.loaded_blocks * block_tokens
+        reused = job.local_blocks + job.loaded_blocks
+        loaded = job.pool_blocks
         self.prompt_tokens += job.prompt.input_tokens
-        self.local_hit_tokens += local
-        self.pool_hit_tokens += loaded
-        self.computed_tokens += job.prompt.input_tokens - local - loaded
-        self.local_hit_blocks += job.local_blocks
+        self.local_hit_tokens += (reused - loaded) * block_tokens
+        self.pool_hit_tokens += loaded * block_tokens
+        self.computed_tokens += job.prompt.input_tokens - reused * block_tokens
+        self.local_hit_blocks += reused - loaded
 
     def close(self, cluster: Cluster) -> None:
         """Take over what nodes, caches and link counted."""
         self.nodes = len(cluster.nodes)
         self.block_bytes = cluster.layout.stored_bytes
         self.prefill_busy_s = sum(node.busy_s for node in cluster.nodes)
-        self.link_busy_s = cluster.link.busy_s
+        self.link_busy_s = cluster.pool.link.busy_s
         self.local_evicted_blocks = sum(node.cache.evicted_blocks for node in cluster.nodes)
-        self.pool_evicted_blocks = cluster.pool.evicted_blocks
-        self.pool_used_blocks = len(cluster.pool)
+        self.pool_evicted_blocks = cluster.pool.cache.evicted_blocks
+        self.pool_used_blocks = len(cluster.pool.cache)
         if self.arrivals_s:
             ends = (a + t for a, t in zip(self.arrivals_s, self.ttfts_s, strict=True))
             self.span_s = max(ends) - min(self.arrivals_s)
+
+    def attainment(self, slo_s: float) -> float:
+        """Return the share of requests whose first token came within ``slo_s``."""
+        return sum(1 for ttft in self.ttfts_s if ttft <= slo_s) / max(1, self.requests)
 
     def summary(self, slo_s: float = 0.0) -> dict[str, float | int | None]:
         """Sum up, in the order in which people read it.
@@ -90,7 +95,6 @@ class Ledger:
             slo_s: time to the first token that counts as good; 0.0: ``slo_attainment`` is None.
         """
         ttfts = sorted(self.ttfts_s)
-        good = sum(1 for ttft in ttfts if ttft <= slo_s) / max(1, self.requests)
         tokens = max(1, self.prompt_tokens)
         return {
             "requests": self.requests,
@@ -99,7 +103,7 @@ class Ledger:
             "ttft_p90_s": quantile(ttfts, 0.90),
             "ttft_p99_s": quantile(ttfts, 0.99),
             "ttft_mean_s": sum(ttfts) / len(ttfts) if ttfts else 0.0,
-            "slo_attainment": good if slo_s else None,
+            "slo_attainment": self.attainment(slo_s) if slo_s else None,
             "token_hit_rate": (self.local_hit_tokens + self.pool_hit_tokens) / tokens,
             "prompt_tokens": self.prompt_tokens,
             "local_hit_tokens": self.local_hit_tokens,
@@ -108,7 +112,7 @@ class Ledger:
             "local_hit_bytes": self.local_hit_blocks * self.block_bytes,
             "pool_read_bytes": self.pool_read_bytes,
             "pool_write_bytes": self.pool_write_bytes,
-            "pool_skipped_write_bytes": self.skipped_write_bytes,
+            "pool_skipped_write_bytes": self.pool_skipped_write_bytes,
             "pool_used_bytes": self.pool_used_blocks * self.block_bytes,
             "local_evicted_blocks": self.local_evicted_blocks,
             "pool_evicted_blocks": self.pool_evicted_blocks,

@@ -14,6 +14,7 @@ from typing import Protocol
 from simulator.job import Job, Lookup
 from simulator.node import SimNode
 from simulator.options import ClusterOptions
+from simulator.pool import SimPool
 from simulator.serving_model import Constants, ServingModel
 
 
@@ -40,7 +41,16 @@ class Refusal:
     job: Job
 
 
-Order = Placement | Wake | Refusal
+@dataclass(frozen=True, slots=True)
+class LoadAhead:
+    """Have a node load the first ``blocks`` of a job that waits; then call ``loaded_ahead``."""
+
+    job: Job
+    node: int
+    blocks: int
+
+
+Order = Placement | Wake | Refusal | LoadAhead
 
 
 class ClusterView(Protocol):
@@ -50,13 +60,9 @@ class ClusterView(Protocol):
     constants: Constants
     model: ServingModel
     nodes: list[SimNode]
-
-    @property
-    def link_bytes_per_s(self) -> float: ...
+    pool: SimPool
 
     def look_up(self, job: Job) -> Lookup: ...
-
-    def nominal_load_s(self, blocks: int) -> float: ...
 
 
 class Router(Protocol):
@@ -69,6 +75,8 @@ class Router(Protocol):
     def finished(self, job: Job, now: float) -> Sequence[Order]: ...
 
     def woken(self, wake: Wake, now: float) -> Sequence[Order]: ...
+
+    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]: ...
 
 
 class InstantRouter:
@@ -91,6 +99,9 @@ class InstantRouter:
         return ()
 
     def woken(self, wake: Wake, now: float) -> Sequence[Order]:
+        return ()
+
+    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]:
         return ()
 
 

@@ -79,6 +79,7 @@ class NodeConstants:
     decode_slots: int
     decode_harm: float
     write_backlog_s: float
+    write_share: float
     fetch_latency_s: float
 
 
@@ -132,6 +133,8 @@ def load_constants(path: Path | None = None) -> Constants:
     routers = _make(RouterConstants, _table(data, "routers", name), f"{name}: [routers]")
     if cluster.decode_harm >= 1.0:
         raise ConfigError(f"{name}: [cluster] decode_harm must be below 1, or answers never end")
+    if cluster.write_share > 1.0:
+        raise ConfigError(f"{name}: [cluster] write_share must be at most 1")
     return Constants(models, cluster, routers)
 
 

@@ -21,6 +21,8 @@ from scheduler.events import (
     Instruction,
     Locate,
     NodesSeen,
+    Prefetch,
+    PrefetchDone,
     RequestArrived,
     RequestFinished,
     SeenNode,
@@ -31,7 +33,7 @@ from scheduler.events import (
 from scheduler.state import SchedulerState
 from simulator.job import Job
 from simulator.node import SimNode
-from simulator.routers import ClusterView, Order, Placement, Refusal, Wake
+from simulator.routers import ClusterView, LoadAhead, Order, Placement, Refusal, Wake
 
 MODEL = WantedModel("simulated")
 
@@ -52,7 +54,9 @@ class TierKvRouter:
             cluster: what is simulated.
             requests: of the whole trace; so many may wait, nobody is refused.
         """
-        self.state = SchedulerState(SchedulerConfig(max_requests=requests + 1))
+        self.state = SchedulerState(
+            SchedulerConfig(max_requests=requests + 1, max_waiting=requests + 1)
+        )
         self._cluster = cluster
         self._jobs: dict[RequestId, Job] = {}
         self._infos = [_info(index, cluster) for index in range(len(cluster.nodes))]
@@ -83,6 +87,11 @@ class TierKvRouter:
     def woken(self, wake: Wake, now: float) -> Sequence[Order]:
         return self._tell(WaitOver(RequestId(wake.token)), now)
 
+    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]:
+        request_id = RequestId(str(order.job.prompt.number))
+        tokens = order.blocks * self._cluster.options.block_tokens
+        return self._tell(PrefetchDone(request_id, self._infos[order.node].node_id, tokens), now)
+
     def _tell(self, event: Event, now: float) -> list[Order]:
         orders: list[Order] = []
         if now - self._seen_s >= self._cluster.constants.cluster.heartbeat_s:
@@ -102,10 +111,14 @@ class TierKvRouter:
                     yield from self._orders(self.state.handle(located, now), now)
                 case Wait():
                     yield Wake(instruction.until_s, instruction.request_id)
+                case Prefetch():
+                    job = self._jobs[instruction.request_id]
+                    blocks = instruction.tokens // self._cluster.options.block_tokens
+                    yield LoadAhead(job, self._numbers[instruction.node_id], blocks)
                 case Fail():
                     yield Refusal(self._jobs.pop(instruction.request_id))
                 case _:
-                    pass  # Loading ahead and looking again go on by themselves here.
+                    pass  # Looking at the nodes again goes on by itself here.
 
     def _located(self, request_id: RequestId) -> ChainLocated:
         """Answer as the directory would."""
@@ -130,7 +143,7 @@ class TierKvRouter:
             requests_waiting=waiting,
             waiting_prefill_tokens=node.queued_tokens,
             prefill_tokens_per_s=node.prefill_tokens_per_s,
-            l3_bytes_per_s=node.load_bytes_per_s or self._cluster.link_bytes_per_s,
+            l3_bytes_per_s=node.load_bytes_per_s or self._cluster.pool.link.bytes_per_s,
         )
 
 

@@ -12,6 +12,8 @@ from typing import Final
 from sql.lexer import Token, name_value
 
 SCHEMA: Final = "tierkv"
+SESSION_VARIABLE: Final = "tierkv_session"
+"""Session variable with the session's number, by which a table function knows its caller."""
 
 VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "stat_kvcache": {
@@ -146,6 +148,11 @@ VIEW_COLUMNS["stat_kvcache_node"] = {
 def view_ddl() -> str:
     """Return the statements that make the schema and its views."""
     return resources.files("sql").joinpath("ddl/admin_views.sql").read_text(encoding="utf-8")
+
+
+def simulate_ddl() -> str:
+    """Return the statement that makes the table function ``tierkv.simulate``."""
+    return resources.files("sql").joinpath("ddl/simulate.sql").read_text(encoding="utf-8")
 
 
 def view_variable(view: str) -> str:

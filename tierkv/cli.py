@@ -17,6 +17,7 @@ import typer
 from kvcore.errors import TierKVError
 from tierkv.config import LoadedConfig, list_entries, load_config
 from tierkv.output import OutputFormat
+from tierkv.simulate import simulate
 
 app = typer.Typer(
     help="LLM inference inside the database, on a KV cache that all machines share.",
@@ -33,6 +34,8 @@ namespace_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(namespace_app, name="namespace")
+
+app.command()(simulate)
 
 ConfigOption = Annotated[
     Path | None,

@@ -128,7 +128,11 @@ class FrontPart:
         self.metrics = Metrics(self.dispatcher.snapshot)
         self.generation.observe(self.metrics.record_call)
         self.sql = DuckDbSqlServer(
-            DuckDbConfig(path=settings.database, sandbox=not _is_open(settings, external_access)),
+            DuckDbConfig(
+                path=settings.database,
+                sandbox=not _is_open(settings, external_access),
+                trace_dir=settings.trace_dir,
+            ),
             self.generation,
             cluster=MetaSource(meta, self.generation, self.dispatcher, config),
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},

@@ -67,6 +67,9 @@ class FrontSettings(Section):
         default="auto",
         description="let SQL read and write files (read_csv, COPY TO); auto: in one process only",
     )
+    trace_dir: str = Field(
+        default="", description="folder of request traces tierkv.simulate may read; empty: none"
+    )
     max_calls: int = Field(
         default=1000, ge=0, description="AI calls a statement may make; 0: any number"
     )

@@ -19,11 +19,12 @@ import duckdb
 from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import to_tierkv_error
+from dbfront.simulations import Simulations
 from kvcore.errors import ConfigError, TierKVError
 from sql.functions import engine_function
 from sql.plan import MAX_FORMS
 from sql.rewrite import RewrittenSql
-from sql.views import SCHEMA, view_ddl
+from sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 
 T = TypeVar("T")
 
@@ -42,12 +43,15 @@ class DuckDbConfig:
         sandbox: refuse files, network and extension loading, and lock the engine's settings.
         threads: engine threads; 0 leaves the choice to DuckDB.
         memory_limit: such as ``4GB``; empty leaves it to DuckDB.
+        trace_dir: folder of request traces that tierkv.simulate may read; empty: none, when
+            ``sandbox`` is on.
     """
 
     path: str = ""
     sandbox: bool = True
     threads: int = 0
     memory_limit: str = ""
+    trace_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class DuckDbEngine:
     Attributes:
         books: the AnswerBook each session's AI calls look into, by session number.
         cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
+        simulations: what ``tierkv.simulate`` runs.
     """
 
     def __init__(self, config: DuckDbConfig) -> None:
@@ -74,6 +79,7 @@ class DuckDbEngine:
         """
         self.books: dict[int, AnswerBook] = {}
         self.cancel_session: Callable[[int], bool] = lambda pid: False
+        self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
             self._root = duckdb.connect(config.path or ":memory:")
             self._set_up(config)
@@ -85,10 +91,13 @@ class DuckDbEngine:
 
     def connect(self, number: int) -> DuckDbConnection:
         """Open a connection for session ``number``."""
-        return DuckDbConnection(self._root.cursor(), number, self.books)
+        cursor = self._root.cursor()
+        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {int(number)}")
+        return DuckDbConnection(cursor, number, self.books, self.simulations)
 
     def close(self) -> None:
         """Close the database; connections must be closed before."""
+        self.simulations.close()
         self._root.close()
 
     def _set_up(self, config: DuckDbConfig) -> None:
@@ -109,6 +118,14 @@ class DuckDbEngine:
             "BOOLEAN",
             side_effects=True,
         )
+        self._root.create_function(
+            "tierkv_simulate",
+            self.simulations.rows,
+            ["BIGINT", "VARCHAR", "VARCHAR"],
+            "VARCHAR",
+            null_handling="special",  # type: ignore[call-overload]  # text is accepted
+            side_effects=True,
+        )
         for statement in _settings(config):
             self._root.execute(statement)
         if (self._root.execute("SELECT current_database()").fetchone() or ("",))[0] == SCHEMA:
@@ -117,6 +134,7 @@ class DuckDbEngine:
                 hint="Rename the file.",
             )
         self._root.execute(view_ddl())
+        self._root.execute(simulate_ddl())
         if config.sandbox:
             self._root.execute("SET lock_configuration = true")
 
@@ -162,11 +180,16 @@ class DuckDbConnection:
     """One session's way into the engine; statements run one after the other."""
 
     def __init__(
-        self, cursor: duckdb.DuckDBPyConnection, number: int, books: dict[int, AnswerBook]
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        number: int,
+        books: dict[int, AnswerBook],
+        simulations: Simulations,
     ) -> None:
         self._cursor = cursor
         self._number = number
         self._books = books
+        self._simulations = simulations
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
 
     @property
@@ -228,6 +251,7 @@ class DuckDbConnection:
 
     async def close(self) -> None:
         """Interrupt what runs and free the connection."""
+        self._simulations.cancel(self._number)
         self._cursor.interrupt()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._cursor.close)
         self._thread.shutdown()
@@ -244,7 +268,8 @@ class DuckDbConnection:
             )
             return EngineResult(columns, result.fetchall() if columns else [])
         except duckdb.Error as error:
-            raise to_tierkv_error(error, sql.text, sql.source_position) from None
+            failed = self._simulations.take_error(self._number)
+            raise failed or to_tierkv_error(error, sql.text, sql.source_position) from None
         except RuntimeError as error:
             # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
             raise TierKVError(f"the engine failed: {error}") from error
@@ -258,6 +283,7 @@ class DuckDbConnection:
         except asyncio.CancelledError:
             # An interrupt that comes before the query starts is lost, so it is repeated.
             while not future.done():
+                self._simulations.cancel(self._number)
                 self._cursor.interrupt()
                 await asyncio.wait([future], timeout=_INTERRUPT_AGAIN_S)
             if not future.cancelled():

@@ -1,0 +1,139 @@
+"""Answers a question about a trace: the one place where the simulator's parts come together.
+
+Called by ``tierkv simulate``, by the child process behind tierkv.simulate in SQL, and by
+benchmarks. Equal questions get equal answers; how long it took is not part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulator.cluster import Cluster
+from simulator.prices import load_prices
+from simulator.request import CacheQuestion, SimulationRequest
+from simulator.results import Ledger
+from simulator.serving_model import load_constants
+from simulator.sizing import pool_worth
+from simulator.trace import Trace, load_trace
+from simulator.workload import make_workload
+
+Metric = float | int | str | None
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came out.
+
+    Attributes:
+        metrics: by name, in the order in which people read them.
+        ledger: of the cluster; None when there was none.
+        trace: what was replayed.
+        notes: sentences for people, such as refused lines.
+    """
+
+    metrics: dict[str, Metric]
+    ledger: Ledger | None
+    trace: Trace
+    notes: tuple[str, ...] = ()
+
+
+def simulate(
+    path: Path,
+    request: SimulationRequest,
+    *,
+    progress: Progress | None = None,
+    told: Callable[[str], None] = lambda line: None,
+) -> Answer:
+    """Replay a trace.
+
+    Args:
+        path: JSON lines in Mooncake's format, plain or zstd.
+        request: what is asked.
+        progress: called with requests done and requests in all.
+        told: called with a line about each cluster tried for the cost.
+
+    Raises:
+        UserError: the trace or a constants file can't be used, or no cluster meets the SLO.
+    """
+    trace = load_trace(path)
+    metrics: dict[str, Metric] = {
+        "block_references": trace.block_references,
+        "unique_blocks": trace.unique_blocks,
+        "refused_lines": trace.refused_lines,
+    }
+    ledger = None
+    if request.cache is not None:
+        metrics = _replay(trace, request.cache, progress) | metrics
+    else:
+        found, ledger = _cluster(trace, request, progress, told)
+        metrics = found | metrics
+    return Answer(metrics, ledger, trace, _notes(trace))
+
+
+def _replay(trace: Trace, question: CacheQuestion, progress: Progress | None) -> dict[str, Metric]:
+    from simulator.cache_replay import replay
+
+    result = replay(
+        trace.requests,
+        question.policy,
+        question.capacity_blocks,
+        seed=question.seed,
+        progress=progress,
+        block_tokens=question.block_tokens,
+    )
+    return {
+        "policy": question.policy,
+        "capacity_blocks": question.capacity_blocks,
+        "block_hit_rate": result.block_hit_rate,
+        "token_hit_rate": result.token_hit_rate,
+        "requests": len(trace.requests),
+    }
+
+
+def _cluster(
+    trace: Trace,
+    request: SimulationRequest,
+    progress: Progress | None,
+    told: Callable[[str], None],
+) -> tuple[dict[str, Metric], Ledger | None]:
+    options = request.cluster
+    assert options is not None
+    constants = load_constants(request.constants)
+    workload = make_workload(trace.requests, block_tokens=options.block_tokens, speed=options.speed)
+    metrics: dict[str, Metric] = {
+        "router": options.router.value,
+        "policy": options.policy,
+        "model": options.model,
+    }
+    ledger = None
+    if request.simulates_nodes:
+        ledger = Cluster(workload, options, constants).run(progress)
+        metrics |= {"nodes": options.nodes, **ledger.summary(options.slo_s)}
+    if request.cost is not None:
+        prices = load_prices(request.cost.prices)
+        regions = prices.regions(request.cost.regions)
+        worth = pool_worth(
+            workload, options, constants, slo_share=request.cost.slo_share, told=told
+        )
+        metrics |= {
+            "nodes_without_pool": worth.nodes_without,
+            "nodes_with_pool": worth.nodes_with,
+            "nodes_saved": worth.nodes_saved,
+            "currency": prices.currency,
+        }
+        for region in regions:
+            price = prices.per_gb_month[region] * options.pool_gb
+            metrics[f"pool_per_month_{region}"] = price
+            saved = worth.nodes_saved
+            metrics[f"per_node_saved_{region}"] = price / saved if saved > 0 else None
+    return metrics, ledger
+
+
+def _notes(trace: Trace) -> tuple[str, ...]:
+    if not trace.refused_lines:
+        return ()
+    first = "; ".join(f"line {bad.line}: {bad.reason}" for bad in trace.refused[:3])
+    return (f"{trace.refused_lines} lines were refused: {first}",)
