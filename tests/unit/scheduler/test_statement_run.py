@@ -1,0 +1,194 @@
+"""A plan carried out: turns, hints, keys of what is held, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvcore.block_key import block_keys
+from kvcore.clock import SystemClock
+from kvcore.hold import LeaseId
+from kvcore.ids import NodeId
+from kvcore.request import GenerateRequest
+from kvcore.reuse_hint import ReuseHint
+from metaserver.client import LocateReply, NodeCoverage
+from scheduler.cluster_view import ClusterView
+from scheduler.config import SchedulerConfig
+from scheduler.directory_client import DirectoryClient
+from scheduler.dispatcher import Dispatcher
+from scheduler.hold_keeper import HoldKeeper
+from scheduler.plan_events import PlanNode
+from scheduler.routing_stats import RoutingStats
+from scheduler.statement_run import PlannedCall, StatementRun
+from tests.fix_scheduler import (
+    LAYOUT,
+    NAMESPACE,
+    FakeCompute,
+    FakeMeta,
+    make_info,
+    make_model,
+    make_request,
+)
+
+MODEL = make_model()
+TOKENS = LAYOUT.block_tokens
+
+
+def prompt(document: int, question: int) -> tuple[int, ...]:
+    return (7,) * TOKENS + (document,) * (2 * TOKENS) + (question,) * 3
+
+
+def calls_of(documents: int = 2, questions: int = 2, **changes: object) -> list[PlannedCall]:
+    """Question by question, so that the rows of a document are not neighbours."""
+    return [
+        PlannedCall(
+            make_request(
+                f"q{question}d{document}", token_ids=prompt(document, question), **changes
+            ),
+            MODEL,
+        )
+        for question in range(questions)
+        for document in range(documents)
+    ]
+
+
+async def order_of(run: StatementRun) -> list[tuple[int, NodeId | None, ReuseHint | None]]:
+    """Run every call to its end, one by one."""
+    turns = []
+    while (turn := await run.take()) is not None:
+        turns.append((turn.call, turn.preferred_node, turn.request.hint))
+        run.prefilled(turn.call)
+        run.finished(turn.call)
+    assert await run.take() is None
+    return turns
+
+
+async def test_turns_come_depth_first_with_hints_and_a_node() -> None:
+    node = NodeId("c1")
+    run = StatementRun(calls_of(), max_in_flight=1, nodes=lambda: (PlanNode(node),))
+    turns = await order_of(run)
+    await run.close()
+    assert [(call, where) for call, where, _ in turns] == [
+        (0, node),
+        (2, node),
+        (1, node),
+        (3, node),
+    ]
+    assert [hint for _, _, hint in turns] == [
+        ReuseHint(pending_calls=1, pending_tokens=3 * TOKENS),
+        ReuseHint(pending_calls=2, pending_tokens=TOKENS),
+        ReuseHint(pending_calls=1, pending_tokens=3 * TOKENS),
+        ReuseHint(pending_calls=0, pending_tokens=TOKENS),
+    ]
+    assert run.summary.runs >= 1
+    assert run.summary.shared_tokens == 3 * TOKENS + 2 * 2 * TOKENS
+
+
+async def test_a_call_that_shares_nothing_has_no_hint() -> None:
+    alone = [PlannedCall(make_request("q", token_ids=tuple(range(40))), MODEL)]
+    uncached = calls_of(use_cache=False)
+    for calls in (alone, uncached):
+        run = StatementRun(calls, max_in_flight=4)
+        assert {hint for _, _, hint in await order_of(run)} == {None}
+        await run.close()
+
+
+async def test_tenants_share_nothing_in_a_plan() -> None:
+    other = calls_of(namespace_key=bytes(31) + b"x")
+    run = StatementRun([*calls_of(), *other], max_in_flight=1)
+    assert run.summary.shared_tokens == 2 * (3 * TOKENS + 2 * 2 * TOKENS)
+    await run.close()
+
+
+async def test_what_pending_calls_share_is_leased_and_let_go_of() -> None:
+    meta = LeasingMeta(make_info())
+    clock = SystemClock()
+    config, stats = SchedulerConfig(locate_timeout_s=20.0), RoutingStats(1)
+    directory = DirectoryClient(meta, config=config, stats=stats, clock=clock)
+    keeper = HoldKeeper(directory, clock)
+    run = StatementRun(calls_of(), max_in_flight=1, keeper=keeper)
+    turn = await run.take()
+    assert turn is not None
+    run.prefilled(turn.call)
+    async with asyncio.timeout(20):
+        while len(meta.leased) < 2:
+            await asyncio.sleep(0)
+    chain = block_keys(NAMESPACE, prompt(0, 0)[: 3 * TOKENS], block_tokens=TOKENS)
+    assert {tuple(chain), tuple(chain[:1])} == set(meta.leased)
+    await run.close()
+    assert meta.live == set()
+
+
+class LeasingMeta(FakeMeta):
+    """Gives a lease for every chain."""
+
+    def __init__(self, *infos: object) -> None:
+        super().__init__(*infos)  # type: ignore[arg-type]
+        self.leased: list[tuple[bytes, ...]] = []
+        self.live: set[LeaseId] = set()
+
+    async def locate(self, keys, *, reserve_s: float = 0.0, **how) -> LocateReply:  # type: ignore[no-untyped-def]
+        if not reserve_s:
+            return self.reply
+        self.leased.append(tuple(keys))
+        lease = LeaseId(len(self.leased))
+        self.live.add(lease)
+        return LocateReply(prefix_blocks=len(keys), memory_blocks=len(keys), lease=lease)
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
+        return lease in self.live
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        self.live.discard(lease)
+        return True
+
+
+async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
+    infos = [make_info("c1"), make_info("c2")]
+    meta = LeasingMeta(*infos)
+    coverage = (NodeCoverage(NodeId("c1"), 0, 3), NodeCoverage(NodeId("c2"), 3, 3))
+    meta.reply = LocateReply(coverage=coverage, prefix_blocks=3, memory_blocks=3)
+    nodes = {info.node_id: FakeCompute(info) for info in infos}
+    dispatcher = Dispatcher(
+        ClusterView(meta=meta, connect=lambda info: nodes[info.node_id]),
+        meta=meta,
+        config=SchedulerConfig(refresh_interval_s=0.05),
+    )
+    await dispatcher.start()
+    try:
+        run = dispatcher.open_plan(calls_of(documents=4, questions=4), max_in_flight=2)
+        where: dict[int, NodeId | None] = {}
+        while (turn := await run.take()) is not None:
+            where[turn.call % 4] = turn.preferred_node  # The document.
+            answered = dispatcher.submit(
+                turn.request, model=MODEL, preferred_node=turn.preferred_node
+            )
+            last = [event async for event in answered][-1]
+            assert last.node_id == turn.preferred_node
+            run.finished(turn.call)
+        async with asyncio.timeout(20):
+            while not nodes["c1"].prefetched:  # type: ignore[index]
+                await asyncio.sleep(0)
+        await run.close()
+        assert where == {0: "c1", 1: "c1", 2: "c2", 3: "c2"}
+        # The second node has what it would load.
+        assert [len(r.token_ids) for r in nodes["c1"].prefetched] == [3 * TOKENS + 1]  # type: ignore[index]
+        assert nodes["c2"].prefetched == []  # type: ignore[index]
+    finally:
+        await dispatcher.stop()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+async def test_closing_early_ends_the_statement(taken: int) -> None:
+    run = StatementRun(calls_of(), max_in_flight=4, prefetch=_never)
+    for _ in range(taken):
+        turn = await run.take()
+        assert turn is not None
+        run.prefilled(turn.call)
+    await run.close()
+    assert run.state.over
+
+
+async def _never(request: GenerateRequest, node_id: NodeId) -> None:
+    await asyncio.Event().wait()
