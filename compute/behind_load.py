@@ -6,14 +6,15 @@ so that no one else waits for it: not the batch, not a new request, not a cancel
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from compute.batch_plan import Chunk, LoadOrder
 from compute.loader import LoadJob
 from compute.saves import NOTHING_SAVED, PassSave
+from kvcore.location import Tier
 
 LayerSteps = Generator[int, None, Tensor]
 """A forward pass: yields each layer's number before computing it, returns the logits."""
@@ -29,6 +30,7 @@ class BehindLoad:
         deadline_s: when the load counts as failed.
         began_s: when it was ordered.
         expected_s: when all is predicted to be there.
+        tier_bytes: what is loaded, by the tier it comes from.
         chunk: the tokens computed behind it; None before that begins and after it was given up.
     """
 
@@ -37,6 +39,7 @@ class BehindLoad:
     deadline_s: float
     began_s: float = 0.0
     expected_s: float = 0.0
+    tier_bytes: Mapping[Tier, int] = field(default_factory=dict)
     chunk: Chunk | None = None
     _saving: PassSave = NOTHING_SAVED
     _steps: LayerSteps | None = None
@@ -46,6 +49,12 @@ class BehindLoad:
     def layers_ready(self) -> int:
         """How many layers have arrived."""
         return sum(ready.is_set() for ready in self.job.layer_ready)
+
+    def bytes_left(self, tier: Tier) -> float:
+        """How many bytes from that tier have not arrived."""
+        if self.job.ended.is_set() or tier not in self.tier_bytes:
+            return 0.0
+        return self.tier_bytes[tier] * (1 - self.layers_ready / len(self.job.layer_ready))
 
     @property
     def whole(self) -> bool:

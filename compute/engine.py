@@ -29,8 +29,8 @@ from compute.config import ComputeConfig
 from compute.drafts import Drafts
 from compute.handoff import Handoffs
 from compute.inbox import Inbox
+from compute.load_report import LoadReport
 from compute.loads import Loads
-from compute.meter import Rate
 from compute.model import Decoder
 from compute.page_pool import PageEvent, PagePool
 from compute.prefetch import Answer, Prefetches
@@ -44,7 +44,6 @@ from kvcore.clock import Clock
 from kvcore.errors import RowLevelError, TierKVError, TransportError
 from kvcore.hold import HoldOrder
 from kvcore.layout import KvCodec
-from kvcore.location import Tier
 from kvcore.node import NodeLoad
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 from policies.select import make_policy
@@ -60,8 +59,7 @@ class Engine:
 
     Attributes:
         load: how busy it is; replaced as a whole after steps.
-        prefill_rate: prompt tokens per second.
-        decode_rate: tokens per second of one request.
+        report: what steps measured, for the load figures.
         steps: forward passes so far.
         computed_tokens: tokens whose KV was computed here, ever.
         broken: a bug ended the loop; its story is in the log.
@@ -82,12 +80,11 @@ class Engine:
         blend_refusal: str = "",
     ) -> None:
         self.load = NodeLoad()
-        self.prefill_rate = Rate()
-        self.decode_rate = Rate()
         self.steps = 0
         self.computed_tokens = 0
         self.broken = False
         self.tiers = tiers(lambda job: self.inbox.post(lambda: self._saves.published(job)))
+        self.report = LoadReport(figures=self.tiers.figures, step_tokens=config.max_batch_tokens)
         pages = model.pages.num_pages
         policy = make_policy(config.eviction_policy, pages - 1)
         self.pool = PagePool(pages, policy, now=clock.now)
@@ -95,7 +92,9 @@ class Engine:
             self.pool,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
-            wants_locate=lambda missing: self.tiers.wants_locate(missing, self.prefill_rate.value),
+            wants_locate=lambda missing: self.tiers.wants_locate(
+                missing, self.report.prefill_rate.value
+            ),
             demote=lambda seq: self._saves.demote(seq),
         )
         self._config = config
@@ -131,7 +130,7 @@ class Engine:
             refusal=blend_refusal,
             clock=clock,
             timeout_s=config.load_timeout_s,
-            prefill_rate=lambda: self.prefill_rate.value,
+            prefill_rate=lambda: self.report.prefill_rate.value,
         )
         self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
         self._prefetches = Prefetches(self.batcher, self.tiers, self.inbox, config)
@@ -433,26 +432,17 @@ class Engine:
         """Learn rates from steps that were clearly prefill or purely decode."""
         tokens = sum(chunk.count for chunk in chunks)
         if tokens == len(chunks):
-            self.decode_rate.add(new_tokens / len(chunks), seconds)
+            self.report.decoded(new_tokens / len(chunks), seconds)
         elif tokens >= 4 * len(chunks):
-            self.prefill_rate.add(tokens, seconds)
             pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
-            self.tiers.figures.steps.add(tokens, pairs, seconds)
+            self.report.prefilled(tokens, pairs, seconds)
 
     def _report(self) -> None:
         """Hand out page events and replace the published load figures."""
         if events := self.pool.drain_events():
             self._on_pages(events)
-        meters = self.tiers.meters
-        self.load = NodeLoad(
-            requests_running=self.batcher.active,
-            requests_waiting=self.batcher.waiting,
-            waiting_prefill_tokens=self.batcher.uncomputed_tokens(),
-            kv_usage=self.pool.used / max(1, self.pool.num_pages - 1),
-            prefill_tokens_per_s=self.prefill_rate.value,
-            decode_tokens_per_s=self.decode_rate.value,
-            l2_bytes_per_s=meters[Tier.L2].rate.value,
-            l3_bytes_per_s=meters[Tier.L3].rate.value,
+        self.load = self.report.node_load(
+            self.batcher, self.pool, self._loads, self._sequences.values()
         )
 
     def _out_later(self, delivery: Delivery) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from compute.finder import Source
 from compute.fit import LineFit, StepCostFit
 from compute.load_controller import Level, Run
-from compute.meter import Rate, TierMeter
+from compute.meter import Overlap, Rate, TierMeter
 from kvcore.clock import Clock
 from kvcore.ids import HostId, NodeId
 from kvcore.layout import BlockLayout, KvCodec
@@ -39,6 +39,7 @@ class _Path:
     """Reads of one kind, and how often they were avoided since the last one."""
 
     fit: LineFit
+    overlap: Overlap = field(default_factory=Overlap)
     refusals: int = 0
     probing: bool = False
 
@@ -100,6 +101,10 @@ class LoadFigures:
             return self._layout.stored_bytes
         return self.layer_bytes(source.location)
 
+    def stored_bytes(self, source: Source) -> int:
+        """Return the size of a block as a copy is stored."""
+        return self._layout.stored_bytes if source.location is None else source.location.length
+
     def promoted(self, size_bytes: int, seconds: float) -> None:
         """Take in that blocks were brought from a node's disk into its memory."""
         self.meters[Tier.L4].read(size_bytes, seconds)
@@ -110,12 +115,29 @@ class LoadFigures:
         self._decodes.setdefault(codec, Rate()).add(size_bytes, seconds)
 
     def _learn(self, path: _Path, size_bytes: int, seconds: float, *, whole: bool = False) -> None:
-        path.fit.add(size_bytes, seconds, now=self._clock.now(), whole=whole)
+        now = self._clock.now()
+        path.fit.add(size_bytes, seconds, now=now, whole=whole)
+        path.overlap.add(seconds, ended_s=now)
         path.refusals = 0
 
     def line(self, tier: Tier) -> Line:
         """Return what reading one layer of some blocks costs."""
         return self._reads[tier].fit.line or ASSUMED[tier]
+
+    def path(self, tier: Tier) -> Line | None:
+        """Return what loading from a tier costs however many loads share its path.
+
+        Decoding of the layout's own codec is a part of it; None until measured.
+        """
+        path = self._promotions if tier is Tier.L4 else self._reads[tier]
+        line = path.fit.line
+        if line is None:
+            return None
+        per_byte_s = 1 / (line.bytes_per_s * path.overlap.mean)
+        decode = self._decodes.get(self._layout.codec)
+        if tier is not Tier.L4 and decode is not None and decode.value:
+            per_byte_s += 1 / decode.value
+        return Line(line.latency_s, 1 / per_byte_s)
 
     def level(self, codec: KvCodec, sources: Sequence[tuple[Source, ...]]) -> Level:
         """Describe the form in which some blocks are stored, by the lengths they say they have."""

@@ -7,6 +7,7 @@ the engine computes behind it layer by layer (compute/behind_load.py).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from compute.batch_plan import LoadOrder
@@ -23,6 +24,7 @@ from compute.sequence import Phase, Sequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
 from kvcore.layout import KvCodec
+from kvcore.location import Tier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,9 +112,21 @@ class Loads:
         now = self._clock.now()
         deadline_s = now + self._tiers.decider.patience_s(decision.compute_s)
         expected_s = now + decision.predicted_s
+        tier_bytes = Counter[Tier]()
+        for copies in found[: decision.depth]:
+            tier_bytes[copies[0].tier] += self._tiers.figures.stored_bytes(copies[0])
         self.behind[seq.seq_id] = BehindLoad(
-            order, job, deadline_s, began_s=now, expected_s=expected_s
+            order,
+            job,
+            deadline_s,
+            began_s=now,
+            expected_s=expected_s,
+            tier_bytes=tier_bytes,
         )
+
+    def queued_bytes(self, tier: Tier) -> int:
+        """Bytes of loads under way that have not arrived from a tier."""
+        return int(sum(loading.bytes_left(tier) for loading in self.behind.values()))
 
     def _decide(self, seq: Sequence, found: list[tuple[Source, ...]]) -> LoadDecision:
         """Choose how many of the found blocks to load, and take note of it."""
