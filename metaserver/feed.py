@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kvcore.block_event import EventBatch
+from kvwire.event_records import EventRecords
 
 
 class Verdict(Enum):
@@ -44,7 +44,7 @@ class Feed:
         """Whether the node should report everything it holds."""
         return not self.synced and self.next_part is None
 
-    def admit(self, batch: EventBatch) -> Verdict:
+    def admit(self, batch: EventRecords) -> Verdict:
         """Take a batch in and say what it is.
 
         After a gap the events are still true (later news of a block wins), but what was lost
@@ -71,6 +71,6 @@ class Feed:
         self.synced = False
         self.next_part = None
 
-    def _advance(self, batch: EventBatch) -> None:
+    def _advance(self, batch: EventRecords) -> None:
         self.synced = not batch.more
         self.next_part = batch.part + 1 if batch.more else None

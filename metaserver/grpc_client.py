@@ -17,6 +17,7 @@ from kvcore.block_event import EventBatch
 from kvcore.errors import (
     AuthenticationError,
     DirectoryUnavailableError,
+    LocalProtocolError,
     RemoteProtocolError,
     StaleEpochError,
     TierKVError,
@@ -27,7 +28,8 @@ from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
 from kvwire import convert
 from kvwire.channels import open_channel
-from kvwire.convert_event import event_batch_to_proto
+from kvwire.convert_event import event_records_to_proto
+from kvwire.event_records import pack_events
 from kvwire.status import error_from_rpc
 from kvwire.v1 import meta_pb2 as pb
 from kvwire.v1 import meta_pb2_grpc as rpc
@@ -43,6 +45,7 @@ from metaserver.client import (
     Registration,
     ReportReply,
 )
+from metaserver.locate_reply import chain_of
 
 _Value = TypeVar("_Value")
 
@@ -89,7 +92,7 @@ class GrpcMeta:
     async def report_events(self, batch: EventBatch) -> ReportReply:
         return await self._call(
             "ReportEvents",
-            event_batch_to_proto(batch),
+            event_records_to_proto(pack_events(batch)),
             lambda reply: ReportReply(reply.accepted, reply.send_inventory),
         )
 
@@ -101,14 +104,17 @@ class GrpcMeta:
         max_replicas: int = MAX_LISTED_REPLICAS,
         reserve_s: float = 0.0,
     ) -> LocateReply:
+        if max_replicas < 0:
+            raise LocalProtocolError(f"max_replicas can't be negative, got {max_replicas}")
+        chain = chain_of(keys)
         request = pb.LocateRequest(
-            keys=wire_locate.keys_to_bytes(keys),
+            keys=chain,
             reader=reader or "",
             max_replicas=max_replicas,
             reserve_s=reserve_s,
         )
         return await self._call(
-            "Locate", request, lambda reply: wire_locate.locate_reply_from_proto(reply, keys)
+            "Locate", request, lambda reply: wire_locate.locate_reply_from_proto(reply, chain)
         )
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:

@@ -11,13 +11,13 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvcore import limits
 from kvcore.block_event import EventBatch
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import DirectoryUnavailableError, LocalProtocolError, UserError
 from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
+from kvwire.event_records import EventRecords, pack_events
 from metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
@@ -31,6 +31,7 @@ from metaserver.client import (
 )
 from metaserver.config import MetaConfig
 from metaserver.hold_streams import HoldStreams
+from metaserver.locate_reply import chain_of
 from metaserver.namespaces import NamespaceStore
 from metaserver.state import MetaState
 
@@ -79,6 +80,10 @@ class LocalMeta:
             self._end_stale_streams()
 
     async def report_events(self, batch: EventBatch) -> ReportReply:
+        return self.report_records(pack_events(batch))
+
+    def report_records(self, batch: EventRecords) -> ReportReply:
+        """Take in events as they come over the wire; see ``report_events``."""
         with self._open():
             return self.state.report(batch, self._clock.now())
 
@@ -90,13 +95,19 @@ class LocalMeta:
         max_replicas: int = MAX_LISTED_REPLICAS,
         reserve_s: float = 0.0,
     ) -> LocateReply:
-        if len(keys) > limits.MAX_CHAIN_BLOCKS:
-            raise LocalProtocolError(
-                f"a locate of {len(keys)} blocks; at most {limits.MAX_CHAIN_BLOCKS} go in one call"
-            )
+        return self.locate_chain(
+            chain_of(keys), reader=reader, max_replicas=max_replicas, reserve_s=reserve_s
+        )
+
+    def locate_chain(
+        self, chain: bytes, *, reader: HostId | None, max_replicas: int, reserve_s: float
+    ) -> LocateReply:
+        """Find a chain of concatenated keys; see ``locate``."""
+        if max_replicas < 0:
+            raise LocalProtocolError(f"max_replicas can't be negative, got {max_replicas}")
         with self._open():
             located = self.state.locate(
-                keys,
+                chain,
                 self._clock.now(),
                 reader=reader,
                 max_replicas=max_replicas,

@@ -1,4 +1,4 @@
-"""The gRPC service of the meta server: translate, ask a MetaClient, translate back.
+"""The gRPC service of the meta server: translate, ask the one in this process, translate back.
 
 Registered by metaserver/server.py over a LocalMeta. It holds no state and decides nothing; errors
 become status codes in kvwire.status.
@@ -12,18 +12,18 @@ from typing import Any
 from kvcore.hold import LeaseId
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvwire import convert
-from kvwire.convert_event import event_batch_from_proto
+from kvwire.convert_event import event_records_from_proto
 from kvwire.status import answering
 from kvwire.v1 import meta_pb2 as pb
 from kvwire.v1 import meta_pb2_grpc as rpc
 from metaserver import wire, wire_locate
-from metaserver.client import MetaClient
+from metaserver.local import LocalMeta
 
 
 class MetaService(rpc.MetaServicer):
     """Serves ``meta``; one method per RPC of kvwire/v1/meta.proto."""
 
-    def __init__(self, meta: MetaClient) -> None:
+    def __init__(self, meta: LocalMeta) -> None:
         self._meta = meta
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
@@ -50,13 +50,13 @@ class MetaService(rpc.MetaServicer):
 
     async def ReportEvents(self, request: pb.EventBatch, context: Any) -> pb.ReportReply:
         async with answering(context):
-            reply = await self._meta.report_events(event_batch_from_proto(request))
+            reply = self._meta.report_records(event_records_from_proto(request))
             return pb.ReportReply(accepted=reply.accepted, send_inventory=reply.send_inventory)
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         async with answering(context):
-            reply = await self._meta.locate(
-                wire_locate.keys_from_bytes(request.keys),
+            reply = self._meta.locate_chain(
+                wire_locate.checked_chain(request.keys),
                 reader=HostId(request.reader) if request.reader else None,
                 max_replicas=request.max_replicas,
                 reserve_s=request.reserve_s,

@@ -6,13 +6,12 @@ background task is needed and virtual time works in tests. Nothing here is durab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvcore.block_event import EventBatch
 from kvcore.hold import LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
+from kvwire.event_records import EventRecords
 from metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
@@ -24,7 +23,7 @@ from metaserver.client import (
 )
 from metaserver.config import MetaConfig
 from metaserver.directory import Directory
-from metaserver.leases import Asked, LeaseChange, Leases, cut_keys
+from metaserver.leases import Asked, LeaseChange, Leases
 from metaserver.membership import Membership
 
 Orders = tuple[Asked, ...]
@@ -79,7 +78,7 @@ class MetaState:
         if self._membership.deregister(node_id, incarnation):
             self._drop(node_id)
 
-    def report(self, batch: EventBatch, now: float) -> ReportReply:
+    def report(self, batch: EventRecords, now: float) -> ReportReply:
         """Take in block events; idempotent by (node_id, incarnation, seq)."""
         self._expire(now)
         accepted = self.directory.apply(batch, now)
@@ -88,7 +87,7 @@ class MetaState:
 
     def locate(
         self,
-        keys: Sequence[BlockKey],
+        chain: bytes,
         now: float,
         *,
         reader: HostId | None = None,
@@ -97,18 +96,14 @@ class MetaState:
     ) -> Located:
         """Find a chain, and with ``reserve_s`` reserve what was found; see MetaClient.locate."""
         self._expire(now)
-        reply = self.directory.locate(
-            keys, now, reader=reader, max_replicas=max_replicas, use=not reserve_s
+        found = self.directory.find(
+            chain, now, reader=reader, max_replicas=max_replicas, use=not reserve_s
         )
-        if not reserve_s:
-            return Located(reply)
-        blocks = max([reply.prefix_blocks, *(c.l2_blocks for c in reply.coverage)])
-        if not blocks:
-            return Located(reply)
-        found = keys[:blocks]
+        if not reserve_s or not found.chain:
+            return Located(found.reply)
         held = self.directory.holders(found)
-        change = self.leases.grant(b"".join(found), held, reserve_s, now)
-        return Located(replace(reply, lease=change.lease), change.orders)
+        change = self.leases.grant(found.chain, held, reserve_s, now)
+        return Located(replace(found.reply, lease=change.lease), change.orders)
 
     def extend_lease(self, lease: LeaseId, ttl_s: float, now: float) -> LeaseChange:
         """Give a lease a new time from now."""
@@ -120,7 +115,7 @@ class MetaState:
         self._expire(now)
         change = self.leases.end(lease, used=used)
         if used:
-            self.directory.use(cut_keys(change.chain), now)
+            self.directory.use(change.chain, now)
         return change
 
     def orders_of(self, node_id: NodeId, incarnation: Incarnation, now: float) -> Orders | None:
@@ -138,7 +133,7 @@ class MetaState:
     def list_blocks(self, limit: int, now: float) -> BlockListing:
         """Return up to ``limit`` copies of blocks."""
         self._expire(now)
-        return self.directory.list_blocks(limit, now)
+        return self.directory.list_blocks(limit, now, leased=self.leases.chains())
 
     def check_invariants(self, now: float) -> None:
         """Assert that the directory is sound and knows exactly the nodes that live."""

@@ -27,7 +27,8 @@ from metaserver.client import (
     NamespaceGrant,
     NodeState,
 )
-from metaserver.wire_locate import keys_from_bytes
+from metaserver.leases import cut_keys
+from metaserver.wire_locate import checked_chain
 
 
 def policy_to_proto(policy: ReusePolicy) -> pb.ReusePolicy:
@@ -147,9 +148,9 @@ def hold_order_to_proto(order: HoldOrder) -> pb.HoldOrder:
 
 def hold_order_from_proto(message: pb.HoldOrder) -> HoldOrder:
     """Convert a HoldOrder; RemoteProtocolError for broken keys or a time that can't be."""
-    keys = keys_from_bytes(message.keys)
+    keys = cut_keys(checked_chain(message.keys))
     ttl_s = checked_amount(message.ttl_s, "hold.ttl_s")
-    return HoldOrder(LeaseId(message.lease), tuple(keys), ttl_s)
+    return HoldOrder(LeaseId(message.lease), keys, ttl_s)
 
 
 def listing_to_proto(listing: BlockListing) -> pb.ListBlocksReply:

@@ -1,57 +1,45 @@
-"""Locate's request and reply to values and back: the hot path, so in columns.
+"""Locate's request and reply to values and back: the hot path, so in columns of raw numbers.
 
 Called by metaserver/service.py and metaserver/grpc_client.py. A reply does not repeat the keys, so
-reading one takes the keys that were asked for.
+reading one takes the chain that was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvcore import limits
-from kvcore.errors import LocalProtocolError, RemoteProtocolError
+from kvcore.errors import RemoteProtocolError
 from kvcore.hold import LeaseId
-from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Replica, Tier
+from kvcore.ids import BLOCK_KEY_BYTES, HostId, Incarnation, NodeId
+from kvcore.location import Tier
 from kvwire.check import check_count, checked_choice, checked_name
 from kvwire.v1 import meta_pb2 as pb
 from metaserver.client import LocateReply, NodeCoverage
+from metaserver.copy_table import Places
+from metaserver.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder
 
-_AT_REST: Final = 0
-"""Generation of a replica without a location; slots count theirs from 1."""
-
-_Holder = tuple[NodeId, HostId, Tier, Incarnation]
-
-
-def keys_to_bytes(keys: Sequence[BlockKey]) -> bytes:
-    """Concatenate a chain's keys; LocalProtocolError when it is longer than a locate may be."""
-    if len(keys) > limits.MAX_CHAIN_BLOCKS:
-        raise LocalProtocolError(
-            f"a locate of {len(keys)} blocks; at most {limits.MAX_CHAIN_BLOCKS} go in one call"
-        )
-    return b"".join(keys)
+_U2: Final = np.dtype("<u2")
+_U4: Final = np.dtype("<u4")
+_U8: Final = np.dtype("<u8")
 
 
-def keys_from_bytes(raw: bytes) -> list[BlockKey]:
-    """Cut concatenated keys apart; RemoteProtocolError for a broken or over-long chain."""
+def checked_chain(raw: bytes) -> bytes:
+    """Return concatenated keys; RemoteProtocolError for a broken or over-long chain."""
     if len(raw) % BLOCK_KEY_BYTES or len(raw) > limits.MAX_CHAIN_BLOCKS * BLOCK_KEY_BYTES:
         raise RemoteProtocolError(
             f"locate.keys has {len(raw)} bytes; it must be at most {limits.MAX_CHAIN_BLOCKS} keys "
             f"of {BLOCK_KEY_BYTES}"
         )
-    return [
-        BlockKey(raw[start : start + BLOCK_KEY_BYTES])
-        for start in range(0, len(raw), BLOCK_KEY_BYTES)
-    ]
+    return raw
 
 
 def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
-    """Convert a LocateReply; a replica at rest, without a location, is one of generation 0."""
-    indexes: dict[_Holder, int] = {}
+    """Convert a LocateReply as the directory makes it."""
     message = pb.LocateReply(
-        replica_counts=[len(replicas) for replicas in reply.replicas],
         coverage=[
             pb.NodeCoverage(node_id=c.node_id, l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
             for c in reply.coverage
@@ -60,45 +48,27 @@ def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
         memory_blocks=reply.memory_blocks,
         lease=reply.lease,
     )
-    locations = []
-    holders = []
-    for replicas in reply.replicas:
-        for replica in replicas:
-            location = replica.location or _at_rest(replica.node)
-            holder = (replica.node, replica.host, replica.tier, location.incarnation)
-            holders.append(indexes.setdefault(holder, len(indexes)))
-            locations.append(location)
-    message.holder.extend(holders)
-    message.segment.extend([location.segment for location in locations])
-    message.slot.extend([location.slot for location in locations])
-    message.generation.extend([location.generation for location in locations])
-    message.length.extend([location.length for location in locations])
-    for node, host, tier, incarnation in indexes:
-        message.holders.add(node=node, host=host, tier=tier.value, incarnation=incarnation)
+    if isinstance(reply.replicas, ListedReplicas):
+        _put_columns(message, reply.replicas.columns)
+    else:
+        assert not reply.replicas, "replicas come in columns"
     return message
 
 
-def locate_reply_from_proto(message: pb.LocateReply, keys: Sequence[BlockKey]) -> LocateReply:
-    """Convert the reply to a locate of ``keys``; RemoteProtocolError when columns don't fit."""
-    _check_columns(message, keys)
+def locate_reply_from_proto(message: pb.LocateReply, chain: bytes) -> LocateReply:
+    """Convert the reply to a locate of ``chain``; RemoteProtocolError when columns don't fit."""
     check_count(message.coverage, limits.MAX_NODES, "locate.coverage")
-    holders = [_holder_from_proto(holder) for holder in message.holders]
-    columns = zip(
-        message.holder,
-        message.segment,
-        message.slot,
-        message.generation,
-        message.length,
-        strict=True,
-    )
+    blocks = len(chain) // BLOCK_KEY_BYTES
+    if not message.memory_blocks <= message.prefix_blocks <= blocks:
+        raise RemoteProtocolError(f"locate.prefix_blocks is {message.prefix_blocks} of {blocks}")
+    columns = _columns(message, blocks)
     return LocateReply(
-        replicas=tuple(
-            tuple(_replicas(key, holders, islice(columns, count)))
-            for key, count in zip(keys, message.replica_counts, strict=False)
-        ),
+        replicas=ListedReplicas(chain, columns) if len(columns.counts) else (),
         coverage=tuple(
-            NodeCoverage(NodeId(c.node_id), l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
-            for c in message.coverage
+            [
+                NodeCoverage(NodeId(c.node_id), l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
+                for c in message.coverage
+            ]
         ),
         prefix_blocks=message.prefix_blocks,
         memory_blocks=message.memory_blocks,
@@ -106,48 +76,55 @@ def locate_reply_from_proto(message: pb.LocateReply, keys: Sequence[BlockKey]) -
     )
 
 
-def _replicas(
-    key: BlockKey,
-    holders: Sequence[_Holder],
-    rows: Iterator[tuple[int, int, int, int, int]],
-) -> Iterator[Replica]:
-    for index, segment, slot, generation, length in rows:
-        node, host, tier, incarnation = holders[index]
-        if generation == _AT_REST and tier is Tier.L4:
-            yield Replica(key, node, host, tier)
-            continue
-        location = Location(node, incarnation, segment, slot, generation, length)
-        yield Replica(key, node, host, tier, location)
+def _put_columns(message: pb.LocateReply, columns: ReplicaColumns) -> None:
+    places = columns.places
+    message.replica_counts = columns.counts.astype(_U2).tobytes()
+    message.holder = columns.holder.astype(_U2).tobytes()
+    message.segment = places.segments.astype(_U4, copy=False).tobytes()
+    message.slot = places.slots.astype(_U4, copy=False).tobytes()
+    message.generation = places.generations.astype(_U8, copy=False).tobytes()
+    message.length = places.lengths.astype(_U4, copy=False).tobytes()
+    for holder in columns.holders:
+        message.holders.add(
+            node=holder.node,
+            host=holder.host,
+            tier=holder.tier.value,
+            incarnation=holder.incarnation,
+        )
 
 
-def _at_rest(node: NodeId) -> Location:
-    return Location(node, Incarnation(0), 0, 0, _AT_REST, 0)
+def _columns(message: pb.LocateReply, blocks: int) -> ReplicaColumns:
+    counts = _column(message.replica_counts, _U2, "replica_counts").astype(np.int64)
+    holder = _column(message.holder, _U2, "holder").astype(np.int64)
+    places = Places(
+        generations=_column(message.generation, _U8, "generation"),
+        slots=_column(message.slot, _U4, "slot"),
+        lengths=_column(message.length, _U4, "length"),
+        segments=_column(message.segment, _U4, "segment"),
+    )
+    check_count(counts, blocks, "locate.replica_counts")
+    if len(counts) and not counts.min():
+        raise RemoteProtocolError("locate.replica_counts has a block without a replica")
+    sizes = {len(holder), len(places.generations), len(places.slots)}
+    if sizes | {len(places.lengths), len(places.segments)} != {int(counts.sum())}:
+        raise RemoteProtocolError("locate's columns differ in length")
+    if len(holder) and int(holder.max()) >= len(message.holders):
+        raise RemoteProtocolError("locate.holder names a holder that is not there")
+    if len(holder) and int(places.lengths.max()) > limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"locate.length exceeds {limits.MAX_SLOT_BYTES}")
+    return ReplicaColumns(counts, holder, places, tuple(map(_holder, message.holders)))
 
 
-def _holder_from_proto(message: pb.ReplicaHolder) -> _Holder:
-    return (
+def _column(raw: bytes, kind: np.dtype[Any], name: str) -> NDArray[Any]:
+    if len(raw) % kind.itemsize:
+        raise RemoteProtocolError(f"locate.{name} is cut: {len(raw)} bytes")
+    return np.frombuffer(raw, kind)
+
+
+def _holder(message: pb.ReplicaHolder) -> ReplicaHolder:
+    return ReplicaHolder(
         NodeId(checked_name(message.node, "locate.holders.node")),
         HostId(checked_name(message.host, "locate.holders.host")),
         checked_choice(Tier, message.tier, "locate.holders.tier"),
         Incarnation(message.incarnation),
     )
-
-
-def _check_columns(message: pb.LocateReply, keys: Sequence[BlockKey]) -> None:
-    counts = message.replica_counts
-    check_count(counts, len(keys), "locate.replica_counts")
-    if counts and min(counts) == 0:
-        raise RemoteProtocolError("locate.replica_counts has a block without a replica")
-    columns = (
-        message.holder,
-        message.segment,
-        message.slot,
-        message.generation,
-        message.length,
-    )
-    if {len(column) for column in columns} != {sum(counts)}:
-        raise RemoteProtocolError("locate's columns differ in length")
-    if message.holder and max(message.holder) >= len(message.holders):
-        raise RemoteProtocolError("locate.holder names a holder that is not there")
-    if message.length and max(message.length) > limits.MAX_SLOT_BYTES:
-        raise RemoteProtocolError(f"locate.length exceeds {limits.MAX_SLOT_BYTES}")

@@ -149,128 +149,54 @@ class DeregisterReply(_message.Message):
 Global___DeregisterReply: _TypeAlias = DeregisterReply  # noqa: Y015
 
 @_typing.final
-class BlockStored(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: _builtins.int
-    PARENT_FIELD_NUMBER: _builtins.int
-    TIER_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    LOCATION_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    TENANT_FIELD_NUMBER: _builtins.int
-    SESSION_FIELD_NUMBER: _builtins.int
-    key: _builtins.bytes
-    parent: _builtins.bytes
-    tier: _builtins.str
-    tokens: _builtins.int
-    model: _builtins.str
-    tenant: _builtins.str
-    session: _builtins.str
-    @_builtins.property
-    def location(self) -> _common_pb2.Location: ...
-    def __init__(
-        self,
-        *,
-        key: _builtins.bytes = ...,
-        parent: _builtins.bytes = ...,
-        tier: _builtins.str = ...,
-        tokens: _builtins.int = ...,
-        location: _common_pb2.Location | None = ...,
-        model: _builtins.str = ...,
-        tenant: _builtins.str = ...,
-        session: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "location", b"location", "model", b"model", "parent", b"parent", "session", b"session", "tenant", b"tenant", "tier", b"tier", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BlockStored: _TypeAlias = BlockStored  # noqa: Y015
-
-@_typing.final
-class BlockRemoved(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: _builtins.int
-    TIER_FIELD_NUMBER: _builtins.int
-    key: _builtins.bytes
-    tier: _builtins.str
-    def __init__(
-        self,
-        *,
-        key: _builtins.bytes = ...,
-        tier: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "tier", b"tier"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BlockRemoved: _TypeAlias = BlockRemoved  # noqa: Y015
-
-@_typing.final
-class BlockEvent(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORED_FIELD_NUMBER: _builtins.int
-    REMOVED_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def stored(self) -> Global___BlockStored: ...
-    @_builtins.property
-    def removed(self) -> Global___BlockRemoved: ...
-    def __init__(
-        self,
-        *,
-        stored: Global___BlockStored | None = ...,
-        removed: Global___BlockRemoved | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["stored", "removed"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
-
-Global___BlockEvent: _TypeAlias = BlockEvent  # noqa: Y015
-
-@_typing.final
 class EventBatch(_message.Message):
+    """Events as fixed-size records; kvwire/event_records.py has their layout."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
-    EVENTS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     INVENTORY_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     incarnation: _builtins.int
     seq: _builtins.int
+    records: _builtins.bytes
     inventory: _builtins.bool
     more: _builtins.bool
     part: _builtins.int
     """index of an inventory's part; 0 starts a new inventory"""
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockEvent]: ...
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names that records have the numbers of"""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         seq: _builtins.int = ...,
-        events: _abc.Iterable[Global___BlockEvent] | None = ...,
+        records: _builtins.bytes = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        sessions: _abc.Iterable[_builtins.str] | None = ...,
         inventory: _builtins.bool = ...,
         more: _builtins.bool = ...,
         part: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "incarnation", b"incarnation", "inventory", b"inventory", "more", b"more", "node_id", b"node_id", "part", b"part", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "inventory", b"inventory", "models", b"models", "more", b"more", "node_id", b"node_id", "part", b"part", "records", b"records", "seq", b"seq", "sessions", b"sessions", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -522,8 +448,8 @@ Global___ReplicaHolder: _TypeAlias = ReplicaHolder  # noqa: Y015
 
 @_typing.final
 class LocateReply(_message.Message):
-    """Replicas of all blocks one after the other, in columns: a message per replica measured 3 to 8 times
-    slower. Keys are not repeated; block i is the i-th key of the request.
+    """Replicas of all blocks one after the other, in columns of little-endian numbers: a message per replica
+    measured 3 to 8 times slower. Keys are not repeated; block i is the i-th key of the request.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -539,6 +465,18 @@ class LocateReply(_message.Message):
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     MEMORY_BLOCKS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    replica_counts: _builtins.bytes
+    """uint16 per block of that prefix, unless none were asked for"""
+    holder: _builtins.bytes
+    """uint16; this and the next four: one entry per replica"""
+    segment: _builtins.bytes
+    """uint32"""
+    slot: _builtins.bytes
+    """uint32"""
+    generation: _builtins.bytes
+    """uint64; 0: at rest (L4), no location until it is promoted"""
+    length: _builtins.bytes
+    """uint32"""
     prefix_blocks: _builtins.int
     """longest prefix the pool (L2-L4) holds"""
     memory_blocks: _builtins.int
@@ -546,25 +484,7 @@ class LocateReply(_message.Message):
     lease: _builtins.int
     """0: nothing was reserved"""
     @_builtins.property
-    def replica_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """per block of that prefix, unless no replicas were asked for"""
-
-    @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaHolder]: ...
-    @_builtins.property
-    def holder(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """this and the next four: one entry per replica"""
-
-    @_builtins.property
-    def segment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def generation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """0: at rest (L4), no location until its node promotes it"""
-
-    @_builtins.property
-    def length(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def coverage(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCoverage]:
         """compute nodes with at least one block"""
@@ -572,13 +492,13 @@ class LocateReply(_message.Message):
     def __init__(
         self,
         *,
-        replica_counts: _abc.Iterable[_builtins.int] | None = ...,
+        replica_counts: _builtins.bytes = ...,
         holders: _abc.Iterable[Global___ReplicaHolder] | None = ...,
-        holder: _abc.Iterable[_builtins.int] | None = ...,
-        segment: _abc.Iterable[_builtins.int] | None = ...,
-        slot: _abc.Iterable[_builtins.int] | None = ...,
-        generation: _abc.Iterable[_builtins.int] | None = ...,
-        length: _abc.Iterable[_builtins.int] | None = ...,
+        holder: _builtins.bytes = ...,
+        segment: _builtins.bytes = ...,
+        slot: _builtins.bytes = ...,
+        generation: _builtins.bytes = ...,
+        length: _builtins.bytes = ...,
         coverage: _abc.Iterable[Global___NodeCoverage] | None = ...,
         prefix_blocks: _builtins.int = ...,
         memory_blocks: _builtins.int = ...,

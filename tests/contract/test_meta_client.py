@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from kvcore.errors import (
     StaleEpochError,
     UserError,
 )
+from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Tier
@@ -378,3 +381,155 @@ async def test_blending_alone_does_not_rename_blocks(meta: MetaClient) -> None:
     after = await meta.resolve_namespace("a", model_revision="r", layout_fingerprint=b"l")
     assert after.policy.blend
     assert after.namespace_key == before.namespace_key
+
+
+async def test_replicas_of_the_readers_host_come_first_and_memory_before_disk(
+    meta: MetaClient,
+) -> None:
+    far = NodeInfo(NodeId("dmp-1"), Incarnation(1), NodeRole.DMP, HostId("host-b"))
+    disk = NodeInfo(NodeId("dmp-2"), Incarnation(1), NodeRole.DMP, HostId("host-c"))
+    for node, tier in ((disk, Tier.L4), (DMP, Tier.L2), (far, Tier.L2)):
+        await meta.register(node)
+        await meta.report_events(inventory(node, stored(0, node, tier)))
+    for reader, first in (("host-a", "dmp-0"), ("host-b", "dmp-1")):
+        reply = await meta.locate(KEYS, reader=HostId(reader))
+        (order,) = [[r.node for r in replicas] for replicas in reply.replicas]
+        assert (order[0], order[-1], len(order)) == (first, "dmp-2", 3)
+        reply = await meta.locate(KEYS, reader=HostId(reader), max_replicas=1)
+        assert [[r.node for r in replicas] for replicas in reply.replicas] == [[first]]
+    counted = await meta.locate(KEYS, max_replicas=0)
+    assert (len(counted.replicas), counted.prefix_blocks, counted.memory_blocks) == (0, 1, 1)
+    with pytest.raises(LocalProtocolError, match="negative"):
+        await meta.locate(KEYS, max_replicas=-1)
+
+
+async def test_memory_ends_where_only_disks_go_on(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    tiers = (Tier.L2, Tier.L4, Tier.L2)
+    await meta.report_events(inventory(DMP, *[stored(n, DMP, t) for n, t in enumerate(tiers)]))
+    reply = await meta.locate(KEYS)
+    assert (reply.prefix_blocks, reply.memory_blocks, len(reply.replicas)) == (3, 1, 3)
+
+
+async def chain_in_memory(meta: MetaClient) -> None:
+    """Three blocks at the DMP node, the second one at the compute node too, the last at rest."""
+    for node in (DMP, COMPUTE):
+        await meta.register(node)
+    resting = replace(stored(2, DMP, Tier.L4), location=None)
+    blocks = [stored(n, DMP, Tier.L2) for n in (0, 1)]
+    await meta.report_events(inventory(DMP, *blocks, resting))
+    await meta.report_events(inventory(COMPUTE, stored(1, COMPUTE, Tier.L1)))
+
+
+async def next_order(orders: AsyncGenerator[HoldOrder, None]) -> HoldOrder:
+    async with asyncio.timeout(30):
+        return await anext(orders)
+
+
+async def until_followed(meta: MetaClient, orders: AsyncGenerator[HoldOrder, None]) -> LeaseId:
+    """Reserve until the stream is open: what it heard first is a lease of that time."""
+    first = asyncio.ensure_future(next_order(orders))
+    lease = (await meta.locate(KEYS, reserve_s=60.0)).lease
+    assert (await first).lease == lease
+    return lease
+
+
+async def test_what_was_located_is_held_until_the_lease_ends(meta: MetaClient) -> None:
+    await chain_in_memory(meta)
+    lease = (await meta.locate(KEYS, reserve_s=5.0)).lease
+    assert lease != NO_LEASE
+    expected = {DMP: (KEYS[0], KEYS[1]), COMPUTE: (KEYS[1],)}
+    for node, keys in expected.items():
+        async with aclosing(meta.holds(node.node_id, node.incarnation)) as orders:
+            assert await next_order(orders) == HoldOrder(lease, keys, 5.0)
+            second = (await meta.locate(KEYS, reserve_s=9.0)).lease
+            assert second not in (lease, NO_LEASE)
+            assert await next_order(orders) == HoldOrder(second, keys, 9.0)
+            assert await meta.extend_lease(second, ttl_s=7.0)
+            assert await next_order(orders) == HoldOrder(second, (), 7.0)
+            assert await meta.end_lease(second, used=True)
+            assert await next_order(orders) == HoldOrder(second, (), 0.0)
+    assert not await meta.end_lease(second, used=False)
+    assert not await meta.extend_lease(second, ttl_s=1.0)
+
+
+async def test_a_lease_ends_by_itself_when_its_time_is_over(
+    meta: MetaClient, clock: ManualClock
+) -> None:
+    await chain_in_memory(meta)
+    leases = [(await meta.locate(KEYS, reserve_s=1.0)).lease for _ in range(2)]
+    clock.advance(0.75)
+    assert await meta.extend_lease(leases[1], ttl_s=1.0)
+    clock.advance(0.5)
+    assert not await meta.extend_lease(leases[0], ttl_s=1.0)
+    async with aclosing(meta.holds(DMP.node_id, DMP.incarnation)) as orders:
+        assert await next_order(orders) == HoldOrder(leases[1], (KEYS[0], KEYS[1]), 0.5)
+    clock.advance(0.5)
+    assert not await meta.end_lease(leases[1], used=True)
+    assert (await meta.list_blocks(9)).blocks[0].leases == 0
+
+
+@pytest.mark.parametrize("ttl_s", [float("nan"), float("inf"), -1.0, limits.MAX_LEASE_S + 1])
+async def test_a_time_that_can_not_be_reserves_nothing(meta: MetaClient, ttl_s: float) -> None:
+    await chain_in_memory(meta)
+    reply = await meta.locate(KEYS, reserve_s=ttl_s)
+    assert (reply.lease, reply.prefix_blocks) == (NO_LEASE, 3)
+    lease = (await meta.locate(KEYS, reserve_s=60.0)).lease
+    assert not await meta.extend_lease(lease, ttl_s=ttl_s)
+    assert await meta.end_lease(lease, used=False)
+    assert not await meta.end_lease(NO_LEASE, used=True)
+
+
+async def test_a_chain_that_nobody_knows_reserves_nothing(meta: MetaClient) -> None:
+    assert (await meta.locate(KEYS, reserve_s=1.0)).lease == NO_LEASE
+
+
+async def test_a_reservation_counts_as_a_use_when_it_is_committed(meta: MetaClient) -> None:
+    await chain_in_memory(meta)
+
+    async def seen() -> list[tuple[int, int]]:
+        blocks = {b.key: b for b in (await meta.list_blocks(10)).blocks}
+        return [(blocks[key].hits, blocks[key].leases) for key in KEYS[:3]]
+
+    leases = [(await meta.locate(KEYS[:2], reserve_s=9.0)).lease for _ in range(3)]
+    assert await seen() == [(0, 3), (0, 3), (0, 0)]
+    await meta.end_lease(leases[0], used=True)
+    await meta.end_lease(leases[1], used=False)
+    assert await seen() == [(1, 1), (1, 1), (0, 0)]
+    await meta.locate(KEYS)
+    assert await seen() == [(2, 1), (2, 1), (1, 0)]
+    first = {b.key: b for b in (await meta.list_blocks(10)).blocks}
+    assert first[KEYS[0]].heat > first[KEYS[2]].heat > 0.0
+
+
+async def test_holds_end_at_once_for_a_life_that_is_not_registered(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    for incarnation in (Incarnation(6), Incarnation(8)):
+        assert [order async for order in meta.holds(DMP.node_id, incarnation)] == []
+    assert [order async for order in meta.holds(NodeId("nobody"), Incarnation(1))] == []
+
+
+async def test_holds_end_when_the_node_leaves_or_starts_again(meta: MetaClient) -> None:
+    for leave in (True, False):
+        await chain_in_memory(meta)
+        orders = meta.holds(DMP.node_id, DMP.incarnation)
+        await until_followed(meta, orders)
+        if leave:
+            await meta.deregister(DMP.node_id, DMP.incarnation)
+        else:
+            await meta.register(replace(DMP, incarnation=Incarnation(8)))
+        with pytest.raises(StopAsyncIteration):
+            await next_order(orders)
+
+
+async def test_holds_of_a_lost_server_are_a_lost_directory(meta: MetaClient) -> None:
+    await chain_in_memory(meta)
+    orders = meta.holds(DMP.node_id, DMP.incarnation)
+    await until_followed(meta, orders)
+    await meta.close()
+    with pytest.raises(DirectoryUnavailableError):
+        await next_order(orders)
+    with pytest.raises(DirectoryUnavailableError):
+        await next_order(meta.holds(DMP.node_id, DMP.incarnation))
+    with pytest.raises(DirectoryUnavailableError):
+        await meta.end_lease(LeaseId(1), used=True)

@@ -13,6 +13,7 @@ from kvcore.block_key import ROOT_PARENT
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location, Tier
 from kvcore.node import NodeInfo, NodeRole
+from kvwire.event_records import pack_events
 from metaserver.directory import Directory
 
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(4)]
@@ -157,7 +158,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def repeat(self, truth: Truth, last: EventBatch) -> None:
         """The last batch arrives a second time and changes nothing."""
         before = self.directory.wants_inventory(truth.info.node_id)
-        assert self.directory.apply(last, self.now)
+        assert self.directory.apply(pack_events(last), self.now)
         assert self.directory.wants_inventory(truth.info.node_id) is before
 
     def lie(self, truth: Truth, key: BlockKey) -> None:
@@ -172,7 +173,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         truth = self.nodes.get(name)
         incarnation = truth.info.incarnation - 1 if truth else 0
         batch = EventBatch(NodeId(name), Incarnation(incarnation), 10**6, (), inventory=True)
-        assert not self.directory.apply(batch, self.now)
+        assert not self.directory.apply(pack_events(batch), self.now)
 
     def batch(
         self,
@@ -192,7 +193,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def deliver(self, truth: Truth, batch: EventBatch) -> None:
         self.now += 1.0
         truth.last = batch
-        assert self.directory.apply(batch, self.now)
+        assert self.directory.apply(pack_events(batch), self.now)
         for event in batch.events:
             if isinstance(event, BlockRemoved):
                 truth.told.pop((event.key, event.tier), None)
@@ -213,7 +214,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     @invariant()
     def every_chain_is_located_as_the_model_says(self) -> None:
         for chain in CHAINS:
-            reply = self.directory.locate(chain, self.now)
+            reply = self.directory.locate(b"".join(chain), self.now)
             copies = [
                 {(r.node, r.tier, r.host, r.location.slot if r.location else -1) for r in replicas}
                 for replicas in reply.replicas

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcore import limits
-from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
+from kvcore.hold import HoldOrder, LeaseId
 from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from kvcore.location import Location, Replica, Tier
@@ -37,6 +37,7 @@ from kvcore.request import (
 )
 from kvcore.reuse_policy import ReusePolicy
 from kvwire import convert, convert_compute, convert_event
+from kvwire.event_records import RECORD_BYTES, EventRecords
 from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
 from metaserver import wire, wire_locate
 from metaserver.client import (
@@ -48,6 +49,9 @@ from metaserver.client import (
     NodeCoverage,
     NodeState,
 )
+from metaserver.copy_table import Places
+from metaserver.leases import cut_keys
+from metaserver.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder, chain_of
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -134,22 +138,15 @@ REPLICAS = st.builds(
     tier=st.sampled_from(Tier),
     location=MAYBE_LOCATIONS,
 )
-EVENTS = st.builds(BlockRemoved, key=KEYS, tier=st.sampled_from(Tier)) | st.builds(
-    BlockStored,
-    key=KEYS,
-    parent=KEYS,
-    tier=st.sampled_from(Tier),
-    tokens=U32,
-    location=MAYBE_LOCATIONS,
-    model=TEXTS,
-    tenant=TEXTS,
-)
 BATCHES = st.builds(
-    EventBatch,
+    EventRecords,
     node_id=NAMES.map(NodeId),
     incarnation=U64.map(Incarnation),
     seq=U64,
-    events=st.lists(EVENTS, max_size=4).map(tuple),
+    records=st.integers(0, 4).map(lambda count: bytes(range(RECORD_BYTES)) * count),
+    models=st.lists(TEXTS, max_size=3).map(tuple),
+    tenants=st.lists(TEXTS, max_size=3).map(tuple),
+    sessions=st.lists(TEXTS, max_size=3).map(tuple),
     inventory=st.booleans(),
     more=st.booleans(),
     part=U32,
@@ -246,7 +243,11 @@ RECORDS = st.builds(
     age_s=AMOUNTS,
     idle_s=AMOUNTS,
     hits=U64,
+    session=TEXTS,
+    heat=AMOUNTS,
+    leases=U32,
 )
+ORDERS = st.builds(HoldOrder, U64.map(LeaseId), st.lists(KEYS, max_size=3).map(tuple), AMOUNTS)
 LISTINGS = st.builds(BlockListing, st.lists(RECORDS, max_size=2).map(tuple), U64)
 NAMESPACES = st.builds(
     Namespace, TEXTS, st.lists(TEXTS, max_size=3).map(tuple), st.booleans(), POLICIES
@@ -261,8 +262,7 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[...
     (REPORTS, convert.node_report_to_proto, convert.node_report_from_proto),
     (LOCATIONS, convert.location_to_proto, convert.location_from_proto),
     (REPLICAS, convert.replica_to_proto, convert.replica_from_proto),
-    (EVENTS, convert_event.block_event_to_proto, convert_event.block_event_from_proto),
-    (BATCHES, convert_event.event_batch_to_proto, convert_event.event_batch_from_proto),
+    (BATCHES, convert_event.event_records_to_proto, convert_event.event_records_from_proto),
     (SAMPLINGS, convert_compute.sampling_to_proto, convert_compute.sampling_from_proto),
     (
         _requests(),
@@ -274,6 +274,7 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[...
     (GRANTS, wire.grant_to_proto, wire.grant_from_proto),
     (NODE_STATES, wire.node_state_to_proto, wire.node_state_from_proto),
     (RECORDS, wire.block_record_to_proto, wire.block_record_from_proto),
+    (ORDERS, wire.hold_order_to_proto, wire.hold_order_from_proto),
     (LISTINGS, wire.listing_to_proto, wire.listing_from_proto),
     (NAMESPACES, wire.namespace_to_proto, wire.namespace_from_proto),
 ]
@@ -305,8 +306,8 @@ def test_values_survive_the_wire(
 def test_every_field_of_every_value_travels() -> None:
     """A field that is added to a dataclass but forgotten in its conversion is found here."""
     kinds = (BlockLayout, ModelInfo, NodeInfo, NodeLoad, TierStats, NodeReport, Location, Replica)
-    kinds += (EventBatch, BlockStored, BlockRemoved, SamplingParams, GenerateRequest, GenerateEvent)
-    kinds += (NodeCoverage, NamespaceGrant, NodeState, BlockRecord, Namespace)
+    kinds += (SamplingParams, GenerateRequest, GenerateEvent)
+    kinds += (NodeCoverage, NamespaceGrant, NodeState, BlockRecord, Namespace, HoldOrder)
     for kind in kinds:
         (message,) = (
             getattr(module, kind.__name__)
@@ -319,28 +320,38 @@ def test_every_field_of_every_value_travels() -> None:
 @given(st.lists(KEYS, max_size=20))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_a_chain_of_keys_survives_the_wire(keys: list[BlockKey]) -> None:
-    assert wire_locate.keys_from_bytes(wire_locate.keys_to_bytes(keys)) == keys
-
-
-def _sealed(location: Location, node: NodeId) -> Location:
-    """Generations count from one: zero stands for a block at rest in these columns."""
-    return replace(location, node=node, generation=max(1, location.generation))
+    assert cut_keys(wire_locate.checked_chain(chain_of(keys))) == tuple(keys)
 
 
 @st.composite
-def _locate_replies(draw: st.DrawFn) -> tuple[list[BlockKey], LocateReply]:
+def _locate_replies(draw: st.DrawFn) -> tuple[bytes, LocateReply]:
+    """A reply as the directory makes it, with the chain it answers."""
     keys = draw(st.lists(KEYS, max_size=4))
-    prefix = keys[: draw(st.integers(0, len(keys)))]
-    holders = st.tuples(NAMES.map(NodeId), NAMES.map(HostId), st.sampled_from(Tier))
-    some = draw(st.lists(holders, min_size=1, max_size=3))
+    holders = st.builds(
+        ReplicaHolder, NAMES.map(NodeId), NAMES.map(HostId), st.sampled_from(Tier), U64
+    )
+    some = draw(st.lists(holders, min_size=1, max_size=3).map(tuple))
+    prefix = draw(st.integers(0, len(keys)))
+    counts = draw(st.lists(st.integers(1, 3), min_size=prefix, max_size=prefix))
 
-    def replica(key: BlockKey) -> Replica:
-        node, host, tier = draw(st.sampled_from(some))
-        return Replica(key, node, host, tier, _sealed(draw(LOCATIONS), node))
+    def column(values: st.SearchStrategy[int], kind: str) -> Any:
+        size = sum(counts)
+        return np.array(draw(st.lists(values, min_size=size, max_size=size)), kind)
 
-    replicas = tuple(tuple(replica(key) for _ in range(draw(st.integers(1, 3)))) for key in prefix)
+    sizes = st.integers(0, limits.MAX_SLOT_BYTES)
+    places = Places(column(U64, "u8"), column(U32, "u4"), column(sizes, "u4"), column(U32, "u4"))
+    columns = ReplicaColumns(
+        np.array(counts, "i8"), column(st.integers(0, len(some) - 1), "i8"), places, some
+    )
+    chain = chain_of(keys)
     coverage = draw(st.lists(st.builds(NodeCoverage, NAMES.map(NodeId), U32, U32), max_size=3))
-    return keys, LocateReply(replicas, tuple(coverage))
+    return chain, LocateReply(
+        ListedReplicas(chain, columns) if prefix else (),
+        tuple(coverage),
+        prefix_blocks=prefix,
+        memory_blocks=draw(st.integers(0, prefix)),
+        lease=draw(U64.map(LeaseId)),
+    )
 
 
 @given(_locate_replies())
@@ -350,8 +361,8 @@ def _locate_replies(draw: st.DrawFn) -> tuple[list[BlockKey], LocateReply]:
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-def test_locate_replies_survive_the_wire(case: tuple[list[BlockKey], LocateReply]) -> None:
-    keys, reply = case
+def test_locate_replies_survive_the_wire(case: tuple[bytes, LocateReply]) -> None:
+    chain, reply = case
     raw = wire_locate.locate_reply_to_proto(reply).SerializeToString()
     message = meta_pb2.LocateReply.FromString(raw)
-    assert wire_locate.locate_reply_from_proto(message, keys) == reply
+    assert wire_locate.locate_reply_from_proto(message, chain) == reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 
 from kvcore import limits
 from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
-from kvcore.ids import BlockKey, NamespaceKey, RequestId
+from kvcore.ids import NamespaceKey, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import NodeReport
 from kvcore.request import GenerateRequest, SamplingParams
 from kvwire import convert, convert_compute, convert_event
+from kvwire.event_records import RECORD_BYTES
 from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
 from metaserver import wire, wire_locate
 
@@ -21,7 +23,6 @@ KEY = bytes(16)
 LAYOUT = common_pb2.BlockLayout(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=1)
 MODEL = common_pb2.ModelInfo(name="m", layout=LAYOUT, context_tokens=8)
 NODE = common_pb2.NodeInfo(node_id="n", role="dmp", host="h")
-STORED = meta_pb2.BlockStored(key=KEY, parent=KEY, tier="L1")
 REPLICA = common_pb2.Replica(key=KEY, tier="L2")
 REQUEST = compute_pb2.GenerateRequest(
     request_id="r",
@@ -42,8 +43,8 @@ def changed(message: Any, **fields: Any) -> Any:
     return copy
 
 
-def event(**fields: Any) -> Any:
-    return meta_pb2.BlockEvent(stored=changed(STORED, **fields))
+def column(kind: str, *numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}{kind}", *numbers)
 
 
 BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
@@ -94,20 +95,30 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
     ("node", convert.location_from_proto, common_pb2.Location()),
     ("replica.key", convert.replica_from_proto, changed(REPLICA, key=b"short")),
     ("replica.tier", convert.replica_from_proto, changed(REPLICA, tier="")),
-    ("neither", convert_event.block_event_from_proto, meta_pb2.BlockEvent()),
-    ("stored.key", convert_event.block_event_from_proto, event(key=b"")),
-    ("stored.parent", convert_event.block_event_from_proto, event(parent=bytes(17))),
-    ("stored.tier", convert_event.block_event_from_proto, event(tier="l1")),
     (
-        "removed.key",
-        convert_event.block_event_from_proto,
-        meta_pb2.BlockEvent(removed=meta_pb2.BlockRemoved(tier="L1")),
+        "not whole records",
+        convert_event.event_records_from_proto,
+        meta_pb2.EventBatch(node_id="n", records=bytes(RECORD_BYTES - 1)),
     ),
     (
         "16385 items",
-        convert_event.event_batch_from_proto,
-        meta_pb2.EventBatch(node_id="n", events=[event()] * (limits.MAX_EVENTS_PER_BATCH + 1)),
+        convert_event.event_records_from_proto,
+        meta_pb2.EventBatch(
+            node_id="n", records=bytes(RECORD_BYTES * (limits.MAX_EVENTS_PER_BATCH + 1))
+        ),
     ),
+    (
+        "batch.sessions has a name of over 128",
+        convert_event.event_records_from_proto,
+        meta_pb2.EventBatch(node_id="n", sessions=["", "x" * 129]),
+    ),
+    (
+        "batch.models has 16386 items",
+        convert_event.event_records_from_proto,
+        meta_pb2.EventBatch(node_id="n", models=[""] * (limits.MAX_EVENTS_PER_BATCH + 2)),
+    ),
+    ("ttl_s", wire.hold_order_from_proto, meta_pb2.HoldOrder(ttl_s=float("nan"))),
+    ("15 bytes", wire.hold_order_from_proto, meta_pb2.HoldOrder(keys=bytes(15))),
     (
         "namespace_key",
         convert_compute.generate_request_from_proto,
@@ -130,8 +141,8 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
         convert_compute.generate_event_from_proto,
         compute_pb2.GenerateEvent(ttft_s=float("nan")),
     ),
-    ("locate.keys", wire_locate.keys_from_bytes, bytes(17)),
-    ("locate.keys", wire_locate.keys_from_bytes, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
+    ("locate.keys", wire_locate.checked_chain, bytes(17)),
+    ("locate.keys", wire_locate.checked_chain, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
     ("namespace_key", wire.grant_from_proto, meta_pb2.NamespaceGrant()),
 ]
 
@@ -145,33 +156,40 @@ def test_a_peers_mistake_is_named(
 
 
 COLUMNS = meta_pb2.LocateReply(
-    replica_counts=[1, 2],
+    replica_counts=column("H", 1, 2),
     holders=[meta_pb2.ReplicaHolder(node="n", host="h", tier="L2")],
-    holder=[0] * 3,
-    segment=[0] * 3,
-    slot=[0] * 3,
-    generation=[0] * 3,
-    length=[64] * 3,
+    holder=bytes(6),
+    segment=bytes(12),
+    slot=bytes(12),
+    generation=bytes(24),
+    length=column("I", 64, 64, 64),
 )
+THREE = column("H", 3)
+LONG = column("I", 0, 0, 1 << 31)
 
 
 @pytest.mark.parametrize(
     ("reason", "message"),
     [
         ("has 2 items, the limit is 1", COLUMNS),
-        ("without a replica", changed(COLUMNS, replica_counts=[0])),
-        ("differ in length", changed(COLUMNS, replica_counts=[2])),
-        ("differ in length", changed(COLUMNS, replica_counts=[3], slot=[0])),
-        ("not there", changed(COLUMNS, replica_counts=[3], holder=[0, 0, 1])),
-        ("length exceeds", changed(COLUMNS, replica_counts=[3], length=[0, 0, 2**40])),
-        ("node", changed(COLUMNS, replica_counts=[3], holders=[meta_pb2.ReplicaHolder()])),
+        ("without a replica", changed(COLUMNS, replica_counts=bytes(2))),
+        ("differ in length", changed(COLUMNS, replica_counts=column("H", 2))),
+        ("differ in length", changed(COLUMNS, replica_counts=THREE, slot=bytes(4))),
+        ("slot is cut", changed(COLUMNS, replica_counts=THREE, slot=bytes(11))),
+        ("not there", changed(COLUMNS, replica_counts=THREE, holder=column("H", 0, 0, 1))),
+        (
+            "length exceeds",
+            changed(COLUMNS, replica_counts=THREE, length=column("I", 0, 0, 1 << 31)),
+        ),
+        ("node", changed(COLUMNS, replica_counts=THREE, holders=[meta_pb2.ReplicaHolder()])),
+        ("prefix_blocks is 2 of 1", changed(COLUMNS, prefix_blocks=2)),
+        ("prefix_blocks is 0 of 1", changed(COLUMNS, memory_blocks=1)),
     ],
 )
 def test_a_locate_reply_that_does_not_fit_is_refused(reason: str, message: Any) -> None:
-    key = BlockKey(KEY)
-    assert wire_locate.locate_reply_from_proto(COLUMNS, [key, key]).prefix_blocks == 2
+    assert list(map(len, wire_locate.locate_reply_from_proto(COLUMNS, KEY * 2).replicas)) == [1, 2]
     with pytest.raises(RemoteProtocolError, match=reason):
-        wire_locate.locate_reply_from_proto(message, [key])
+        wire_locate.locate_reply_from_proto(message, KEY)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Arrays that grow in place: address space is reserved once, memory is taken as it is touched.
+
+Used by the directory's tables, so that growing copies nothing and a small cluster's directory stays
+small. Where the system reserves less, a table holds less.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint64]
+U4 = NDArray[np.uint32]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE: the system need not promise memory for what may never be touched."""
+
+
+def reserve(rows: int, width: int = 1) -> U8:
+    """Return ``rows`` rows of ``width`` uint64, all zero, of which no page is in memory yet.
+
+    Huge pages are not asked for: reading gained nothing from them, and clearing them when a table
+    grows kept everybody waiting for a second (10 M blocks).
+
+    Raises:
+        OSError: even the address space is not to be had.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    flat = np.frombuffer(mmap.mmap(-1, rows * width * 8, flags=flags), np.uint64)
+    return flat.reshape(rows, width) if width > 1 else flat
+
+
+class FreeList:
+    """Numbers that may be given out again, newest first; below them a count of all ever given.
+
+    Attributes:
+        used: numbers in ``[first, used)`` were given out at some time.
+    """
+
+    def __init__(self, *, first: int, limit: int) -> None:
+        self.used = first
+        self._limit = limit
+        self._free: U4 = np.empty(64, np.uint32)
+        self._count = 0
+
+    @property
+    def free(self) -> U4:
+        """Numbers given back and not given out again."""
+        return self._free[: self._count]
+
+    @property
+    def room(self) -> int:
+        """How many more can be given out."""
+        return self._limit - self.used + self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes."""
+        return self._free.nbytes
+
+    def take(self, count: int) -> Ints:
+        """Give out ``count`` numbers; there must be room."""
+        assert count <= self.room
+        again = min(count, self._count)
+        self._count -= again
+        fresh = np.arange(self.used, self.used + count - again, dtype=np.int64)
+        self.used += count - again
+        if not again:
+            return fresh
+        return np.concatenate((self._free[self._count : self._count + again], fresh))
+
+    def give_back(self, numbers: Ints) -> None:
+        """Take numbers back."""
+        end = self._count + len(numbers)
+        if end > len(self._free):
+            bigger = np.empty(max(end, 2 * len(self._free)), np.uint32)
+            bigger[: self._count] = self._free[: self._count]
+            self._free = bigger
+        self._free[self._count : end] = numbers
+        self._count = end
