@@ -5,11 +5,13 @@ The instant generator of tests/fix_sql.py is trusted in the SQL tests because it
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from dbfront.contracts import Message, TextCall, TextGenerator
+from dbfront.contracts import CallPlan, Message, TextCall, TextGenerator
+from dbfront.prefix_order import SortedCalls
 from kvcore.errors import ContextTooLongError, UdfArgumentError, UnknownModelError
 from tests.fix_sql import InstantGenerator
 
@@ -61,3 +63,60 @@ async def test_3_answer_is_stream_gathered(make_generator: Maker) -> None:
     prepared = await generator.prepare(call())
     text = "".join([event.text async for event in generator.stream(prepared)])
     assert (await generator.answer(prepared)).text == text
+
+
+async def plan_of(generator: TextGenerator, *, way: str, max_in_flight: int) -> CallPlan:
+    """Plan six calls with a long beginning in common, or order them without a plan."""
+    texts = [f"{'the same beginning ' * 4}{n % 2}{' of a document' * 4}{n}" for n in range(6)]
+    calls = [await generator.prepare(call(text)) for text in texts]
+    if way == "plan":
+        return generator.plan(calls, max_in_flight=max_in_flight)
+    return SortedCalls(calls, sort=way == "sorted")
+
+
+@pytest.mark.parametrize("way", ["plan", "sorted", "as_they_come"])
+async def test_4_a_plan_gives_every_call_once_to_whoever_asks(
+    make_generator: Maker, way: str
+) -> None:
+    generator = make_generator()
+    plan = await plan_of(generator, way=way, max_in_flight=3)
+    taken: list[int] = []
+    running = 0
+
+    async def work() -> None:
+        nonlocal running
+        while (turn := await plan.take()) is not None:
+            taken.append(turn.index)
+            running += 1
+            assert running <= 3
+            async for _ in generator.stream(turn.prepared):
+                plan.prefilled(turn.index)
+                await asyncio.sleep(0)
+            running -= 1
+            plan.ended(turn.index, answered=turn.index != 2)
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(work() for _ in range(3)))
+    await plan.close()
+    assert sorted(taken) == list(range(6))
+    if way != "as_they_come":
+        assert [index % 2 for index in taken] == [0, 0, 0, 1, 1, 1]
+    assert (plan.summary.runs > 0) == (way == "plan")
+    assert (plan.summary.shared_tokens > 0) == (way == "plan")
+
+
+@pytest.mark.parametrize("way", ["plan", "sorted"])
+async def test_4_who_shares_a_beginning_waits_for_the_first_of_them(
+    make_generator: Maker, way: str
+) -> None:
+    plan = await plan_of(make_generator(), way=way, max_in_flight=6)
+    first = await plan.take()
+    assert first is not None
+    second = asyncio.create_task(plan.take())
+    await asyncio.sleep(0)
+    assert not second.done()
+    plan.prefilled(first.index)
+    turn = await asyncio.wait_for(second, 20)
+    assert turn is not None
+    assert turn.index != first.index
+    await plan.close()

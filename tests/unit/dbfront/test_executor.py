@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -173,7 +174,17 @@ async def test_explain_analyze_runs_and_counts(
 ) -> None:
     result = await session.execute("EXPLAIN ANALYZE SELECT ai_generate(body) FROM docs")
     distinct = len(set(generator.prompts))
-    assert f"calls 54, distinct {distinct}, errors 0, rounds 2" in dict(result.rows)["ai_plan"]
+    text = dict(result.rows)["ai_plan"]
+    assert f"calls 54, distinct {distinct}, errors 0, rounds 2" in text
+
+
+async def test_explain_analyze_says_what_was_planned(session: DuckDbSession) -> None:
+    statement = "EXPLAIN ANALYZE SELECT ai_generate('sixteen tokens: ' || body) FROM docs"
+    planned = dict((await session.execute(statement)).rows)["ai_plan"]
+    assert re.search(r"  plan: [1-9]\d* runs, [1-9]\d* prompt tokens in common", planned)
+    await session.execute("SET tierkv.plan = off")
+    sorted_only = dict((await session.execute(statement)).rows)["ai_plan"]
+    assert "plan: " not in sorted_only
 
 
 async def test_arguments_reach_the_model(

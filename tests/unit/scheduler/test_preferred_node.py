@@ -1,0 +1,61 @@
+"""A plan's wish for a node bends the cost and forbids nothing."""
+
+from __future__ import annotations
+
+from kvcore.ids import NodeId, RequestId
+from kvcore.node import NodeInfo, NodeLoad
+from scheduler.config import SchedulerConfig
+from scheduler.cost import CachedPrefix
+from scheduler.events import (
+    ChainLocated,
+    Dispatch,
+    NodesSeen,
+    RequestArrived,
+    SeenNode,
+    WantedModel,
+)
+from scheduler.state import SchedulerState
+from tests.fix_scheduler import LAYOUT, make_info
+
+MODEL = WantedModel("tiny")
+PROMPT = 10 * LAYOUT.block_tokens
+C1, C2 = NodeId("c1"), NodeId("c2")
+
+
+def chosen(
+    preferred: NodeId | None,
+    *,
+    infos: tuple[NodeInfo, ...] = (make_info("c1"), make_info("c2")),
+    near: dict[NodeId, CachedPrefix] | None = None,
+    waiting: dict[NodeId, int] | None = None,
+) -> NodeId:
+    """Send one request and say where it went."""
+    state = SchedulerState(SchedulerConfig(prefill_tokens_per_s=1_000.0))
+    loads = {n: NodeLoad(waiting_prefill_tokens=t) for n, t in (waiting or {}).items()}
+    seen = tuple(SeenNode(i, loads.get(i.node_id, NodeLoad())) for i in infos)
+    state.handle(NodesSeen(seen), 0.0)
+    request_id = RequestId("q")
+    arrived = RequestArrived(request_id, MODEL, PROMPT, locatable=True, preferred_node=preferred)
+    state.handle(arrived, 0.0)
+    located = ChainLocated(request_id, near or {}, CachedPrefix())
+    (dispatch,) = [i for i in state.handle(located, 0.0) if isinstance(i, Dispatch)]
+    state.check_invariants()
+    return dispatch.node_id
+
+
+def test_among_equals_the_preferred_node_is_taken() -> None:
+    assert chosen(C1) == C1
+    assert chosen(C2) == C2
+
+
+def test_a_little_more_cost_is_accepted_and_much_more_is_not() -> None:
+    half = {C1: CachedPrefix(l1_blocks=2, l2_blocks=2)}  # C2 computes a quarter more.
+    assert chosen(None, near=half) == C1
+    assert chosen(C2, near=half) == C2
+    most = {C1: CachedPrefix(l1_blocks=8, l2_blocks=8)}  # C2 computes five times as much.
+    assert chosen(C2, near=most) == C1
+    assert chosen(C2, waiting={C2: 20 * PROMPT}) == C1
+
+
+def test_a_wish_for_a_node_that_is_not_there_is_no_wish() -> None:
+    assert chosen(NodeId("c9")) in (C1, C2)
