@@ -7,6 +7,7 @@ call that fails for reasons of its own becomes a RowFailure; any other error end
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -169,9 +170,30 @@ async def _prepare(
 
 @dataclass(slots=True)
 class _Sent:
-    """How many calls of a statement the scheduler has now."""
+    """The calls of a statement that the scheduler has now, and those it refused.
+
+    Attributes:
+        now: how many it has.
+        refused: one event for each that waits for another try.
+    """
 
     now: int = 0
+    refused: deque[asyncio.Event] = field(default_factory=deque)
+
+    def make_room(self) -> None:
+        """A call was answered: let one that was refused try again at once."""
+        if self.refused:
+            self.refused.popleft().set()
+
+    async def room(self, timeout_s: float) -> None:
+        """Wait until a call of the same statement was answered, but no longer than told."""
+        answered = asyncio.Event()
+        self.refused.append(answered)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answered.wait()
+        except TimeoutError:
+            self.refused.remove(answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +240,18 @@ class _Worker:
         while True:
             self.sent.now += 1
             try:
-                return await self._gather(turn)
+                answer = await self._gather(turn)
             except OverloadedError as error:
                 refusals += self.sent.now == 1
                 if refusals > MAX_OVERLOAD_RETRIES:
                     raise
                 retry_after_s = error.retry_after_ms / 1000
+            else:
+                self.sent.make_room()
+                return answer
             finally:
                 self.sent.now -= 1
-            await asyncio.sleep(retry_after_s)
+            await self.sent.room(retry_after_s)
 
     async def _gather(self, turn: CallTurn) -> TextAnswer:
         pieces: list[str] = []
