@@ -15,6 +15,7 @@ from kvcore import limits
 from kvcore.block_key import ROOT_PARENT
 from kvcore.errors import ConfigError
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+from policies.eviction import Expectation
 
 Key = str | bytes
 """A name of any length, or exactly 16 bytes that are a block key already."""
@@ -57,6 +58,8 @@ def to_bytes_view(value: Value) -> memoryview:
 def to_put(key: BlockKey, value: memoryview, range_bytes: int | None) -> PutRequest:
     """Cut a value into ranges that are checked and read alone.
 
+    Who stores a value by hand wants it: it is no block that happens to be there after a request.
+
     Args:
         key: its name.
         value: its bytes.
@@ -71,7 +74,9 @@ def to_put(key: BlockKey, value: memoryview, range_bytes: int | None) -> PutRequ
     count = value.nbytes // size
     if count > limits.MAX_LAYERS:
         raise ValueError(f"{count} ranges; limits.MAX_LAYERS allows {limits.MAX_LAYERS}")
-    return PutRequest(key, ROOT_PARENT, size, count, tokens=0)
+    return PutRequest(
+        key, ROOT_PARENT, size, count, tokens=0, expectation=Expectation.ROWS, expected_in_s=0.0
+    )
 
 
 def covering(offset: int, length: int, *, range_bytes: int, size_bytes: int) -> range:

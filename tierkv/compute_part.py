@@ -40,6 +40,7 @@ def compute_config(
         block_tokens=settings.block_tokens,
         max_batch_tokens=settings.max_batch_tokens,
         max_running=settings.max_running,
+        eviction_policy=settings.eviction_policy,
         load_policy=LoadPolicy(settings.load_policy),
         kv_codec=settings.kv_codec,
         kv_calibration=settings.kv_calibration or None,

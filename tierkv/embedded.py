@@ -145,6 +145,8 @@ def _pool_config(settings: Settings, host: HostId) -> DmpConfig:
         capacity_bytes=int(settings.dmp.capacity),
         extent_bytes=EXTENT_BYTES,
         demote_above=settings.dmp.demote_above,
+        eviction_policy=settings.dmp.eviction_policy,
+        lease_share=settings.dmp.lease_share,
         scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
         nameless=True,
     )

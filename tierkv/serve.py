@@ -107,6 +107,8 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
         rdma_devices=device_names(settings.dmp.rdma_devices),
         remove_on_stop=settings.dmp.remove_on_stop,
         demote_above=settings.dmp.demote_above,
+        eviction_policy=settings.dmp.eviction_policy,
+        lease_share=settings.dmp.lease_share,
         scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
         drain_s=settings.dmp.drain_s,
         attach_wait_s=settings.dmp.attach_wait_s,

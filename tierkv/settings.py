@@ -195,6 +195,15 @@ class DmpSettings(Section):
     demote_above: float = Field(
         default=0.85, ge=0.0, le=1.0, description="share of memory above which blocks go to disk"
     )
+    eviction_policy: Literal["default", "leaf_lru"] = Field(
+        default="leaf_lru", description="which blocks make room for new ones"
+    )
+    lease_share: float = Field(
+        default=0.5,
+        ge=0.0,
+        lt=1.0,
+        description="share of memory that leases may keep from eviction; more is not promised",
+    )
     scrub_rate: ByteSize = Field(
         default=ByteSize(64 << 20), description="bytes checked per second in the background; 0: off"
     )
@@ -244,6 +253,9 @@ class ComputeSettings(Section):
     max_batch_tokens: int = Field(default=2048, ge=16, description="token budget of one step")
     max_running: int = Field(default=64, ge=1, description="requests in one batch")
     threads: int = Field(default=0, ge=0, description="torch threads; 0: all cores")
+    eviction_policy: Literal["default", "leaf_lru"] = Field(
+        default="leaf_lru", description="which unused blocks leave L1 first"
+    )
     load_policy: Literal["auto", "always", "never"] = Field(
         default="auto", description="load KV from the pool: when faster, always, or never"
     )

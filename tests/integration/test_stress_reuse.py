@@ -23,6 +23,8 @@ from kvcore.clock import ManualClock
 from kvcore.errors import ContextTooLongError
 from kvcore.ids import HostId, NamespaceKey
 from kvcore.request import Blend, BlendSelector, FinishReason, GenerateRequest
+from kvcore.reuse_hint import ReuseHint
+from policies.select import PRODUCTION_POLICIES
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
 
@@ -35,6 +37,15 @@ PAGES = 33
 """One request needs up to 13 pages: three of them fill L1, sixteen run."""
 
 PREFIXES = [[(i * step + 5) % 128 for i in range(48)] for step in (3, 7, 11, 13)]
+
+
+HINTS = [
+    None,
+    ReuseHint(next_turn=True, next_turn_s=0.5),
+    ReuseHint(next_turn=False),
+    ReuseHint(pending_calls=3, pending_tokens=24),
+]
+"""What their callers say of the future: it moves blocks up and down, and changes no answer."""
 
 
 HEAD = [9, 8, 7]
@@ -118,6 +129,8 @@ class Storm:
             handoff=rng.random() < 0.15 and not blend,
             namespace_key=NamespaceKey((b"n" if blend else rng.choice([b"n", b"m"])) * 32),
             blend=blend,
+            hint=rng.choice(HINTS),
+            session_id=rng.choice([None, "s1", "not a name"]),
         )
         end = rng.choice(["whole", "whole", "whole", "closed", "cancelled"])
         leave_after = rng.randrange(3)
@@ -215,14 +228,26 @@ async def every_claim_is_settled(node: ComputeNode, rig: Rig) -> None:
     rig.node.check_invariants()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_no_storm_makes_a_wrong_answer(make_rig: MakeRig, seed: int) -> None:  # noqa: F811
+POLICIES = sorted(PRODUCTION_POLICIES)
+
+
+@pytest.mark.parametrize(("seed", "policy"), [(1, POLICIES[0]), (2, POLICIES[-1])])
+async def test_no_storm_makes_a_wrong_answer(
+    make_rig: MakeRig,  # noqa: F811
+    seed: int,
+    policy: str,
+) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     prompts = make_prompts(rng)
     want = await wanted_answers(prompts)
     # 64 slots, fewer than the blocks of all prompts, so that the pool evicts as well.
-    rig = make_rig(clock=ManualClock(), capacity_bytes=8 << 18, extent_bytes=1 << 18)
+    rig = make_rig(
+        clock=ManualClock(),
+        capacity_bytes=8 << 18,
+        extent_bytes=1 << 18,
+        eviction_policy=policy,
+    )
     shm = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("here"))
     tcp = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("there"))
     pools: list[PoolNode] = [
@@ -233,7 +258,7 @@ async def test_no_storm_makes_a_wrong_answer(make_rig: MakeRig, seed: int) -> No
     ]
     try:
         settings = {"l1_pages": PAGES, "max_waiting": REQUESTS, "load_timeout_s": LOAD_TIMEOUT_S}
-        async with running_node(pools[-1], **settings) as node:
+        async with running_node(pools[-1], eviction_policy=policy, **settings) as node:
             storm = Storm(node, rig, pools, seed)
             stop = asyncio.Event()
             damage = asyncio.create_task(storm.damage(stop))
