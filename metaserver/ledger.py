@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ from metaserver.event_columns import (
 from metaserver.names import Names
 from metaserver.node_book import Holder
 
-_NONE = np.empty(0, np.int64)
+_NONE: Final = np.empty(0, np.int64)
+_Item = TypeVar("_Item", bound=np.generic)
 
 
 class Ledger:
@@ -58,20 +59,27 @@ class Ledger:
             return
         facts = facts_of(records, self._name_numbers(batch))
         first, groups = group_keys(records)
-        rows, _ = self.blocks.index.find(facts.low[first], facts.high[first])
-        known = rows != 0
+        rows, _ = self.blocks.index.find(_pick(facts.low, first), _pick(facts.high, first))
+        known = (rows != 0)[groups]
         stored = records["kind"] == STORED
         news = self._news(records["tier"], groups, len(first))
-        self._make_rows(rows, groups, [n[stored[n]] for n in news.values()], facts, now)
-        emptied = [rows[~known & (rows != 0)]]
+        self._make_rows(
+            rows, groups, [_pick(n, np.flatnonzero(stored[n])) for n in news.values()], facts, now
+        )
+        rows = rows[groups]
+        bare = [_NONE]
         for tier, latest in news.items():
-            latest = latest[rows[groups[latest]] != 0]
-            put, struck = latest[stored[latest]], latest[~stored[latest]]
-            self._put(holder, tier, rows[groups[put]], records[put])
-            old = put[known[groups[put]]]
-            self.blocks.learn(rows[groups[old]], facts[old])
-            emptied.append(self._strike(holder, tier, rows[groups[struck]]))
-        self.blocks.remove_without_copies(np.unique(np.concatenate(emptied)))
+            latest = _pick(latest, np.flatnonzero(rows[latest]))
+            put = _pick(latest, np.flatnonzero(stored[latest]))
+            bare.append(self._put(holder, tier, _pick(rows, put), _pick(records, put)))
+            old = put[known[put]]
+            self.blocks.learn(rows[old], facts[old])
+            if len(put) < len(latest):
+                struck = latest[~stored[latest]]
+                bare.append(self._strike(holder, tier, rows[struck]))
+        emptied = np.concatenate(bare)
+        if len(emptied):
+            self.blocks.remove_without_copies(np.unique(emptied))
 
     def begin_inventory(self, holder: Holder) -> None:
         """From here on, what a node doesn't name is gone when its inventory ends."""
@@ -131,36 +139,40 @@ class Ledger:
         self, rows: Ints, groups: Ints, stored: list[Ints], facts: BlockFacts, now: float
     ) -> None:
         """Make rows for stored blocks that have none, as far as there is room."""
-        chosen = np.concatenate(stored) if stored else _NONE
-        chosen = chosen[rows[groups[chosen]] == 0]
+        chosen = np.sort(np.concatenate(stored))
+        chosen = _pick(chosen, np.flatnonzero(rows[groups[chosen]] == 0))
         if not len(chosen):
             return
-        chosen = chosen[np.unique(groups[chosen], return_index=True)[1]]
+        if len(rows) < len(groups):
+            chosen = np.sort(chosen[np.unique(groups[chosen], return_index=True)[1]])
         room = self.blocks.rows.room
         if len(chosen) > room:
             self.refused["full"] += len(chosen) - room
             chosen = chosen[:room]
-        rows[groups[chosen]] = self.blocks.add(facts[chosen], now)
+        new = facts if len(chosen) == len(groups) else facts[chosen]
+        rows[groups[chosen]] = self.blocks.add(new, now)
 
-    def _put(self, holder: Holder, tier: int, rows: Ints, records: Records) -> None:
-        """Enter copies of distinct blocks."""
+    def _put(self, holder: Holder, tier: int, rows: Ints, records: Records) -> Ints:
+        """Enter copies of distinct blocks; returns those blocks that there was no room for."""
         if not len(rows):
-            return
+            return rows
         name = holder_of(holder.number, tier)
-        numbers = self.copies.find(self.blocks.head[rows].astype(np.int64), name)
-        there = numbers != 0
-        (new,) = np.nonzero(~there)
-        if len(new) > self.copies.rows.room:
-            self.refused["full"] += len(new) - self.copies.rows.room
-            new = new[: self.copies.rows.room]
-        if there.any():
+        heads = self.blocks.head[rows].astype(np.int64)
+        numbers = self.copies.find(heads, name)
+        (there,) = np.nonzero(numbers)
+        new = np.flatnonzero(numbers == 0)[: self.copies.rows.room]
+        if len(there):
             holder.confirmed += self.copies.confirm(numbers[there], name, holder.epoch)
         if len(new):
-            numbers[new] = self.copies.add(rows[new], self.blocks.head, name, holder.epoch)
+            numbers[new] = self.copies.add(_pick(rows, new), self.blocks.head, name, holder.epoch)
             holder.copies += len(new)
             holder.confirmed += len(new)
         (entered,) = np.nonzero(numbers)
-        self.copies.place(numbers[entered], places_of(records)[entered])
+        if len(entered) < len(rows):
+            self.refused["full"] += len(rows) - len(entered)
+        self.copies.place(_pick(numbers, entered), places_of(_pick(records, entered)))
+        unplaced: Ints = rows[numbers == 0]
+        return unplaced
 
     def _strike(self, holder: Holder, tier: int, rows: Ints) -> Ints:
         """Strike off copies of distinct blocks; returns the blocks that had one."""
@@ -178,3 +190,8 @@ class Ledger:
         holder.copies -= len(numbers)
         holder.confirmed -= int(np.count_nonzero(epochs == holder.epoch))
         return self.copies.remove(numbers, self.blocks.head)
+
+
+def _pick(column: NDArray[_Item], chosen: Ints) -> NDArray[_Item]:
+    """Return the ``chosen`` entries, ascending; the column itself when these are all."""
+    return column if len(chosen) == len(column) else column[chosen]
