@@ -1,0 +1,74 @@
+"""What a caller says of the future arrives where blocks are evicted: in L1 and at the pool node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compute.node import ComputeNode
+from dmp.pool_node import PutRequest
+from dmp.transport.inproc import InprocPoolNode
+from kvcore.block_key import block_keys
+from kvcore.ids import NamespaceKey
+from kvcore.layout import KvCodec
+from kvcore.reuse_hint import ReuseHint
+from policies.eviction import BlockFacts, Expectation
+from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
+from tests.fix_model import answer, make_request, running_node
+
+pytestmark = pytest.mark.integration
+PROMPT = [i * 7 % 128 for i in range(42)]
+KEYS = block_keys(NamespaceKey(b"n" * 32), PROMPT[:40], block_tokens=8)
+E = Expectation
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:  # noqa: F811
+    return make_rig(capacity_bytes=16 << 20, extent_bytes=1 << 20)
+
+
+def puts_of(rig: Rig) -> list[PutRequest]:
+    slots = [rig.node._state.table.peek(key) for key in KEYS]
+    return [slot.put for slot in slots if slot is not None]
+
+
+def facts_of(node: ComputeNode) -> list[BlockFacts]:
+    pool = node._engine.pool
+    return pool.facts(pool.lookup(KEYS))
+
+
+async def test_rows_to_come_keep_what_they_share_and_nothing_else(rig: Rig) -> None:
+    hint = ReuseHint(pending_calls=9, pending_tokens=16)
+    async with running_node(InprocPoolNode(rig.node)) as node:
+        await answer(node, make_request(PROMPT, hint=hint, session_id="s-1"))
+        await node.flush()
+        expected = [E.ROWS, E.ROWS, E.NONE, E.NONE, E.NONE]
+        assert [facts.expectation for facts in facts_of(node)] == expected
+        puts = puts_of(rig)
+        assert [put.expectation for put in puts] == expected
+        assert [(put.depth, put.tail) for put in puts] == [(i, i == 4) for i in range(5)]
+        assert {event.session for event in rig.node.inventory()} == {"s-1"}
+        assert {event.session for event in node.inventory()} == {"s-1"}
+        await answer(node, make_request(PROMPT))
+        assert [facts.expectation for facts in facts_of(node)] == [E.UNKNOWN] * 5
+
+
+@pytest.mark.parametrize("codec", [KvCodec.NONE, KvCodec.INT8])
+async def test_a_turn_is_expected_in_its_time(rig: Rig, codec: KvCodec) -> None:
+    hint = ReuseHint(next_turn=True, next_turn_s=4.0)
+    async with running_node(InprocPoolNode(rig.node), kv_codec=codec) as node:
+        await answer(node, make_request(PROMPT, hint=hint, session_id="not a name"))
+        await node.flush()
+        told = [(put.expectation, put.expected_in_s, put.session) for put in puts_of(rig)]
+        assert told == [(E.TURN, 4.0, "")] * 5
+        assert {facts.expected_in_s for facts in facts_of(node)} == {4.0}
+
+
+async def test_what_is_handed_over_is_wanted_at_once(rig: Rig) -> None:
+    async with running_node(InprocPoolNode(rig.node)) as node:
+        await answer(node, make_request(PROMPT, handoff=True))
+        slots = [rig.node._state.table.sealed_at(i) for i in rig.node._state.table.indices()]
+        puts = [slot.put for slot in slots if slot is not None]
+        assert {(put.expectation, put.expected_in_s) for put in puts} == {(E.ROWS, 0.0)}
+        assert len(puts) == 6, "five blocks and the tail"
