@@ -12,9 +12,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from dbfront.routing_views import VIEWS as ROUTING_VIEWS
+from dbfront.routing_views import routing_rows
 from kvcore.node import LoadChoiceStats, ModelInfo, TierStats
 from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
 from scheduler.dispatcher import WaitingRequest
+from scheduler.routing_view import RoutingView
 
 MAX_LISTED_BLOCKS = 100_000
 """Blocks shown by tierkv.kvcache_blocks; the stat views count all."""
@@ -49,6 +52,8 @@ class ClusterSource(Protocol):
 
     async def queue(self) -> tuple[WaitingRequest, ...]: ...
 
+    async def routing(self) -> RoutingView: ...
+
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
 
@@ -66,6 +71,8 @@ async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> lis
         return [_namespace(namespace) for namespace in await source.namespaces()]
     if view == "queue":
         return [_waiting(request) for request in await source.queue()]
+    if view in ROUTING_VIEWS:
+        return routing_rows(view, await source.routing())
     if view == "settings":
         return [
             {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from compute.client import ComputeClient
 from kvcore.errors import TransportError
 from kvcore.ids import Incarnation, NodeId
-from kvcore.node import NodeInfo
+from kvcore.node import NodeInfo, NodeRole
 from metaserver.client import MetaClient, NodeState
 from scheduler.events import SeenNode
 
@@ -53,6 +53,11 @@ class ClusterView:
         self._missing: dict[NodeId, int] = {}
         self._clients: dict[NodeId, tuple[Incarnation, ComputeClient]] = {}
         self._retired: list[ComputeClient] = []
+
+    @property
+    def pool_nodes(self) -> int:
+        """Live nodes whose memory and disks the compute nodes share; 0 when none are listed."""
+        return sum(s.info.role is NodeRole.DMP and s.state == "alive" for s in self.nodes)
 
     async def refresh(self) -> tuple[SeenNode, ...]:
         """Look at the list of compute nodes.

@@ -53,6 +53,7 @@ from scheduler.planner import Planner
 from scheduler.request_leases import RequestLeases
 from scheduler.request_record import Phase
 from scheduler.routing_stats import RoutingStats, SchedulerStats
+from scheduler.routing_view import RoutingView, node_costs
 from scheduler.stage_runner import StageRunner
 from scheduler.state import SchedulerState
 from scheduler.statement_run import PlannedCall, StatementRun
@@ -154,7 +155,7 @@ class Dispatcher:
         except CacheError as error:
             self.stats.cache_errors[error.code] += 1
         else:
-            self._handle(NodesSeen(nodes))
+            self._handle(NodesSeen(nodes, pool_nodes=self.view.pool_nodes))
 
     async def _watch(self) -> None:
         while True:
@@ -289,7 +290,13 @@ class Dispatcher:
         return None
 
     def _before_send(self, job: Job, dispatch: Dispatch) -> None:
-        self.stats.record_dispatch(dispatch, self._clock.now())
+        self.stats.record_dispatch(
+            dispatch,
+            self._clock.now(),
+            unix_s=self._clock.wall(),
+            model=job.wanted.name,
+            prompt_tokens=job.answer.total_tokens,
+        )
         if not dispatch.candidates[0].cost.service.load_s:
             # What is reused lies in the node's own pages, if anything is: nothing needs keeping.
             self._leases.abort(job.lease)
@@ -380,6 +387,12 @@ class Dispatcher:
             leases_committed=self.stats.leases_committed,
             leases_aborted=self.stats.leases_aborted,
             leases_lost=self.stats.leases_lost,
+        )
+
+    def routing(self) -> RoutingView:
+        """What was decided, and what decisions are made from."""
+        return RoutingView(
+            tuple(self.stats.decisions()), node_costs(self.state.fleet.records.values())
         )
 
     def waiting(self) -> tuple[WaitingRequest, ...]:

@@ -7,51 +7,73 @@ prompt beside loading and computing (its steps, the network, the front) is seen 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
 LEAST_OVERHEAD_S, MOST_OVERHEAD_S = 1e-4, 1.0
-_INITIAL_OVERHEAD_S = 1e-3
-_STEP = 0.25
-"""Share of an error that is learned from one answer: four make 70 % of a change."""
-_MOST_MISS = math.log(4.0)
-"""One answer never counts as more than four times too fast or too slow."""
+INITIAL_OVERHEAD_S = 1e-3
+_KEPT = 0.85
+"""Weight of everything older after one more answer: about seven count."""
+_MOST_MISS = 2.0
+"""One answer never counts as more than so many times too fast or too slow."""
 _TRUSTED_S = 30.0
 _FADE = 0.9
 """What was learned is believed for so long, then a tenth of it goes with every heartbeat, so that a
 node which is avoided for what it once was is tried again."""
+_OVERHEAD_WEIGHT = 0.02 / 0.02**2
+_FACTOR_WEIGHT = 0.02 / 0.5**2
+"""How strongly the two hold on to where they began: a fiftieth of an answer's weight each, in units
+of 20 ms and of one half. Answers of one size can't tell them apart; then a few ms are overhead."""
 
 
-@dataclass(slots=True)
 class Correction:
-    """``actual = overhead_s + factor * predicted``, learned online.
+    """``actual = overhead_s + factor * predicted``, least squares of relative errors that fade.
 
     Attributes:
         overhead_s: what each answer takes beside the prediction.
         factor: how much slower than predicted the node is.
-        learned_s: when the last answer came.
+        answers: how many were learned from.
     """
 
-    overhead_s: float = _INITIAL_OVERHEAD_S
-    factor: float = 1.0
-    learned_s: float = -math.inf
+    def __init__(self) -> None:
+        self.overhead_s = INITIAL_OVERHEAD_S
+        self.factor = 1.0
+        self.answers = 0
+        self._learned_s = -math.inf
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def learn(self, predicted_s: float, actual_s: float, now: float) -> None:
-        """Take one answer in: the two figures share the error as they share the prediction."""
+        """Take one answer in."""
         if predicted_s <= 0.0 or actual_s <= 0.0:
             return  # No time passed: nothing was measured.
         expected_s = self.overhead_s + self.factor * predicted_s
-        miss = math.log(actual_s / expected_s)
-        step = _STEP * max(-_MOST_MISS, min(miss, _MOST_MISS))
-        share = self.overhead_s / expected_s
-        overhead_s = self.overhead_s * math.exp(step * share)
-        factor = self.factor * math.exp(step * (1.0 - share))
-        self.overhead_s = max(LEAST_OVERHEAD_S, min(overhead_s, MOST_OVERHEAD_S))
-        self.factor = max(LEAST_FACTOR, min(factor, MOST_FACTOR))
-        self.learned_s = now
+        told_s = max(expected_s / _MOST_MISS, min(actual_s, expected_s * _MOST_MISS))
+        one, x = 1.0 / told_s, predicted_s / told_s
+        products = (one * one, one * x, x * x, one, x)
+        self._keep(_KEPT)
+        a, b, c, d, e = (old + new for old, new in zip(self._sums, products, strict=True))
+        self._sums = (a, b, c, d, e)
+        self.answers += 1
+        self._learned_s = now
+        self._solve()
 
     def fade(self, now: float) -> None:
         """Forget a little of what no answer confirmed for a while."""
-        if now - self.learned_s > _TRUSTED_S:
-            self.factor = self.factor**_FADE
-            self.overhead_s += (1.0 - _FADE) * (_INITIAL_OVERHEAD_S - self.overhead_s)
+        if self.answers and now - self._learned_s > _TRUSTED_S:
+            self._keep(_FADE)
+            self._solve()
+
+    def _keep(self, share: float) -> None:
+        a, b, c, d, e = (share * old for old in self._sums)
+        self._sums = (a, b, c, d, e)
+
+    def _solve(self) -> None:
+        ones, mixed, squares, one, x = self._sums
+        ones += _OVERHEAD_WEIGHT
+        squares += _FACTOR_WEIGHT
+        one += _OVERHEAD_WEIGHT * INITIAL_OVERHEAD_S
+        x += _FACTOR_WEIGHT
+        overhead_s = (one * squares - x * mixed) / (ones * squares - mixed * mixed)
+        self.overhead_s = max(LEAST_OVERHEAD_S, min(overhead_s, MOST_OVERHEAD_S))
+        # The best factor for the overhead that was allowed.
+        factor = (x - mixed * self.overhead_s) / squares
+        self.factor = max(LEAST_FACTOR, min(factor, MOST_FACTOR))

@@ -90,6 +90,12 @@ class NodeRecord:
         """Requests the node has, ours and others'."""
         return self.in_flight + self.others_in_flight
 
+    @property
+    def queued_bytes(self) -> tuple[float, float, float]:
+        """Bytes it loads, or will, from L2, L3 and L4: ours and others'."""
+        ours, others = self._bytes, self.others_bytes
+        return (ours[0] + others[0], ours[1] + others[1], ours[2] + others[2])
+
     def observe(self, seen: SeenNode, rates: Rates, now: float) -> None:
         """Take over a heartbeat.
 
@@ -177,14 +183,10 @@ class NodeRecord:
         for work, sent_s in self._work.values():
             head_s, head_end_s = work.compute_s, sent_s + work.corrected_s
             break
-        l2, l3, l4 = self._bytes
-        others = self.others_bytes
         self.table.put_account(
             self.row,
             (
-                l2 + others[0],
-                l3 + others[1],
-                l4 + others[2],
+                *self.queued_bytes,
                 sum(work.compute_s for work, _ in self._work.values()),
                 head_s,
                 head_end_s,

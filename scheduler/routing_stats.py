@@ -26,6 +26,9 @@ class Decision:
         candidates: all that were weighed, the chosen one first.
         decided_s: monotonic time of the decision.
         predicted_ttft_s: what the cost said.
+        decided_unix_s: the same time for people.
+        model: name of the model.
+        prompt_tokens: tokens of the prompt, with what was generated before.
         actual_ttft_s: what it was; None until (and unless) a token came.
     """
 
@@ -36,6 +39,9 @@ class Decision:
     candidates: Sequence[CandidateCost]
     decided_s: float
     predicted_ttft_s: float
+    decided_unix_s: float = 0.0
+    model: str = ""
+    prompt_tokens: int = 0
     actual_ttft_s: float | None = None
 
 
@@ -96,7 +102,15 @@ class RoutingStats:
         self._decisions: OrderedDict[tuple[RequestId, int], Decision] = OrderedDict()
         self._capacity = decisions_logged
 
-    def record_dispatch(self, dispatch: Dispatch, now: float) -> None:
+    def record_dispatch(
+        self,
+        dispatch: Dispatch,
+        now: float,
+        *,
+        unix_s: float = 0.0,
+        model: str = "",
+        prompt_tokens: int = 0,
+    ) -> None:
         """Log a decision and forget the oldest one too many."""
         self.dispatched += 1
         if dispatch.attempt > 1 and dispatch.stage is not Stage.DECODE:
@@ -109,6 +123,9 @@ class RoutingStats:
             candidates=dispatch.candidates,
             decided_s=now,
             predicted_ttft_s=dispatch.candidates[0].cost.ttft_s,
+            decided_unix_s=unix_s,
+            model=model,
+            prompt_tokens=prompt_tokens,
         )
         if len(self._decisions) > self._capacity:
             self._decisions.popitem(last=False)

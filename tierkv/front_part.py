@@ -25,6 +25,7 @@ from metaserver.client import BlockListing, MetaClient, Namespace, NodeState
 from scheduler.cluster_view import ClusterView
 from scheduler.config import SchedulerConfig
 from scheduler.dispatcher import Dispatcher, WaitingRequest
+from scheduler.routing_view import RoutingView
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.settings import FrontSettings
 
@@ -78,6 +79,10 @@ class MetaSource:
     async def queue(self) -> tuple[WaitingRequest, ...]:
         """Calls of this front that wait for a node."""
         return self.dispatcher.waiting()
+
+    async def routing(self) -> RoutingView:
+        """What this front's scheduler decided, and from what."""
+        return self.dispatcher.routing()
 
     async def settings(self) -> tuple[SettingRow, ...]:
         """This process's configuration, secrets masked."""

@@ -167,3 +167,61 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_load_decisions'), '[]'), '[
     "mean_actual_s":"DOUBLE",
     "mean_abs_error_s":"DOUBLE"
   }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.routing_log AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_routing_log'), '[]'), '[{
+    "request_id":"VARCHAR",
+    "attempt":"BIGINT",
+    "stage":"VARCHAR",
+    "decided_at":"TIMESTAMP",
+    "model_name":"VARCHAR",
+    "prompt_tokens":"BIGINT",
+    "node_id":"VARCHAR",
+    "candidates":"VARCHAR",
+    "predicted_ttft_s":"DOUBLE",
+    "actual_ttft_s":"DOUBLE",
+    "error_s":"DOUBLE"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.routing_errors AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_routing_errors'), '[]'), '[{
+    "node_id":"VARCHAR",
+    "model_name":"VARCHAR",
+    "stage":"VARCHAR",
+    "answers":"BIGINT",
+    "mean_predicted_s":"DOUBLE",
+    "mean_actual_s":"DOUBLE",
+    "mean_abs_error_s":"DOUBLE",
+    "p50_abs_error_s":"DOUBLE",
+    "p90_abs_error_s":"DOUBLE",
+    "p99_abs_error_s":"DOUBLE",
+    "mean_ratio":"DOUBLE",
+    "p50_ratio":"DOUBLE",
+    "p90_ratio":"DOUBLE",
+    "p99_ratio":"DOUBLE"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.node_costs AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_node_costs'), '[]'), '[{
+    "node_id":"VARCHAR",
+    "models":"VARCHAR",
+    "state":"VARCHAR",
+    "requests":"BIGINT",
+    "waiting_tokens":"BIGINT",
+    "prefill_step_s":"DOUBLE",
+    "prefill_token_s":"DOUBLE",
+    "prefill_pair_s":"DOUBLE",
+    "l2_bytes_per_s":"DOUBLE",
+    "l3_bytes_per_s":"DOUBLE",
+    "l4_bytes_per_s":"DOUBLE",
+    "l2_latency_s":"DOUBLE",
+    "l3_latency_s":"DOUBLE",
+    "l4_latency_s":"DOUBLE",
+    "l2_queued_bytes":"BIGINT",
+    "l3_queued_bytes":"BIGINT",
+    "l4_queued_bytes":"BIGINT",
+    "decodes_running":"BIGINT",
+    "decode_step_s":"DOUBLE",
+    "overhead_s":"DOUBLE",
+    "factor":"DOUBLE"
+  }]'), recursive := true);

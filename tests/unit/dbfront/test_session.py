@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
 from scheduler.admission import WaitingCall
 from scheduler.dispatcher import WaitingRequest
+from scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
+from scheduler.routing_stats import RoutingStats
+from scheduler.routing_view import RoutingView, node_costs
+from scheduler.state import SchedulerState
+from tests.fix_scheduler import make_info as scheduler_info
 from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
 
 BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
@@ -402,6 +408,18 @@ class ThreeNodes:
         call = WaitingCall(RequestId("q1"), 2, waited_s=1.5, predicted_ttft_s=3.0, node_id=None)
         return (WaitingRequest("ann", "tiny", call),)
 
+    async def routing(self) -> RoutingView:
+        state = SchedulerState()
+        load = NodeLoad(prefill_token_s=0.01, l3_queued_bytes=7)
+        state.handle(NodesSeen((SeenNode(scheduler_info("c1"), load),)), 0.0)
+        arrived = RequestArrived(RequestId("q1"), WantedModel("tiny"), 100)
+        (dispatch,) = state.handle(arrived, 0.0)
+        assert isinstance(dispatch, Dispatch)
+        stats = RoutingStats(8)
+        stats.record_dispatch(dispatch, 0.0, unix_s=60.0, model="tiny", prompt_tokens=100)
+        stats.record_first_token(dispatch, 1.5)
+        return RoutingView(tuple(stats.decisions()), node_costs(state.fleet.records.values()))
+
     async def namespaces(self) -> tuple[Namespace, ...]:
         policy = ReusePolicy(KvCodec.FP8, blend=True, recompute_ratio=0.3, gradual=True)
         return (Namespace("own"), Namespace("team", ("ann", "bob"), True, policy))
@@ -440,6 +458,25 @@ async def test_admin_views(generator: InstantGenerator) -> None:
     assert await rows(session, "SELECT * FROM tierkv.queue") == [
         ("q1", "ann", "tiny", 2, 1.5, 3.0, None)
     ]
+    ((candidates, error_s, *decided),) = await rows(
+        session,
+        "SELECT candidates, error_s, request_id, attempt, stage, decided_at::VARCHAR, "
+        "prompt_tokens, node_id FROM tierkv.routing_log",
+    )
+    assert decided == ["q1", 1, "whole", "1970-01-01 00:01:00", 100, "c1"]
+    (candidate,) = json.loads(candidates)
+    assert (candidate["node"], candidate["prefill_s"]) == ("c1", 1.0)
+    assert error_s == pytest.approx(1.5 - candidate["wait_s"] - candidate["service_s"], abs=1e-6)
+    assert await rows(
+        session,
+        "SELECT node_id, answers, round(p99_abs_error_s, 2) FROM tierkv.routing_errors "
+        "ORDER BY node_id NULLS FIRST",
+    ) == [(None, 1, 0.5), ("c1", 1, 0.5)]
+    assert await rows(
+        session,
+        "SELECT node_id, requests, waiting_tokens, prefill_token_s, l3_queued_bytes, factor "
+        "FROM tierkv.node_costs",
+    ) == [("c1", 1, 100, 0.01, 7, 1.0)]
     assert await rows(session, "SELECT * FROM tierkv.namespaces") == [
         ("own", "own", True, None, False, 0.15, "hkvd", True),
         ("team", "ann, bob", True, "fp8", True, 0.3, "hkvd", True),
