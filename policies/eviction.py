@@ -48,6 +48,15 @@ class BlockFacts:
     expected_in_s: float | None = None
 
 
+def whole_seconds(now: float) -> float:
+    """Return the time as live caches tell it to policies, which work anew when it changes.
+
+    A trace names all blocks of a request at one time; a live cache meets them one by one, and no
+    policy has an opinion on less than a second.
+    """
+    return now // 1.0
+
+
 NO_FACTS: Final = BlockFacts(key=None)
 """Of a block about which nothing is known, as after an attach; its key is remembered by nobody."""
 

@@ -7,11 +7,13 @@ from typing import Final
 
 from policies.eviction import EvictionPolicy
 from policies.leaf_lru import LeafLru
+from policies.learned import LearnedValue
 
 PolicyMaker = Callable[[int, int], EvictionPolicy]
 """Makes a policy for a cache of so many blocks, with a seed."""
 
 PRODUCTION_POLICIES: Final[dict[str, PolicyMaker]] = {
+    "default": lambda capacity_blocks, seed: LearnedValue(capacity_blocks, seed=seed),
     "leaf_lru": lambda capacity_blocks, seed: LeafLru(),
 }
 """For caches that offer leaves only."""

@@ -1,0 +1,160 @@
+"""Plain policies on single blocks: yardsticks for the simulator, not for production.
+
+They know nothing of prompts and prefixes. Those of one idea each are here: LRU, FIFO, LFU and TTL;
+the published ones have files of their own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from policies.arc import Arc
+from policies.eviction import BlockFacts, EvictionPolicy
+from policies.lhd import Lhd
+from policies.s3fifo import S3Fifo
+
+
+class Fifo:
+    """First in, first out.
+
+    Attributes:
+        _order: resident handles, the next to go first.
+        _offered: those that may go.
+    """
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+        self._offered: set[int] = set()
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._order[handle] = None
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        pass
+
+    def left(self, handle: int, now: float) -> None:
+        del self._order[handle]
+        self._offered.discard(handle)
+
+    def offer(self, handle: int) -> None:
+        self._offered.add(handle)
+
+    def withdraw(self, handle: int) -> None:
+        self._offered.discard(handle)
+
+    def victim(self, now: float) -> int | None:
+        offered = self._offered
+        return next((handle for handle in self._order if handle in offered), None)
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+
+class Lru(Fifo):
+    """Least recently used, block by block."""
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._order.move_to_end(handle)
+
+
+TTL_S: Final = 300.0
+"""Five minutes: what providers of prompt caching promise by default."""
+
+
+class Ttl(Lru):
+    """Least recently used, and nothing is admitted while all residents are within their time.
+
+    Attributes:
+        _used_at: time of the last use by resident handle.
+    """
+
+    def __init__(self, ttl_s: float = TTL_S) -> None:
+        super().__init__()
+        self._ttl_s = ttl_s
+        self._used_at: dict[int, float] = {}
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        super().entered(handle, facts, now)
+        self._used_at[handle] = now
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        super().used(handle, facts, now)
+        self._used_at[handle] = now
+
+    def left(self, handle: int, now: float) -> None:
+        super().left(handle, now)
+        del self._used_at[handle]
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        victim = self.victim(now)
+        return victim is None or now - self._used_at[victim] >= self._ttl_s
+
+
+class Lfu:
+    """Least often used since it came, of equal ones the least recently used.
+
+    Attributes:
+        _rank: per resident handle, its uses and the number of its last use.
+        _queue: heap of (rank, handle), with entries that count no more.
+    """
+
+    def __init__(self) -> None:
+        self._rank: dict[int, tuple[int, int]] = {}
+        self._offered: set[int] = set()
+        self._queue: list[tuple[tuple[int, int], int]] = []
+        self._uses = 0
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._rank[handle] = (0, 0)
+        self.used(handle, facts, now)
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._uses += 1
+        self._rank[handle] = (self._rank[handle][0] + 1, self._uses)
+        if handle in self._offered:
+            self._push(handle)
+
+    def left(self, handle: int, now: float) -> None:
+        del self._rank[handle]
+        self._offered.discard(handle)
+
+    def offer(self, handle: int) -> None:
+        if handle not in self._offered:
+            self._offered.add(handle)
+            self._push(handle)
+
+    def withdraw(self, handle: int) -> None:
+        self._offered.discard(handle)
+
+    def victim(self, now: float) -> int | None:
+        queue = self._queue
+        while queue:
+            rank, handle = queue[0]
+            if handle in self._offered and self._rank[handle] == rank:
+                return handle
+            heapq.heappop(queue)
+        return None
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+    def _push(self, handle: int) -> None:
+        heapq.heappush(self._queue, (self._rank[handle], handle))
+        if len(self._queue) > 4 * len(self._rank) + 64:
+            self._queue = [(self._rank[h], h) for h in self._offered]
+            heapq.heapify(self._queue)
+
+
+BLOCK_POLICIES: Final[dict[str, Callable[[int, int], EvictionPolicy]]] = {
+    "lru": lambda capacity_blocks, seed: Lru(),
+    "lfu": lambda capacity_blocks, seed: Lfu(),
+    "arc": lambda capacity_blocks, seed: Arc(capacity_blocks),
+    "fifo": lambda capacity_blocks, seed: Fifo(),
+    "ttl": lambda capacity_blocks, seed: Ttl(),
+    "s3fifo": lambda capacity_blocks, seed: S3Fifo(capacity_blocks),
+    "lhd": lambda capacity_blocks, seed: Lhd(capacity_blocks, seed=seed),
+}
+"""By name, made for a capacity and with a seed."""

@@ -1,0 +1,247 @@
+"""The default policy: keep what pays most uses per second held, learned from the traffic itself.
+
+Every resident block has a kind: how often it was used, how often the prompt before it had been used
+when it came, whether it ended its prompt, and what is expected of it. The victim is the offered
+block with the smallest learned value of its kind at its age, and a new block worth less than that
+is not admitted. While nothing is learned all are worth the same, and it is leaf-LRU.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final
+
+from policies.eviction import BlockFacts, Expectation
+from policies.lifetimes import Lifetimes, Trial, bucket_of
+
+_MOST_USES: Final = 3
+_MOST_KIN: Final = 5
+_WATCHED: Final = 4
+"""One block in so many is watched, besides the last ones of prompts."""
+
+_SPARE_ENTRIES: Final = 64
+"""Dropping entries that count no more is not worth it for fewer."""
+
+REMEMBERED_PER_BLOCK: Final = 4
+"""Blocks remembered after eviction, per block of capacity."""
+
+_ODDS: Final = {
+    Expectation.NONE: 0.1, Expectation.UNKNOWN: 1.0, Expectation.TURN: 2.0, Expectation.ROWS: 50.0,
+}  # fmt: skip
+"""What a hint is taken to mean until its kinds have been seen."""
+
+Order = tuple[int, int, int]
+"""Of equal value, the first goes: request of the last use, minus depth, handle."""
+
+
+class _Block:
+    """What is remembered about a block, resident or not.
+
+    Attributes:
+        uses: requests that used it.
+        kin: uses that the prompt before it had when the block came.
+        kind: of its last use.
+        used_at: time of that.
+        trial: the wait for the next use, where it is watched.
+        order: where it stands among those of equal value.
+        resident: whether it is in the cache.
+        offered: whether it may go.
+        watched: whether all its waits are learned from.
+    """
+
+    __slots__ = (
+        "key", "kin", "kind", "offered", "order", "resident", "trial", "used_at", "uses", "watched",
+    )  # fmt: skip
+
+    def __init__(self, key: Hashable, kin: int, watched: bool) -> None:
+        self.key = key
+        self.uses = 0
+        self.kin = kin
+        self.kind = 0
+        self.used_at = 0.0
+        self.trial: Trial | None = None
+        self.order: Order = (0, 0, 0)
+        self.resident = False
+        self.offered = False
+        self.watched = watched
+
+
+class LearnedValue:
+    """An EvictionPolicy that learns what pays.
+
+    Attributes:
+        _here: resident blocks by handle.
+        _known: resident and remembered blocks by key.
+        _gone: keys of those that are not resident, longest gone first.
+        _queues: per kind, a heap of (order, handle) of offered blocks, with entries that count no
+            more.
+        _round: heap of (value, order, kind, handle) at the time ``_now``: the head of each queue.
+    """
+
+    def __init__(self, capacity_blocks: int, *, seed: int = 0) -> None:
+        self._here: dict[int, _Block] = {}
+        self._known: dict[Hashable, _Block] = {}
+        self._gone: OrderedDict[Hashable, None] = OrderedDict()
+        self._most_gone = REMEMBERED_PER_BLOCK * capacity_blocks
+        self._lifetimes = Lifetimes()
+        self._queues: dict[int, list[tuple[Order, int]]] = {}
+        self._round: list[tuple[float, Order, int, int]] = []
+        self._now = float("-inf")
+        self._request = 0
+        self._last_depth = 0
+        self._count = seed
+
+    # What happens to blocks
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        block = self._recalled(facts)
+        if block.resident:  # Two places hold the same content: the second is not remembered.
+            block = _Block(None, block.kin, watched=False)
+        self._gone.pop(block.key, None)
+        block.resident, block.offered = True, False
+        self._here[handle] = block
+        self._use(block, handle, facts, now)
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        block = self._here[handle]
+        self._use(block, handle, facts, now)
+        if block.offered:
+            self._enqueue(handle, block)
+
+    def left(self, handle: int, now: float) -> None:
+        block = self._here.pop(handle)
+        block.resident = block.offered = False
+        if block.key is not None:
+            self._remember(block)
+
+    def offer(self, handle: int) -> None:
+        block = self._here[handle]
+        if not block.offered:
+            block.offered = True
+            self._enqueue(handle, block)
+
+    def withdraw(self, handle: int) -> None:
+        self._here[handle].offered = False
+
+    # Questions
+
+    def victim(self, now: float) -> int | None:
+        if now != self._now:
+            self._advance(now)
+        heap = self._round
+        while heap:
+            _, order, kind, handle = heap[0]
+            if self._counts((order, handle)):
+                return handle
+            heapq.heappop(heap)
+            self._put_head(kind)
+        return None
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        victim = self.victim(now)
+        if victim is None:
+            return True
+        block = self._recalled(facts)
+        kind = self._kind_of(block, block.uses + 1, facts)
+        worth = self._lifetimes.values(kind)[0]
+        if worth >= self._round[0][0]:
+            return True
+        self._refuse(block, facts, now)
+        return False
+
+    # Inside
+
+    def _use(self, block: _Block, handle: int, facts: BlockFacts, now: float) -> None:
+        depth = facts.depth
+        if now != self._now:
+            self._advance(now)
+            self._request += 1
+        elif depth <= self._last_depth:
+            self._request += 1
+        self._last_depth = depth
+        block.order = (self._request, -depth, handle)
+        self._learn(block, facts, now)
+
+    def _learn(self, block: _Block, facts: BlockFacts, now: float) -> None:
+        """End one wait and start the next."""
+        trial = block.trial
+        if trial is not None:
+            self._lifetimes.end_in_use(trial)
+        block.uses += 1
+        block.used_at = now
+        kind = block.kind = self._kind_of(block, block.uses, facts)
+        if block.watched or facts.tail:
+            block.trial = self._lifetimes.start(kind, now, _ODDS[facts.expectation])
+        elif trial is not None:
+            block.trial = None
+
+    def _kind_of(self, block: _Block, uses: int, facts: BlockFacts) -> int:
+        own = min(uses.bit_length() - 1, _MOST_USES)
+        kin = min(block.kin.bit_length(), _MOST_KIN)
+        return ((facts.expectation * 4 + own) * 8 + kin) * 2 + facts.tail
+
+    def _recalled(self, facts: BlockFacts) -> _Block:
+        """Return what is known of a block; if nothing is, what its parent says of it."""
+        known = self._known.get(facts.key)
+        if known is not None:
+            return known
+        parent = self._known.get(facts.parent)
+        kin = 0
+        if parent is not None:
+            kin = parent.uses - 1 if parent.uses > 1 else parent.kin
+        self._count += 1
+        block = _Block(facts.key, kin, self._count % _WATCHED == 0)
+        if facts.key is not None:
+            self._known[facts.key] = block
+            self._gone[facts.key] = None
+        return block
+
+    def _refuse(self, block: _Block, facts: BlockFacts, now: float) -> None:
+        """Learn of a block that is not let in as if it had been."""
+        if block.key is not None and (block.uses == 0 or block.used_at != now):
+            self._learn(block, facts, now)
+            self._remember(block)
+
+    def _remember(self, block: _Block) -> None:
+        gone = self._gone
+        gone[block.key] = None
+        gone.move_to_end(block.key)
+        while len(gone) > self._most_gone:
+            key, _ = gone.popitem(last=False)
+            forgotten = self._known.pop(key)
+            if forgotten.trial is not None:
+                self._lifetimes.give_up(forgotten.trial)
+
+    def _advance(self, now: float) -> None:
+        """Go on to another time, at which everybody is worth something else."""
+        self._now = now
+        self._lifetimes.advance(now)
+        self._round = []
+        for kind in list(self._queues):
+            self._put_head(kind)
+
+    def _enqueue(self, handle: int, block: _Block) -> None:
+        queue = self._queues.setdefault(block.kind, [])
+        if len(queue) > 2 * len(self._here) + _SPARE_ENTRIES:
+            queue[:] = [entry for entry in queue if self._counts(entry)]
+            heapq.heapify(queue)
+        heapq.heappush(queue, (block.order, handle))
+        if queue[0][1] == handle or not self._counts(queue[0]):
+            self._put_head(block.kind)
+
+    def _put_head(self, kind: int) -> None:
+        """Put the oldest of a kind that may go into the running round."""
+        queue = self._queues[kind]
+        while queue and not self._counts(queue[0]):
+            heapq.heappop(queue)
+        if queue:
+            order, handle = queue[0]
+            age = self._now - self._here[handle].used_at
+            value = self._lifetimes.values(kind)[bucket_of(age)]
+            heapq.heappush(self._round, (value, order, kind, handle))
+
+    def _counts(self, entry: tuple[Order, int]) -> bool:
+        block = self._here.get(entry[1])
+        return block is not None and block.offered and block.order == entry[0]

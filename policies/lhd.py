@@ -1,0 +1,131 @@
+"""LHD: the block with the least expected hits per unit of space and time goes.
+
+A yardstick for the simulator. N. Beckmann, H. Chen and A. Cidon, "LHD: Improving Cache Hit Rate by
+Maximizing Hit Density", NSDI 2018: ages in coarse steps of references, classes by the ages at the
+last two hits, hit densities from decaying counts, and a sample of the cache per eviction.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.eviction import BlockFacts
+
+_CLASSES: Final = 16
+_AGES: Final = 128
+_DECAY: Final = 0.9
+_SAMPLE: Final = 32
+_LCG_FACTOR: Final = 6364136223846793005
+_LCG_STEP: Final = 1442695040888963407
+
+
+class Lhd:
+    """An EvictionPolicy.
+
+    Attributes:
+        _state: per resident handle: reference of the last use, class, age at the last hit.
+        _offered: handles that may go, in an array to draw from; _place: where each stands.
+        _density: per class and age, as last computed.
+        _hits, _evictions: per class and age, decaying.
+        _step: references per step of age; _uses: references so far.
+    """
+
+    def __init__(self, capacity_blocks: int, *, seed: int = 0) -> None:
+        self._state: dict[int, tuple[int, int, int]] = {}
+        self._offered: list[int] = []
+        self._place: dict[int, int] = {}
+        self._step = max(1, 8 * capacity_blocks // _AGES)
+        self._every = max(1_000, capacity_blocks)
+        self._uses = 0
+        self._due = self._every
+        self._chosen: tuple[int, int] | None = None
+        self._chance = 2 * seed + 1
+        self._hits = [[0.0] * _AGES for _ in range(_CLASSES)]
+        self._evictions = [[0.0] * _AGES for _ in range(_CLASSES)]
+        self._density = [[1.0 / (age + 1) for age in range(_AGES)] for _ in range(_CLASSES)]
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._tick()
+        self._state[handle] = (self._uses, 0, _AGES)
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._tick()
+        last, kind, before = self._state[handle]
+        age = self._age(last)
+        self._hits[kind][age] += 1.0
+        self._state[handle] = (self._uses, _class_of(age + before), age)
+
+    def left(self, handle: int, now: float) -> None:
+        self.withdraw(handle)
+        last, kind, _ = self._state.pop(handle)
+        self._evictions[kind][self._age(last)] += 1.0
+
+    def offer(self, handle: int) -> None:
+        if handle not in self._place:
+            self._place[handle] = len(self._offered)
+            self._offered.append(handle)
+
+    def withdraw(self, handle: int) -> None:
+        place = self._place.pop(handle, None)
+        if place is not None:
+            moved = self._offered.pop()
+            if moved != handle:
+                self._offered[place] = moved
+                self._place[moved] = place
+
+    def victim(self, now: float) -> int | None:
+        """Draw a sample; the same answer until something is used or leaves."""
+        offered = self._offered
+        if not offered:
+            return None
+        if self._chosen and self._chosen[0] in self._place and self._chosen[1] == self._uses:
+            return self._chosen[0]
+        count = len(offered)
+        if count <= _SAMPLE:
+            sample = offered
+        else:
+            sample = [offered[self._draw() * count >> 32] for _ in range(_SAMPLE)]
+        victim = min(sample, key=self._rank)
+        self._chosen = (victim, self._uses)
+        return victim
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+    def _rank(self, handle: int) -> tuple[float, int]:
+        last, kind, _ = self._state[handle]
+        age = (self._uses - last) // self._step
+        return (self._density[kind][age] if age < _AGES else 0.0, last)
+
+    def _draw(self) -> int:
+        """Return 32 pseudo-random bits."""
+        self._chance = (self._chance * _LCG_FACTOR + _LCG_STEP) & 0xFFFF_FFFF_FFFF_FFFF
+        return self._chance >> 32
+
+    def _age(self, last: int) -> int:
+        return min((self._uses - last) // self._step, _AGES - 1)
+
+    def _tick(self) -> None:
+        self._uses += 1
+        if self._uses >= self._due:
+            self._due = self._uses + self._every
+            for kind in range(_CLASSES):
+                self._reconfigure(kind)
+
+    def _reconfigure(self, kind: int) -> None:
+        """Compute hit densities from old age to young, then let the counts decay."""
+        hits, evictions = self._hits[kind], self._evictions[kind]
+        ahead = events = held = 0.0
+        for age in range(_AGES - 1, -1, -1):
+            ahead += hits[age]
+            events += hits[age] + evictions[age]
+            held += events
+            if events > 0.0:
+                self._density[kind][age] = ahead / held
+        self._hits[kind] = [count * _DECAY for count in hits]
+        self._evictions[kind] = [count * _DECAY for count in evictions]
+
+
+def _class_of(age: int) -> int:
+    """Return 1 for those hit at the oldest ages, more for younger; 0 is for those never hit."""
+    return max(1, _CLASSES - 1 - age.bit_length())

@@ -1,0 +1,249 @@
+"""One cache replays a trace: what each policy hits, block by block.
+
+The single-level question, with no time to compute or load: which policy keeps the right blocks.
+`tierkv simulate --capacity-blocks` and bench/policies.py call it; nodes, routers and pools are in
+the cluster simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kvcore.errors import UserError
+from policies.block_policies import BLOCK_POLICIES
+from policies.eviction import BlockFacts, EvictionPolicy
+from policies.select import PRODUCTION_POLICIES, make_policy
+from simulator.optimum import belady_hits
+from simulator.trace import DEFAULT_BLOCK_TOKENS, Request
+from simulator.trace_hints import NO_HINT, NO_HINTS, Hint, TraceHints
+
+Progress = Callable[[int, int], None]
+"""Told from time to time: requests done, and all of them."""
+
+_PROGRESS_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a replay hit.
+
+    Attributes:
+        policy: its name.
+        capacity_blocks: of the cache.
+        requests: replayed.
+        block_references: blocks of all prompts.
+        block_hits: of those, in the longest resident prefix of their request.
+        prompt_tokens: of all prompts.
+        token_hits: of those, in blocks that were hit.
+    """
+
+    policy: str
+    capacity_blocks: int
+    requests: int
+    block_references: int
+    block_hits: int
+    prompt_tokens: int
+    token_hits: int
+
+    @property
+    def block_hit_rate(self) -> float:
+        """Share of block references that hit, 0 to 1."""
+        return self.block_hits / self.block_references if self.block_references else 0.0
+
+    @property
+    def token_hit_rate(self) -> float:
+        """Share of prompt tokens in blocks that hit, 0 to 1."""
+        return self.token_hits / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return what `replay` knows, production first and the optimum last."""
+    return (*PRODUCTION_POLICIES, *BLOCK_POLICIES, "belady")
+
+
+def replay(
+    requests: Sequence[Request],
+    policy_name: str,
+    capacity_blocks: int,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    hints: TraceHints = NO_HINTS,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    tail_first: bool = False,
+) -> ReplayResult:
+    """Replay requests in the order given; the caller sorts them by time.
+
+    Args:
+        requests: of a trace.
+        policy_name: one of `policy_names`.
+        capacity_blocks: of the cache, at least 1.
+        seed: of the policy's own chance.
+        progress: told how far it is.
+        hints: which facts of the trace the policy is told.
+        block_tokens: tokens per id.
+        tail_first: for policies on single blocks, name the end of a prompt before its head.
+
+    Raises:
+        UserError: no such policy, or no capacity.
+    """
+    if capacity_blocks < 1:
+        raise UserError(f"capacity_blocks must be at least 1, got {capacity_blocks}")
+    if policy_name == "belady":
+        hits = belady_hits(requests, capacity_blocks)
+    elif policy_name in PRODUCTION_POLICIES:
+        hits = _leaf_hits(
+            requests, make_policy(policy_name, capacity_blocks, seed=seed), capacity_blocks, hints
+        )
+    elif policy_name in BLOCK_POLICIES:
+        policy = BLOCK_POLICIES[policy_name](capacity_blocks, seed)
+        hits = _block_hits(requests, policy, capacity_blocks, tail_first=tail_first)
+    else:
+        raise UserError(
+            f"unknown eviction policy {policy_name!r}", hint=f"Known: {', '.join(policy_names())}."
+        )
+    return _counted(requests, policy_name, capacity_blocks, hits, block_tokens, progress)
+
+
+def _counted(
+    requests: Sequence[Request],
+    policy_name: str,
+    capacity_blocks: int,
+    hits: Iterator[int],
+    block_tokens: int,
+    progress: Progress | None,
+) -> ReplayResult:
+    """Add up the hits of each request."""
+    references = block_hits = prompt_tokens = token_hits = 0
+    for done, (request, hit) in enumerate(zip(requests, hits, strict=True), start=1):
+        references += len(request.block_ids)
+        block_hits += hit
+        prompt_tokens += request.input_tokens
+        token_hits += min(hit * block_tokens, request.input_tokens)
+        if progress is not None and (done % _PROGRESS_STEP == 0 or done == len(requests)):
+            progress(done, len(requests))
+    return ReplayResult(
+        policy_name,
+        capacity_blocks,
+        len(requests),
+        references,
+        block_hits,
+        prompt_tokens,
+        token_hits,
+    )
+
+
+def _leaf_hits(
+    requests: Sequence[Request], policy: EvictionPolicy, capacity_blocks: int, hints: TraceHints
+) -> Iterator[int]:
+    """Yield hit blocks per request of a cache that evicts leaves, but not the request's own."""
+    cache = _LeafCache(policy, capacity_blocks)
+    for request, hint in zip(requests, hints.of(requests), strict=True):
+        yield cache.serve(request.block_ids, hint, request.timestamp_s)
+
+
+class _LeafCache:
+    """Blocks by id, which is also the handle.
+
+    Attributes:
+        _parent: per resident block, the block before it.
+        _children: per resident block, its resident children.
+    """
+
+    def __init__(self, policy: EvictionPolicy, capacity_blocks: int) -> None:
+        self._policy = policy
+        self._capacity = capacity_blocks
+        self._parent: dict[int, int | None] = {}
+        self._children: dict[int, int] = {}
+        self._facts: dict[int, BlockFacts] = {}
+
+    def serve(self, chain: tuple[int, ...], hint: Hint, now: float) -> int:
+        """Use what is here of a prompt, let in what is not, and answer the hits."""
+        children = self._children
+        hit = next((i for i, block in enumerate(chain) if block not in children), len(chain))
+        facts = self._facts_of(chain, hint)
+        used = self._policy.used
+        for block, fact in zip(chain[:hit], facts, strict=False):
+            used(block, fact, now)
+        if hit:
+            self._policy.withdraw(chain[hit - 1])
+        here = hit
+        while here < len(chain) and self._enter(chain, here, facts[here], now):
+            here += 1
+        if here and not children[chain[here - 1]]:
+            self._policy.offer(chain[here - 1])
+        return hit
+
+    def _facts_of(self, chain: tuple[int, ...], hint: Hint) -> list[BlockFacts]:
+        if hint != NO_HINT:
+            return [
+                BlockFacts(block, parent, depth, depth == len(chain) - 1, *hint)
+                for depth, (block, parent) in enumerate(zip(chain, (None, *chain), strict=False))
+            ]
+        known, parent = self._facts, None
+        for depth, block in enumerate(chain):
+            if block not in known:
+                known[block] = BlockFacts(block, parent, depth)
+            parent = block
+        facts = [known[block] for block in chain]
+        if chain:
+            facts[-1] = replace(facts[-1], tail=True)
+        return facts
+
+    def _enter(self, chain: tuple[int, ...], depth: int, facts: BlockFacts, now: float) -> bool:
+        """Let one block in; False if no room is made for it."""
+        block, parent = chain[depth], chain[depth - 1] if depth else None
+        if block in self._children:
+            return False  # Only where equal ids have different prefixes.
+        if len(self._children) >= self._capacity and not self._make_room(facts, now):
+            return False
+        self._parent[block] = parent
+        self._children[block] = 0
+        if parent is not None:
+            self._children[parent] += 1
+        self._policy.entered(block, facts, now)
+        return True
+
+    def _make_room(self, facts: BlockFacts, now: float) -> bool:
+        """Evict one block; the one before the newcomer is held by it already."""
+        policy = self._policy
+        victim = policy.victim(now)
+        if victim is None or not policy.admits(facts, now):
+            return False
+        del self._children[victim]
+        policy.left(victim, now)
+        parent = self._parent.pop(victim)
+        if parent is not None:
+            self._children[parent] -= 1
+            if not self._children[parent] and parent != facts.parent:
+                policy.offer(parent)
+        return True
+
+
+def _block_hits(
+    requests: Sequence[Request], policy: EvictionPolicy, capacity_blocks: int, *, tail_first: bool
+) -> Iterator[int]:
+    """Yield hit blocks per request of a cache of single blocks, used one after the other.
+
+    Every resident block may go at any time, as the published algorithms have it.
+    """
+    here: dict[int, BlockFacts] = {}
+    for request in requests:
+        chain, now = request.block_ids, request.timestamp_s
+        yield next((i for i, block in enumerate(chain) if block not in here), len(chain))
+        for block in reversed(chain) if tail_first else chain:
+            facts = here.get(block)
+            if facts is not None:
+                policy.used(block, facts, now)
+                continue
+            facts = BlockFacts(block)
+            if len(here) >= capacity_blocks:
+                victim = policy.victim(now) if policy.admits(facts, now) else None
+                if victim is None:
+                    continue
+                policy.left(victim, now)
+                del here[victim]
+            here[block] = facts
+            policy.entered(block, facts, now)
+            policy.offer(block)

@@ -1,0 +1,47 @@
+"""Belady's optimum for chained blocks: what no policy can beat, given the same capacity.
+
+Always drop the block whose next use is farthest, of equal ones the deepest, the newest included
+(which is bypassing the cache). Because an id names its whole prefix, a block is never used before
+its parent is; so that block is a leaf, and the number of block hits is the most possible.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from simulator.trace import Request
+
+
+def belady_hits(requests: Sequence[Request], capacity_blocks: int) -> Iterator[int]:
+    """Yield hit blocks per request under the optimum; O(references log references).
+
+    Ref: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
+    """
+    never = len(requests)
+    upcoming: dict[int, int] = {}  # Resident blocks and their next use.
+    queue: list[tuple[int, int, int]] = []
+    for request, following in zip(requests, _next_uses(requests), strict=True):
+        chain = request.block_ids
+        yield next((i for i, block in enumerate(chain) if block not in upcoming), len(chain))
+        for depth, (block, use) in enumerate(zip(chain, following, strict=True)):
+            if use < never:
+                upcoming[block] = use
+                heapq.heappush(queue, (-use, -depth, block))
+            else:
+                upcoming.pop(block, None)
+        while len(upcoming) > capacity_blocks:
+            use, _, block = heapq.heappop(queue)
+            if upcoming.get(block) == -use:
+                del upcoming[block]
+
+
+def _next_uses(requests: Sequence[Request]) -> list[list[int]]:
+    """Return, per request and block, the number of the next request with it; past the end: none."""
+    latest: dict[int, int] = {}
+    found: list[list[int]] = [[]] * len(requests)
+    for index in range(len(requests) - 1, -1, -1):
+        chain = requests[index].block_ids
+        found[index] = [latest.get(block, len(requests)) for block in chain]
+        latest.update(dict.fromkeys(chain, index))
+    return found
