@@ -68,6 +68,18 @@ class PrefetchPlan:
         block_tokens = layout_of(request, pick.node).block_tokens
         return [_prefetch(request, pick.node, reused_blocks * block_tokens)]
 
+    def may_ask(self, request: RequestRecord) -> bool:
+        """Whether ``for_turn`` could ask anybody, whatever the request costs where."""
+        return (
+            not request.asked_ahead
+            and request.ahead is None
+            and max(request.pool.l3_blocks, request.pool.l4_blocks) >= PREFETCH_BLOCKS
+            and (
+                request.awaits is None
+                or self.loading.get(request.awaits, 0) < self._config.prefetches_per_node
+            )
+        )
+
     def done(self, request: RequestRecord, event: PrefetchDone) -> None:
         """Note what a node has now that loaded ahead for a request that waited."""
         if request.ahead != event.node_id:

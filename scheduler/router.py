@@ -151,6 +151,14 @@ class Router:
             BATCH_TOKENS, self._config.node_queue_s * record.rates.prefill_tokens_per_s
         )
 
+    def some_have_room(self, candidates: Sequence[NodeRecord]) -> bool:
+        """Whether weighing could end in a send; cheaper than weighing when all are busy.
+
+        Where some only decode, a choice may narrow to one node, for which more room is made.
+        """
+        alone = len(candidates) == 1 or any(r.info.role is NodeRole.DECODE for r in candidates)
+        return any(self.has_room(record, alone=alone) for record in candidates)
+
     def _last_node(self, request: RequestRecord) -> NodeId | None:
         if request.stage is Stage.DECODE and request.successor is not None:
             return request.successor.info.node_id

@@ -43,7 +43,10 @@ from scheduler.request_record import LIVE, Phase, RequestRecord
 from scheduler.router import Pick, Router, layout_of, near_after_handoff
 
 LOOK_AHEAD = 8
-"""So many of the first in a lane are weighed when there is room: they may want different nodes."""
+"""So many of the first in a lane are weighed for a new or idle node: they may want other ones."""
+
+MAX_ASKED = 64
+"""Rounds of weighing after one event; whom they don't reach the next events do."""
 
 
 class SchedulerState:
@@ -79,7 +82,8 @@ class SchedulerState:
         self.queued = 0
         self.rejected = 0
         self.ended = {Phase.FINISHED: 0, Phase.FAILED: 0, Phase.CANCELLED: 0}
-        self._room_changed = False
+        self._freed: set[NodeId] = set()
+        self._fleet_changed = False
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened and say what to do about it.
@@ -87,8 +91,7 @@ class SchedulerState:
         Events about a request that has ended are ignored: they crossed its end on the way.
         """
         instructions = self._dispatch_event(event, now)
-        if self._room_changed:
-            self._room_changed = False
+        if self._freed or self._fleet_changed:
             instructions += self._drain(now)
         return instructions
 
@@ -116,8 +119,7 @@ class SchedulerState:
                 return self.ahead.for_handoff(request, event, now)
             case PrefetchDone():
                 self.ahead.done(request, event)
-                self._room_changed = True
-                return []
+                return self._load_next(event.node_id, now)
             case HandoffDone():
                 return self._on_handoff(request, event, now)
             case NodeLost():
@@ -163,7 +165,7 @@ class SchedulerState:
         return not any(self.router.has_room(node, alone=True) for node in nodes)
 
     def _on_nodes(self, event: NodesSeen, now: float) -> list[Instruction]:
-        self._room_changed = True
+        self._fleet_changed = True
         self.fleet.pool_nodes = event.pool_nodes
         return self._abandon(self.fleet.see(event.nodes, now), now)
 
@@ -190,7 +192,7 @@ class SchedulerState:
         if node is not None:
             node.answered(request.request_id, now)
             request.queued_tokens = 0
-            self._room_changed = True
+            self._freed.add(node.info.node_id)
             self._trust(node)
         return []
 
@@ -198,7 +200,7 @@ class SchedulerState:
         """The node answered: nothing is held against it, and requests waiting for it may go."""
         if node.failures:
             node.failures, node.probe = 0, None
-            self._room_changed = True
+            self._fleet_changed = True
 
     def _on_handoff(
         self, request: RequestRecord, event: HandoffDone, now: float
@@ -346,30 +348,64 @@ class SchedulerState:
     def _on_wait_over(self, request: RequestRecord, now: float) -> list[Instruction]:
         if request.phase is not Phase.WAITING:
             return []
-        instructions = self._drain(now)
-        if request.phase is Phase.WAITING:
-            instructions += self._route(request, now)
-        return instructions
+        return self._route(request, now)
 
     def _drain(self, now: float) -> list[Instruction]:
-        """Send whoever may go now, by rank; each round weighs a few per lane and free node."""
+        """Give places that became free to those who wait."""
+        freed, self._freed = self._freed, set()
+        changed, self._fleet_changed = self._fleet_changed, False
         instructions: list[Instruction] = []
-        sent = len(self.queue) > 0
+        if not self.queue:
+            return instructions
+        for node_id in list(self.queue.by_node) if changed else freed:
+            instructions += self._fill(node_id, now)
+        if changed:
+            instructions += self._send_heads(now)
+        return instructions
+
+    def _fill(self, node_id: NodeId, now: float) -> list[Instruction]:
+        """Send whoever may go to a node, by rank.
+
+        Who waits for it is asked, and the first of each lane; all of the first, if it idles.
+        """
+        instructions: list[Instruction] = []
+        for _ in range(MAX_ASKED):
+            record = self.fleet.records.get(node_id)
+            count = LOOK_AHEAD if record is not None and not record.in_flight else 1
+            moved = False
+            for request in self.queue.next_for(node_id, count):
+                if not self._may_take(record, request):
+                    continue
+                awaited = request.awaits
+                instructions += self._send_waiting(request, now)
+                moved = moved or request.phase is Phase.RUNNING or request.awaits != awaited
+            if not moved:
+                break
+        return instructions
+
+    def _may_take(self, record: NodeRecord | None, request: RequestRecord) -> bool:
+        """Whether a node may have a place for a request, or is gone and leaves it to others."""
+        if record is None:
+            return True
+        alone = self.queue.lane(request).servers == 1
+        return record.serves(request.arrived.model) and self.router.has_room(record, alone=alone)
+
+    def _send_heads(self, now: float) -> list[Instruction]:
+        """Send the first of each lane to nodes nobody waits for, such as new ones."""
+        instructions: list[Instruction] = []
+        sent = True
         while sent:
             sent = False
-            for request in self.queue.next_up(LOOK_AHEAD, self._may_take):
+            for request in self.queue.heads(LOOK_AHEAD):
                 instructions += self._send_waiting(request, now)
                 sent = sent or request.phase is Phase.RUNNING
         return instructions
 
-    def _may_take(self, node_id: NodeId) -> bool:
-        """Whether those who wait for a node should be looked at: it has room, or is gone."""
-        record = self.fleet.records.get(node_id)
-        return record is None or self.router.has_room(record, alone=False)
-
     def _send_waiting(self, request: RequestRecord, now: float) -> list[Instruction]:
         candidates = self.router.candidates(request, now)
         if not candidates:
+            return []
+        if not self.router.some_have_room(candidates) and not self.ahead.may_ask(request):
             return []
         pick = self.router.pick(request, candidates, now, self.queue)
         if pick.has_room:
@@ -379,8 +415,13 @@ class SchedulerState:
 
     def _load_ahead(self, request: RequestRecord, pick: Pick) -> list[Instruction]:
         """Use the time until a turn that is near."""
-        near = self.queue.lane(request).ranked.position(request) < LOOK_AHEAD
+        near = self.queue.position(request) < self.config.prefetches_per_node
         return self.ahead.for_turn(request, pick) if near else []
+
+    def _load_next(self, node_id: NodeId, now: float) -> list[Instruction]:
+        """A node loads no longer for somebody: it may for the next."""
+        waiting = self.queue.next_for(node_id, 0, self.config.prefetches_per_node)
+        return [i for request in waiting for i in self._send_waiting(request, now)]
 
     # -- ends and accounts
 
@@ -389,9 +430,11 @@ class SchedulerState:
         node = request.node
         if node is None:
             return
+        had_room = self.router.has_room(node, alone=False)
         node.leave(request.request_id)
         request.node, request.queued_tokens = None, 0
-        self._room_changed = True
+        if not (had_room and request.first_token_seen):  # Else nobody waited for this.
+            self._freed.add(node.info.node_id)
 
     def _fail(
         self,
@@ -452,4 +495,3 @@ class SchedulerState:
         assert all(count <= self.config.prefetches_per_node for count in ahead.values())
         self.queue.check_invariants()
         assert len(self.queue) == sum(r.phase is Phase.WAITING for r in self.requests.values())
-
