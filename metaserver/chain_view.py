@@ -31,6 +31,7 @@ class ChainView:
         blocks: leading blocks that have any copy; ``copies`` are theirs.
         tiers: of each copy.
         nodes: number of each copy's node.
+        _single: each block has one copy, so that copy i is that of block i.
     """
 
     def __init__(self, blocks: int, copies: Copies, book: NodeBook) -> None:
@@ -39,9 +40,12 @@ class ChainView:
         self.tiers: Ints = copies.holders & _TIER
         self.nodes: Ints = copies.holders >> 8
         self._book = book
+        self._single = len(copies.at) == blocks
 
     def prefix_of(self, chosen: Bools) -> int:
         """Return how many leading blocks have one of the ``chosen`` copies."""
+        if self._single:
+            return self.blocks if chosen.all() else int(chosen.argmin())
         have = np.zeros(self.blocks + 1, bool)
         have[self.copies.at[chosen]] = True
         return int(have.argmin())
@@ -49,6 +53,8 @@ class ChainView:
     def coverage(self) -> tuple[NodeCoverage, ...]:
         """Return what compute nodes have of the chain's beginning, by node number."""
         nodes = self._first_nodes()
+        if self._single:
+            return tuple([self._coverage_of(number) for number in nodes])
         if not nodes:
             return ()
         hosts = self._book.hosts[nodes]
@@ -65,6 +71,16 @@ class ChainView:
         return tuple(
             NodeCoverage(self._book.holder(number).info.node_id, l1_blocks=a, l2_blocks=b)
             for number, a, b in zip(nodes, l1.tolist(), near.tolist(), strict=True)
+        )
+
+    def _coverage_of(self, number: int) -> NodeCoverage:
+        """Return what one compute node has, where each block has a single copy."""
+        own = (self.nodes == number) & (self.tiers == L1)
+        on_host = self._book.hosts[self.nodes] == self._book.hosts[number]
+        return NodeCoverage(
+            self._book.holder(number).info.node_id,
+            l1_blocks=self.prefix_of(own),
+            l2_blocks=self.prefix_of(own | (on_host & (self.tiers == L2))),
         )
 
     def best_first(
@@ -110,6 +126,8 @@ class ChainView:
 
     def _first_nodes(self) -> list[int]:
         """Return the compute nodes that have the first block in L1 or on their host."""
+        if not self.blocks:
+            return []
         first = self.copies.at == 0
         found = set(self.nodes[first & (self.tiers == L1)].tolist())
         for host in set(self._book.hosts[self.nodes[first & (self.tiers == L2)]].tolist()):
