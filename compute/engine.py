@@ -84,7 +84,7 @@ class Engine:
         self.computed_tokens = 0
         self.broken = False
         self.tiers = tiers(lambda job: self.inbox.post(lambda: self._saves.published(job)))
-        self.report = LoadReport(figures=self.tiers.figures, step_tokens=config.max_batch_tokens)
+        self.report = LoadReport(self.tiers.figures, config.max_batch_tokens)
         pages = model.pages.num_pages
         policy = make_policy(config.eviction_policy, pages - 1)
         self.pool = PagePool(pages, policy, now=clock.now)
@@ -92,9 +92,7 @@ class Engine:
             self.pool,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
-            wants_locate=lambda missing: self.tiers.wants_locate(
-                missing, self.report.prefill_rate.value
-            ),
+            wants_locate=self._wants_locate,
             demote=lambda seq: self._saves.demote(seq),
         )
         self._config = config
@@ -436,6 +434,9 @@ class Engine:
         elif tokens >= 4 * len(chunks):
             pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
             self.report.prefilled(tokens, pairs, seconds)
+
+    def _wants_locate(self, missing_tokens: int) -> bool:
+        return self.tiers.wants_locate(missing_tokens, self.report.prefill_rate.value)
 
     def _report(self) -> None:
         """Hand out page events and replace the published load figures."""

@@ -30,7 +30,7 @@ class LoadReport:
         decode_steps: such steps per second.
     """
 
-    def __init__(self, *, figures: LoadFigures, step_tokens: int) -> None:
+    def __init__(self, figures: LoadFigures, step_tokens: int) -> None:
         self.prefill_rate = Rate()
         self.decode_rate = Rate()
         self.decode_steps = Rate()

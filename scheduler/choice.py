@@ -135,9 +135,13 @@ class Costs(Sequence[CostSplit]):
         """Say what a node has to do for the request before its first token."""
         blocks = self.service.tier_blocks(index)
         l2, l3, l4 = (float(count * layout.stored_bytes) for count in blocks[1:])
+        tokens = total_tokens - sum(blocks) * layout.block_tokens
+        # Prompts that wait share forward passes: each takes as much of one as it has tokens.
+        shared = 1.0 - min(1.0, tokens / self.figures.step_tokens[index])
+        prefill_s = self.service.prefill_s[index] - shared * self.figures.step_s[index]
         return Work(
-            tokens=total_tokens - sum(blocks) * layout.block_tokens,
-            compute_s=float(self.service.prefill_s[index] * self.figures.factor[index]),
+            tokens=tokens,
+            compute_s=float(prefill_s * self.figures.factor[index]),
             load_bytes=(l2, l3, l4),
             predicted_s=float(self.service.ended_s[index]),
             corrected_s=float(self.wait_s[index] + self.service_s[index]),
