@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvcore import limits
@@ -230,17 +230,25 @@ class WaitQueue:
         before = 0 if request.phase is Phase.WAITING else len(self.by_node.get(node_id, ()))
         return (before + 1) * turn_s if turn_s else math.inf
 
-    def next_up(self, count: int, may_take: Callable[[NodeId], bool]) -> list[RequestRecord]:
-        """Whom to weigh when there may be room, by rank.
+    def next_for(self, node_id: NodeId, heads: int, own: int = 1) -> list[RequestRecord]:
+        """Whom to weigh when a node may have room, by rank.
 
-        The first few of each lane, as any node may be theirs, and who is first for a node of which
-        ``may_take`` is true, so that those who wait for others do not keep it idle.
+        The first of those who wait for it, so that who waits for others does not keep it idle; and
+        the first few of each lane, since any node may be theirs.
         """
-        found = {id(r): r for lane in self.lanes.values() for r in lane.ranked.heads(count)}
-        for node_id, ranked in self.by_node.items():
-            if may_take(node_id):
-                found.update((id(r), r) for r in ranked.heads(1))
-        return sorted(found.values(), key=lambda request: request.rank)
+        found = self.heads(heads)
+        if node_id in self.by_node:
+            found += [r for r in self.by_node[node_id].heads(own) if r not in found]
+        return sorted(found, key=lambda request: request.rank)
+
+    def heads(self, count: int) -> list[RequestRecord]:
+        """The first few of each lane."""
+        return [r for lane in self.lanes.values() for r in lane.ranked.heads(count)]
+
+    def position(self, request: RequestRecord) -> int:
+        """Count those that go to the same node before a waiting request."""
+        ranked = self.by_node.get(request.awaits) if request.awaits is not None else None
+        return 0 if ranked is None else ranked.position(request)
 
     def retry_after_s(self, model: WantedModel, now: float) -> float:
         """Predict when a quarter of those who wait for a model will have gone."""

@@ -117,12 +117,15 @@ class Router:
         alone = len(among) == 1
         has_room = self.has_room(costs.nodes[chosen], alone=alone)
         if not has_room:
-            free = [at for at in among if self.has_room(costs.nodes[at], alone=alone)]
             place_s = self._place_wait_s(request, costs.nodes[chosen], now, queue)
+            bound_s = costs.total_s[chosen] + place_s
+            free = [
+                at
+                for at in among
+                if costs.total_s[at] <= bound_s and self.has_room(costs.nodes[at], alone=alone)
+            ]
             if free:
-                some = choose(costs, free, last_node=last)
-                if costs.total_s[some] <= costs.total_s[chosen] + place_s:
-                    chosen, has_room = some, True
+                chosen, has_room = choose(costs, free, last_node=last), True
         node = costs.nodes[chosen]
         work = costs.work(chosen, request.total_tokens, layout_of(request, node))
         return Pick(node, costs[chosen], work, has_room, _logged(costs, among, chosen))

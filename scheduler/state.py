@@ -415,13 +415,15 @@ class SchedulerState:
 
     def _load_ahead(self, request: RequestRecord, pick: Pick) -> list[Instruction]:
         """Use the time until a turn that is near."""
-        near = self.queue.position(request) < self.config.prefetches_per_node
+        near = self.queue.position(request) < LOOK_AHEAD
         return self.ahead.for_turn(request, pick) if near else []
 
     def _load_next(self, node_id: NodeId, now: float) -> list[Instruction]:
         """A node loads no longer for somebody: it may for the next."""
-        waiting = self.queue.next_for(node_id, 0, self.config.prefetches_per_node)
-        return [i for request in waiting for i in self._send_waiting(request, now)]
+        for request in self.queue.next_for(node_id, 0, LOOK_AHEAD):
+            if self.ahead.may_ask(request):
+                return self._send_waiting(request, now)
+        return []
 
     # -- ends and accounts
 
