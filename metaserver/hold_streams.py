@@ -81,6 +81,9 @@ class HoldStreams:
     def __init__(self) -> None:
         self._streams: dict[NodeId, set[HoldStream]] = {}
 
+    def __len__(self) -> int:
+        return sum(map(len, self._streams.values()))
+
     def open(
         self, node_id: NodeId, incarnation: Incarnation, already: Iterable[Asked]
     ) -> HoldStream:

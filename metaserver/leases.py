@@ -17,8 +17,9 @@ from kvcore import limits
 from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 
-MAX_HELD_KEYS: Final = 4 << 20
-"""Keys in all live leases, counted once for each node that keeps them: 64 MiB of names."""
+MAX_KEPT_KEYS: Final = 4 << 20
+"""Keys in all live leases, counted for the chain and again for each node that keeps them: 64 MiB
+of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class _Lease:
     chain: bytes
     held: dict[NodeId, bytes]
     deadline: float
-    held_keys: int
+    kept_keys: int
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class Leases:
         counts: what happened so far.
         _live: leases whose deadline has not passed, or was not noticed yet.
         _deadlines: (deadline, lease) heap; entries whose deadline moved or ended are skipped.
-        _held_keys: sum over live leases of keys per node.
+        _kept_keys: keys of all live leases, per chain and per node.
     """
 
     def __init__(
@@ -92,30 +93,35 @@ class Leases:
         *,
         first_lease: int = 1,
         max_leases: int = limits.MAX_LEASES,
-        max_held_keys: int = MAX_HELD_KEYS,
+        max_kept_keys: int = MAX_KEPT_KEYS,
     ) -> None:
         """Start empty.
 
         Args:
             first_lease: a number above those of earlier lives, so that an old lease is unknown.
             max_leases: most live leases.
-            max_held_keys: most keys in them, counted per node.
+            max_kept_keys: most keys in them, counted per chain and node.
         """
         self.counts = LeaseCounts()
         self._next = first_lease
         self._max_leases = max_leases
-        self._max_held_keys = max_held_keys
+        self._max_kept_keys = max_kept_keys
         self._live: dict[LeaseId, _Lease] = {}
         self._deadlines: list[tuple[float, LeaseId]] = []
-        self._held_keys = 0
+        self._kept_keys = 0
 
     def __len__(self) -> int:
         return len(self._live)
 
     @property
-    def held_keys(self) -> int:
-        """Keys that nodes are asked to keep, counted per node and lease."""
-        return self._held_keys
+    def kept_keys(self) -> int:
+        """Keys in the table, counted per chain and per node that keeps them."""
+        return self._kept_keys
+
+    @property
+    def queued_deadlines(self) -> int:
+        """Deadlines that wait to be looked at, those that moved included."""
+        return len(self._deadlines)
 
     def grant(
         self, chain: bytes, held: Mapping[NodeId, bytes], ttl_s: float, now: float
@@ -131,14 +137,14 @@ class Leases:
         if not _is_ttl(ttl_s):
             self.counts.refused_ttl += 1
             return NO_CHANGE
-        keys = sum(map(len, held.values())) // BLOCK_KEY_BYTES
-        if len(self._live) >= self._max_leases or self._held_keys + keys > self._max_held_keys:
+        keys = (len(chain) + sum(map(len, held.values()))) // BLOCK_KEY_BYTES
+        if len(self._live) >= self._max_leases or self._kept_keys + keys > self._max_kept_keys:
             self.counts.refused_full += 1
             return NO_CHANGE
         lease = LeaseId(self._next)
         self._next += 1
         self._live[lease] = _Lease(chain, dict(held), now + ttl_s, keys)
-        self._held_keys += keys
+        self._kept_keys += keys
         heappush(self._deadlines, (now + ttl_s, lease))
         self.counts.granted += 1
         orders = tuple(Asked(node, lease, raw, ttl_s) for node, raw in held.items())
@@ -186,8 +192,8 @@ class Leases:
         for live in self._live.values():
             raw = live.held.pop(node_id, None)
             if raw is not None:
-                live.held_keys -= len(raw) // BLOCK_KEY_BYTES
-                self._held_keys -= len(raw) // BLOCK_KEY_BYTES
+                live.kept_keys -= len(raw) // BLOCK_KEY_BYTES
+                self._kept_keys -= len(raw) // BLOCK_KEY_BYTES
 
     def orders_of(self, node_id: NodeId, now: float) -> tuple[Asked, ...]:
         """Return everything a node is to keep at this moment, older leases first."""
@@ -204,16 +210,17 @@ class Leases:
     def check_invariants(self) -> None:
         """Assert that the sums and the queue of deadlines fit the live leases."""
         for live in self._live.values():
-            assert live.held_keys == sum(map(len, live.held.values())) // BLOCK_KEY_BYTES
-        assert self._held_keys == sum(live.held_keys for live in self._live.values())
-        assert self._held_keys <= self._max_held_keys and len(self._live) <= self._max_leases
+            raw = len(live.chain) + sum(map(len, live.held.values()))
+            assert live.kept_keys == raw // BLOCK_KEY_BYTES
+        assert self._kept_keys == sum(live.kept_keys for live in self._live.values())
+        assert self._kept_keys <= self._max_kept_keys and len(self._live) <= self._max_leases
         queued = set(self._deadlines)
         assert all((live.deadline, lease) in queued for lease, live in self._live.items())
 
     def _take(self, lease: LeaseId) -> _Lease | None:
         live = self._live.pop(lease, None)
         if live is not None:
-            self._held_keys -= live.held_keys
+            self._kept_keys -= live.kept_keys
         return live
 
     def _forget_old_deadlines(self) -> None:

@@ -183,6 +183,11 @@ class LocalMeta:
     def _end_stale_streams(self) -> None:
         self._streams.end_unless(self.state.directory.incarnation_of)
 
+    @property
+    def open_streams(self) -> int:
+        """How many readers of orders there are."""
+        return len(self._streams)
+
     def end_holds(self) -> None:
         """End all streams of orders, which would keep a server from stopping."""
         with self._lock:
