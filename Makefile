@@ -54,6 +54,9 @@ proto: setup ## Generate code from kvwire/v1/*.proto
 fuzz: setup ## Throw random frames at the data plane for a minute
 	$(BIN)/python tests/fuzz/fuzz_frame.py 60
 
+sim: setup ## Tell the story of one seed of the simulated cluster: make sim SEED=7
+	$(BIN)/python -m tests.sim.run $(SEED)
+
 bench: setup ## Run the benchmarks and print their numbers
 	$(BIN)/python -m bench
 

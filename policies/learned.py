@@ -78,6 +78,7 @@ class LearnedValue:
         _queues: per kind, a heap of (order, handle) of offered blocks, with entries that count no
             more.
         _round: heap of (value, order, kind, handle) at the time ``_now``: the head of each queue.
+        _heads: per kind, the entry that was last put there.
     """
 
     def __init__(self, capacity_blocks: int, *, seed: int = 0) -> None:
@@ -88,6 +89,7 @@ class LearnedValue:
         self._lifetimes = Lifetimes()
         self._queues: dict[int, list[tuple[Order, int]]] = {}
         self._round: list[tuple[float, Order, int, int]] = []
+        self._heads: dict[int, tuple[Order, int]] = {}
         self._now = float("-inf")
         self._request = 0
         self._last_depth = 0
@@ -136,6 +138,8 @@ class LearnedValue:
             if self._counts((order, handle)):
                 return handle
             heapq.heappop(heap)
+            if self._heads.get(kind) == (order, handle):
+                del self._heads[kind]  # It may be offered again before time goes on.
             self._put_head(kind)
         return None
 
@@ -219,6 +223,7 @@ class LearnedValue:
         self._now = now
         self._lifetimes.advance(now)
         self._round = []
+        self._heads = {}
         for kind in list(self._queues):
             self._put_head(kind)
 
@@ -236,8 +241,8 @@ class LearnedValue:
         queue = self._queues[kind]
         while queue and not self._counts(queue[0]):
             heapq.heappop(queue)
-        if queue:
-            order, handle = queue[0]
+        if queue and self._heads.get(kind) != queue[0]:
+            order, handle = self._heads[kind] = queue[0]
             age = self._now - self._here[handle].used_at
             value = self._lifetimes.values(kind)[bucket_of(age)]
             heapq.heappush(self._round, (value, order, kind, handle))

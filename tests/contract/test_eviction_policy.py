@@ -57,6 +57,19 @@ def test_3_all_offered_blocks_go_in_the_end(policy: EvictionPolicy) -> None:
     assert sorted(gone) == list(range(9))
 
 
+def test_3_a_block_that_is_offered_again_in_the_same_moment_is_a_victim(
+    policy: EvictionPolicy,
+) -> None:
+    """A cache withdraws whom it may not take when it asks, and offers it again when it may."""
+    (handle,) = enter_chain(policy, 0, 1, 1.0)
+    policy.offer(handle)
+    assert policy.victim(1.0) == handle
+    policy.withdraw(handle)
+    assert policy.victim(1.0) is None
+    policy.offer(handle)
+    assert policy.victim(1.0) == handle
+
+
 def test_4_a_handle_is_used_again_for_another_block(policy: EvictionPolicy) -> None:
     enter_chain(policy, 0, 1, 1.0)
     policy.offer(0)

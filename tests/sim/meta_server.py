@@ -1,0 +1,140 @@
+"""The meta server of the simulation, and what every node does to stay known to it.
+
+MetaServer is metaserver.state.MetaState behind the simulated network. ReportingNode does with
+simulated time what metaserver/agent.py does with asyncio: register, beat, send events, hear orders.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+
+from kvcore.block_event import BlockStored, EventBatch
+from kvcore.errors import StaleEpochError
+from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from kvcore.node import NodeInfo, NodeReport
+from kvwire.event_records import pack_events
+from metaserver.client import HeartbeatReply, LocateReply, Registration, ReportReply
+from metaserver.config import MetaConfig
+from metaserver.leases import Asked
+from metaserver.reporter import MetaReporter
+from metaserver.state import MetaState
+from tests.sim.network import Ask, Network, Process, Sleep, Steps
+
+BEAT_S = 0.5
+META_CONFIG = MetaConfig(
+    heartbeat_interval_s=BEAT_S, suspect_after_s=1.5, dead_after_s=2.5, forget_after_s=60.0
+)
+
+
+class MetaServer(Process):
+    """A life of the meta server; each one begins with nothing."""
+
+    def __init__(self, net: Network, life: int) -> None:
+        super().__init__("meta", net)
+        self.state = MetaState(META_CONFIG, first_lease=life << 20)
+
+    def register(self, info: NodeInfo) -> Registration | None:
+        try:
+            return self.state.register(info, self.now)
+        except StaleEpochError:
+            return None
+
+    def heartbeat(self, info: NodeInfo, report: NodeReport) -> HeartbeatReply:
+        return self.state.heartbeat(info.node_id, info.incarnation, report, self.now)
+
+    def report(self, batch: EventBatch) -> ReportReply:
+        return self.state.report(pack_events(batch), self.now)
+
+    def locate(
+        self, keys: Sequence[BlockKey], *, reader: HostId | None = None, reserve_s: float = 0.0
+    ) -> LocateReply:
+        found = self.state.locate(b"".join(keys), self.now, reader=reader, reserve_s=reserve_s)
+        self._order(found.orders)
+        return found.reply
+
+    def extend_lease(self, lease: LeaseId, ttl_s: float) -> bool:
+        change = self.state.extend_lease(lease, ttl_s, self.now)
+        self._order(change.orders)
+        return change.lease != NO_LEASE
+
+    def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        change = self.state.end_lease(lease, self.now, used=used)
+        self._order(change.orders)
+        return change.lease != NO_LEASE
+
+    def open_holds(self, node_id: NodeId, incarnation: Incarnation) -> list[HoldOrder] | None:
+        asked = self.state.orders_of(node_id, incarnation, self.now)
+        return None if asked is None else [each.order() for each in asked]
+
+    def _order(self, orders: Iterable[Asked]) -> None:
+        for asked in orders:
+            order = asked.order()
+            self.net.send(asked.node_id, lambda node, order=order: node.on_hold(order))
+
+
+class ReportingNode(Process):
+    """A DMP or compute node, as far as the directory is concerned."""
+
+    def __init__(self, info: NodeInfo, net: Network) -> None:
+        super().__init__(info.node_id, net)
+        self.info = info
+        self.reporter = MetaReporter(info.node_id, info.incarnation, self.inventory)
+        self._registered = False
+        self.spawn(self._stay_known())
+        self.spawn(self._send_events())
+        self.spawn(self._follow_holds())
+
+    @abstractmethod
+    def inventory(self) -> Sequence[BlockStored]:
+        """List what this node holds."""
+
+    @abstractmethod
+    def on_hold(self, order: HoldOrder) -> None:
+        """Keep blocks, or let go of them."""
+
+    @abstractmethod
+    def load(self) -> NodeReport:
+        """Say how busy this node is."""
+
+    def _stay_known(self) -> Steps:
+        while True:
+            if not self._registered:
+                reply = yield Ask("meta", lambda meta: meta.register(self.info))
+                if reply is not None:
+                    self._registered = True
+                    if reply.send_inventory:
+                        self.reporter.request_inventory()
+            else:
+                report = self.load()
+                reply = yield Ask("meta", lambda m, r=report: m.heartbeat(self.info, r))
+                if reply is not None:
+                    self._take_in(known=reply.known, send_inventory=reply.send_inventory)
+            yield Sleep(BEAT_S if self._registered else 0.1)
+
+    def _take_in(self, *, known: bool, send_inventory: bool) -> None:
+        if not known:
+            self._registered = False
+        elif send_inventory:
+            self.reporter.request_inventory()
+
+    def _send_events(self) -> Steps:
+        while True:
+            batch = self.reporter.next_batch() if self._registered else None
+            if batch is None:
+                yield Sleep(0.1)
+                continue
+            reply = yield Ask("meta", lambda meta, batch=batch: meta.report(batch))
+            if reply is not None:
+                self.reporter.acknowledge(batch, reply)
+                self._registered = self._registered and reply.accepted
+
+    def _follow_holds(self) -> Steps:
+        """Hear now and then of everything that is on: single orders may get lost."""
+        info = self.info
+        while True:
+            orders = yield Ask("meta", lambda m: m.open_holds(info.node_id, info.incarnation))
+            for order in orders or ():
+                self.on_hold(order)
+            yield Sleep(1.0)
