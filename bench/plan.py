@@ -82,10 +82,10 @@ class Table:
         when = {call: time for time, call in enumerate(answered)}
         times = [when[self.rows[index]] for index in self.tree.order]
         change = [0] * (len(answered) + 1)
-        for segment in self.tree.segments:
-            mine = times[segment.first : segment.stop]
-            change[min(mine)] += segment.blocks
-            change[max(mine)] -= segment.blocks
+        for stem in self.tree.stems:
+            mine = times[stem.first : stem.stop]
+            change[min(mine)] += stem.blocks
+            change[max(mine)] -= stem.blocks
         return max(accumulate(change))
 
 
@@ -97,6 +97,7 @@ class Result:
     hits: HitTokens
     prompt_tokens: int
     wall_s: float
+    cpu_s: float
     peaks: Peaks
     needed_blocks: int
 
@@ -162,6 +163,7 @@ async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
         other = results[way]
         of = f"nodes_{nodes}_plan_of_{way}"
         report.add(f"{of}_computed_tokens", plan.computed_tokens / other.computed_tokens)
+        report.add(f"{of}_cpu_s", plan.cpu_s / other.cpu_s)
         report.add(f"{of}_wall_s", plan.wall_s / other.wall_s)
 
 
@@ -185,16 +187,17 @@ async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Re
         prompt_tokens += outcome.usage.prompt_tokens
 
     watching = asyncio.create_task(cluster.watch())
-    started = time.perf_counter()
+    started, cpu_started_s = time.perf_counter(), time.process_time()
     try:
         await evaluate(table.rows, cluster.generation, defaults, note)
     finally:
         wall_s = time.perf_counter() - started
+        cpu_s = time.process_time() - cpu_started_s
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
     needed = table.peak_needed_blocks(list(answers))
-    return Result(answers, hits, prompt_tokens, wall_s, cluster.peaks, needed)
+    return Result(answers, hits, prompt_tokens, wall_s, cpu_s, cluster.peaks, needed)
 
 
 def _add(report: Report, name: str, result: Result, block_bytes: int) -> None:
@@ -205,6 +208,7 @@ def _add(report: Report, name: str, result: Result, block_bytes: int) -> None:
     report.add(f"{name}_peak_running_blocks", result.peaks.running_blocks)
     report.add(f"{name}_peak_l1_blocks", round(result.peaks.l1_bytes / block_bytes))
     report.add(f"{name}_peak_l2_blocks", round(result.peaks.l2_bytes / block_bytes))
+    report.add(f"{name}_cpu_s", result.cpu_s)
     report.add(f"{name}_wall_s", result.wall_s)
 
 

@@ -30,7 +30,6 @@ from tierkv.compute_part import ComputePart, make_compute_part
 from tierkv.parts import DmpPart
 
 TOKENIZER = Path(compute.__file__).parent / "demo_model" / "weights"
-EXTENT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class ClusterShape:
         nodes: compute nodes, each on a host of its own with a pool node beside it.
         l1_pages: pages of each compute node.
         pool_bytes: memory of each pool node, rounded up to whole extents.
+        extent_bytes: in whole extents it comes.
         block_tokens: tokens per block.
         max_running: requests in a node's batch.
         threads: torch's threads per node.
@@ -51,6 +51,7 @@ class ClusterShape:
     nodes: int
     l1_pages: int
     pool_bytes: int
+    extent_bytes: int = 1 << 20
     block_tokens: int = 16
     max_running: int = 16
     threads: int = 1
@@ -148,13 +149,13 @@ async def plan_cluster(shape: ClusterShape) -> AsyncIterator[PlanCluster]:
 
 
 def _pool_config(shape: ClusterShape, number: int, host: HostId, folder: str) -> DmpConfig:
-    extents = -(-shape.pool_bytes // EXTENT_BYTES)
+    extents = -(-shape.pool_bytes // shape.extent_bytes)
     return DmpConfig(
         NodeId(f"dmp-{number}"),
         host,
         f"{folder}/segment-{number}",
-        capacity_bytes=extents * EXTENT_BYTES,
-        extent_bytes=EXTENT_BYTES,
+        capacity_bytes=extents * shape.extent_bytes,
+        extent_bytes=shape.extent_bytes,
         nameless=True,
     )
 

@@ -28,7 +28,7 @@ FIRST_RETRY_S = 0.05
 """A block is in the directory some 20 ms after it was computed, and in the pool a little later."""
 
 MAX_HELD = 256
-"""Segments of one statement that are held at once; those that come first are the shared ones."""
+"""Stems of one statement that are held at once; those that come first are the shared ones."""
 
 
 class LeaseDesk(Protocol):
@@ -53,7 +53,7 @@ class _Held:
 
 
 class HoldKeeper:
-    """The leases of one statement, by segment of its prefix tree."""
+    """The leases of one statement, by stem of its prefix tree."""
 
     def __init__(self, desk: LeaseDesk, clock: Clock, *, lease_s: float = LEASE_S) -> None:
         self._desk = desk
@@ -65,22 +65,22 @@ class HoldKeeper:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
 
-    def hold(self, segment: int, keys: Sequence[BlockKey]) -> None:
+    def hold(self, stem: int, keys: Sequence[BlockKey]) -> None:
         """Keep a chain from now on; asked again, look again where its blocks are."""
-        held = self._held.get(segment)
+        held = self._held.get(stem)
         if held is None:
             if len(self._held) >= MAX_HELD:
                 return
-            self._held[segment] = _Held(keys, self._clock.now())
+            self._held[stem] = _Held(keys, self._clock.now())
         elif not held.in_pool:
             held.due_s, held.retry_s = self._clock.now(), FIRST_RETRY_S
         self._wake.set()
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name="plan-holds")
 
-    def let_go(self, segment: int) -> None:
+    def let_go(self, stem: int) -> None:
         """Keep the chain no longer."""
-        held = self._held.pop(segment, None)
+        held = self._held.pop(stem, None)
         if held is not None:
             self._end(held, used=True)
             self._wake.set()
@@ -88,8 +88,8 @@ class HoldKeeper:
     async def close(self) -> None:
         """End every lease. A question that is under way is waited for: it may bring a lease."""
         self._closing = True
-        for segment in list(self._held):
-            self.let_go(segment)
+        for stem in list(self._held):
+            self.let_go(stem)
         if self._task is not None:
             self._wake.set()
             await self._task
@@ -108,9 +108,9 @@ class HoldKeeper:
             log.warning("what a statement shares is not held any more: %s", error)
 
     async def _renew_due(self) -> None:
-        for segment, held in list(self._held.items()):
-            if held.due_s <= self._clock.now() and self._held.get(segment) is held:
-                await self._renew(segment, held)
+        for stem, held in list(self._held.items()):
+            if held.due_s <= self._clock.now() and self._held.get(stem) is held:
+                await self._renew(stem, held)
 
     async def _end_leases(self) -> None:
         while self._ending:
@@ -125,7 +125,7 @@ class HoldKeeper:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
 
-    async def _renew(self, segment: int, held: _Held) -> None:
+    async def _renew(self, stem: int, held: _Held) -> None:
         """Prolong the lease, or take a new one until it covers the whole chain in the pool."""
         if held.in_pool and await self._desk.extend_lease(held.lease, ttl_s=self._lease_s):
             held.due_s = self._clock.now() + self._lease_s / 3
@@ -133,7 +133,7 @@ class HoldKeeper:
         reply = await self._desk.find(held.keys, reserve_s=self._lease_s)
         self._end(held, used=False)
         held.lease = reply.lease
-        if self._held.get(segment) is not held:  # Let go of while the directory was asked.
+        if self._held.get(stem) is not held:  # Let go of while the directory was asked.
             self._end(held, used=False)
         held.in_pool = held.lease != NO_LEASE and reply.memory_blocks >= len(held.keys)
         held.due_s = self._clock.now() + (self._lease_s / 3 if held.in_pool else held.retry_s)

@@ -1,7 +1,7 @@
 """What can happen to a statement's plan, and what it may ask for in return.
 
 Events go into ``PlanState.handle`` (scheduler/plan_state.py); instructions come out and are carried
-out by scheduler/statement_run.py. Calls are named by their index in the statement, segments by
+out by scheduler/statement_run.py. Calls are named by their index in the statement, stems by
 their number in the prefix tree.
 """
 
@@ -93,28 +93,28 @@ class PrefetchRun:
     Attributes:
         call: one that has the prefix.
         node_id: where it is going to run.
-        segment: the end of the prefix.
+        stem: the end of the prefix.
         tokens: how many there are.
     """
 
     call: int
     node_id: NodeId
-    segment: int
+    stem: int
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the blocks from the root to the end of a segment; asked again when they are computed."""
+    """Keep the blocks from the root to the end of a stem; asked again when they are computed."""
 
-    segment: int
+    stem: int
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """No pending call needs a held segment any more."""
+    """No pending call needs a held stem any more."""
 
-    segment: int
+    stem: int
 
 
 PlanInstruction = SendCall | PrefetchRun | Hold | LetGo

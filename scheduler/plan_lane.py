@@ -1,7 +1,7 @@
 """One node's part of a statement's plan: what it does next, and what it has in use.
 
 A part of PlanState, mutated only through it. Positions are handed out depth first; a position whose
-prefix is being computed waits, with everything behind it under the same segment.
+prefix is being computed waits, with everything behind it under the same stem.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Lane:
         node: the node; None: wherever the scheduler likes.
         runs: not begun yet, in order.
         in_flight: positions sent and not ended.
-        computing: per segment the position that computes it here.
-        resident: segments that are in use here: computed, or being computed.
+        computing: per stem the position that computes it here.
+        resident: stems that are in use here: computed, or being computed.
         used_blocks: blocks of those, and what calls in flight have for themselves.
-        prefetched: segments the node was told to load.
+        prefetched: stems the node was told to load.
     """
 
     def __init__(self, tree: PrefixTree, node: PlanNode | None) -> None:
@@ -75,12 +75,12 @@ class Lane:
                 run = self.runs.popleft()
                 heappush(self._todo, (run.first, run.stop))
             first, stop = self._todo[0]
-            segment = self._awaited(first)
-            if segment is None:
+            stem = self._awaited(first)
+            if stem is None:
                 return first
             heappop(self._todo)
-            end = min(stop, self._tree.segments[segment].stop)
-            self._parked.setdefault(segment, []).append((first, end))
+            end = min(stop, self._tree.stems[stem].stop)
+            self._parked.setdefault(stem, []).append((first, end))
             if end < stop:
                 heappush(self._todo, (end, stop))
 
@@ -93,15 +93,15 @@ class Lane:
     def _awaited(self, position: int) -> int | None:
         return next((s for s in self._tree.path(position) if s in self.computing), None)
 
-    def new_segments(self, position: int) -> list[int]:
-        """Segments of a call that are not in use here."""
+    def new_stems(self, position: int) -> list[int]:
+        """Stems of a call that are not in use here."""
         return [s for s in self._tree.path(position) if s not in self.resident]
 
     def has_room(self, position: int) -> bool:
         """Whether the call's blocks fit beside those in use; one call always does."""
         if not self.in_flight or self.node is None or not self.node.room_blocks:
             return True
-        blocks = sum(self._tree.segments[s].blocks for s in self.new_segments(position))
+        blocks = sum(self._tree.stems[s].blocks for s in self.new_stems(position))
         blocks += self._tree.own_blocks(position)
         return self.used_blocks + blocks <= self.node.room_blocks
 
@@ -111,12 +111,12 @@ class Lane:
         assert first == position, (first, position)
         if first + 1 < stop:
             heappush(self._todo, (first + 1, stop))
-        new = self.new_segments(position)
+        new = self.new_stems(position)
         self._computed_by[position] = new
-        for segment in new:
-            self.computing[segment] = position
-            self.resident.add(segment)
-            self.used_blocks += self._tree.segments[segment].blocks
+        for stem in new:
+            self.computing[stem] = position
+            self.resident.add(stem)
+            self.used_blocks += self._tree.stems[stem].blocks
         self.in_flight.add(position)
         self.used_blocks += self._tree.own_blocks(position)
 
@@ -124,31 +124,31 @@ class Lane:
         """What the call computed is here: whoever waited for it may go.
 
         Returns:
-            the segments that it computed.
+            the stems that it computed.
         """
         computed = self._computed_by.pop(position, [])
-        for segment in computed:
-            del self.computing[segment]
-            self._unpark(segment)
+        for stem in computed:
+            del self.computing[stem]
+            self._unpark(stem)
         return computed
 
     def ended(self, position: int) -> None:
         """Forget the call; what it had not finished computing is nobody's."""
         self.in_flight.remove(position)
         self.used_blocks -= self._tree.own_blocks(position)
-        for segment in self._computed_by.pop(position, ()):
-            del self.computing[segment]
-            self.drop(segment)
-            self._unpark(segment)
+        for stem in self._computed_by.pop(position, ()):
+            del self.computing[stem]
+            self.drop(stem)
+            self._unpark(stem)
 
-    def drop(self, segment: int) -> None:
-        """The segment is not in use any more."""
-        if segment in self.resident:
-            self.resident.remove(segment)
-            self.used_blocks -= self._tree.segments[segment].blocks
+    def drop(self, stem: int) -> None:
+        """The stem is not in use any more."""
+        if stem in self.resident:
+            self.resident.remove(stem)
+            self.used_blocks -= self._tree.stems[stem].blocks
 
-    def _unpark(self, segment: int) -> None:
-        for span in self._parked.pop(segment, ()):
+    def _unpark(self, stem: int) -> None:
+        for span in self._parked.pop(stem, ()):
             heappush(self._todo, span)
 
     def give_up(self) -> list[Run]:
@@ -163,8 +163,8 @@ class Lane:
         """All positions not sent yet, for the invariants."""
         for first, stop in self._todo:
             yield from range(first, stop)
-        for segment, spans in self._parked.items():
-            assert segment in self.computing, f"nobody computes segment {segment}"
+        for stem, spans in self._parked.items():
+            assert stem in self.computing, f"nobody computes stem {stem}"
             for first, stop in spans:
                 yield from range(first, stop)
         for run in self.runs:
@@ -172,7 +172,7 @@ class Lane:
 
     def check_invariants(self) -> None:
         """Assert that the account of blocks is right and nobody waits for nobody."""
-        blocks = sum(self._tree.segments[s].blocks for s in self.resident)
+        blocks = sum(self._tree.stems[s].blocks for s in self.resident)
         blocks += sum(self._tree.own_blocks(p) for p in self.in_flight)
         assert blocks == self.used_blocks, (blocks, self.used_blocks)
         assert set(self.computing) <= self.resident

@@ -33,13 +33,13 @@ class Run:
     """Neighbours in the depth-first order, ``[first, stop)``.
 
     Attributes:
-        segment: the deepest segment that all of them have; its blocks are the run's own prefix.
+        stem: the deepest stem that all of them have; its blocks are the run's own prefix.
         work_s: seconds of work when that prefix has to be computed too.
     """
 
     first: int
     stop: int
-    segment: int
+    stem: int
     work_s: float
 
     @property
@@ -50,11 +50,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A part of the segment ``within``: a segment below it, or (``segment`` None) some calls."""
+    """A part of the stem ``within``: a stem below it, or (``stem`` None) some calls."""
 
     first: int
     stop: int
-    segment: int | None
+    stem: int | None
     work_s: float
     within: int = ROOT
 
@@ -62,7 +62,7 @@ class _Item:
 def cut(tree: PrefixTree, effort: Effort, nodes: int) -> tuple[Run, ...]:
     """Cut the tree into runs, in depth-first order.
 
-    A subtree that is small enough is one run; small neighbours under the same segment make one run
+    A subtree that is small enough is one run; small neighbours under the same stem make one run
     together. A subtree too big for that is cut below its shared prefix, into pieces that have about
     as much work of their own as that prefix costs to have once more, or more.
 
@@ -80,83 +80,83 @@ class _Cutter:
     """One cut.
 
     Attributes:
-        below_s: per segment, seconds of its calls without what the segment and those above share.
-        above_s: per segment, seconds to compute everything from the root to its end.
+        below_s: per stem, seconds of its calls without what the stem and those above share.
+        above_s: per stem, seconds to compute everything from the root to its end.
     """
 
     def __init__(self, tree: PrefixTree, effort: Effort, nodes: int) -> None:
         self.tree = tree
         self.effort = effort
-        self.below_s = [0.0] * len(tree.segments)
-        self.above_s = [0.0] * len(tree.segments)
-        self._children: list[list[int]] = [[] for _ in tree.segments]
+        self.below_s = [0.0] * len(tree.stems)
+        self.above_s = [0.0] * len(tree.stems)
+        self._children: list[list[int]] = [[] for _ in tree.stems]
         for position in range(len(tree.order)):
             self.below_s[tree.deepest[position]] += self._call_s(position)
-        for number in range(len(tree.segments) - 1, ROOT, -1):
-            parent = tree.segments[number].parent
+        for number in range(len(tree.stems) - 1, ROOT, -1):
+            parent = tree.stems[number].parent
             self.below_s[parent] += self.below_s[number] + self._own_s(number)
             self._children[parent].append(number)
-        for number in range(1, len(tree.segments)):
-            parent = tree.segments[number].parent
+        for number in range(1, len(tree.stems)):
+            parent = tree.stems[number].parent
             self.above_s[number] = self.above_s[parent] + self._own_s(number)
         self._target_s = self.below_s[ROOT] / (RUNS_PER_NODE * max(1, nodes))
 
     def runs(self) -> tuple[Run, ...]:
-        """Visit segments from the root, without recursion: prefixes may be nested deeply."""
+        """Visit stems from the root, without recursion: prefixes may be nested deeply."""
         runs: list[Run] = []
         stack = [_Item(0, len(self.tree.order), ROOT, self.below_s[ROOT])]
         while stack:
             item = stack.pop()
-            if item.segment is None or not self._too_big(item.segment):
+            if item.stem is None or not self._too_big(item.stem):
                 runs.append(self._run(item))
             else:
-                pieces = list(self._pieces(item.segment))
+                pieces = list(self._pieces(item.stem))
                 stack += reversed(pieces)
         return tuple(runs)
 
-    def _too_big(self, segment: int) -> bool:
-        share_s = max(self._target_s, self.above_s[segment])
-        whole = self.tree.segments[segment]
-        return self.below_s[segment] > 1.5 * share_s and whole.stop - whole.first > 1
+    def _too_big(self, stem: int) -> bool:
+        share_s = max(self._target_s, self.above_s[stem])
+        whole = self.tree.stems[stem]
+        return self.below_s[stem] > 1.5 * share_s and whole.stop - whole.first > 1
 
-    def _pieces(self, segment: int) -> Iterator[_Item]:
-        """Gather a segment's parts into pieces; one that is too big comes alone."""
-        least_s = max(self._target_s, self.above_s[segment])
-        first, work_s = self.tree.segments[segment].first, 0.0
-        for item in self._items(segment):
-            if item.segment is not None and self._too_big(item.segment):
+    def _pieces(self, stem: int) -> Iterator[_Item]:
+        """Gather a stem's parts into pieces; one that is too big comes alone."""
+        least_s = max(self._target_s, self.above_s[stem])
+        first, work_s = self.tree.stems[stem].first, 0.0
+        for item in self._items(stem):
+            if item.stem is not None and self._too_big(item.stem):
                 if first < item.first:
-                    yield _Item(first, item.first, None, work_s, segment)
+                    yield _Item(first, item.first, None, work_s, stem)
                 yield item
                 first, work_s = item.stop, 0.0
                 continue
             work_s += item.work_s
             if work_s + item.work_s / 2 >= least_s:
-                yield _Item(first, item.stop, None, work_s, segment)
+                yield _Item(first, item.stop, None, work_s, stem)
                 first, work_s = item.stop, 0.0
-        if first < self.tree.segments[segment].stop:
-            yield _Item(first, self.tree.segments[segment].stop, None, work_s, segment)
+        if first < self.tree.stems[stem].stop:
+            yield _Item(first, self.tree.stems[stem].stop, None, work_s, stem)
 
-    def _items(self, segment: int) -> Iterator[_Item]:
-        whole = self.tree.segments[segment]
+    def _items(self, stem: int) -> Iterator[_Item]:
+        whole = self.tree.stems[stem]
         at = whole.first
-        for child in reversed(self._children[segment]):
-            below = self.tree.segments[child]
+        for child in reversed(self._children[stem]):
+            below = self.tree.stems[child]
             yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, below.first))
             work_s = self.below_s[child] + self._own_s(child)
-            yield _Item(below.first, below.stop, child, work_s, segment)
+            yield _Item(below.first, below.stop, child, work_s, stem)
             at = below.stop
         yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, whole.stop))
 
     def _run(self, item: _Item) -> Run:
-        segment = self.tree.deepest[item.first]
-        while self.tree.segments[segment].stop < item.stop:
-            segment = self.tree.segments[segment].parent
+        stem = self.tree.deepest[item.first]
+        while self.tree.stems[stem].stop < item.stop:
+            stem = self.tree.stems[stem].parent
         work_s = item.work_s + self.above_s[item.within]
-        return Run(item.first, item.stop, segment, work_s)
+        return Run(item.first, item.stop, stem, work_s)
 
-    def _own_s(self, segment: int) -> float:
-        found = self.tree.segments[segment]
+    def _own_s(self, stem: int) -> float:
+        found = self.tree.stems[stem]
         return found.blocks * found.block_tokens * self.effort.prefill_s_per_token
 
     def _call_s(self, position: int) -> float:

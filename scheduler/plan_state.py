@@ -34,14 +34,14 @@ class PlanState:
     """One statement's plan. Mutated only through ``handle``.
 
     Every call is sent exactly once, to the lane of one node; neighbours of the prefix tree go to
-    the same node one after the other. A segment is held while calls that were not prefilled need
+    the same node one after the other. A stem is held while calls that were not prefilled need
     it, and let go of at once when none does.
 
     Attributes:
         tree: what the calls share.
         runs: how the first look at the nodes cut it.
         lanes: one per node; one without a node while there is none.
-        held: segments that were asked to be kept.
+        held: stems that were asked to be kept.
         left: calls that have not ended.
         over: whether every call has ended, or the statement was cancelled.
     """
@@ -66,7 +66,7 @@ class PlanState:
         self._position = {call: at for at, call in enumerate(tree.order)}
         self._lane_of: dict[int, Lane] = {}
         self._prefilled: set[int] = set()
-        calls = [segment.stop - segment.first for segment in tree.segments]
+        calls = [stem.stop - stem.first for stem in tree.stems]
         self._unsent = list(calls)
         self._unprefilled = list(calls)
         self._unfinished = list(calls)
@@ -139,18 +139,18 @@ class PlanState:
             return []
         computed = lane.prefilled(position)
         done = self._no_longer_pending(position)
-        worth = [segment for segment in computed if self._unprefilled[segment]]
+        worth = [stem for stem in computed if self._unprefilled[stem]]
         self.held.update(worth)
-        return [*done, *(Hold(segment) for segment in worth)]
+        return [*done, *(Hold(stem) for stem in worth)]
 
     def _no_longer_pending(self, position: int) -> list[PlanInstruction]:
         self._prefilled.add(position)
         done: list[PlanInstruction] = []
-        for segment in self.tree.path(position):
-            self._unprefilled[segment] -= 1
-            if not self._unprefilled[segment] and segment in self.held:
-                self.held.remove(segment)
-                done.append(LetGo(segment))
+        for stem in self.tree.path(position):
+            self._unprefilled[stem] -= 1
+            if not self._unprefilled[stem] and stem in self.held:
+                self.held.remove(stem)
+                done.append(LetGo(stem))
         return done
 
     def _on_ended(self, position: int) -> list[PlanInstruction]:
@@ -161,17 +161,17 @@ class PlanState:
         lane.ended(position)
         self.left -= 1
         self.over = not self.left
-        for segment in self.tree.path(position):
-            self._unfinished[segment] -= 1
-            if not self._unfinished[segment]:
+        for stem in self.tree.path(position):
+            self._unfinished[stem] -= 1
+            if not self._unfinished[stem]:
                 for each in self.lanes:
-                    each.drop(segment)
+                    each.drop(stem)
         return done
 
     def _on_cancelled(self) -> list[PlanInstruction]:
         self.over = True
         held, self.held = sorted(self.held), set()
-        return [LetGo(segment) for segment in held]
+        return [LetGo(stem) for stem in held]
 
     # -- sending
 
@@ -207,16 +207,16 @@ class PlanState:
         lane.send(position)
         self._lane_of[position] = lane
         path = self.tree.path(position)
-        for segment in path:
-            self._unsent[segment] -= 1
+        for stem in path:
+            self._unsent[stem] -= 1
         return SendCall(self.tree.order[position], lane.node_id, *self._pending(path))
 
     def _pending(self, path: list[int]) -> tuple[int, int]:
         """Count the unsent calls that share most with a call, and the tokens they share."""
         for number in path:
             if self._unsent[number]:
-                return self._unsent[number], self.tree.segments[number].end_tokens
-        return (0, self.tree.segments[path[-1]].end_tokens) if path else (0, 0)
+                return self._unsent[number], self.tree.stems[number].end_tokens
+        return (0, self.tree.stems[path[-1]].end_tokens) if path else (0, 0)
 
     def _take_over(self, lane: Lane) -> bool:
         """Give a lane that has nothing left a run that nobody has, or another lane's last one."""
@@ -235,17 +235,17 @@ class PlanState:
         if position is None or lane.node is None:
             return []
         deepest = self.tree.deepest[position]
-        new = lane.new_segments(position)
+        new = lane.new_stems(position)
         if not new or deepest in lane.prefetched:
             return []
         lane.prefetched.update(new)
         self.held.update(new)
-        tokens = self.tree.segments[deepest].end_tokens
+        tokens = self.tree.stems[deepest].end_tokens
         prefetch = PrefetchRun(self.tree.order[position], lane.node.node_id, deepest, tokens)
-        return [*(Hold(segment) for segment in new), prefetch]
+        return [*(Hold(stem) for stem in new), prefetch]
 
     def check_invariants(self) -> None:
-        """Assert what must hold between any two events; O(calls + segments)."""
+        """Assert what must hold between any two events; O(calls + stems)."""
         if not self.lanes or self.over:
             assert not self.held or not self.over
             return
@@ -254,7 +254,7 @@ class PlanState:
         assert len(unsent) + len(self._lane_of) == self.left
         assert len(set(unsent) | set(self._lane_of)) == self.left
         assert len(self._lane_of) <= self._max_in_flight
-        assert all(self._unprefilled[segment] for segment in self.held)
+        assert all(self._unprefilled[stem] for stem in self.held)
         for lane in self.lanes:
             lane.check_invariants()
         if unsent:  # Something runs, or something could be sent.

@@ -1,7 +1,7 @@
 """The prefix tree of a statement's prompts, in blocks.
 
 Built once per statement by scheduler/statement_run.py, read by scheduler/plan_runs.py and
-scheduler/plan_state.py. Pure. Only what two prompts share becomes a segment; what a prompt has for
+scheduler/plan_state.py. Pure. Only what two prompts share becomes a stem; what a prompt has for
 itself is a number.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROOT = 0
-"""The segment above all: no blocks, every call."""
+"""The stem above all: no blocks, every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class PlannedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Stem:
     """Blocks that the same calls share.
 
     Attributes:
-        parent: the segment before it on the way from the root; the root is its own.
+        parent: the stem before it on the way from the root; the root is its own.
         start_block: first block, counted from the beginning of the prompt.
         end_block: behind its last block.
         first: first position (in PrefixTree.order) of a call that has these blocks.
@@ -60,7 +60,7 @@ class Segment:
 
     @property
     def end_tokens(self) -> int:
-        """Tokens from the beginning of the prompt to the end of the segment."""
+        """Tokens from the beginning of the prompt to the end of the stem."""
         return self.end_block * self.block_tokens
 
 
@@ -70,33 +70,33 @@ class PrefixTree:
 
     Attributes:
         order: the prompts' indexes, so that prompts with a common prefix are neighbours.
-        segments: what several prompts share, parents before children; the root is first.
-        deepest: per position the longest segment it has a part in.
+        stems: what several prompts share, parents before children; the root is first.
+        deepest: per position the longest stem it has a part in.
         tokens: per position the prompt's length.
         block_tokens: per position.
     """
 
     order: tuple[int, ...]
-    segments: tuple[Segment, ...]
+    stems: tuple[Stem, ...]
     deepest: tuple[int, ...]
     tokens: tuple[int, ...]
     block_tokens: tuple[int, ...]
 
     def path(self, position: int) -> list[int]:
-        """Segments of a call, from its deepest one up, without the root."""
+        """Stems of a call, from its deepest one up, without the root."""
         return self.up(self.deepest[position])
 
-    def up(self, segment: int) -> list[int]:
-        """The segment and those above it, without the root."""
+    def up(self, stem: int) -> list[int]:
+        """The stem and those above it, without the root."""
         found: list[int] = []
-        while segment != ROOT:
-            found.append(segment)
-            segment = self.segments[segment].parent
+        while stem != ROOT:
+            found.append(stem)
+            stem = self.stems[stem].parent
         return found
 
     def own_tokens(self, position: int) -> int:
         """Tokens that no other prompt of the statement has at this place."""
-        return self.tokens[position] - self.segments[self.deepest[position]].end_tokens
+        return self.tokens[position] - self.stems[self.deepest[position]].end_tokens
 
     def own_blocks(self, position: int) -> int:
         """Blocks for them, the last and partial one included."""
@@ -105,7 +105,7 @@ class PrefixTree:
     @property
     def shared_tokens(self) -> int:
         """Tokens that need not be computed, because another call of the statement does."""
-        return sum(s.blocks * s.block_tokens * (s.stop - s.first - 1) for s in self.segments)
+        return sum(s.blocks * s.block_tokens * (s.stop - s.first - 1) for s in self.stems)
 
 
 def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
@@ -123,11 +123,11 @@ def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
         if _may_share(prompts[left], prompts[right]):
             shared[at] = _shared_blocks(raw[left], raw[right], 4 * prompts[right].block_tokens)
     block_tokens = tuple(prompts[i].block_tokens for i in order)
-    segments = _segments(shared, block_tokens)
+    stems = _stems(shared, block_tokens)
     return PrefixTree(
         order=tuple(order),
-        segments=segments,
-        deepest=_deepest(segments, len(order)),
+        stems=stems,
+        deepest=_deepest(stems, len(order)),
         tokens=tuple(len(prompts[i].token_ids) for i in order),
         block_tokens=block_tokens,
     )
@@ -157,7 +157,7 @@ def _shared_blocks(left: bytes, right: bytes, width: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A segment whose calls are still being counted."""
+    """A stem whose calls are still being counted."""
 
     end_block: int
     first: int
@@ -165,7 +165,7 @@ class _Open:
     parent: _Open | None = None
 
 
-def _segments(shared: Sequence[int], block_tokens: Sequence[int]) -> tuple[Segment, ...]:
+def _stems(shared: Sequence[int], block_tokens: Sequence[int]) -> tuple[Stem, ...]:
     """Make the tree out of what neighbours share (LCP intervals), parents before children."""
     root = _Open(0, 0)
     path, found = [root], [root]
@@ -185,33 +185,33 @@ def _segments(shared: Sequence[int], block_tokens: Sequence[int]) -> tuple[Segme
     return _numbered(found, block_tokens)
 
 
-def _numbered(found: list[_Open], block_tokens: Sequence[int]) -> tuple[Segment, ...]:
+def _numbered(found: list[_Open], block_tokens: Sequence[int]) -> tuple[Stem, ...]:
     found.sort(key=lambda s: (s.end_block > 0, s.first, s.end_block))
-    number = {id(segment): i for i, segment in enumerate(found)}
-    segments: list[Segment] = []
-    for segment in found:
-        above = segment.parent or found[ROOT]
-        segments.append(
-            Segment(
+    number = {id(stem): i for i, stem in enumerate(found)}
+    stems: list[Stem] = []
+    for stem in found:
+        above = stem.parent or found[ROOT]
+        stems.append(
+            Stem(
                 number[id(above)],
                 above.end_block,
-                segment.end_block,
-                segment.first,
-                segment.stop,
-                block_tokens[segment.first] if block_tokens else 1,
+                stem.end_block,
+                stem.first,
+                stem.stop,
+                block_tokens[stem.first] if block_tokens else 1,
             )
         )
-    return tuple(segments)
+    return tuple(stems)
 
 
-def _deepest(segments: Sequence[Segment], count: int) -> tuple[int, ...]:
-    """Walk the positions and the segments side by side; both are depth first."""
+def _deepest(stems: Sequence[Stem], count: int) -> tuple[int, ...]:
+    """Walk the positions and the stems side by side; both are depth first."""
     deepest: list[int] = []
     coming, current = 1, ROOT
     for position in range(count):
-        while segments[current].stop <= position:
-            current = segments[current].parent
-        while coming < len(segments) and segments[coming].first == position:
+        while stems[current].stop <= position:
+            current = stems[current].parent
+        while coming < len(stems) and stems[coming].first == position:
             current, coming = coming, coming + 1
         deepest.append(current)
     return tuple(deepest)

@@ -188,9 +188,9 @@ class StatementRun:
             case PrefetchRun():
                 self._start_prefetch(instruction)
             case Hold() if self._keeper is not None:
-                self._keeper.hold(instruction.segment, self._keys(instruction.segment))
+                self._keeper.hold(instruction.stem, self._keys(instruction.stem))
             case LetGo() if self._keeper is not None:
-                self._keeper.let_go(instruction.segment)
+                self._keeper.let_go(instruction.stem)
 
     def _turn(self, send: SendCall) -> Turn:
         request = self._calls[send.call].request
@@ -203,10 +203,10 @@ class StatementRun:
             request = replace(request, hint=hint)
         return Turn(send.call, request, send.node_id)
 
-    def _keys(self, segment: int) -> list[BlockKey]:
-        """Names of all blocks from the beginning of the prompt to the end of a segment."""
+    def _keys(self, stem: int) -> list[BlockKey]:
+        """Names of all blocks from the beginning of the prompt to the end of a stem."""
         tree = self.state.tree
-        found = tree.segments[segment]
+        found = tree.stems[stem]
         request = self._calls[tree.order[found.first]].request
         keys = block_keys(
             request.namespace_key,

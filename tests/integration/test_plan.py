@@ -19,17 +19,19 @@ from tests.fix_model import tiny_config
 
 pytestmark = pytest.mark.integration
 MODEL = tiny_config(vocab_size=4096, max_position_embeddings=1024)
-SHAPE = ClusterShape(MODEL, 1, l1_pages=41, pool_bytes=1, block_tokens=8)
+SHAPE = ClusterShape(MODEL, 1, l1_pages=25, pool_bytes=1, extent_bytes=64 << 10, block_tokens=8)
+"""L1 of two prompts, and about as much in the pool, where the table needs six times that."""
+
 PLANNED = CallDefaults(max_concurrency=4)
 UNPLANNED = replace(PLANNED, plan=False, prefix_order=False)
 DEADLINE_S = 60.0
 
 
-def table(documents: int = 6, questions: int = 4) -> list[AiCall]:
+def table(documents: int = 16, questions: int = 3) -> list[AiCall]:
     """System text, document, question; the rows of a document lie far apart."""
     params = CallParams("ai_generate", None, "Answer in one word. " * 3, CallOptions(max_tokens=6))
     return [
-        AiCall(params, f"{'note ' * 5}{document} {'says ' * 25}\nQuestion {question}?")
+        AiCall(params, f"Note {document}: {'table ' * 25}\nQuestion {question}?")
         for question in range(questions)
         for document in range(documents)
     ]
@@ -148,12 +150,15 @@ async def test_without_a_directory_nothing_is_held_and_all_is_answered() -> None
 
 
 async def test_what_an_earlier_statement_left_in_the_pool_is_loaded_ahead() -> None:
-    async with plan_cluster(replace(SHAPE, l1_pages=61)) as cluster:
-        first, _ = await run_table(cluster, PLANNED)
+    one_by_one = replace(PLANNED, max_concurrency=1)
+    # A node publishes no more at once than a quarter of its pages.
+    async with plan_cluster(replace(SHAPE, l1_pages=401, pool_bytes=16 << 20)) as cluster:
+        first, _ = await run_table(cluster, one_by_one)
         await cluster.settle()
         await cluster.computes[0].node.drop_cache()
+        await cluster.settle()
         before = cluster.dispatcher.snapshot().prefetches
-        second, _ = await run_table(cluster, replace(PLANNED, max_concurrency=1))
+        second, _ = await run_table(cluster, one_by_one)
         assert second.answers == first.answers
         assert cluster.dispatcher.snapshot().prefetches > before
         await nothing_is_left(cluster)

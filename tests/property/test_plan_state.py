@@ -61,33 +61,33 @@ class Statement:
                     self.running.add(instruction.call)
                     self.check_hint(instruction)
                 case Hold():
-                    assert self.pending(instruction.segment), "held for nobody"
-                    self.held.add(instruction.segment)
+                    assert self.pending(instruction.stem), "held for nobody"
+                    self.held.add(instruction.stem)
                 case LetGo():
-                    self.held.remove(instruction.segment)
+                    self.held.remove(instruction.stem)
                 case PrefetchRun():
                     assert instruction.call not in self.sent
         assert len(self.running) <= self.max_in_flight
         assert self.held == self.plan.held
-        assert all(self.pending(segment) for segment in self.held)
+        assert all(self.pending(stem) for stem in self.held)
         self.plan.check_invariants()
 
-    def pending(self, segment: int) -> set[int]:
-        found = self.tree.segments[segment]
+    def pending(self, stem: int) -> set[int]:
+        found = self.tree.stems[stem]
         calls = {self.tree.order[p] for p in range(found.first, found.stop)}
         return calls - self.prefilled - self.ended
 
     def check_hint(self, instruction: SendCall) -> None:
         position = self.tree.order.index(instruction.call)
         for number in self.tree.path(position):
-            segment = self.tree.segments[number]
-            calls = {self.tree.order[p] for p in range(segment.first, segment.stop)}
+            stem = self.tree.stems[number]
+            calls = {self.tree.order[p] for p in range(stem.first, stem.stop)}
             if unsent := len(calls - set(self.sent)):
                 assert instruction.pending_calls >= 1
-                assert instruction.pending_tokens == segment.end_tokens
+                assert instruction.pending_tokens == stem.end_tokens
                 assert unsent >= instruction.pending_calls
                 return
-        path = [self.tree.segments[s].end_tokens for s in self.tree.path(position)]
+        path = [self.tree.stems[s].end_tokens for s in self.tree.path(position)]
         assert (instruction.pending_calls, instruction.pending_tokens) == (0, min(path, default=0))
 
 
@@ -118,7 +118,7 @@ def test_every_call_is_sent_once_and_everything_is_let_go_of(
                 statement.take(statement.plan.handle(CallFailed(call)))
             case 6 if data.draw(st.integers(0, 9)) == 0:
                 instructions = statement.plan.handle(Cancelled())
-                assert {i.segment for i in instructions if isinstance(i, LetGo)} == statement.held
+                assert {i.stem for i in instructions if isinstance(i, LetGo)} == statement.held
                 assert all(isinstance(i, LetGo) for i in instructions)
                 assert statement.plan.over
                 return

@@ -133,12 +133,12 @@ async def test_a_broken_directory_ends_holding_and_nothing_else() -> None:
     await keeper.close()
 
 
-async def test_so_many_segments_are_held_and_no_more() -> None:
+async def test_so_many_stems_are_held_and_no_more() -> None:
     desk = Desk()
     desk.in_pool = len(KEYS)
     keeper = HoldKeeper(desk, SystemClock())
-    for segment in range(MAX_HELD + 9):
-        keeper.hold(segment, KEYS)
+    for stem in range(MAX_HELD + 9):
+        keeper.hold(stem, KEYS)
     await desk.wait_for("find", MAX_HELD)
     await keeper.close()
     assert desk.questions.count("find") == MAX_HELD

@@ -32,7 +32,7 @@ def plan_of(texts: list[list[int]], *, max_in_flight: int = 8) -> PlanState:
 
 
 def two_documents(questions: int = 2) -> list[list[int]]:
-    """Instruction (1 block), document (2 blocks), question; segments 1, 2 and 3."""
+    """Instruction (1 block), document (2 blocks), question; stems 1, 2 and 3."""
     return [[1, 1, doc, doc, doc, doc, q] for doc in (2, 3) for q in range(10, 10 + questions)]
 
 
@@ -64,7 +64,7 @@ def test_hints_count_the_calls_that_are_still_to_come() -> None:
     assert hints == [(0, 1, 6), (1, 2, 2), (2, 1, 6), (3, 0, 2)]
 
 
-def test_a_segment_is_held_from_its_computation_until_the_last_call_has_it() -> None:
+def test_a_stem_is_held_from_its_computation_until_the_last_call_has_it() -> None:
     plan = plan_of(two_documents(3), max_in_flight=1)
     plan.handle(NodesSeen(()))
     story: list[PlanInstruction] = []
@@ -82,7 +82,7 @@ def test_a_call_that_fails_leaves_its_prefix_to_the_next() -> None:
     plan.handle(ONE)
     out = plan.handle(CallFailed(0))
     assert sent(out) == [1]
-    assert not any(isinstance(i, Hold) and i.segment == 2 for i in out)
+    assert not any(isinstance(i, Hold) and i.stem == 2 for i in out)
     assert sent(plan.handle(CallPrefilled(1))) == [2]
 
 

@@ -22,7 +22,7 @@ def test_a_tree_of_documents_under_one_instruction() -> None:
     tree = tree_of([[*SYSTEM, *DOC_B, 7], [*SYSTEM, *DOC_A, 5], [*SYSTEM, *DOC_B, 6, 6, 6],
                     [*SYSTEM, *DOC_A, 4]])  # fmt: skip
     assert [tree.order.index(i) for i in range(4)] == [3, 1, 2, 0]
-    spans = [(s.parent, s.start_block, s.end_block, s.first, s.stop) for s in tree.segments]
+    spans = [(s.parent, s.start_block, s.end_block, s.first, s.stop) for s in tree.stems]
     assert spans == [(0, 0, 0, 0, 4), (0, 0, 1, 0, 4), (1, 1, 3, 0, 2), (1, 1, 3, 2, 4)]
     assert tree.deepest == (2, 2, 3, 3)
     assert [tree.own_blocks(p) for p in range(4)] == [1, 1, 2, 1]
@@ -35,7 +35,7 @@ def test_others_blocks_and_uncached_prompts_share_nothing() -> None:
         PlannedPrompt(text, b"ann", 2), PlannedPrompt(text, b"bob", 2),
         PlannedPrompt(text, b"ann", 2, shares=False), PlannedPrompt(text, b"ann", 2, shares=False),
     ])  # fmt: skip
-    assert len(tree.segments) == 1
+    assert len(tree.stems) == 1
     assert tree.shared_tokens == 0
 
 
@@ -62,16 +62,16 @@ def test_the_tree_says_of_any_two_prompts_what_they_share(
     for left in range(len(texts)):
         for right in range(left + 1, len(texts)):
             both = [s for s in tree.path(left) if s in tree.path(right)]
-            found = max((tree.segments[s].end_block for s in both), default=0)
+            found = max((tree.stems[s].end_block for s in both), default=0)
             assert found == shared(left, right)
         own = tree.tokens[left] - tree.own_tokens(left)
         most = max((shared(*sorted((left, o))) for o in range(len(texts)) if o != left), default=0)
         assert own == most * block_tokens
-    for number, segment in enumerate(tree.segments[1:], start=1):
-        above = tree.segments[segment.parent]
-        assert segment.parent < number
-        assert above.first <= segment.first < segment.stop - 1 < segment.stop <= above.stop
-        assert above.end_block == segment.start_block < segment.end_block
+    for number, stem in enumerate(tree.stems[1:], start=1):
+        above = tree.stems[stem.parent]
+        assert stem.parent < number
+        assert above.first <= stem.first < stem.stop - 1 < stem.stop <= above.stop
+        assert above.end_block == stem.start_block < stem.end_block
 
 
 @given(prompts, st.integers(1, 4), st.floats(0, 20))
@@ -82,9 +82,9 @@ def test_runs_are_a_partition_in_depth_first_order(
     runs = cut(tree, Effort(1.0, answer_s), nodes)
     assert [p for run in runs for p in range(run.first, run.stop)] == list(range(len(texts)))
     for run in runs:
-        segment = tree.segments[run.segment]
-        assert segment.first <= run.first < run.stop <= segment.stop
-        assert all(run.segment in [*tree.path(p), 0] for p in range(run.first, run.stop))
+        stem = tree.stems[run.stem]
+        assert stem.first <= run.first < run.stop <= stem.stop
+        assert all(run.stem in [*tree.path(p), 0] for p in range(run.first, run.stop))
         assert run.work_s > 0
     dealt = deal(runs, nodes)
     assert [run for lane in dealt for run in lane] == list(runs)
@@ -97,7 +97,7 @@ def test_small_subtrees_stay_whole_and_a_big_one_is_cut_below_its_prefix() -> No
     big = [[9, 9, 1, 1, *[q] * 8] for q in range(16)]
     runs = cut(tree_of(big), Effort(), 2)
     assert len(runs) == 8
-    assert {tree_of(big).segments[run.segment].end_block for run in runs} == {2}
+    assert {tree_of(big).stems[run.stem].end_block for run in runs} == {2}
     assert [len(lane) for lane in deal(runs, 2)] == [4, 4]
 
 
@@ -108,7 +108,7 @@ def test_a_long_prefix_is_not_computed_twice_for_a_little_balance() -> None:
 
 def test_deeply_nested_prefixes_need_no_recursion() -> None:
     tree = tree_of([[1] * (2 * n + 2) for n in range(2_000)])
-    assert len(tree.segments) == 2_000
+    assert len(tree.stems) == 2_000
     runs = cut(tree, Effort(), 2)
     assert runs[0].first == 0
     assert runs[-1].stop == 2_000
