@@ -13,7 +13,7 @@ from kvcore import limits
 from kvcore.block_key import ROOT_PARENT
 from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey
-from policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, Expectation
+from policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, Expectation, whole_seconds
 from policies.holds import Holds
 from policies.leaf_lru import LeafLru
 
@@ -139,7 +139,7 @@ class PagePool:
 
     def use(self, pages: Sequence[int], facts: Sequence[BlockFacts]) -> None:
         """Note that a request uses findable pages, and what it knows about their future."""
-        now = self._now()
+        now = whole_seconds(self._now())
         for page, known in zip(pages, facts, strict=True):
             if known.expectation is Expectation.NONE and self._children[page] > 1:
                 # One caller's last use does not speak for others, who come where chains part.
@@ -188,7 +188,7 @@ class PagePool:
             self._children[self._parent[page]] += 1
         known_facts = facts or BlockFacts(key, None if parent == ROOT_PARENT else parent)
         self._facts[page] = known_facts
-        self._policy.entered(page, known_facts, self._now())
+        self._policy.entered(page, known_facts, whole_seconds(self._now()))
         self._events.append(PageEvent(key, True, parent, tenant, session))
         return page
 
@@ -241,6 +241,7 @@ class PagePool:
         now = self._now()
         if self.holds:
             self._let_go(self.holds.expire(now))
+        now = whole_seconds(now)
         while (page := self._policy.victim(now)) is not None:
             if self._may_go(page):
                 self._forget(page, now)

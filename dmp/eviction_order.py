@@ -17,7 +17,7 @@ from dmp.pool_node import PutRequest
 from dmp.slot_store import SlotStore
 from dmp.slots import Slot, SlotState
 from kvcore.block_key import ROOT_PARENT
-from policies.eviction import BlockFacts, EvictionPolicy, Expectation
+from policies.eviction import BlockFacts, EvictionPolicy, Expectation, whole_seconds
 
 MakePolicy = Callable[[int], EvictionPolicy]
 """Makes the policy for slots of a size in bytes."""
@@ -65,7 +65,8 @@ class EvictionOrder:
         slot.known = True
         slot.used_at = now
         slot.facts = facts_of(slot.put)
-        self._policy(slot.extent.slot_bytes).entered(slot.index, slot.facts, now)
+        policy = self._policy(slot.extent.slot_bytes)
+        policy.entered(slot.index, slot.facts, whole_seconds(now))
 
     def used(self, slot: Slot, now: float) -> None:
         """Take in that a sealed block was used; one found at a restart is known from then on.
@@ -79,12 +80,13 @@ class EvictionOrder:
             slot.used_at = now
             if slot.facts.expectation is not Expectation.UNKNOWN:
                 slot.facts = _still_expected(slot.facts)
-            self._policies[slot.extent.slot_bytes].used(slot.index, slot.facts, now)
+            policy = self._policies[slot.extent.slot_bytes]
+            policy.used(slot.index, slot.facts, whole_seconds(now))
 
     def left(self, slot: Slot, now: float) -> None:
         """Take in that a block can't be found any more."""
         if slot.known:
-            self._policies[slot.extent.slot_bytes].left(slot.index, now)
+            self._policies[slot.extent.slot_bytes].left(slot.index, whole_seconds(now))
             slot.known = slot.offered = False
 
     def offer(self, slot: Slot) -> None:
@@ -106,7 +108,7 @@ class EvictionOrder:
         oldest = self.leaves.oldest(size, store.get)
         if oldest is not None and not oldest.known:
             return oldest
-        policy = self._policies.get(size)
+        policy, now = self._policies.get(size), whole_seconds(now)
         while policy is not None and (index := policy.victim(now)) is not None:
             slot = store.at(index)
             assert slot is not None and slot.known, index
@@ -123,7 +125,7 @@ class EvictionOrder:
     def admits(self, put: PutRequest, size: int, now: float) -> bool:
         """Whether a block is worth more than the one that ``next`` just named."""
         policy = self._policies.get(size)
-        return policy is None or policy.admits(facts_of(put), now)
+        return policy is None or policy.admits(facts_of(put), whole_seconds(now))
 
     def sizes(self) -> Iterator[int]:
         """Name the slot sizes that have a policy."""
