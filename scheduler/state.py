@@ -45,7 +45,7 @@ from scheduler.router import Pick, Router, layout_of, near_after_handoff
 LOOK_AHEAD = 8
 """So many of the first in a lane are weighed for a new or idle node: they may want other ones."""
 
-MAX_ASKED = 64
+MAX_ASKED = 8
 """Rounds of weighing after one event; whom they don't reach the next events do."""
 
 
