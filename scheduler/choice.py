@@ -184,7 +184,9 @@ def weigh(
     # What a node was learned to add is spread over its wait and its service alike.
     wait_s = figures.factor * waits.compute_s
     service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
-    charge = 1.0 + config.queue_weight * float(figures.outstanding.mean())
+    # Who is answered already is not delayed but by the harm below.
+    unanswered = np.maximum(figures.outstanding - figures.decodes, 0.0)
+    charge = 1.0 + config.queue_weight * float(unanswered.mean())
     delayed_s = np.maximum(service.prefill_s - figures.decode_step_s, 0.0)
     harm_s = config.decode_harm * figures.decodes * delayed_s
     handoff_s = harm_s * 0.0
