@@ -17,7 +17,7 @@ from policies.service_time import pipelined_evenly
 from simulator.gate import blocks_to_load
 from simulator.job import NOWHERE, AheadLoad, Job, Lookup, look_up
 from simulator.node import SimNode
-from simulator.options import GB, ClusterOptions, Gate
+from simulator.options import GB, ClusterOptions
 from simulator.pool import SimPool, Write
 from simulator.pool_link import PoolLink
 from simulator.prefix_cache import PrefixCache
@@ -247,7 +247,6 @@ class Cluster:
                 compute_from_s=now,
             )
         node.start(job, now, end_s)
-        node.note_prefill(job.prompt.input_tokens - reused, compute_s)
         self._at(end_s, EventKind.PREFILLED, node)
         self._load_ahead(node, now)
 
@@ -267,9 +266,6 @@ class Cluster:
         job.loaded_blocks = self._worth_loading(job, job.local_blocks, idle_from_s - now, now)
         if job.loaded_blocks:
             job.load = self.pool.load(job.loaded_blocks, now)
-            blind_s = self.pool.nominal_load_s(job.loaded_blocks)
-            seconds = job.load.end_s - now if self.options.gate is Gate.LIVE else blind_s
-            node.note_load(job.loaded_blocks * self.layout.stored_bytes, seconds)
 
     def _worth_loading(self, job: Job, local: int, busy_s: float, now: float) -> int:
         pool = self.pool.cache.depth(job.chain)

@@ -30,8 +30,7 @@ class SimNode:
         queued_s: the seconds that will probably take, of those in the queue.
         active_blocks: blocks of all requests it has.
         busy_s: seconds of prefills that ended.
-        prefill_tokens_per_s: fitted to the last prefills; 0.0 before the first.
-        load_bytes_per_s: of its last loads, the wait for the link included; 0.0 before the first.
+        decoding: answers it generates.
     """
 
     def __init__(self, index: int, cache: PrefixCache, constants: NodeConstants) -> None:
@@ -45,10 +44,8 @@ class SimNode:
         self.queued_s = 0.0
         self.active_blocks = 0
         self.busy_s = 0.0
-        self.prefill_tokens_per_s = 0.0
-        self.load_bytes_per_s = 0.0
+        self.decoding = 0
         self._constants = constants
-        self._decoding = 0
         self._undecoded: deque[Job] = deque()
 
     def take(self, job: Job) -> None:
@@ -82,24 +79,16 @@ class SimNode:
         job.first_token_s = now
         return job
 
-    def note_load(self, size_bytes: int, seconds: float) -> None:
-        """Learn from one load; half of what is known comes from the last one."""
-        self.load_bytes_per_s = _faded(self.load_bytes_per_s, size_bytes / seconds)
-
-    def note_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn from one prefill."""
-        self.prefill_tokens_per_s = _faded(self.prefill_tokens_per_s, tokens / seconds)
-
     def start_answer(self, job: Job, now: float, tpot_s: float) -> float | None:
         """Go on with an answer after its first token.
 
         Returns:
             when to look whether it has ended; None while all slots are taken.
         """
-        if self._decoding >= self._constants.decode_slots:
+        if self.decoding >= self._constants.decode_slots:
             self._undecoded.append(job)
             return None
-        self._decoding += 1
+        self.decoding += 1
         job.decode_from_s, job.decode_busy_s = now, self._busy_until(now)
         return now + (job.prompt.output_tokens - 1) * tpot_s
 
@@ -116,14 +105,10 @@ class SimNode:
         Returns:
             the next one that gets its slot.
         """
-        self._decoding -= 1
+        self.decoding -= 1
         self.outstanding -= 1
         self.active_blocks -= len(job.prompt.blocks) + 1
         return self._undecoded.popleft() if self._undecoded else None
 
     def _busy_until(self, now: float) -> float:
         return self.busy_s + (now - self.running.started_s if self.running is not None else 0.0)
-
-
-def _faded(known: float, new: float) -> float:
-    return (known + new) / 2 if known else new

@@ -16,7 +16,6 @@ from simulator.serving_model import DEFAULT_MODEL
 from simulator.trace import DEFAULT_BLOCK_TOKENS
 
 GB = 1e9
-DEFAULT_POLICY = "default" if "default" in PRODUCTION_POLICIES else "leaf_lru"
 
 
 class RouterName(StrEnum):
@@ -67,7 +66,7 @@ class ClusterOptions:
 
     nodes: int = 1
     router: RouterName = RouterName.TIERKV
-    policy: str = DEFAULT_POLICY
+    policy: str = "default"
     local_gb: float = 1000.0
     pool_gb: float = 0.0
     pool_gbps: float = 0.0

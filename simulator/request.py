@@ -197,7 +197,7 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
 
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "policy": _text,
-    "capacity_blocks": _whole(0, 1 << 40),
+    "capacity_blocks": _whole(1, 1 << 40),
     "nodes": _whole(1, limits.MAX_SIMULATED_NODES),
     "router": _one_of(RouterName),
     "local_gb": _finite,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.cache_replay import replay
 from simulator.cluster import Cluster
 from simulator.prices import load_prices
 from simulator.request import CacheQuestion, SimulationRequest
@@ -74,8 +75,6 @@ def simulate(
 
 
 def _replay(trace: Trace, question: CacheQuestion, progress: Progress | None) -> dict[str, Metric]:
-    from simulator.cache_replay import replay
-
     result = replay(
         trace.requests,
         question.policy,

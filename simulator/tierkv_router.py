@@ -33,6 +33,7 @@ from scheduler.events import (
 from scheduler.state import SchedulerState
 from simulator.job import Job
 from simulator.node import SimNode
+from simulator.options import Gate
 from simulator.routers import ClusterView, LoadAhead, Order, Placement, Refusal, Wake
 
 MODEL = WantedModel("simulated")
@@ -133,17 +134,25 @@ class TierKvRouter:
 
     def _look(self) -> NodesSeen:
         nodes = zip(self._infos, self._cluster.nodes, strict=True)
-        return NodesSeen(tuple(SeenNode(info, self._load(node)) for info, node in nodes))
+        seen = tuple(SeenNode(info, self._load(node)) for info, node in nodes)
+        # All nodes share one link; a router that is not to see its queue is told of no sharing.
+        sees_queue = self._cluster.options.gate in (Gate.LIVE, Gate.OFF)
+        return NodesSeen(seen, pool_nodes=1 if sees_queue else 0)
 
     def _load(self, node: SimNode) -> NodeLoad:
         """Say what a node's heartbeat would."""
-        waiting = len(node.queue)
+        model, waiting = self._cluster.model, len(node.queue)
         return NodeLoad(
             requests_running=node.outstanding - waiting,
             requests_waiting=waiting,
             waiting_prefill_tokens=node.queued_tokens,
-            prefill_tokens_per_s=node.prefill_tokens_per_s,
-            l3_bytes_per_s=node.load_bytes_per_s or self._cluster.pool.link.bytes_per_s,
+            l3_bytes_per_s=self._cluster.pool.link.bytes_per_s,
+            l3_latency_s=self._cluster.constants.cluster.fetch_latency_s / model.layers,
+            prefill_step_s=model.fixed_s,
+            prefill_token_s=model.per_token_s,
+            prefill_pair_s=model.per_pair_s,
+            decode_step_s=model.tpot_s,
+            decodes_running=node.decoding,
         )
 
 
