@@ -50,6 +50,8 @@ class ClusterSource(Protocol):
 
     async def namespaces(self) -> tuple[Namespace, ...]: ...
 
+    async def directory(self) -> tuple[tuple[str, int], ...]: ...
+
     async def queue(self) -> tuple[WaitingRequest, ...]: ...
 
     async def routing(self) -> RoutingView: ...
@@ -69,6 +71,8 @@ async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> lis
         return [_model(model) for model in await source.models()]
     if view == "namespaces":
         return [_namespace(namespace) for namespace in await source.namespaces()]
+    if view == "directory":
+        return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":
         return [_waiting(request) for request in await source.queue()]
     if view in ROUTING_VIEWS:
@@ -249,4 +253,7 @@ def _block(block: BlockRecord, now_s: float) -> Row:
         "created_at": timestamp(now_s - block.age_s),
         "last_access_at": timestamp(now_s - block.idle_s),
         "hits": block.hits,
+        "session_id": block.session or None,
+        "heat": block.heat,
+        "leases": block.leases,
     }

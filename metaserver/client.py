@@ -159,7 +159,9 @@ class MetaClient(Protocol):
     6. ``holds`` yields what a node is asked to keep, first everything that is on at the time, until
        the iterator is closed; it ends with DirectoryUnavailableError when the server is lost, and
        at once for a node that is not registered.
-    7. ``resolve_namespace`` and ``put_namespace`` raise UserError for names that can't be.
+    7. ``directory_counts`` are blocks, copies, leases and refusals by reason, by name; all but
+       ``blocks``, ``copies``, ``table_bytes`` and ``leases_live`` only grow.
+    8. ``resolve_namespace`` and ``put_namespace`` raise UserError for names that can't be.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -196,6 +198,8 @@ class MetaClient(Protocol):
     async def list_nodes(self) -> tuple[NodeState, ...]: ...
 
     async def list_blocks(self, limit: int) -> BlockListing: ...
+
+    async def directory_counts(self) -> tuple[tuple[str, int], ...]: ...
 
     async def list_namespaces(self) -> tuple[Namespace, ...]: ...
 

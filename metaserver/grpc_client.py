@@ -162,6 +162,13 @@ class GrpcMeta:
         request = pb.ListBlocksRequest(limit=min(limit, (1 << 32) - 1))
         return await self._call("ListBlocks", request, wire.listing_from_proto)
 
+    async def directory_counts(self) -> tuple[tuple[str, int], ...]:
+        return await self._call(
+            "DirectoryCounts",
+            pb.DirectoryCountsRequest(),
+            lambda reply: tuple(zip(reply.names, reply.counts, strict=False)),
+        )
+
     async def list_namespaces(self) -> tuple[Namespace, ...]:
         return await self._call(
             "ListNamespaces",

@@ -163,6 +163,10 @@ class LocalMeta:
         with self._open():
             return self.state.list_blocks(min(limit, MAX_LISTED_BLOCKS), self._clock.now())
 
+    async def directory_counts(self) -> tuple[tuple[str, int], ...]:
+        with self._open():
+            return self.state.counts(self._clock.now())
+
     async def list_namespaces(self) -> tuple[Namespace, ...]:
         with self._open():
             return self._namespaces.namespaces()

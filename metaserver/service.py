@@ -102,6 +102,15 @@ class MetaService(rpc.MetaServicer):
         async with answering(context):
             return wire.listing_to_proto(await self._meta.list_blocks(request.limit))
 
+    async def DirectoryCounts(
+        self, request: pb.DirectoryCountsRequest, context: Any
+    ) -> pb.DirectoryCountsReply:
+        async with answering(context):
+            counts = await self._meta.directory_counts()
+            return pb.DirectoryCountsReply(
+                names=[name for name, _ in counts], counts=[count for _, count in counts]
+            )
+
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesReply:

@@ -6,7 +6,7 @@ background task is needed and virtual time works in tests. Nothing here is durab
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from kvcore.hold import LeaseId
 from kvcore.ids import HostId, Incarnation, NodeId
@@ -134,6 +134,21 @@ class MetaState:
         """Return up to ``limit`` copies of blocks."""
         self._expire(now)
         return self.directory.list_blocks(limit, now, leased=self.leases.chains())
+
+    def counts(self, now: float) -> tuple[tuple[str, int], ...]:
+        """Return what is there and what was refused, by name; sorted by it."""
+        self._expire(now)
+        ledger = self.directory.ledger
+        found = {
+            "blocks": len(ledger.blocks),
+            "copies": len(ledger.copies),
+            "table_bytes": ledger.blocks.nbytes + ledger.copies.nbytes,
+            "stale_batches": self.directory.stale_batches,
+            "leases_live": len(self.leases),
+        }
+        found |= {f"events_refused_{reason}": n for reason, n in ledger.refused.items()}
+        found |= {f"leases_{what}": n for what, n in asdict(self.leases.counts).items()}
+        return tuple(sorted(found.items()))
 
     def check_invariants(self, now: float) -> None:
         """Assert that the directory is sound and knows exactly the nodes that live."""

@@ -49,7 +49,11 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "created_at": "TIMESTAMP",
         "last_access_at": "TIMESTAMP",
         "hits": "BIGINT",
+        "session_id": "VARCHAR",
+        "heat": "DOUBLE",
+        "leases": "BIGINT",
     },
+    "directory": {"name": "VARCHAR", "value": "BIGINT"},
     "stat_activity": {
         "pid": "BIGINT",
         "usename": "VARCHAR",

@@ -307,6 +307,9 @@ class FakeMeta:
     async def list_blocks(self, limit: int) -> BlockListing:
         return BlockListing((), 0)
 
+    async def directory_counts(self) -> tuple[tuple[str, int], ...]:
+        return ()
+
     async def list_namespaces(self) -> tuple[Namespace, ...]:
         return ()
 

@@ -67,6 +67,11 @@ class MetaSource:
         with _no_directory_is_no_view():
             return await self.meta.list_blocks(limit)
 
+    async def directory(self) -> tuple[tuple[str, int], ...]:
+        """What the meta server counts of its blocks and leases."""
+        with _no_directory_is_no_view():
+            return await self.meta.directory_counts()
+
     async def namespaces(self) -> tuple[Namespace, ...]:
         """Namespaces that were made; tenants without one have the defaults."""
         with _no_directory_is_no_view():

@@ -89,6 +89,11 @@ class MetaStub:
                 request_serializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
                 response_deserializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
                 _registered_method=True)
+        self.DirectoryCounts = channel.unary_unary(
+                '/tierkv.v1.Meta/DirectoryCounts',
+                request_serializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
+                response_deserializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.FromString,
+                _registered_method=True)
         self.ListNamespaces = channel.unary_unary(
                 '/tierkv.v1.Meta/ListNamespaces',
                 request_serializer=kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.SerializeToString,
@@ -171,6 +176,12 @@ class MetaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DirectoryCounts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListNamespaces(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -240,6 +251,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.ListBlocks,
                     request_deserializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.FromString,
                     response_serializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.SerializeToString,
+            ),
+            'DirectoryCounts': grpc.unary_unary_rpc_method_handler(
+                    servicer.DirectoryCounts,
+                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.FromString,
+                    response_serializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.SerializeToString,
             ),
             'ListNamespaces': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNamespaces,
@@ -549,6 +565,33 @@ class Meta:
             '/tierkv.v1.Meta/ListBlocks',
             kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
             kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DirectoryCounts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/DirectoryCounts',
+            kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
+            kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.FromString,
             options,
             channel_credentials,
             insecure,

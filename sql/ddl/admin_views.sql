@@ -16,7 +16,16 @@ SELECT unnest(from_json(coalesce(getvariable('tierkv_kvcache_blocks'), '[]'), '[
     "bytes":"BIGINT",
     "created_at":"TIMESTAMP",
     "last_access_at":"TIMESTAMP",
-    "hits":"BIGINT"
+    "hits":"BIGINT",
+    "session_id":"VARCHAR",
+    "heat":"DOUBLE",
+    "leases":"BIGINT"
+  }]'), recursive := true);
+
+CREATE OR REPLACE VIEW tierkv.directory AS
+SELECT unnest(from_json(coalesce(getvariable('tierkv_directory'), '[]'), '[{
+    "name":"VARCHAR",
+    "value":"BIGINT"
   }]'), recursive := true);
 
 CREATE OR REPLACE VIEW tierkv.models AS

@@ -533,3 +533,22 @@ async def test_holds_of_a_lost_server_are_a_lost_directory(meta: MetaClient) -> 
         await next_order(meta.holds(DMP.node_id, DMP.incarnation))
     with pytest.raises(DirectoryUnavailableError):
         await meta.end_lease(LeaseId(1), used=True)
+
+
+async def test_what_is_there_and_what_was_refused_is_counted(meta: MetaClient) -> None:
+    await chain_in_memory(meta)
+    lie = replace(stored(3, DMP, Tier.L2), location=None)
+    await meta.report_events(EventBatch(DMP.node_id, DMP.incarnation, 2, (lie, lie)))
+    await meta.report_events(EventBatch(DMP.node_id, Incarnation(6), 3, ()))
+    lease = (await meta.locate(KEYS, reserve_s=5.0)).lease
+    await meta.locate(KEYS, reserve_s=-1.0)
+    counts = dict(await meta.directory_counts())
+    expected = {
+        "blocks": 3, "copies": 4, "stale_batches": 1, "events_refused_owner": 2,
+        "leases_live": 1, "leases_granted": 1, "leases_refused_ttl": 1, "leases_committed": 0,
+    }  # fmt: skip
+    assert counts.items() >= expected.items()
+    await meta.end_lease(lease, used=True)
+    assert dict(await meta.directory_counts()).items() >= {
+        "leases_live": 0, "leases_committed": 1,
+    }.items()  # fmt: skip

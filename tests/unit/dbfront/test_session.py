@@ -398,8 +398,14 @@ class ThreeNodes:
             age_s=60.0,
             idle_s=1.0,
             hits=3,
+            session="chat-1",
+            heat=1.5,
+            leases=2,
         )
         return BlockListing((record,), 1)
+
+    async def directory(self) -> tuple[tuple[str, int], ...]:
+        return (("blocks", 7), ("leases_live", 2))
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return (make_model(),)
@@ -444,10 +450,12 @@ async def test_admin_views(generator: InstantGenerator) -> None:
         "SELECT n.node_id, n.kv_cache_usage, d.id FROM tierkv.stat_kvcache_node n "
         "JOIN docs d ON 'n' || d.id = n.node_id WHERE n.hit_ratio > 0.2 ORDER BY d.id",
     ) == [("n0", 0.5, 0), ("n1", 0.5, 1), ("n2", 0.5, 2)]
-    ((hash_, created),) = await rows(
-        session, "SELECT block_hash, created_at::VARCHAR FROM tierkv.kvcache_blocks"
-    )
-    assert (hash_, created) == ("6b" * 16, "2023-11-14 22:12:30")
+    assert await rows(
+        session,
+        "SELECT block_hash, created_at::VARCHAR, session_id, heat, leases "
+        "FROM tierkv.kvcache_blocks",
+    ) == [("6b" * 16, "2023-11-14 22:12:30", "chat-1", 1.5, 2)]
+    assert await rows(session, "SELECT value FROM tierkv.directory ORDER BY name") == [(7,), (2,)]
     assert await rows(session, "SELECT model_name, block_tokens FROM tierkv.models") == [
         ("tiny", 16)
     ]
