@@ -18,6 +18,7 @@ from bench import (
     decoding,
     front_overhead,
     pipeline,
+    plan,
     reattach,
     split,
     start_time,
@@ -27,7 +28,7 @@ from bench.report import parse_arguments
 parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
-    controller, decoding, compute,
+    controller, decoding, compute, plan,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])

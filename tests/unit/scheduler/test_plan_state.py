@@ -183,3 +183,29 @@ def test_cancelling_lets_go_of_everything_and_sends_nothing_more() -> None:
     assert {type(i) for i in out} == {LetGo}
     assert plan.over
     assert plan.handle(CallFinished(0)) == []
+
+
+def test_the_worked_example_of_the_documentation() -> None:
+    system, document_a, document_b = [1] * 128, [2] * 512, [3] * 512
+    rows = [
+        [*system, *document_a, 7], [*system, *document_b, 7],
+        [*system, *document_a, 8], [*system, *document_b, 8],
+    ]  # fmt: skip
+    tree = build_tree([PlannedPrompt(row, b"", 64) for row in rows])
+    assert tree.shared_tokens == 1408
+    plan = PlanState(tree, Effort(), max_in_flight=1)
+    told = [plan.handle(ONE)]
+    for row in (0, 2, 1, 3):
+        told += [plan.handle(CallPrefilled(row)), plan.handle(CallFinished(row))]
+    assert len(plan.runs) == 2
+    assert told == [
+        [SendCall(0, A, 1, 640)],
+        [Hold(2), Hold(1)],
+        [SendCall(2, A, 2, 128), Hold(3), PrefetchRun(1, A, 3, 640)],
+        [LetGo(2)],
+        [SendCall(1, A, 1, 640)],
+        [Hold(3)],
+        [SendCall(3, A, 0, 128)],
+        [LetGo(3), LetGo(1)],
+        [],
+    ]
