@@ -85,9 +85,7 @@ class Engine:
         self.broken = False
         self.tiers = tiers(lambda job: self.inbox.post(lambda: self._saves.published(job)))
         self.report = LoadReport(self.tiers.figures, config.max_batch_tokens)
-        pages = model.pages.num_pages
-        policy = make_policy(config.eviction_policy, pages - 1)
-        self.pool = PagePool(pages, policy, now=clock.now)
+        self.pool = _page_pool(config, model, clock)
         self.batcher = Batcher(
             self.pool,
             max_batch_tokens=config.max_batch_tokens,
@@ -453,6 +451,12 @@ class Engine:
         if self._out:
             out, self._out = self._out, []
             self._deliver(out)
+
+
+def _page_pool(config: ComputeConfig, model: Decoder, clock: Clock) -> PagePool:
+    pages = model.pages.num_pages
+    policy = make_policy(config.eviction_policy, pages - 1)
+    return PagePool(pages, policy, now=clock.now)
 
 
 def _chunk_input(chunk: Chunk) -> ChunkInput:
