@@ -133,10 +133,15 @@ class Router:
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
     ) -> float:
-        """Predict the wait for a place in a full batch; a queue of prompts is in the cost."""
+        """Predict the wait for a place in a full batch; a queue of prompts is in the cost.
+
+        Who waits already expects to wait as long again. So a request waits no longer for the best
+        node than another one would have cost more, whatever was predicted.
+        """
+        waited_s = now - request.waiting_since_s if request.phase is Phase.WAITING else 0.0
         if node.outstanding < self._config.max_in_flight_per_node:
-            return 0.0
-        return queue.slot_wait_s(request, node.info.node_id, now)
+            return waited_s
+        return max(waited_s, queue.slot_wait_s(request, node.info.node_id, now))
 
     def has_room(self, record: NodeRecord, *, alone: bool) -> bool:
         """Whether a node should be given one more request now.

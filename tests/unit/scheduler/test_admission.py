@@ -163,6 +163,29 @@ def test_a_place_that_is_free_is_better_than_one_nobody_knows_when() -> None:
         assert dispatched(script.do(ChainLocated(name(request_id), near)))[0][1] == node
 
 
+def test_nobody_waits_longer_for_the_best_node_than_another_one_costs_more() -> None:
+    """The node with the blocks is full and stays so; turns elsewhere say that places come fast."""
+    config = replace(ONE, prefill_tokens_per_s=100.0, queue_weight=0.0)
+    script = Script(make_info("c1"), make_info("c2"), config=config)
+
+    def arrive(request_id: str, node: str) -> list[Instruction]:
+        script.arrive(request_id, tokens=1_000, locatable=True)
+        return script.do(ChainLocated(name(request_id), {NodeId(node): CachedPrefix(62, 62)}))
+
+    assert dispatched(arrive("hog", "c1"))[0][1] == "c1"
+    assert dispatched(arrive("b0", "c2"))[0][1] == "c2"
+    for at in range(1, 9):
+        assert waits(arrive(f"b{at}", "c2"))
+    assert waits(arrive("picky", "c1"))
+    for at in range(8):
+        script.now += 0.1
+        assert dispatched(finish(script, f"b{at}"))[0][:2] == (f"b{at + 1}", "c2")
+    assert dispatched(finish(script, "b8")) == []
+    assert dispatched(arrive("c0", "c2"))
+    script.now += 12.0
+    assert dispatched(finish(script, "c0"))[0][:2] == ("picky", "c2")
+
+
 def test_models_do_not_wait_for_each_other() -> None:
     other = make_info("d1", models=(make_model("other"),))
     script = Script(make_info("c1"), other, config=ONE)
