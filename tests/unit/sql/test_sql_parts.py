@@ -148,6 +148,7 @@ def test_bad_options(options: str) -> None:
         ("tierkv.request_timeout", "1500", 1.5),
         ("tierkv.request_timeout", "2 min", 120.0),
         ("tierkv.prefix_order", "off", False),
+        ("tierkv.plan", "off", False),
         ("tierkv.seed", "", None),
         ("tierkv.on_error", "NULL", "null"),
     ],
