@@ -173,6 +173,7 @@ def test_nobody_waits_longer_for_the_best_node_than_another_one_costs_more() -> 
         return script.do(ChainLocated(name(request_id), {NodeId(node): CachedPrefix(62, 62)}))
 
     assert dispatched(arrive("hog", "c1"))[0][1] == "c1"
+    script.do(FirstToken(name("hog")))
     assert dispatched(arrive("b0", "c2"))[0][1] == "c2"
     for at in range(1, 9):
         assert waits(arrive(f"b{at}", "c2"))
