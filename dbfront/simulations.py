@@ -68,6 +68,11 @@ class Simulations:
         """Return what a session's simulation failed with, once."""
         return self._errors.pop(session, None)
 
+    def running_sessions(self) -> tuple[int, ...]:
+        """Return the sessions whose simulation runs now."""
+        with self._lock:
+            return tuple(self._running)
+
     def cancel(self, session: int) -> None:
         """End a session's simulation, if it runs one."""
         with self._lock:
@@ -78,7 +83,7 @@ class Simulations:
 
     def close(self) -> None:
         """End all of them."""
-        for session in tuple(self._running):
+        for session in self.running_sessions():
             self.cancel(session)
 
     def _run(self, session: int, trace: Path, options: dict[str, Any]) -> dict[str, Any]:
