@@ -180,27 +180,32 @@ class PlanState:
         if not self.lanes or self.over:
             return []
         out: list[PlanInstruction] = []
-        for lane in self.lanes:
-            if not lane.has_work:
-                self._take_over(lane)
+        touched: dict[int, Lane] = {}
         while len(self._lane_of) < self._max_in_flight:
-            sent = self._send_one()
-            if sent is None:
+            self._employ_idle()
+            found = self._next()
+            if found is None:
                 break
-            out.append(sent)
-        return out + [each for lane in self.lanes for each in self._look_ahead(lane)]
+            lane, position = found
+            out.append(self._send(lane, position))
+            touched[id(lane)] = lane
+        return out + [each for lane in touched.values() for each in self._look_ahead(lane)]
 
-    def _send_one(self) -> SendCall | None:
-        busy = sum(lane.has_work for lane in self.lanes)
-        share = -(-self._max_in_flight // max(1, busy))
-        for lane in sorted(self.lanes, key=lambda each: len(each.in_flight)):
+    def _employ_idle(self) -> None:
+        for lane in self.lanes:
+            if not lane.has_work and not self._take_over(lane):
+                return
+
+    def _next(self) -> tuple[Lane, int] | None:
+        """Find a call that may go now. All lanes with work have an equal share in flight."""
+        busy = [lane for lane in self.lanes if lane.has_work]
+        share = -(-self._max_in_flight // max(1, len(busy)))
+        for lane in sorted(busy, key=lambda each: len(each.in_flight)):
             if len(lane.in_flight) >= share:
-                continue
+                return None
             position = lane.next_position()
-            if position is None and not lane.has_work and self._take_over(lane):
-                position = lane.next_position()
             if position is not None and lane.has_room(position):
-                return self._send(lane, position)
+                return lane, position
         return None
 
     def _send(self, lane: Lane, position: int) -> SendCall:

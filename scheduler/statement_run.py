@@ -105,7 +105,7 @@ class StatementRun:
         Args:
             calls: all of them.
             max_in_flight: how many turns are given out at once.
-            nodes: the nodes that there are now; asked again with every turn.
+            nodes: the nodes that there are now; asked again whenever a call has ended.
             effort: what the calls cost.
             keeper: holds what pending calls share; None: nothing is held.
             prefetch: loads ahead; None: nothing is.
@@ -138,7 +138,8 @@ class StatementRun:
         Several tasks may wait; each turn goes to one of them, and every turn must end in
         ``finished`` or ``failed``.
         """
-        self._look()
+        if self._seen is None:
+            self._look()
         turn = await self._turns.get()
         if turn is None:
             self._turns.put_nowait(None)
