@@ -18,6 +18,7 @@ from kvcore.hold import HoldOrder, LeaseId
 from kvcore.ids import BlockKey, NodeId
 from kvcore.location import Location, Tier
 from kvcore.node import NodeInfo, NodeLoad, NodeReport
+from metaserver.client import LocateReply
 from policies.eviction import BlockFacts
 from policies.select import make_policy
 from scheduler.events import Stage
@@ -62,6 +63,7 @@ class ComputeServer(ReportingNode):
         kv: what is in the pages.
         promises: the model of its leases.
         loaded: blocks taken from the pool; ``reused``: found in its own pages.
+        prefetched: prompts loaded ahead.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class ComputeServer(ReportingNode):
         self.pool = PagePool(pages + 1, make_policy(policy, pages), now=net.clock.now)
         self.kv: dict[int, bytes] = {}
         self.promises = Promises()
-        self.loaded = self.reused = self.computed = self.gave_way = self._allocations = 0
+        self.loaded = self.prefetched = self.reused = self.computed = self.gave_way = (
+            self._allocations
+        ) = 0
         self._dmp = [(node_id, 1.0) for node_id in dmp]
         self._parents: dict[BlockKey, BlockKey] = {}
         self._work: dict[Work, None] = {}
@@ -97,15 +101,15 @@ class ComputeServer(ReportingNode):
         pages = self.pool.lookup(keys)
         self.pool.acquire(pages)
         try:
-            fresh = self._allocate(len(keys) - len(pages), over_leases=False)
-            for page in fresh or ():
-                block = len(pages)
-                kv = yield from self._load(prompt, block)
+            fresh = self._allocate(len(keys) - len(pages), over_leases=False) or []
+            located = yield from self._locate(prompt)
+            while fresh:
+                kv = yield from self._load(prompt, len(pages), located)
                 if kv is None:
-                    self.pool.release([page])
-                    continue
-                if block == len(pages):
-                    pages.append(self._commit(page, kv, prompt, block))
+                    break
+                pages.append(self._commit(fresh.pop(), kv, prompt, len(pages)))
+            self.pool.release(fresh)
+            self.prefetched += 1
             return len(pages)
         finally:
             self.pool.release(pages)
@@ -157,8 +161,9 @@ class ComputeServer(ReportingNode):
     def _fill(self, work: Work, hits: int) -> Steps:
         """Load while the pool has the next block, then compute the rest."""
         prompt, loading = work.prompt, True
+        located = yield from self._locate(prompt)
         for block in range(hits, len(prompt.blocks)):
-            kv = (yield from self._load(prompt, block)) if loading else None
+            kv = (yield from self._load(prompt, block, located)) if loading else None
             if kv is None:
                 loading = False
                 yield Sleep(BLOCK_TOKENS * TOKEN_S)
@@ -171,16 +176,19 @@ class ComputeServer(ReportingNode):
             self._report()
         yield Sleep(len(prompt.tail) * TOKEN_S)
 
-    def _load(self, prompt: Prompt, block: int) -> Steps:
+    def _locate(self, prompt: Prompt) -> Steps:
+        """Ask once for the whole chain; what is said of its end is old when it is needed."""
+        reply = yield Ask("meta", lambda meta: meta.locate(prompt.keys, reader=self.info.host))
+        return reply
+
+    def _load(self, prompt: Prompt, block: int, located: LocateReply | None) -> Steps:
         """Fetch a block's KV from wherever the directory says; None means: compute it."""
-        keys = prompt.keys[: block + 1]
-        reply = yield Ask("meta", lambda meta: meta.locate(keys, reader=self.info.host))
         places: list[Location] = []
-        if reply is None:  # No directory: whoever wrote it put it where anyone would.
-            place = yield self._ask_home(keys[-1])
+        if located is None:  # No directory: whoever wrote it put it where anyone would.
+            place = yield self._ask_home(prompt.keys[block])
             places = [place] if place is not None else []
-        elif len(reply.replicas) > block:
-            places = [r.location for r in reply.replicas[block] if r.location is not None]
+        elif len(located.replicas) > block:
+            places = [r.location for r in located.replicas[block] if r.location is not None]
         for place in places[:2]:
             kv = yield Ask(place.node, lambda node, place=place: node.read(place), 0.3)
             if kv is not None:

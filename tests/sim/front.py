@@ -48,7 +48,7 @@ CONFIG = SchedulerConfig(
     backoff_max_s=2.0,
     max_requests=24,
     max_waiting=12,
-    max_in_flight_per_node=4,
+    max_in_flight_per_node=3,
     prefetches_per_node=1,
     lease_s=LEASE_S,
 )

@@ -38,7 +38,7 @@ class Prompt:
 def draw_prompt(rng: random.Random) -> Prompt:
     """Draw a path in a small forest, so that many prompts begin alike."""
     path = [rng.randrange(3)]
-    for _ in range(rng.randrange(MAX_BLOCKS)):
+    for _ in range(max(rng.randrange(MAX_BLOCKS), rng.randrange(MAX_BLOCKS))):
         path.append(0 if rng.random() < 0.7 else rng.randrange(1, 3))
     blocks = tuple((10 * at + branch + 2,) * BLOCK_TOKENS for at, branch in enumerate(path))
     tail = tuple(rng.randrange(100, 110) for _ in range(rng.randrange(1, BLOCK_TOKENS)))

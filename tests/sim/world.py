@@ -110,7 +110,7 @@ class World:
 
     def _count(self, process: Process) -> None:
         if isinstance(process, ComputeServer):
-            for name in ("loaded", "reused", "computed", "gave_way"):
+            for name in ("loaded", "prefetched", "reused", "computed", "gave_way"):
                 self.counts[name] += getattr(process, name)
             self.counts["evicted pages"] += process.pool.evicted_blocks
         elif isinstance(process, PoolServer):
@@ -131,8 +131,9 @@ class World:
         bad = rng.choice([0.0, 0.02, 0.1])
         net.faults = Faults(loss=bad, double=bad, delay_s=rng.choice([0.002, 0.02]))
         net.tell(f"{net.faults}")
+        crowds = [1.0 + rng.random() * (STORM_S - 2.0) for _ in range(rng.randint(2, 10))]
         for _ in range(REQUESTS):
-            net.after(1.0 + rng.random() * (STORM_S - 1.0), self._submit)
+            net.after(rng.choice(crowds) + rng.random() * 0.5, self._submit)
         for _ in range(rng.randrange(6)):
             net.after(1.0 + rng.random() * (STORM_S - 1.0), self._accident)
         for _ in range(rng.randrange(3)):
