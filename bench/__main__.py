@@ -28,7 +28,7 @@ from bench.report import parse_arguments
 parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
-    controller, decoding, compute, plan,
+    controller, decoding, compute, meta, plan,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])

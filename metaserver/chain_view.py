@@ -118,6 +118,8 @@ class ChainView:
         """Return for each node which of the first ``blocks`` it has in L1 or L2, in order."""
         in_memory = (self.tiers == L1) | (self.tiers == L2)
         held = np.flatnonzero(in_memory & (self.copies.at < blocks))
+        if not len(held):
+            return {}
         pairs = np.unique(self.nodes[held] << 32 | self.copies.at[held])
         nodes = pairs >> 32
         begins = np.flatnonzero(np.diff(nodes, prepend=-1))

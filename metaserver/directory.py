@@ -29,7 +29,10 @@ from metaserver.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolde
 from metaserver.node_book import NodeBook
 
 MAX_BLOCKS: Final = 1 << 26
-"""Most blocks of one directory, some 8 GiB; more are refused, and counted."""
+"""Most blocks of one directory, some 8 GiB; more are refused, and counted. Only address space is
+taken beforehand."""
+
+_FEWEST_BLOCKS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Directory:
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         """Start empty; memory is taken as blocks come."""
-        self.ledger = Ledger(max_blocks)
+        self.ledger = _ledger(max_blocks)
         self.book = NodeBook()
         self.stale_batches = 0
 
@@ -249,6 +252,17 @@ class Directory:
         info = self.book.holder(name >> 8).info
         tier = Tier.L2 if name & 0xFF == L2 else Tier.L4
         return ReplicaHolder(info.node_id, info.host, tier, info.incarnation)
+
+
+def _ledger(max_blocks: int) -> Ledger:
+    """Make a ledger for as many blocks as the system lends address space for."""
+    while True:
+        try:
+            return Ledger(max_blocks)
+        except OSError:
+            if max_blocks <= _FEWEST_BLOCKS:
+                raise
+            max_blocks //= 2
 
 
 def _same_life(known: NodeInfo, info: NodeInfo) -> bool:

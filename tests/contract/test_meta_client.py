@@ -552,3 +552,13 @@ async def test_what_is_there_and_what_was_refused_is_counted(meta: MetaClient) -
     assert dict(await meta.directory_counts()).items() >= {
         "leases_live": 0, "leases_committed": 1,
     }.items()  # fmt: skip
+
+
+async def test_what_only_rests_on_disks_can_be_reserved_and_nobody_is_asked(
+    meta: MetaClient,
+) -> None:
+    await meta.register(DMP)
+    await meta.report_events(inventory(DMP, replace(stored(0, DMP, Tier.L4), location=None)))
+    lease = (await meta.locate(KEYS, reserve_s=1.0)).lease
+    assert lease != NO_LEASE
+    assert await meta.end_lease(lease, used=True)

@@ -145,7 +145,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         if arriving == 0 or arriving % 2:
             truth.seq += 1  # The next part was sent and lost; else the node began something else.
 
-    @rule(name=NAMES, key=st.sampled_from(KEYS), how=st.sampled_from(["repeat", "lie", "old"]))
+    @rule(
+        name=NAMES, key=st.sampled_from(KEYS), how=st.sampled_from(["repeat", "late", "lie", "old"])
+    )
     def misbehave(self, name: str, key: BlockKey, how: str) -> None:
         truth = self.nodes.get(name)
         if truth is None or how == "old":
@@ -153,13 +155,20 @@ class DirectoryMachine(RuleBasedStateMachine):
         elif how == "lie":
             self.lie(truth, key)
         elif truth.last is not None:
-            self.repeat(truth, truth.last)
+            self.repeat(truth, truth.last if how == "repeat" else self.late(truth, key))
 
     def repeat(self, truth: Truth, last: EventBatch) -> None:
         """The last batch arrives a second time and changes nothing."""
         before = self.directory.wants_inventory(truth.info.node_id)
         assert self.directory.apply(pack_events(last), self.now)
         assert self.directory.wants_inventory(truth.info.node_id) is before
+
+    def late(self, truth: Truth, key: BlockKey) -> EventBatch:
+        """A batch that was overtaken: what it says is old news, whatever it says."""
+        tier = Tier.L2 if truth.info.role is NodeRole.DMP else Tier.L1
+        events = (stored(truth, key, tier, 9), BlockRemoved(key, Tier.L4))
+        info = truth.info
+        return EventBatch(info.node_id, info.incarnation, truth.seq, events, inventory=True)
 
     def lie(self, truth: Truth, key: BlockKey) -> None:
         """A node claims a slot of another, or a tier it has not: refused and counted."""
@@ -227,6 +236,26 @@ class DirectoryMachine(RuleBasedStateMachine):
             )
 
     @invariant()
+    def a_reservation_asks_whoever_has_blocks_in_memory(self) -> None:
+        for chain in CHAINS:
+            found = self.directory.find(
+                b"".join(chain), self.now, reader=None, max_replicas=0, use=False
+            )
+            reply = found.reply
+            blocks = max([reply.prefix_blocks, *(c.l2_blocks for c in reply.coverage)])
+            assert found.chain == b"".join(chain[:blocks])
+            expected = {
+                NodeId(name): b"".join(keys)
+                for name, truth in self.nodes.items()
+                if (keys := [k for k in chain[:blocks] if self.in_memory(truth, k)])
+            }
+            assert self.directory.holders(found) == expected
+
+    @staticmethod
+    def in_memory(truth: Truth, key: BlockKey) -> bool:
+        return (key, Tier.L1) in truth.told or (key, Tier.L2) in truth.told
+
+    @invariant()
     def the_listing_counts_every_copy(self) -> None:
         listing = self.directory.list_blocks(1_000, self.now)
         told = {(n, t.value, k) for n, truth in self.nodes.items() for k, t in truth.told}
@@ -264,5 +293,5 @@ class DirectoryMachine(RuleBasedStateMachine):
 
 TestDirectory = DirectoryMachine.TestCase
 TestDirectory.settings = settings(
-    max_examples=150, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=100, stateful_step_count=20, deadline=None, derandomize=True
 )
