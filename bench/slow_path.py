@@ -162,6 +162,7 @@ class _Bench:
         return seconds
 
     async def _answer(self) -> float:
+        await self._node.flush()  # Pages that are still being published can't be dropped.
         await self._node.drop_cache()
         got, seconds = await answer(self._node, self._prompt)
         if got != self._want:
