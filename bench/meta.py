@@ -2,13 +2,16 @@
 
 Run ``python -m bench.meta``. The meta server is a process of its own and so is each client; all go
 through gRPC. 1 M blocks on 100 hosts (and 10 M without --quick), each host with a pool node and a
-compute node. Beside it the same lookups as pipelined EXISTS in Redis, where there is one.
+compute node. ``counted`` locates only count, as the scheduler's do; ``listed`` ones answer where all
+blocks are; of 0 blocks they cost what gRPC costs. Beside it the same lookups as pipelined EXISTS in
+Redis, where there is one.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -69,6 +72,11 @@ class Server:
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         return int(pages) * 4096
 
+    def cpu_s(self) -> float:
+        """Return the processor time it has taken."""
+        times = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
     def counts(self) -> tuple[int, int, int]:
         """Return its blocks, copies and the bytes of its tables."""
         blocks, copies, nbytes = map(int, _ask(self._process, "?").split())
@@ -107,6 +115,7 @@ def _measure(report: Report, load: Load, *, quick: bool) -> None:
     report.add(f"{name}_rss_bytes_per_block_beyond_key", grown / blocks - BLOCK_KEY_BYTES)
     report.add(f"{name}_table_bytes_per_block_beyond_key", nbytes / blocks - BLOCK_KEY_BYTES)
     report.add(f"{name}_copies_per_block", copies / blocks)
+    _locates(report, server, load, name, 0, 1, 0, quick)
     for length in LENGTHS:
         for clients in CLIENTS:
             for max_replicas in (0, 4):
@@ -141,11 +150,14 @@ def _locates(
         Task("locate", server.address, load.seed, load.blocks, (), length, max_replicas, rounds, n)
         for n in range(clients)
     ]
+    began = server.cpu_s()
     times = sorted(t for result in _run(tasks) for t in result)
+    taken = server.cpu_s() - began
     what = "counted" if not max_replicas else "listed"
     for label, q in (("p50", 0.5), ("p99", 0.99)):
         metric = f"{name}_{what}_{length}_x{clients}_{label}_ms"
         report.add(metric, float(np.quantile(times, q)) * 1e3)
+    report.add(f"{name}_{what}_{length}_x{clients}_server_cpu_ms", taken / len(times) * 1e3)
 
 
 def _redis(report: Report, load: Load, name: str) -> None:
