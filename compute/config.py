@@ -102,7 +102,7 @@ class ComputeConfig:
     load_timeout_s: float = 10.0
     locate_timeout_s: float = 1.0
     threads: int = 0
-    eviction_policy: str = "leaf_lru"
+    eviction_policy: str = "default"
     speculative_tokens: int = -1
 
     def __post_init__(self) -> None:

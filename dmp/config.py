@@ -88,7 +88,7 @@ class DmpConfig:
     demote_above: float = 0.85
     promote_threads: int = 4
     promote_timeout_s: float = 10.0
-    eviction_policy: str = "leaf_lru"
+    eviction_policy: str = "default"
     lease_share: float = 0.5
     remove_on_stop: bool = False
     nameless: bool = False

@@ -196,7 +196,7 @@ class DmpSettings(Section):
         default=0.85, ge=0.0, le=1.0, description="share of memory above which blocks go to disk"
     )
     eviction_policy: Literal["default", "leaf_lru"] = Field(
-        default="leaf_lru", description="which blocks make room for new ones"
+        default="default", description="which blocks make room for new ones"
     )
     lease_share: float = Field(
         default=0.5,
@@ -254,7 +254,7 @@ class ComputeSettings(Section):
     max_running: int = Field(default=64, ge=1, description="requests in one batch")
     threads: int = Field(default=0, ge=0, description="torch threads; 0: all cores")
     eviction_policy: Literal["default", "leaf_lru"] = Field(
-        default="leaf_lru", description="which unused blocks leave L1 first"
+        default="default", description="which unused blocks leave L1 first"
     )
     load_policy: Literal["auto", "always", "never"] = Field(
         default="auto", description="load KV from the pool: when faster, always, or never"

@@ -66,6 +66,7 @@ async def dmp(meta: MetaClient, clock: JumpingClock, tmp_path: Path) -> AsyncIte
         capacity_bytes=1 << 20,
         extent_bytes=1 << 18,
         scrub_rate_bytes_per_s=0,
+        eviction_policy="leaf_lru",  # The flood goes through all that is not held.
     )
     part = DmpPart(config, meta, listen=False, clock=clock)
     await part.start()
@@ -128,7 +129,7 @@ async def test_a_pool_lets_go_when_the_time_is_over(meta, dmp, clock) -> None:
 @pytest.fixture
 async def compute(meta: MetaClient, clock: JumpingClock) -> AsyncIterator[ComputePart]:
     """A node whose L1 holds 20 blocks of 8 tokens."""
-    part = ComputePart(node_config(l1_pages=21), meta, clock=clock)
+    part = ComputePart(node_config(l1_pages=21, eviction_policy="leaf_lru"), meta, clock=clock)
     await part.start()
     yield part
     await part.node.check_invariants()
