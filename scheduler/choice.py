@@ -17,11 +17,11 @@ from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
 from scheduler.config import SchedulerConfig
-from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, ServiceCost
+from scheduler.cost import CostSplit, ServiceCost
 from scheduler.events import CandidateCost, Stage
-from scheduler.fleet import Fleet
+from scheduler.fleet import Fleet, Group
 from scheduler.node_record import NodeRecord, Work
-from scheduler.node_table import Column, Figures
+from scheduler.node_table import Column, Columns, Figures
 from scheduler.request_record import RequestRecord
 from scheduler.service import Service, Waits, serve
 
@@ -35,8 +35,10 @@ PREFERRED_COST = 1.5
 class Weighed(Sequence[CandidateCost]):
     """What some candidates cost; the values are made when somebody looks."""
 
-    def __init__(self, node_ids: Sequence[NodeId], columns: NDArray[np.float64], charge: float):
-        self._node_ids = tuple(node_ids)
+    def __init__(
+        self, node_ids: tuple[NodeId, ...], columns: Sequence[Column], charge: float
+    ) -> None:
+        self._node_ids = node_ids
         self._columns = columns
         self._charge = charge
 
@@ -52,7 +54,7 @@ class Weighed(Sequence[CandidateCost]):
     def __getitem__(self, index: int | slice) -> CandidateCost | list[CandidateCost]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        split = _split(self._columns[:, index].tolist(), self._charge)
+        split = _split([float(column[index]) for column in self._columns], self._charge)
         return CandidateCost(self._node_ids[index], split)
 
 
@@ -72,7 +74,7 @@ class Costs(Sequence[CostSplit]):
         charge: ``1 + c*Q``.
     """
 
-    nodes: list[NodeRecord]
+    nodes: Sequence[NodeRecord]
     figures: Figures
     service: Service
     wait_s: Column
@@ -108,7 +110,7 @@ class Costs(Sequence[CostSplit]):
     def weighed(self, indices: Sequence[int]) -> Weighed:
         """Keep the costs of some nodes for whoever looks at them."""
         names = tuple(self.nodes[at].info.node_id for at in indices)
-        return Weighed(names, np.array(self._columns())[:, indices], self.charge)
+        return Weighed(names, [column[indices] for column in self._columns()], self.charge)
 
     def behind(self, before_s: Column) -> Costs:
         """Return the costs if each node had so many seconds more to do before."""
@@ -175,12 +177,11 @@ def weigh(
         now: the time.
         splits: nodes that only prefill would hand the answer over.
     """
-    config, nodes = fleet.config, list(candidates)
-    layout = nodes[0].layout(request.arrived.model)
-    figures = fleet.table.figures([record.row for record in nodes])
+    config, group = fleet.config, fleet.group(candidates)
+    layout = group.nodes[0].layout(request.arrived.model)
+    figures = fleet.table.figures(group.rows)
     waits = _waits(figures, fleet, now)
-    reach = _reach(request, nodes)
-    service = serve(request.total_tokens, reach, figures, layout, waits)
+    service = serve(request.total_tokens, _reach(request, group), figures, layout, waits)
     # What a node was learned to add is spread over its wait and its service alike.
     wait_s = figures.factor * waits.compute_s
     service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
@@ -193,7 +194,9 @@ def weigh(
     if splits:
         handoff_s = figures.hands_over * _handoff_s(request.total_tokens, figures, layout, config)
     total_s = wait_s + charge * service_s + harm_s + handoff_s
-    return Costs(nodes, figures, service, wait_s, service_s, harm_s, handoff_s, total_s, charge)
+    return Costs(
+        group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, total_s, charge
+    )
 
 
 def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
@@ -244,7 +247,8 @@ def _handoff_s(
 ) -> Column:
     """Seconds between prefill and decode stage: the node that goes on loads all KV."""
     blocks = -(-tokens // layout.block_tokens)
-    return config.handoff_s + blocks * layout.stored_bytes * figures.l2_byte_s
+    seconds: Column = config.handoff_s + blocks * layout.stored_bytes * figures.byte_s[0]
+    return seconds
 
 
 def _waits(figures: Figures, fleet: Fleet, now: float) -> Waits:
@@ -259,32 +263,38 @@ def _waits(figures: Figures, fleet: Fleet, now: float) -> Waits:
         figures.waiting_s - figures.head_s + np.maximum(np.minimum(left_s, figures.head_s), -left_s)
     )
     others_s = (figures.others_tokens + figures.outstanding) * figures.token_s
-    l3_s = _path_wait(fleet, "l3", figures.l3_queued, figures.l3_byte_s)
-    l4_s = _path_wait(fleet, "l4", figures.l4_queued, figures.l4_byte_s)
-    return Waits(ours_s + others_s, figures.l2_queued * figures.l2_byte_s, l3_s, l4_s)
+    return Waits(ours_s + others_s, _path_waits(figures, fleet))
 
 
-def _path_wait(fleet: Fleet, tier: str, queued: Column, byte_s: Column) -> Column:
-    """When a path is free: behind what its node loads, and what all load from the pool's nodes.
+def _path_waits(figures: Figures, fleet: Fleet) -> Columns:
+    """When paths are free: behind what the node loads, and what all load from the pool's nodes.
 
     Each node of the pool is taken to be as fast as its fastest reader sees it.
     """
-    own_s = queued * byte_s
-    total = fleet.table.queued_bytes(tier) if fleet.pool_nodes else 0.0
-    if not total:
-        return own_s
-    shared_s = total * float(byte_s.min()) / fleet.pool_nodes
-    return np.maximum(own_s, shared_s)
+    own_s = figures.queued * figures.byte_s
+    own_s[2] = figures.queued[2] * figures.rise_byte_s
+    if fleet.pool_nodes:
+        _, l3_bytes, l4_bytes = fleet.table.queued_bytes().tolist()
+        shared_s = (
+            l3_bytes * float(figures.byte_s[1].min()) / fleet.pool_nodes,
+            l4_bytes * float(figures.rise_byte_s.min()) / fleet.pool_nodes,
+        )
+        own_s[1:] = np.maximum(own_s[1:], np.array(shared_s)[:, None])
+    return own_s
 
 
-def _reach(request: RequestRecord, nodes: Sequence[NodeRecord]) -> NDArray[np.float64]:
+def _reach(request: RequestRecord, group: Group) -> NDArray[np.float64]:
     """Blocks of the request's chain each node could reuse, from near and far: [4, nodes]."""
-    reach = np.zeros((4, len(nodes)))
-    if request.near:
-        get = request.near.get
-        known: list[CachedPrefix] = [get(r.info.node_id, NOTHING_CACHED) for r in nodes]
-        reach[0] = [prefix.l1_blocks for prefix in known]
-        reach[1] = [prefix.l2_blocks for prefix in known]
+    reach = np.zeros((4, len(group.nodes)))
+    found = [
+        (at, near.l1_blocks, near.l2_blocks)
+        for node_id, near in request.near.items()
+        if (at := group.positions.get(node_id)) is not None
+    ]
+    if found:
+        places, l1, l2 = (list(column) for column in zip(*found, strict=True))
+        reach[0, places] = l1
+        reach[1, places] = l2
     reach[2] = request.pool.l3_blocks
     reach[3] = request.pool.l4_blocks
     return reach

@@ -6,7 +6,11 @@ scheduler/node_record.py; here is which of them may be asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvcore import limits
 from kvcore.ids import NodeId, RequestId
@@ -22,6 +26,21 @@ ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 
 ABSENT_GRACE_S = 10.0
 """A node that vanished from the list stays usable this long: a restarted directory knows nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Candidates that are weighed together.
+
+    Attributes:
+        nodes: in their order.
+        rows: their rows in the table.
+        positions: where in the order each is.
+    """
+
+    nodes: Sequence[NodeRecord]
+    rows: NDArray[np.intp]
+    positions: Mapping[NodeId, int]
 
 
 class Fleet:
@@ -40,6 +59,7 @@ class Fleet:
         self.table = NodeTable()
         self.pool_nodes = 0
         self._lists: dict[tuple[WantedModel, str], list[NodeRecord]] = {}
+        self._groups: dict[int, Group] = {}
         self._all_usable = True
 
     def see(self, nodes: Iterable[SeenNode], now: float) -> list[NodeRecord]:
@@ -50,6 +70,7 @@ class Fleet:
         """
         ended: list[NodeRecord] = []
         self._lists.clear()
+        self._groups.clear()
         for seen in nodes:
             rates = known_rates(seen.load, self.config)
             known = self.records.get(seen.info.node_id)
@@ -91,8 +112,20 @@ class Fleet:
         if found is None:
             if len(self._lists) >= 4 * limits.MAX_MODELS_PER_NODE:
                 self._lists.clear()
+                self._groups.clear()
             found = self._lists[key] = find()
         return found
+
+    def group(self, nodes: Sequence[NodeRecord]) -> Group:
+        """Prepare nodes for weighing; lists that were found here are prepared once."""
+        known = self._groups.get(id(nodes))
+        if known is not None and known.nodes is nodes:
+            return known
+        rows = np.array([record.row for record in nodes], dtype=np.intp)
+        group = Group(nodes, rows, {r.info.node_id: at for at, r in enumerate(nodes)})
+        if any(found is nodes for found in self._lists.values()):
+            self._groups[id(nodes)] = group
+        return group
 
     def candidates(
         self,

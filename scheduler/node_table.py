@@ -16,6 +16,8 @@ from scheduler.cost import Rates
 
 Column = NDArray[np.float64]
 """One number per node."""
+Columns = NDArray[np.float64]
+"""Some rows of such numbers."""
 _GROWTH = 64
 
 
@@ -24,9 +26,11 @@ class Figures(NamedTuple):
 
     Attributes:
         step_s, token_s, pair_s, step_tokens: cost of computing, and tokens of a step at most.
-        l2_byte_s, l3_byte_s, l4_byte_s: seconds per byte of each path.
-        l2_latency_s, l3_latency_s, l4_latency_s: seconds of a read, however short.
-        l2_queued, l3_queued, l4_queued: bytes that are being loaded, or will be.
+        byte_s: [3, nodes] seconds per byte, layer by layer, of what is in L2, L3 and L4; the last
+            is read like L3 once it was brought up.
+        latency_s: [3, nodes] seconds of each layer's read, however short.
+        rise_byte_s, rise_latency_s: the same of bringing up what is in L4, before it is read.
+        queued: [3, nodes] bytes that are being loaded, or will be, from L2, L3 and L4.
         waiting_s: seconds of computing for requests of ours, as predicted when they were sent.
         head_s, head_end_s: of these, the request it is at, and when that should be answered.
         others_tokens: tokens it has to compute for others.
@@ -41,15 +45,11 @@ class Figures(NamedTuple):
     token_s: Column
     pair_s: Column
     step_tokens: Column
-    l2_byte_s: Column
-    l3_byte_s: Column
-    l4_byte_s: Column
-    l2_latency_s: Column
-    l3_latency_s: Column
-    l4_latency_s: Column
-    l2_queued: Column
-    l3_queued: Column
-    l4_queued: Column
+    byte_s: Columns
+    latency_s: Columns
+    rise_byte_s: Column
+    rise_latency_s: Column
+    queued: Columns
     waiting_s: Column
     head_s: Column
     head_end_s: Column
@@ -63,8 +63,14 @@ class Figures(NamedTuple):
     last_chosen: Column
 
 
-WIDTH = len(Figures._fields)
-AT = {name: index for index, name in enumerate(Figures._fields)}
+_ROWS_OF = {"byte_s": 3, "latency_s": 3, "queued": 3}
+AT: dict[str, int] = {}
+"""In which row of the table each figure is, or begins."""
+WIDTH = 0
+for _name in Figures._fields:
+    AT[_name] = WIDTH
+    WIDTH += _ROWS_OF.get(_name, 1)
+_SLICES = [slice(at, at + 3) if name in _ROWS_OF else at for name, at in AT.items()]
 
 
 class NodeTable:
@@ -92,31 +98,28 @@ class NodeTable:
         self._values[column, row] = value
 
     def put_rates(self, row: int, rates: Rates) -> None:
-        """Set the first ten columns."""
-        self._values[: AT["l2_queued"], row] = (
-            rates.step_s,
-            1.0 / rates.prefill_tokens_per_s,
-            rates.pair_s,
-            rates.step_tokens,
-            1.0 / rates.l2_bytes_per_s,
-            1.0 / rates.l3_bytes_per_s,
-            1.0 / rates.l4_bytes_per_s,
-            rates.l2_latency_s,
-            rates.l3_latency_s,
-            rates.l4_latency_s,
+        """Set the figures up to ``queued``."""
+        l2_s, l3_s = 1.0 / rates.l2_bytes_per_s, 1.0 / rates.l3_bytes_per_s
+        self._values[: AT["queued"], row] = (
+            *(rates.step_s, 1.0 / rates.prefill_tokens_per_s, rates.pair_s, rates.step_tokens),
+            *(l2_s, l3_s, l3_s),
+            *(rates.l2_latency_s, rates.l3_latency_s, rates.l3_latency_s),
+            *(1.0 / rates.l4_bytes_per_s, rates.l4_latency_s),
         )
 
     def put_account(self, row: int, account: Sequence[float]) -> None:
-        """Set the eight columns from ``l2_queued`` to ``outstanding``."""
-        self._values[AT["l2_queued"] : AT["decodes"], row] = account
+        """Set the eight figures from ``queued`` to ``outstanding``."""
+        self._values[AT["queued"] : AT["decodes"], row] = account
 
-    def figures(self, rows: Sequence[int]) -> Figures:
+    def figures(self, rows: NDArray[np.intp]) -> Figures:
         """Copy the figures of some rows, in their order."""
-        return Figures(*self._values[:, rows])
+        some = self._values[:, rows]
+        return Figures(*[some[at] for at in _SLICES])
 
-    def queued_bytes(self, tier: str) -> float:
-        """Sum the bytes queued from a tier (``l3`` or ``l4``) over all nodes."""
-        return float(self._values[AT[f"{tier}_queued"]].sum())
+    def queued_bytes(self) -> Column:
+        """Sum the bytes queued from L2, L3 and L4 over all nodes."""
+        total: Column = self._values[AT["queued"] : AT["queued"] + 3].sum(axis=1)
+        return total
 
 
 def figures_of(rates: Rates) -> Figures:
@@ -124,4 +127,4 @@ def figures_of(rates: Rates) -> Figures:
     table = NodeTable()
     table.put_rates(0, rates)
     table.put(0, AT["factor"], 1.0)
-    return table.figures([0])
+    return table.figures(np.array([0]))

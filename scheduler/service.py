@@ -6,6 +6,7 @@ policies/service_time.py's, by which nodes decide, too; here it is evaluated for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.layout import BlockLayout
-from policies.service_time import StepCost, causal_pairs, pipeline_sums
+from policies.service_time import StepCost, pipeline_sums
 from scheduler.cost import CachedPrefix, Rates, ServiceCost
 from scheduler.node_table import Column, Figures, figures_of
 
@@ -27,16 +28,14 @@ class Waits:
 
     Attributes:
         compute_s: its turn to be computed.
-        l2_s, l3_s, l4_s: its turn on the path to that tier.
+        paths_s: [3, nodes] its turn on the paths to L2, L3 and L4.
     """
 
     compute_s: Column
-    l2_s: Column
-    l3_s: Column
-    l4_s: Column
+    paths_s: Grid
 
 
-_IDLE = Waits(*(np.zeros(1) for _ in range(4)))
+_IDLE = Waits(np.zeros(1), np.zeros((3, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +105,12 @@ def serve(
     """
     plans = _Plans(prompt_tokens, _ends(prompt_tokens, reach, layout), figures, layout, waits)
     if not plans.can_load:
-        return plans.best(plans.at(plans.ends[:1]))
-    whole = plans.at(plans.ends)
+        return plans.best([plans.nothing_loaded()])
+    whole = plans.whole_tiers()
     shares = _hiding_shares(whole)
     if not ((shares > 0.0) & (shares < 1.0)).any():
-        return plans.best(whole)
-    segments = plans.ends[1:] - plans.ends[:-1]
-    hidden = plans.at(np.floor(plans.ends[:-1] + shares * segments))
-    return plans.best(whole.beside(hidden))
+        return plans.best([whole])
+    return plans.best([whole, plans.parts(whole, shares)])
 
 
 def _ends(prompt_tokens: int, reach: NDArray[Any], layout: BlockLayout) -> Grid:
@@ -131,30 +128,20 @@ class _Evaluated:
 
     Attributes:
         depth: blocks reused.
-        load_s: seconds to load.
-        compute_s: seconds to compute.
-        busy_s: end if the node is busy until then.
-        first_s: end if the first layer arrives late.
-        last_s: end if the last one does.
+        begins_s: when their path is free.
+        rise_s: seconds to bring up what rests, before any layer.
+        load_s: seconds to read all layers.
+        compute_s: seconds to compute the rest.
+        sums: the three of which the latest is the end: the node is busy until then, the first layer
+            arrives late, the last one does.
     """
 
     depth: Grid
+    begins_s: Grid
+    rise_s: Any
     load_s: Grid
     compute_s: Grid
-    busy_s: Grid
-    first_s: Grid
-    last_s: Grid
-
-    def beside(self, other: _Evaluated) -> _Evaluated:
-        """Put other plans below these."""
-        return _Evaluated(
-            np.concatenate((self.depth, other.depth)),
-            np.concatenate((self.load_s, other.load_s)),
-            np.concatenate((self.compute_s, other.compute_s)),
-            np.concatenate((self.busy_s, other.busy_s)),
-            np.concatenate((self.first_s, other.first_s)),
-            np.concatenate((self.last_s, other.last_s)),
-        )
+    sums: tuple[Grid, Grid, Grid]
 
 
 class _Plans:
@@ -169,7 +156,8 @@ class _Plans:
         self, tokens: int, ends: Grid, figures: Figures, layout: BlockLayout, waits: Waits
     ) -> None:
         self.ends = ends
-        self.can_load = bool((ends[3] - ends[0]).any())
+        self._segments = ends[1:] - ends[:-1]
+        self.can_load = bool(self._segments.any())
         self._tokens = tokens
         self._figures = figures
         self._layout = layout
@@ -178,72 +166,90 @@ class _Plans:
         self._cost = StepCost(columns.token_s, columns.pair_s, columns.step_s)
         self._in_one_step = tokens <= float(figures.step_tokens.min())
         if self.can_load:
-            block_bytes, layers = layout.stored_bytes, layout.layers
-            self._l2_block_s = block_bytes * figures.l2_byte_s
-            self._l3_block_s = block_bytes * figures.l3_byte_s
-            self._l2_latency_s = layers * figures.l2_latency_s
-            self._l3_latency_s = layers * figures.l3_latency_s
-            self._in_disks = bool((ends[3] - ends[2]).any())
+            self._block_bytes = layout.stored_bytes
+            self._block_s = self._block_bytes * figures.byte_s
+            self._latency_s = layout.layers * figures.latency_s
+            self._in_disks = bool(self._segments[2].any())
 
-    def best(self, plans: _Evaluated) -> Service:
+    def best(self, tried: Sequence[_Evaluated]) -> Service:
         """Take the plan of each node that ends first; among equals the one that loads less."""
-        ended_s = np.maximum(np.maximum(plans.busy_s, plans.first_s), plans.last_s)
-        if len(ended_s) == 1:
-            depth, load_s, compute_s = plans.depth[0], plans.load_s[0], plans.compute_s[0]
-            return Service(depth, self.ends, load_s, compute_s, ended_s[0])
+        ended = [np.maximum(np.maximum(x.sums[0], x.sums[1]), x.sums[2]) for x in tried]
+        ended_s = ended[0] if len(ended) == 1 else np.concatenate(ended)
         at = (ended_s.argmin(axis=0), np.arange(ended_s.shape[1]))
-        return Service(
-            plans.depth[at], self.ends, plans.load_s[at], plans.compute_s[at], ended_s[at]
+        depth, load_s, compute_s = (
+            (parts[0] if len(parts) == 1 else np.concatenate(parts))[at]
+            for parts in (
+                [x.depth for x in tried],
+                [x.load_s + x.rise_s for x in tried],
+                [x.compute_s for x in tried],
+            )
         )
+        return Service(depth, self.ends, load_s, compute_s, ended_s[at])
 
-    def at(self, depth: Grid) -> _Evaluated:
-        """Say what plans take that reuse so many blocks, at least those in L1."""
+    def nothing_loaded(self) -> _Evaluated:
+        """Plan to use what is in L1."""
+        depth = self.ends[:1]
+        nothing = np.zeros(depth.shape)
+        return self._evaluated(depth, nothing, 0.0, nothing)
+
+    def whole_tiers(self) -> _Evaluated:
+        """Plan to load nothing, all of L2, of L3 too, and of L4 too."""
+        # Counts of blocks become 1.0 for any: cheaper than a comparison and its conversion.
+        used = np.minimum(self._segments, 1.0)
+        load_s, begins_s = np.zeros(self.ends.shape), np.zeros(self.ends.shape)
+        read_s = self._segments * self._block_s + used * self._latency_s
+        np.cumsum(read_s, axis=0, out=load_s[1:])
+        np.maximum.accumulate(used * self._waits.paths_s, axis=0, out=begins_s[1:])
+        rise_s: Any = 0.0
+        if self._in_disks:
+            rise_s = np.zeros(self.ends.shape)
+            rise_s[3] = self._rise_s(self._segments[2], used[2])
+        return self._evaluated(self.ends, begins_s, rise_s, load_s)
+
+    def parts(self, whole: _Evaluated, shares: Grid) -> _Evaluated:
+        """Plan to load the tiers before one, and a share of that one."""
+        blocks = np.floor(self._segments * shares)
+        used = np.minimum(blocks, 1.0)
+        load_s = whole.load_s[:-1] + blocks * self._block_s + used * self._latency_s
+        begins_s = np.maximum(whole.begins_s[:-1], used * self._waits.paths_s)
+        rise_s: Any = 0.0
+        if self._in_disks:
+            rise_s = np.zeros(blocks.shape)
+            rise_s[2] = self._rise_s(blocks[2], used[2])
+        return self._evaluated(self.ends[:-1] + blocks, begins_s, rise_s, load_s)
+
+    def _rise_s(self, blocks: Column, used: Column) -> Any:
+        figures = self._figures
+        return blocks * (self._block_bytes * figures.rise_byte_s) + used * figures.rise_latency_s
+
+    def _evaluated(self, depth: Grid, begins_s: Grid, rise_s: Any, load_s: Grid) -> _Evaluated:
         first_step_s, later_s = self._compute_s(depth)
-        begins_s, load_s, lift_s = self._load_s(depth)
         compute_from_s: Any = self._waits.compute_s
+        load: Any = load_s
         sums: Any = pipeline_sums(
-            load_s,
+            load,
             first_step_s,
             self._layout.layers,
-            load_from_s=begins_s + lift_s,
+            load_from_s=begins_s + rise_s,
             compute_from_s=compute_from_s,
         )
-        busy_s, first_s, last_s = (one + later_s for one in sums)
-        return _Evaluated(depth, load_s + lift_s, first_step_s + later_s, busy_s, first_s, last_s)
+        compute_s = first_step_s
+        if not self._in_one_step:
+            sums = tuple(one + later_s for one in sums)
+            compute_s = first_step_s + later_s
+        return _Evaluated(depth, begins_s, rise_s, load_s, compute_s, sums)
 
     def _compute_s(self, depth: Grid) -> tuple[Any, Any]:
         """Seconds of the first forward pass, and of all later ones."""
         at: Any = depth * self._layout.block_tokens
         rest = self._tokens - at
         if self._in_one_step:
-            return self._cost.seconds(rest, causal_pairs(at, rest)), 0.0
-        first = np.minimum(rest, self._figures.step_tokens)
+            return self._cost.causal_seconds(at, rest), 0.0
+        step_tokens: Any = self._figures.step_tokens
+        first = np.minimum(rest, step_tokens)
         later = rest - first
-        steps = later / self._figures.step_tokens
-        return (
-            self._cost.seconds(first, causal_pairs(at, first)),
-            self._cost.seconds(later, causal_pairs(at + first, later), steps=steps),
-        )
-
-    def _load_s(self, depth: Grid) -> tuple[Any, Any, Any]:
-        """When loading begins, seconds to read all layers, and before that to bring up blocks."""
-        if not self.can_load:
-            nothing = np.zeros(depth.shape)
-            return nothing, nothing, 0.0
-        to_l2 = np.minimum(depth, self.ends[1])
-        l2, far = to_l2 - np.minimum(depth, self.ends[0]), depth - to_l2
-        # Counts of blocks become 1.0 for any: cheaper than a comparison and its conversion.
-        uses_l2, uses_far = np.minimum(l2, 1.0), np.minimum(far, 1.0)
-        load_s = l2 * self._l2_block_s + far * self._l3_block_s
-        load_s += uses_l2 * self._l2_latency_s + uses_far * self._l3_latency_s
-        begins_s = np.maximum(uses_l2 * self._waits.l2_s, uses_far * self._waits.l3_s)
-        if not self._in_disks:
-            return begins_s, load_s, 0.0
-        l4 = depth - np.minimum(depth, self.ends[2])
-        uses_l4 = np.minimum(l4, 1.0)
-        lift_s = l4 * (self._layout.stored_bytes * self._figures.l4_byte_s)
-        lift_s += uses_l4 * self._figures.l4_latency_s
-        return np.maximum(begins_s, uses_l4 * self._waits.l4_s), load_s, lift_s
+        later_s = self._cost.causal_seconds(at + first, later, steps=later / step_tokens)
+        return self._cost.causal_seconds(at, first), later_s
 
 
 def _hiding_shares(whole: _Evaluated) -> Grid:
@@ -253,9 +259,9 @@ def _hiding_shares(whole: _Evaluated) -> Grid:
     lines between a tier's ends; what such a plan takes is evaluated exactly. Not in (0, 1) where
     one end is best.
     """
+    busy_s, first_s, last_s = whole.sums
     shares = []
-    for other in (whole.busy_s, whole.first_s):
-        lead = other - whole.last_s
+    for lead in (busy_s - last_s, first_s - last_s):
         fall = lead[:-1] - lead[1:]
         shares.append(lead[:-1] / np.maximum(fall, 1e-12))
     return np.minimum(np.maximum(np.maximum(shares[0], shares[1]), 0.0), 1.0)

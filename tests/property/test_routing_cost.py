@@ -47,7 +47,8 @@ TOKENS = st.integers(1, 800)
 
 def _ended_s(tokens: int, prefix: CachedPrefix, rates: Rates, *waits_s: float) -> float:
     reach = [[prefix.l1_blocks], [prefix.l2_blocks], [prefix.l3_blocks], [prefix.l4_blocks]]
-    waits = Waits(*(np.array([wait_s]) for wait_s in waits_s))
+    compute_s, *paths_s = waits_s
+    waits = Waits(np.array([compute_s]), np.array(paths_s)[:, None])
     return float(serve(tokens, np.array(reach), figures_of(rates), LAYOUT, waits).ended_s[0])
 
 
