@@ -2,9 +2,9 @@
 
 Run ``python -m bench.meta``. The meta server is a process of its own and so is each client; all go
 through gRPC. 1 M blocks on 100 hosts (and 10 M without --quick), each host with a pool node and a
-compute node. ``counted`` locates only count, as the scheduler's do; ``listed`` ones answer where all
-blocks are; of 0 blocks they cost what gRPC costs. Beside it the same lookups as pipelined EXISTS in
-Redis, where there is one.
+compute node. ``counted`` locates only count, as the scheduler's do; ``listed`` ones answer where
+all blocks are; of 0 blocks they cost what gRPC costs. Beside it the same lookups as pipelined
+EXISTS in Redis, where there is one.
 """
 
 from __future__ import annotations
