@@ -82,7 +82,8 @@ class Router:
         if request.stage is Stage.DECODE or not request.near:
             return found
         decoders = self.decoders(request.arrived, now, request.refused)
-        return found + [r for r in decoders if r not in found and self._is_short(request, r)]
+        more = [r for r in decoders if r not in found and self._is_short(request, r)]
+        return [*found, *more] if more else found  # The fleet knows its own list again.
 
     def _is_short(self, request: RequestRecord, record: NodeRecord) -> bool:
         """Whether so little is missing on a decode node that it may compute that itself."""
