@@ -246,7 +246,7 @@ class World:
 
         def check() -> None:
             steps[0] += 1
-            if steps[0] % 16 == 0:
+            if steps[0] % 32 == 0:
                 self.check()
             if steps[0] % 128 == 0:
                 self.check_now_and_then()
