@@ -6,12 +6,13 @@ with the block that would go; what lies behind a refused block is refused too.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final
 
 from dmp.eviction_order import EvictionOrder
 from dmp.pool_node import PutRequest
 from kvcore.ids import BlockKey
-from policies.eviction import Expectation
+from policies.eviction import BlockFacts, Expectation
 
 _REMEMBERED: Final = 8_192
 """Refused blocks whose children are refused too; older refusals are forgotten."""
@@ -27,7 +28,7 @@ class Admission:
     def __init__(self, order: EvictionOrder) -> None:
         self.refused_puts = 0
         self._order = order
-        self._refused: dict[BlockKey, None] = {}
+        self._refused: dict[Hashable, None] = {}
 
     def is_unreachable(self, put: PutRequest) -> bool:
         """Whether a block lies behind one that was refused; then it is refused as well.
@@ -40,20 +41,20 @@ class Admission:
         self._refuse(put.key)
         return True
 
-    def refuses(self, put: PutRequest, size: int, now: float) -> bool:
+    def refuses(self, facts: BlockFacts, size: int, now: float) -> bool:
         """Whether a block is worth less than the one the eviction order just named."""
-        if put.expectation is Expectation.ROWS:  # It will be read, and soon.
+        if facts.expectation is Expectation.ROWS:  # It will be read, and soon.
             return False
-        if self._order.admits(put, size, now):
+        if self._order.admits(facts, size, now):
             return False
-        self._refuse(put.key)
+        self._refuse(facts.key)
         return True
 
     def taken(self, key: BlockKey) -> None:
         """Take in that a block got a place: what lies behind it can be reached."""
         self._refused.pop(key, None)
 
-    def _refuse(self, key: BlockKey) -> None:
+    def _refuse(self, key: Hashable) -> None:
         self.refused_puts += 1
         self._refused[key] = None
         if len(self._refused) > _REMEMBERED:

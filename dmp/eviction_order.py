@@ -17,7 +17,7 @@ from dmp.pool_node import PutRequest
 from dmp.slot_store import SlotStore
 from dmp.slots import Slot, SlotState
 from kvcore.block_key import ROOT_PARENT
-from policies.eviction import BlockFacts, EvictionPolicy, Expectation, whole_seconds
+from policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, Expectation, whole_seconds
 
 MakePolicy = Callable[[int], EvictionPolicy]
 """Makes the policy for slots of a size in bytes."""
@@ -64,7 +64,8 @@ class EvictionOrder:
         """Take a sealed block in."""
         slot.known = True
         slot.used_at = now
-        slot.facts = facts_of(slot.put)
+        if slot.facts is NO_FACTS:
+            slot.facts = facts_of(slot.put)
         policy = self._policy(slot.extent.slot_bytes)
         policy.entered(slot.index, slot.facts, whole_seconds(now))
 
@@ -122,10 +123,10 @@ class EvictionOrder:
         """Return the leaf of a size that was not used for longest; wants ``by_age``."""
         return self.leaves.oldest(size, store.get)
 
-    def admits(self, put: PutRequest, size: int, now: float) -> bool:
+    def admits(self, facts: BlockFacts, size: int, now: float) -> bool:
         """Whether a block is worth more than the one that ``next`` just named."""
         policy = self._policies.get(size)
-        return policy is None or policy.admits(facts_of(put), whole_seconds(now))
+        return policy is None or policy.admits(facts, whole_seconds(now))
 
     def sizes(self) -> Iterator[int]:
         """Name the slot sizes that have a policy."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dmp.admission import Admission
 from dmp.clean_slots import CleanSlots
 from dmp.deadlines import Deadlines
-from dmp.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy
+from dmp.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy, facts_of
 from dmp.evictor import Evictor
 from dmp.extents import ExtentTable, slot_bytes_for
 from dmp.owners import Owners
@@ -27,6 +27,7 @@ from dmp.slots import Reserved, Slot, SlotState
 from dmp.table_restore import TableRestore
 from kvcore.hold import HoldOrder
 from kvcore.ids import BlockKey
+from policies.eviction import BlockFacts
 from policies.leaf_lru import LeafLru
 
 
@@ -169,15 +170,15 @@ class SlotTable:
         size = slot_bytes_for(put.range_bytes, put.range_count)
         if not must and self._admission.is_unreachable(put):
             return None
-        index = self.extents.take(size)
+        index, facts = self.extents.take(size), facts_of(put)
         victims: Sequence[Slot] = ()
         if index is None:
-            victims = self._evict_for(put, size, must=must)
+            victims = self._evict_for(facts, put.parent, size, must=must)
             if not victims:
                 return None
             index = self.extents.take(size)
             assert index is not None, victims
-        slot = self._occupy(index, put, owner)
+        slot = self._occupy(index, put, facts, owner)
         slot.deadline = deadline
         self._expect(slot, deadline)
         return Reserved(slot, tuple(victims))
@@ -378,11 +379,12 @@ class SlotTable:
     def _expect(self, slot: Slot, deadline: float) -> None:
         self._deadlines.expect(slot, deadline, slots=len(self._store))
 
-    def _occupy(self, index: int, put: PutRequest, owner: str) -> Slot:
+    def _occupy(self, index: int, put: PutRequest, facts: BlockFacts, owner: str) -> Slot:
         self.generation += 1
         extent = self.extents.of(index)
         offset = self.extents.offset(index, extent)
         slot = Slot(index, self.generation, put, SlotState.WRITING, extent, offset, owner=owner)
+        slot.facts = facts
         self._owners.add(owner, index)
         self._store.add(slot)
         self._store.by_key[put.key] = index
@@ -393,7 +395,9 @@ class SlotTable:
         self._touch(slot)
         return slot
 
-    def _evict_for(self, put: PutRequest, size: int, *, must: bool) -> Sequence[Slot]:
+    def _evict_for(
+        self, facts: BlockFacts, parent: BlockKey, size: int, *, must: bool
+    ) -> Sequence[Slot]:
         """Make a place; () if there is none, or it is worth less than what would have to go.
 
         A parent is not evicted to make room for its own child.
@@ -401,11 +405,10 @@ class SlotTable:
         if size > self.extents.extent_bytes:
             self.alloc_failures += 1
             return ()
-        parent = put.parent
         self._order.leaves.link(parent)
         leaf = self._evictor.next_leaf(size, self.now)
         victims: Sequence[Slot] = ()
-        if leaf is None or must or not self._admission.refuses(put, size, self.now):
+        if leaf is None or must or not self._admission.refuses(facts, size, self.now):
             victims = self._evictor.victims(leaf, size, uses=self._uses, coming=parent)
             self.alloc_failures += not victims
         for slot in victims:

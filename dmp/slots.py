@@ -49,7 +49,7 @@ class Slot:
             that a restart found, until somebody uses them.
         offered: that policy may name it as the next to go.
         used_at: time of the last use that the policy was told.
-        facts: what that policy was told; NO_FACTS while it does not know the slot.
+        facts: what that policy is told; NO_FACTS of what a restart found.
         spare: clean, and not used since the copy was made: among the next to be evicted.
     """
 
