@@ -61,9 +61,10 @@ def locate_reply_from_proto(message: pb.LocateReply, chain: bytes) -> LocateRepl
     blocks = len(chain) // BLOCK_KEY_BYTES
     if not message.memory_blocks <= message.prefix_blocks <= blocks:
         raise RemoteProtocolError(f"locate.prefix_blocks is {message.prefix_blocks} of {blocks}")
-    columns = _columns(message, blocks)
+    counted_only = not message.replica_counts and not message.holder
+    columns = None if counted_only else _columns(message, blocks)
     return LocateReply(
-        replicas=ListedReplicas(chain, columns) if len(columns.counts) else (),
+        replicas=() if columns is None else ListedReplicas(chain, columns),
         coverage=tuple(
             [
                 NodeCoverage(NodeId(c.node_id), l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
