@@ -17,9 +17,12 @@ from bench import (
     controller,
     decoding,
     front_overhead,
+    meta,
     pipeline,
     plan,
     reattach,
+    routing_decision,
+    slow_path,
     split,
     start_time,
 )
@@ -28,7 +31,7 @@ from bench.report import parse_arguments
 parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
-    controller, decoding, compute, meta, plan,
+    controller, slow_path, decoding, compute, routing_decision, meta, plan,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])
