@@ -171,24 +171,27 @@ class _LeafCache:
         here = hit
         while here < len(chain) and self._enter(chain, here, facts[here], now):
             here += 1
+        for fact in facts[here:]:
+            self._policy.refused(fact, now)
         if here and not children[chain[here - 1]]:
             self._policy.offer(chain[here - 1])
         return hit
 
     def _facts_of(self, chain: tuple[int, ...], hint: Hint) -> list[BlockFacts]:
+        blocks = len(chain)
         if hint != NO_HINT:
             return [
-                BlockFacts(block, parent, depth, depth == len(chain) - 1, *hint)
+                BlockFacts(block, parent, depth, depth == blocks - 1, *hint, blocks)
                 for depth, (block, parent) in enumerate(zip(chain, (None, *chain), strict=False))
             ]
         known, parent = self._facts, None
         for depth, block in enumerate(chain):
             if block not in known:
-                known[block] = BlockFacts(block, parent, depth)
+                known[block] = BlockFacts(block, parent, depth, prompt_blocks=blocks)
             parent = block
         facts = [known[block] for block in chain]
         if chain:
-            facts[-1] = replace(facts[-1], tail=True)
+            facts[-1] = replace(facts[-1], tail=True, prompt_blocks=blocks)
         return facts
 
     def _enter(self, chain: tuple[int, ...], depth: int, facts: BlockFacts, now: float) -> bool:

@@ -37,6 +37,8 @@ from simulator.options import Gate
 from simulator.routers import ClusterView, LoadAhead, Order, Placement, Refusal, Wake
 
 MODEL = WantedModel("simulated")
+PATIENCE_S = 300.0
+"""Who waits looks again after so long without an event; no node is ever lost here."""
 
 
 class TierKvRouter:
@@ -56,7 +58,9 @@ class TierKvRouter:
             requests: of the whole trace; so many may wait, nobody is refused.
         """
         self.state = SchedulerState(
-            SchedulerConfig(max_requests=requests + 1, max_waiting=requests + 1)
+            SchedulerConfig(
+                max_requests=requests + 1, max_waiting=requests + 1, node_wait_s=PATIENCE_S
+            )
         )
         self._cluster = cluster
         self._jobs: dict[RequestId, Job] = {}
