@@ -18,9 +18,11 @@ from kvcore.layout import BlockLayout, KvCodec
 from kvcore.location import Tier
 from policies.service_time import StepCost, causal_pairs
 
-_LEAST_PATIENCE_S = 1.0
-_PATIENCE = 1.5
-"""A load is given up when it takes so many times what computing would have taken."""
+_LEAST_PATIENCE_S = 0.5
+"""A busy machine may be late by so much; giving up for less would lose loads that are fine."""
+
+_OF_COMPUTING, _OF_PREDICTED = 0.5, 1.5
+"""A load is given up when it takes so many times what computing or loading was to take."""
 _UNKNOWN = StepCost(0.0)
 
 
@@ -117,14 +119,16 @@ class LoadDecider:
         cost = self._figures.steps.cost or _UNKNOWN
         return self.patience_s(cost.seconds(stop - start, causal_pairs(start, stop - start)))
 
-    def patience_s(self, compute_s: float) -> float:
+    def patience_s(self, compute_s: float, predicted_s: float = 0.0) -> float:
         """Return how long a load may take whose tokens could be computed in ``compute_s``.
 
-        So a path that got slow costs a bounded multiple of computing, once: it is remembered.
+        Half as long as computing, or half as long again as was predicted, where that is more: so a
+        path that got slow costs a bounded share of computing, once, and is remembered.
         """
         if self._policy is not LoadPolicy.AUTO or not compute_s:
             return self._timeout_s
-        return min(self._timeout_s, max(_LEAST_PATIENCE_S, _PATIENCE * compute_s))
+        wait_s = max(_OF_COMPUTING * compute_s, _OF_PREDICTED * predicted_s)
+        return min(self._timeout_s, max(_LEAST_PATIENCE_S, wait_s))
 
     def load_wait_s(self, busy_s: Sequence[float]) -> float:
         """Return when a loader is free if loads under way end in ``busy_s`` seconds each."""

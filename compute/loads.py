@@ -110,7 +110,8 @@ class Loads:
             ended=lambda job: self._inbox.post(lambda: self._load_ended(order, job)),
         )
         now = self._clock.now()
-        deadline_s = now + self._tiers.decider.patience_s(decision.compute_s)
+        patience_s = self._tiers.decider.patience_s(decision.compute_s, decision.predicted_s)
+        deadline_s = now + patience_s
         expected_s = now + decision.predicted_s
         tier_bytes = Counter[Tier]()
         for copies in found[: decision.depth]:

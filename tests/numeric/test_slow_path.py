@@ -66,6 +66,7 @@ async def test_a_path_that_got_slow_is_left_and_taken_again_when_it_is_fast() ->
         fast = [await ask(node, want) for _ in range(SEEN_AFTER)]
         assert fast[-1][0].kind in ("load", "part")
         assert fast[-1][1] > 0
+        fast_rate = node.report().load.l3_bytes_per_s
 
         line.read_s = SLOW_READ_S
         for _ in range(SEEN_AFTER):
@@ -77,7 +78,7 @@ async def test_a_path_that_got_slow_is_left_and_taken_again_when_it_is_fast() ->
         probed_bytes = line.loaded_bytes - before
         block_bytes = node.model.layout.stored_bytes
         assert probed_bytes < len(slow) * len(PROMPT) // 8 * block_bytes / 2
-        assert node.report().load.l3_bytes_per_s < 1e6
+        assert node.report().load.l3_bytes_per_s < fast_rate / 4
 
         line.read_s = 0.0
         for _ in range(TRIED_AGAIN_AFTER):

@@ -150,10 +150,17 @@ def test_a_load_that_was_given_up_is_remembered() -> None:
     rig.computes(0.01)
     decision = rig.decide(rig.sources())
     assert decision.depth > 0
-    patience_s = rig.decider.patience_s(decision.compute_s)
-    assert 1.0 <= patience_s < 30.0
+    patience_s = rig.decider.patience_s(decision.compute_s, decision.predicted_s)
+    assert 0.5 <= patience_s < 30.0
     rig.figures.gave_up(rig.sources(), patience_s)
     assert rig.decide(rig.sources()).depth < BLOCKS // 2
+
+
+def test_patience_is_a_share_of_computing_unless_more_was_predicted() -> None:
+    rig = Rig()
+    assert rig.decider.patience_s(8.0, 1.0) == 4.0
+    assert rig.decider.patience_s(8.0, 6.0) == 9.0
+    assert rig.decider.patience_s(0.01, 0.01) == 0.5
 
 
 def test_a_load_waits_for_a_free_loader_and_computing_for_those_ahead() -> None:
