@@ -99,7 +99,7 @@ def acceptable(
     names = records["model"] >= len(batch.models)
     names |= records["tenant"] >= len(batch.tenants)
     names |= records["session"] >= len(batch.sessions)
-    refuse(stored & names, "name")
+    refuse(names, "name")  # Of removals too: their numbers are looked up with the others'.
     placed = stored & (tier != L1)
     resting = placed & (tier == L4) & (records["where"] == NOWHERE)
     if not computes:

@@ -160,6 +160,7 @@ class KeyIndex:
             candidates = np.where(alike, lines & _ROW, _EMPTY).view(np.int64)
             rows = self._rows.take(candidates, axis=0)
             right = (rows[..., 0] == low[open_, None]) & (rows[..., 1] == high[open_, None])
+            right &= candidates != 0  # Row 0's key can be asked for, though it can't be.
             found = right.any(axis=1)
             numbers[open_[found]] = candidates[right]
             go_on = ~found & (lines != _EMPTY).all(axis=1)

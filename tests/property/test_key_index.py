@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from metaserver.arrays import U8, FreeList, reserve
-from metaserver.key_index import KeyIndex
+from metaserver.key_index import KeyIndex, hashes_of
 
 CROWD = 6
 """Keys come from so few groups of equal hashes that buckets overflow into the next ones."""
@@ -94,3 +94,21 @@ def test_an_index_that_grows_bucket_by_bucket_keeps_all_keys(step: int) -> None:
     found, _ = index.find(keys[:, 0].copy(), keys[:, 1].copy())
     assert np.array_equal(found, np.arange(1, len(keys) + 1))
     index.check_invariants(np.arange(1, len(keys) + 1))
+
+
+def test_the_key_that_cant_be_is_not_found_even_where_its_bucket_is_full() -> None:
+    rows = reserve(1 << 16, 4)
+    nobody = np.array([2**64 - 1], np.uint64)
+    rows[0, :2] = nobody
+    index = KeyIndex(rows)
+    rng = np.random.default_rng(1)
+    keys = rng.integers(0, 2**63, (200_000, 2), dtype=np.uint64)
+    near = (hashes_of(keys[:, 0], keys[:, 1]) >> np.uint64(27)) == (
+        hashes_of(nobody, nobody) >> np.uint64(27)
+    )
+    some = keys[near][:64]
+    rows[1 : len(some) + 1, :2] = some
+    index.insert(some[:, 0].copy(), some[:, 1].copy(), np.arange(1, len(some) + 1))
+    asked = np.concatenate((some[:1], nobody.repeat(2)[None], some[1:2]))
+    found, _ = index.find(asked[:, 0].copy(), asked[:, 1].copy())
+    assert found.tolist() == [1, 0, 2]

@@ -88,6 +88,19 @@ def test_unknown_codes_are_refused_one_by_one(
     assert [prefix(directory, key) for key in KEYS[:2]] == [0, 1]
 
 
+@pytest.mark.parametrize("field", ["model", "tenant", "session"])
+def test_a_removal_with_a_name_that_is_not_there_is_refused_too(
+    directory: Directory, field: str
+) -> None:
+    directory.apply(batch(DMP, 1, stored(KEYS[0]), stored(KEYS[1])), 0.0)
+    packed = batch(DMP, 2, BlockRemoved(KEYS[0], Tier.L2), BlockRemoved(KEYS[1], Tier.L2))
+    records = np.frombuffer(packed.records, RECORD).copy()
+    records[field][0] = 7
+    assert directory.apply(replace(packed, records=records.tobytes()), 0.0)
+    assert dict(directory.ledger.refused) == {"name": 1}
+    assert [prefix(directory, key) for key in KEYS[:2]] == [1, 0]
+
+
 @pytest.mark.parametrize(
     "size", [RECORD_BYTES - 1, RECORD_BYTES * (limits.MAX_EVENTS_PER_BATCH + 1)]
 )
