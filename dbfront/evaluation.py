@@ -169,7 +169,7 @@ async def _prepare(
 
 
 @dataclass(slots=True)
-class _Sent:
+class Sent:
     """The calls of a statement that the scheduler has now, and those it refused.
 
     Attributes:
@@ -193,7 +193,10 @@ class _Sent:
             async with asyncio.timeout(timeout_s):
                 await answered.wait()
         except TimeoutError:
-            self.refused.remove(answered)
+            pass
+        finally:
+            if not answered.is_set():  # It may have been, just when the time was over.
+                self.refused.remove(answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ class _Worker:
     generator: TextGenerator
     defaults: CallDefaults
     on_outcome: Callable[[AiCall, Outcome], None]
-    sent: _Sent = field(default_factory=_Sent)
+    sent: Sent = field(default_factory=Sent)
 
     async def run(self) -> None:
         """Take turns until none is left."""

@@ -292,7 +292,7 @@ class SlotTable:
         if slot.pins == 0 and slot.doomed:
             self._vacate(slot)
             return slot
-        if not slot.offered:
+        if not slot.offered or self._order.by_age:  # Either list may have dropped it meanwhile.
             self._order.offer(slot)
         return None
 

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from dbfront.contracts import ClientInfo, StatementResult
+from dbfront.evaluation import Sent
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.errors import (
     CancelledByUserError,
@@ -393,6 +394,26 @@ async def test_overload_is_retried(session: DuckDbSession, generator: InstantGen
     with pytest.raises(OverloadedError):
         await session.execute("SELECT ai_generate('hi')")
     assert len(generator.prompts) > 2
+
+
+async def test_room_that_comes_when_the_time_is_over_is_room() -> None:
+    sent = Sent()
+    waiting = asyncio.create_task(sent.room(0))
+    await asyncio.sleep(0)
+    sent.make_room()  # Its timer fires in the same turn of the loop.
+    await waiting
+    assert not sent.refused
+
+
+async def test_who_no_longer_waits_for_room_gets_none() -> None:
+    sent = Sent()
+    gone, waiting = (asyncio.create_task(sent.room(60)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    sent.make_room()
+    async with asyncio.timeout(10):
+        await waiting
 
 
 async def test_max_calls(session: DuckDbSession, generator: InstantGenerator) -> None:

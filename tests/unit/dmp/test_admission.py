@@ -143,3 +143,16 @@ def test_a_leased_block_keeps_its_extent_from_another_size(table: SlotTable) -> 
     )
     assert decision is not None
     assert {victim.put.key for victim in decision.victims} == {block_key("c"), block_key("d")}
+
+
+def test_what_was_read_while_somebody_looked_for_the_oldest_is_found_again() -> None:
+    table = SlotTable(
+        extent_count=2, extent_bytes=2 * SLOT, slots_per_extent=2, has_lower_tier=True
+    )
+    first, *others = [put(table, name) for name in "abcd"]
+    table.now += SAME_USE_S
+    table.pin_for_read(first)
+    made = table.reserve(small("e"), deadline=1e9)
+    assert made is not None and made.victims == (others[0],)
+    table.unpin(first)
+    table.check_invariants()
