@@ -167,6 +167,7 @@ def weigh(
     fleet: Fleet,
     now: float,
     splits: bool = False,
+    waiting: int = 0,
 ) -> Costs:
     """Say what the request would cost at each candidate, in their order.
 
@@ -176,6 +177,7 @@ def weigh(
         fleet: their figures, and the queues of the paths they share.
         now: the time.
         splits: nodes that only prefill would hand the answer over.
+        waiting: requests that wait for the same nodes; they would be delayed, too.
     """
     config, group = fleet.config, fleet.group(candidates)
     layout = group.nodes[0].layout(request.arrived.model)
@@ -187,7 +189,8 @@ def weigh(
     service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
     # Who is answered already is not delayed but by the harm below.
     unanswered = np.maximum(figures.outstanding - figures.decodes, 0.0)
-    charge = 1.0 + config.queue_weight * float(unanswered.mean())
+    behind = (float(unanswered.sum()) + waiting) / len(group.nodes)
+    charge = 1.0 + config.queue_weight * behind
     delayed_s = np.maximum(service.prefill_s - figures.decode_step_s, 0.0)
     harm_s = config.decode_harm * figures.decodes * delayed_s
     handoff_s = harm_s * 0.0

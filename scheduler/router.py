@@ -107,7 +107,12 @@ class Router:
                 its turn has come, so nobody is before it.
         """
         costs = weigh(
-            request, candidates, fleet=self._fleet, now=now, splits=self._splits(request, now)
+            request,
+            candidates,
+            fleet=self._fleet,
+            now=now,
+            splits=self._splits(request, now),
+            waiting=len(queue.lane(request).ranked),
         )
         among = prefer_direct(costs, stage=request.stage)
         if queue.awaited_tokens and request.phase is not Phase.WAITING:

@@ -337,3 +337,18 @@ def test_a_decode_stage_waits_without_holding_up_prefills() -> None:
     assert waits(prefilled("q2")) == ["q2"]
     assert dispatched(script.arrive("q3"))[0][:2] == ("q3", "p")
     assert dispatched(finish(script, "q1"))[0][:2] == ("q2", "d")
+
+
+def test_the_charge_for_delaying_others_counts_who_waits() -> None:
+    script = Script(make_info("c1"), config=replace(ONE, queue_weight=3.0))
+
+    def charge(instructions: list[Instruction]) -> float:
+        (sent,) = [i for i in instructions if isinstance(i, Dispatch)]
+        return sent.candidates[0].cost.charge
+
+    assert charge(script.arrive("q1")) == 1.0
+    for request_id in ("q2", "q3", "q4"):
+        script.arrive(request_id)
+    # Nobody is before q2 any more; q2 itself and two others wait.
+    assert charge(finish(script, "q1")) == 1.0 + 3.0 * 3
+    assert charge(finish(script, "q2")) == 1.0 + 3.0 * 2
