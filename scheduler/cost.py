@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from kvcore.node import NodeLoad
 from scheduler.config import SchedulerConfig
 
+_SLOWEST = 1e-6
+"""Tokens or bytes per second."""
+
+_LONGEST_S = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -109,19 +114,23 @@ class CostSplit:
 
 
 def known_rates(load: NodeLoad, config: SchedulerConfig) -> Rates:
-    """Take the figures a node measured, and the documented defaults where it has none."""
+    """Take the figures a node measured, and the documented defaults where it has none.
+
+    What no node can be is cut to what some could: one that reports it must not spoil the sums in
+    which all are weighed.
+    """
     is_fitted = load.prefill_token_s or load.prefill_pair_s or load.prefill_step_s
     measured = _inverse(load.prefill_token_s) if is_fitted else load.prefill_tokens_per_s
     return Rates(
-        prefill_tokens_per_s=measured or config.prefill_tokens_per_s,
-        l2_bytes_per_s=load.l2_bytes_per_s or config.l2_bytes_per_s,
-        l3_bytes_per_s=load.l3_bytes_per_s or config.l3_bytes_per_s,
-        l4_bytes_per_s=load.l4_bytes_per_s or config.l4_bytes_per_s,
-        l2_latency_s=load.l2_latency_s,
-        l3_latency_s=load.l3_latency_s,
-        l4_latency_s=load.l4_latency_s,
-        step_s=load.prefill_step_s,
-        pair_s=load.prefill_pair_s,
+        prefill_tokens_per_s=max(_SLOWEST, measured or config.prefill_tokens_per_s),
+        l2_bytes_per_s=max(_SLOWEST, load.l2_bytes_per_s or config.l2_bytes_per_s),
+        l3_bytes_per_s=max(_SLOWEST, load.l3_bytes_per_s or config.l3_bytes_per_s),
+        l4_bytes_per_s=max(_SLOWEST, load.l4_bytes_per_s or config.l4_bytes_per_s),
+        l2_latency_s=min(load.l2_latency_s, _LONGEST_S),
+        l3_latency_s=min(load.l3_latency_s, _LONGEST_S),
+        l4_latency_s=min(load.l4_latency_s, _LONGEST_S),
+        step_s=min(load.prefill_step_s, _LONGEST_S),
+        pair_s=min(load.prefill_pair_s, _LONGEST_S),
         step_tokens=load.step_tokens or math.inf,
     )
 

@@ -216,6 +216,7 @@ class Dispatcher:
             and layout is not None
             and len(request.token_ids) > layout.block_tokens,
             splittable=request.blend is None,
+            priority=request.priority,
             preferred_node=preferred_node,
         )
         self._jobs[request.request_id] = job

@@ -84,7 +84,7 @@ class Job:
     def interrupt(self) -> None:
         """End whatever wait is going on."""
         self.woken.set()
-        if self.timer is not None:
+        if self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time())
 
 

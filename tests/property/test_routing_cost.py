@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from kvcore.location import Tier
 from kvcore.node import NodeLoad
 from policies.service_time import Line, StepCost
 from scheduler.choice import Costs, weigh
+from scheduler.choice import choose as choose_node
 from scheduler.config import SchedulerConfig
 from scheduler.cost import CachedPrefix, Rates
 from scheduler.events import RequestArrived, SeenNode, WantedModel
@@ -174,3 +176,15 @@ def test_a_node_that_is_late_is_expected_to_be_later() -> None:
     sent = Work(100, 0.1, corrected_s=0.1)
     waits = [_weigh({"c1": load}, 100, CachedPrefix(), sent=sent, now=t)[0].wait_s for t in (0, 9)]
     assert waits[1] > 50 * waits[0]
+
+
+@pytest.mark.parametrize("number", [5e-324, 1e-310, 1e-30, 1e30, 1.7e308])
+@pytest.mark.parametrize("field", [n for n, v in asdict(NodeLoad()).items() if type(v) is float])
+def test_a_node_that_reports_what_cant_be_spoils_no_choice(field: str, number: float) -> None:
+    liar = NodeLoad(**{field: number})
+    busy = replace(liar, waiting_prefill_tokens=100, decodes_running=2, l3_queued_bytes=1_000)
+    for load in (liar, busy):
+        for prefix in (CachedPrefix(), CachedPrefix(1, 2, 3, 4)):
+            costs = _weigh({"c1": load, "c2": NodeLoad()}, 100, prefix)
+            assert all(math.isfinite(total) for total in costs.total_s)
+            choose_node(costs, range(2), last_node=None)

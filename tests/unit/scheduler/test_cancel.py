@@ -10,8 +10,10 @@ import pytest
 from kvcore.ids import RequestId
 from kvcore.node import NodeRole
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
+from scheduler.events import WantedModel
+from scheduler.job import Job
 from scheduler.request_record import Phase
-from tests.fix_scheduler import FakeCompute, make_info
+from tests.fix_scheduler import FakeCompute, make_info, make_request
 from tests.unit.scheduler.test_dispatcher import QUICK, Cluster, ask, long_request, running, until
 from tests.unit.scheduler.test_leases import CHEAP_LOADS, LeaseMeta, two
 from tests.unit.scheduler.test_patience import HangingMeta
@@ -37,6 +39,25 @@ async def test_unknown_and_ended_requests_are_not_known() -> None:
         assert not await cluster.dispatcher.cancel(Q1)
         await ask(cluster)
         assert not await cluster.dispatcher.cancel(Q1)
+
+
+async def test_a_wait_that_is_just_ending_may_be_ended_again() -> None:
+    job = Job(make_request(), WantedModel("tiny"))
+
+    async def listen() -> None:
+        async with asyncio.timeout(None) as job.timer:
+            try:
+                await asyncio.Event().wait()
+            finally:  # As a stream that takes a while to close.
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0))])
+
+    listening = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    while not listening.done():
+        job.interrupt()
+        await asyncio.sleep(0)
+    assert isinstance(listening.exception(), TimeoutError)
+    job.interrupt()
 
 
 async def test_while_locating() -> None:

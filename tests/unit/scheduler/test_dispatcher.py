@@ -384,3 +384,18 @@ async def test_namespace_keys_differ_by_tenant_and_survive_the_directory() -> No
         two = await cluster.dispatcher.namespace("two", model)
         assert two.namespace_key != one.namespace_key
         assert await cluster.dispatcher.namespace("two", model) == two
+
+
+async def test_who_waits_goes_by_the_priority_its_caller_gave() -> None:
+    config = replace(QUICK, max_in_flight_per_node=1)
+    async with running(make_info("c1"), config=config) as cluster:
+        cluster["c1"].gate.clear()
+        answers = [asyncio.create_task(ask(cluster))]
+        await until(lambda: len(cluster["c1"].seen) == 1)
+        for waiting, (name, priority) in enumerate([("late", 50), ("soon", -50)], start=1):
+            request = long_request(name, priority=priority)
+            answers.append(asyncio.create_task(ask(cluster, request)))
+            await until(lambda: cluster.dispatcher.snapshot().waiting == waiting)  # noqa: B023
+        cluster["c1"].gate.set()
+        await asyncio.gather(*answers)
+        assert [request.request_id for request in cluster["c1"].seen] == ["q1", "soon", "late"]
