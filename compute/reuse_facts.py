@@ -29,6 +29,7 @@ def facts_of(seq: Sequence, block: int) -> BlockFacts:
         tail=block == _tail(seq),
         expectation=expectation,
         expected_in_s=expected_in_s,
+        prompt_blocks=_tail(seq) + 1,
     )
 
 

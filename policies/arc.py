@@ -81,6 +81,9 @@ class Arc:
         self._adapt(facts.key)
         return True
 
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
     def _adapt(self, key: Hashable) -> None:
         """Move the target towards the list that would have had the block; once per newcomer."""
         if key is None or key == self._coming:

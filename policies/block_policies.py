@@ -52,6 +52,9 @@ class Fifo:
     def admits(self, facts: BlockFacts, now: float) -> bool:
         return True
 
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
 
 class Lru(Fifo):
     """Least recently used, block by block."""
@@ -140,6 +143,9 @@ class Lfu:
 
     def admits(self, facts: BlockFacts, now: float) -> bool:
         return True
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
 
     def _push(self, handle: int) -> None:
         heapq.heappush(self._queue, (self._rank[handle], handle))

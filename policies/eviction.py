@@ -38,6 +38,7 @@ class BlockFacts:
         tail: the last block of the prompt that used it.
         expectation: of its next use.
         expected_in_s: seconds until that; None when not known.
+        prompt_blocks: of the prompt that it was new in; 0 when not known.
     """
 
     key: Hashable
@@ -46,6 +47,7 @@ class BlockFacts:
     tail: bool = False
     expectation: Expectation = Expectation.UNKNOWN
     expected_in_s: float | None = None
+    prompt_blocks: int = 0
 
 
 def whole_seconds(now: float) -> float:
@@ -78,6 +80,7 @@ class EvictionPolicy(Protocol):
     5. ``admits`` is asked right before ``victim`` for a block that needs room: False means that the
        newcomer is worth less than the one that would have to go. It is always True while nothing
        is offered. A cache that can't do without the block ignores the answer.
+       ``refused`` names the blocks behind one that was not let in; they are learned from as well.
     6. The same calls give the same answers: a policy's chance has a seed.
     """
 
@@ -101,3 +104,6 @@ class EvictionPolicy(Protocol):
 
     def admits(self, facts: BlockFacts, now: float) -> bool:
         """Return whether a new block is worth more than the victim it would displace."""
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        """Note that a request used a block that is not let in, because the one before it is not."""

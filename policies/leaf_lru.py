@@ -70,6 +70,9 @@ class LeafLru:
     def admits(self, facts: BlockFacts, now: float) -> bool:
         return True
 
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
     def _push(self, handle: int) -> None:
         queue = self._queue
         if len(queue) > 2 * len(self._offered) + _SPARE_ENTRIES:

@@ -14,18 +14,21 @@ from collections.abc import Hashable
 from typing import Final
 
 from policies.eviction import BlockFacts, Expectation
-from policies.lifetimes import Lifetimes, Trial, bucket_of
+from policies.lifetimes import RUN_KINDS, Lifetimes, Run, Trial, bucket_of, run_kind
 
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5
-_WATCHED: Final = 4
-"""One block in so many is watched, besides the last ones of prompts."""
+_ALL_WATCHED: Final = 1 << 16
+_WATCHED: Final = 8
+"""So many blocks are watched for their next use; of later ones one in so many, and the last ones
+of prompts."""
 
 _SPARE_ENTRIES: Final = 64
 """Dropping entries that count no more is not worth it for fewer."""
 
-REMEMBERED_PER_BLOCK: Final = 4
-"""Blocks remembered after eviction, per block of capacity."""
+_REMEMBERED_PER_BLOCK: Final = (4, 16)
+_MUCH_REMEMBERED: Final = 1 << 16
+"""Blocks remembered after eviction, per block of capacity: more in a small cache, up to so many."""
 
 _ODDS: Final = {
     Expectation.NONE: 0.1, Expectation.UNKNOWN: 1.0, Expectation.TURN: 2.0, Expectation.ROWS: 50.0,
@@ -36,13 +39,17 @@ Order = tuple[int, int, int]
 """Of equal value, the first goes: request of the last use, minus depth, handle."""
 
 
+_NO_RUN: Final = Run(0)
+
+
 class _Block:
     """What is remembered about a block, resident or not.
 
     Attributes:
         uses: requests that used it.
         kin: uses that the prompt before it had when the block came.
-        kind: of its last use.
+        kind: of its last use, without that of the run.
+        run: what its last request used.
         used_at: time of that.
         trial: the wait for the next use, where it is watched.
         order: where it stands among those of equal value.
@@ -52,7 +59,8 @@ class _Block:
     """
 
     __slots__ = (
-        "key", "kin", "kind", "offered", "order", "resident", "trial", "used_at", "uses", "watched",
+        "key", "kin", "kind", "offered", "order", "resident", "run", "trial", "used_at", "uses",
+        "watched",
     )  # fmt: skip
 
     def __init__(self, key: Hashable, kin: int, watched: bool) -> None:
@@ -60,6 +68,7 @@ class _Block:
         self.uses = 0
         self.kin = kin
         self.kind = 0
+        self.run = _NO_RUN
         self.used_at = 0.0
         self.trial: Trial | None = None
         self.order: Order = (0, 0, 0)
@@ -85,14 +94,14 @@ class LearnedValue:
         self._here: dict[int, _Block] = {}
         self._known: dict[Hashable, _Block] = {}
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
-        self._most_gone = REMEMBERED_PER_BLOCK * capacity_blocks
+        few, many = (share * capacity_blocks for share in _REMEMBERED_PER_BLOCK)
+        self._most_gone = max(few, min(many, _MUCH_REMEMBERED))
         self._lifetimes = Lifetimes()
         self._queues: dict[int, list[tuple[Order, int]]] = {}
         self._round: list[tuple[float, Order, int, int]] = []
         self._heads: dict[int, tuple[Order, int]] = {}
         self._now = float("-inf")
-        self._request = 0
-        self._last_depth = 0
+        self._runs = 0
         self._count = seed
 
     # What happens to blocks
@@ -148,43 +157,64 @@ class LearnedValue:
         if victim is None:
             return True
         block = self._recalled(facts)
-        kind = self._kind_of(block, block.uses + 1, facts)
+        run = self._run_of(facts)
+        fresh = run.fresh if run is not None else 0
+        if not block.uses:
+            fresh = max(fresh + 1, facts.prompt_blocks - facts.depth)
+        kind = self._kind_of(block, block.uses + 1, facts) + run_kind(fresh)
         worth = self._lifetimes.values(kind)[0]
         if worth >= self._round[0][0]:
             return True
-        self._refuse(block, facts, now)
+        self.refused(facts, now)
         return False
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        """Learn of a block that is not let in as if it had been; once, if asked repeatedly."""
+        block = self._recalled(facts)
+        if block.key is not None and (not block.uses or block.used_at != now):
+            self._learn(block, facts, now)
+            self._remember(block)
 
     # Inside
 
     def _use(self, block: _Block, handle: int, facts: BlockFacts, now: float) -> None:
-        depth = facts.depth
         if now != self._now:
             self._advance(now)
-            self._request += 1
-        elif depth <= self._last_depth:
-            self._request += 1
-        self._last_depth = depth
-        block.order = (self._request, -depth, handle)
         self._learn(block, facts, now)
+        block.order = (block.run.number, -facts.depth, handle)
 
     def _learn(self, block: _Block, facts: BlockFacts, now: float) -> None:
         """End one wait and start the next."""
         trial = block.trial
         if trial is not None:
             self._lifetimes.end_in_use(trial)
+        run = self._run_of(facts)
+        if run is None:
+            self._runs += 1
+            run = Run(self._runs)
+        block.run = run
+        run.tip = facts.key
+        if not block.uses:
+            run.fresh = max(run.fresh + 1, facts.prompt_blocks - facts.depth)
         block.uses += 1
         block.used_at = now
         kind = block.kind = self._kind_of(block, block.uses, facts)
         if block.watched or facts.tail:
-            block.trial = self._lifetimes.start(kind, now, _ODDS[facts.expectation])
+            block.trial = self._lifetimes.start(kind, run, now, _ODDS[facts.expectation])
         elif trial is not None:
             block.trial = None
+
+    def _run_of(self, facts: BlockFacts) -> Run | None:
+        """Return the run that has just used the block before this one."""
+        parent = self._known.get(facts.parent)
+        if parent is None:
+            return None
+        return parent.run if parent.run.tip == parent.key else None
 
     def _kind_of(self, block: _Block, uses: int, facts: BlockFacts) -> int:
         own = min(uses.bit_length() - 1, _MOST_USES)
         kin = min(block.kin.bit_length(), _MOST_KIN)
-        return ((facts.expectation * 4 + own) * 8 + kin) * 2 + facts.tail
+        return (((facts.expectation * 4 + own) * 8 + kin) * 2 + facts.tail) * RUN_KINDS
 
     def _recalled(self, facts: BlockFacts) -> _Block:
         """Return what is known of a block; if nothing is, what its parent says of it."""
@@ -201,12 +231,6 @@ class LearnedValue:
             self._known[facts.key] = block
             self._gone[facts.key] = None
         return block
-
-    def _refuse(self, block: _Block, facts: BlockFacts, now: float) -> None:
-        """Learn of a block that is not let in as if it had been."""
-        if block.key is not None and (block.uses == 0 or block.used_at != now):
-            self._learn(block, facts, now)
-            self._remember(block)
 
     def _remember(self, block: _Block) -> None:
         gone = self._gone
@@ -228,13 +252,14 @@ class LearnedValue:
             self._put_head(kind)
 
     def _enqueue(self, handle: int, block: _Block) -> None:
-        queue = self._queues.setdefault(block.kind, [])
+        kind = block.kind + block.run.kind
+        queue = self._queues.setdefault(kind, [])
         if len(queue) > 2 * len(self._here) + _SPARE_ENTRIES:
             queue[:] = [entry for entry in queue if self._counts(entry)]
             heapq.heapify(queue)
         heapq.heappush(queue, (block.order, handle))
         if queue[0][1] == handle or not self._counts(queue[0]):
-            self._put_head(block.kind)
+            self._put_head(kind)
 
     def _put_head(self, kind: int) -> None:
         """Put the oldest of a kind that may go into the running round."""

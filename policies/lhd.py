@@ -92,6 +92,9 @@ class Lhd:
     def admits(self, facts: BlockFacts, now: float) -> bool:
         return True
 
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
     def _rank(self, handle: int) -> tuple[float, int]:
         last, kind, _ = self._state[handle]
         age = (self._uses - last) // self._step

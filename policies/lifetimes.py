@@ -25,7 +25,7 @@ _WIDTHS: Final = tuple(after - before for before, after in pairwise(EDGES))
 MAX_TRIALS: Final = 1 << 16
 """Trials that run at once; more would not make the estimate better, only slower."""
 
-_PRIOR_TRIALS: Final = 4.0
+_PRIOR_TRIALS: Final = 20.0
 """How many trials' weight the average over all kinds has in the estimate of each."""
 
 _REFRESH_SHARE: Final = 0.02
@@ -41,19 +41,55 @@ def bucket_of(age_s: float) -> int:
     return bisect_right(EDGES, age_s) - 1 if age_s >= _FIRST_EDGE_S else 0
 
 
+RUN_KINDS: Final = 4
+"""Kinds of runs by length; a block's kind is a multiple of this plus its run's."""
+
+
+class Run:
+    """What one request used, and how much of that was new; it grows until the prompt ends.
+
+    Attributes:
+        number: of the run; later ones have higher numbers.
+        fresh: blocks that nobody had used before.
+        tip: the block it has reached.
+    """
+
+    __slots__ = ("fresh", "number", "tip")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.fresh = 0
+        self.tip: object = None
+
+    @property
+    def kind(self) -> int:
+        """A short addition to a long prompt is another turn; a long one often stays alone."""
+        return run_kind(self.fresh)
+
+
+_RUN_EDGES: Final = (4, 9, 33)
+
+
+def run_kind(fresh: int) -> int:
+    """Return the kind of a run with so many new blocks, below RUN_KINDS."""
+    return bisect_right(_RUN_EDGES, fresh)
+
+
 class Trial:
     """One wait for the next use of a block.
 
     Attributes:
-        kind: of the block when it started.
+        kind: of the block when it started; while it is in its first bucket, without the run's.
+        run: that the block was part of.
         started: in seconds.
         bucket: the age it has reached; -1 when it is over.
     """
 
-    __slots__ = ("bucket", "kind", "started")
+    __slots__ = ("bucket", "kind", "run", "started")
 
-    def __init__(self, kind: int, started: float) -> None:
+    def __init__(self, kind: int, run: Run, started: float) -> None:
         self.kind = kind
+        self.run = run
         self.started = started
         self.bucket = 0
 
@@ -80,10 +116,11 @@ class _Kind:
 
 
 class Lifetimes:
-    """Learns per kind. Kinds are small integers; odds of one are given when it is first seen.
+    """Learns per kind. Kinds are small integers.
 
     Attributes:
         _kinds: by number.
+        _odds: by number without the run's, where they are not even.
         _all: the sum of all kinds, which says what is not known yet about one.
         _waiting: running trials by bucket, oldest first, with some that are over.
         _running: how many entries those queues have.
@@ -92,19 +129,25 @@ class Lifetimes:
 
     def __init__(self) -> None:
         self._kinds: dict[int, _Kind] = {}
+        self._odds: dict[int, float] = {}
         self._all = _Kind()
         self._waiting: tuple[deque[Trial], ...] = tuple(deque() for _ in range(BUCKETS))
         self._running = 0
 
-    def start(self, kind: int, now: float, odds: float = 1.0) -> Trial | None:
-        """Start a trial; None when too many are running."""
+    def start(self, kind: int, run: Run, now: float, odds: float = 1.0) -> Trial | None:
+        """Start a trial; None when too many are running.
+
+        Args:
+            kind: of the block without that of its run, which is added when that is complete.
+            run: that the block is part of.
+            now: of the use.
+            odds: on what is usual, of kinds that are not known yet.
+        """
         if self._running >= MAX_TRIALS:
             return None
-        known = self._kinds.get(kind)
-        if known is None:
-            known = self._kinds[kind] = _Kind(odds)
-        trial = Trial(kind, now)
-        self._reached(known, 0)
+        if odds != 1.0 and kind not in self._odds:
+            self._odds[kind] = odds
+        trial = Trial(kind, run, now)
         self._waiting[0].append(trial)
         self._running += 1
         return trial
@@ -114,8 +157,8 @@ class Lifetimes:
         bucket = trial.bucket
         if bucket < 0:
             return
+        known = self._kind(trial.kind) if bucket else self._settled(trial)
         trial.bucket = -1
-        known = self._kinds[trial.kind]
         known.used[bucket] += 1.0
         known.facts += 1.0
         self._all.used[bucket] += 1.0
@@ -137,18 +180,31 @@ class Lifetimes:
                     trial.bucket = -1
                     self._running -= 1
                 else:
+                    known = self._kind(trial.kind) if bucket else self._settled(trial)
                     trial.bucket = bucket + 1
-                    self._reached(self._kinds[trial.kind], bucket + 1)
+                    self._reached(known, bucket + 1)
                     self._waiting[bucket + 1].append(trial)
 
     def values(self, kind: int) -> list[float]:
         """Return uses per second held, by bucket of age; zeros while nothing is known at all."""
-        known = self._kinds.get(kind)
-        if known is None:
-            known = self._kinds[kind] = _Kind()
+        known = self._kind(kind)
         if known.facts >= known.due:
             self._refresh(known)
         return known.values
+
+    def _kind(self, kind: int) -> _Kind:
+        known = self._kinds.get(kind)
+        if known is None:
+            odds = self._odds.get(kind - kind % RUN_KINDS, 1.0)
+            known = self._kinds[kind] = _Kind(odds)
+        return known
+
+    def _settled(self, trial: Trial) -> _Kind:
+        """Fix the kind of a trial whose run is complete, and count it from the start."""
+        trial.kind += trial.run.kind
+        known = self._kind(trial.kind)
+        self._reached(known, 0)
+        return known
 
     def _reached(self, known: _Kind, bucket: int) -> None:
         known.reached[bucket] += 1.0

@@ -74,6 +74,9 @@ class S3Fifo:
     def admits(self, facts: BlockFacts, now: float) -> bool:
         return True
 
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
     def _from_small(self) -> int | None:
         """Return the oldest that was used once at most; those used more move to the main queue."""
         for handle in list(self._peek(self._small)):

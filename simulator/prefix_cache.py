@@ -96,6 +96,9 @@ class PrefixCache:
         while depth < len(chain) and self._enter(chain, depth, now):
             depth += 1
         self.refused_blocks += len(chain) - depth
+        for block in chain[depth:]:
+            facts = self._facts[block] if block != chain[-1] else self._tail(block)
+            self._policy.refused(facts, now)
         if depth:
             self.release(chain[depth - 1])  # The last one in has no child here.
 

@@ -113,10 +113,12 @@ def _chain(
     """Number the full blocks; a number is made from the parent's and the trace's id."""
     chain: list[int] = []
     parent = NOBODY
-    for depth, name in enumerate(request.block_ids[: request.input_tokens // block_tokens]):
+    names = request.block_ids[: request.input_tokens // block_tokens]
+    for depth, name in enumerate(names):
         number = numbers.setdefault((parent, name), len(facts))
         if number == len(facts):
-            facts.append(BlockFacts(number, None if parent == NOBODY else parent, depth))
+            before = None if parent == NOBODY else parent
+            facts.append(BlockFacts(number, before, depth, prompt_blocks=len(names)))
         chain.append(number)
         parent = number
     return tuple(chain)

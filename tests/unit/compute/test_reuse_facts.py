@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compute.reuse_facts import expectation_of, facts_of, facts_of_hits
@@ -55,6 +57,8 @@ def test_of_hits_only_what_changes_is_made_again() -> None:
     before = sequence(ReuseHint(next_turn=True))
     known = [facts_of(before, block) for block in range(4)]
     again = facts_of_hits(sequence(None, tokens=60), known)
-    assert again == [facts_of(sequence(None, tokens=60), block) for block in range(4)]
+    fresh = [facts_of(sequence(None, tokens=60), block) for block in range(4)]
+    assert fresh[0].prompt_blocks == 7, "of use where a block is new"
+    assert again == [replace(facts, prompt_blocks=4) for facts in fresh]
     same = facts_of_hits(sequence(None, tokens=60), again)
     assert all(one is other for one, other in zip(same, again, strict=True))

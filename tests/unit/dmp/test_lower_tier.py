@@ -70,7 +70,8 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(make_rig: MakeRig, dis
 
 
 def test_what_comes_up_pushes_nothing_out_that_has_no_copy(make_rig: MakeRig, disk) -> None:
-    rig = make_rig(open_lower=disk, demote_above=0.8)
+    # By age alone, so that each block that is asked for has been evicted and comes up again.
+    rig = make_rig(open_lower=disk, demote_above=0.8, eviction_policy="leaf_lru")
     pool, state = InprocPoolNode(rig.node), rig.node._state
 
     def settled() -> bool:
