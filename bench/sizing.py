@@ -1,0 +1,291 @@
+"""When a pool pays, how large and fast it must be, what the gate saves: docs/sizing.md's numbers.
+
+``python -m bench.sizing --trace chat.jsonl.zst:open --write-docs`` simulates one trace under many
+sizes, one value changed at a time, and writes tables and a picture into docs/. Virtual time: the
+numbers don't depend on the machine. ``--quick`` takes a seeded trace and few sizes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.report import Report, finish, make_parser
+from bench.synthetic_trace import agents
+from simulator.cluster import Cluster
+from simulator.options import ClusterOptions, Gate
+from simulator.plot import new_figure, save_figure
+from simulator.prices import load_prices
+from simulator.results import Ledger
+from simulator.serving_model import Constants, load_constants
+from simulator.sizing import pool_worth
+from simulator.trace import Request, load_trace
+from simulator.workload import make_workload
+
+DOCS = Path(__file__).parents[1] / "docs"
+SLO_S, SLO_SHARE = 10.0, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is tried with a trace.
+
+    Attributes:
+        name: of the trace.
+        requests: of the trace.
+        cluster: the middle of everything, with its pool.
+        speeds, local_gbs, gbps, pool_gbs: what is changed, one at a time.
+        gate_gbps: bandwidths under which gates are compared.
+    """
+
+    name: str
+    requests: Sequence[Request]
+    cluster: ClusterOptions
+    speeds: tuple[float, ...]
+    local_gbs: tuple[float, ...]
+    gbps: tuple[float, ...]
+    pool_gbs: tuple[float, ...]
+    gate_gbps: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of numbers under names; the first column is what was changed."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+    def column(self, name: str) -> list[Any]:
+        """Return one column."""
+        return [row[self.columns.index(name)] for row in self.rows]
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        lines = ["| " + " | ".join(self.columns) + " |", "|" + "--:|" * len(self.columns)]
+        lines += ["| " + " | ".join(map(_shown, row)) + " |" for row in self.rows]
+        return f"**{self.title}**\n\n" + "\n".join(lines)
+
+
+class Lab:
+    """Runs clusters on one trace.
+
+    Attributes:
+        plan: what is tried.
+        constants: of models and nodes.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.constants = load_constants()
+
+    def run(self, constants: Constants | None = None, **changes: Any) -> Ledger:
+        """Run the plan's cluster with some values changed."""
+        options = replace(self.plan.cluster, **changes)
+        workload = make_workload(
+            self.plan.requests, block_tokens=options.block_tokens, speed=options.speed
+        )
+        ledger = Cluster(workload, options, constants or self.constants).run()
+        found = ledger.summary()
+        said = f"{changes} mean {found['ttft_mean_s']:.2f} p90 {found['ttft_p90_s']:.2f}"
+        print("  ", self.plan.name, said, file=sys.stderr, flush=True)
+        return ledger
+
+    def scale(self) -> Table:
+        """Nodes needed under growing load, without and with the pool."""
+        rows = []
+        for speed in self.plan.speeds:
+            options = replace(self.plan.cluster, speed=speed, slo_s=SLO_S)
+            workload = make_workload(
+                self.plan.requests, block_tokens=options.block_tokens, speed=speed
+            )
+            worth = pool_worth(
+                workload,
+                options,
+                self.constants,
+                slo_share=SLO_SHARE,
+                told=lambda line: print("  ", line, file=sys.stderr, flush=True),
+            )
+            price = load_prices().per_gb_month["mainland"] * options.pool_gb
+            each = round(price / worth.nodes_saved) if worth.nodes_saved > 0 else None
+            rows.append((speed, worth.nodes_without, worth.nodes_with, worth.nodes_saved, each))
+        columns = ("load", "nodes, no pool", "nodes, pool", "saved", "CNY/month each, mainland")
+        title = f"Fewest nodes with {SLO_SHARE:.0%} of first tokens within {SLO_S:g} s"
+        return Table(title, columns, rows)
+
+    def local_size(self) -> Table:
+        """What a pool adds to more or less memory on each node."""
+        rows = []
+        for local_gb in self.plan.local_gbs:
+            plain = self.run(local_gb=local_gb, pool_gb=0.0, pool_gbps=0.0)
+            pooled = self.run(local_gb=local_gb)
+            rows.append((local_gb, *_figures(plain), *_figures(pooled)))
+        names = ("mean s", "P90 s", "hit rate")
+        columns = ("local GB", *names, *(f"{name}, pool" for name in names))
+        return Table("Memory of each node", columns, rows)
+
+    def bandwidth(self) -> Table:
+        """How fast the pool must be."""
+        rows: list[tuple[Any, ...]] = [(0.0, *_figures(self.run(pool_gb=0.0, pool_gbps=0.0)), None)]
+        for gbps in self.plan.gbps:
+            ledger = self.run(pool_gbps=gbps)
+            read = ledger.pool_hit_tokens / max(1, ledger.prompt_tokens)
+            rows.append((gbps, *_figures(ledger), round(read, 3)))
+        columns = ("GB/s", "mean s", "P90 s", "hit rate", "of it from the pool")
+        return Table("Bandwidth of the pool (0: no pool)", columns, rows)
+
+    def pool_size(self) -> Table:
+        """How large the pool must be, and what is lost when promises are not kept."""
+        rows: list[tuple[Any, ...]] = []
+        for pool_gb in self.plan.pool_gbs:
+            kept = self.run(pool_gb=pool_gb)
+            broken = self.run(pool_gb=pool_gb, reserve=False)
+            rows.append((pool_gb, *_figures(kept), *_figures(broken)))
+        names = ("mean s", "P90 s", "hit rate")
+        columns = ("pool GB", *names, *(f"{name}, nothing reserved" for name in names))
+        return Table("Memory of the pool", columns, rows)
+
+    def gates(self) -> Table:
+        """What it saves to see the queue, when blocks are written on their own host."""
+        local_writes = replace(
+            self.constants, cluster=replace(self.constants.cluster, write_share=0.0)
+        )
+        none = self.run(pool_gb=0.0, pool_gbps=0.0)
+        rows = []
+        for gbps in self.plan.gate_gbps:
+            for gate in Gate:
+                ledger = self.run(local_writes, pool_gbps=gbps, gate=gate)
+                rows.append((gbps, gate.value, *_figures(ledger)))
+            rows.append((gbps, "no pool", *_figures(none)))
+        return Table("The gate", ("GB/s", "gate", "mean s", "P90 s", "hit rate"), rows)
+
+
+def _figures(ledger: Ledger) -> tuple[float, float, float]:
+    found = ledger.summary()
+    names = ("ttft_mean_s", "ttft_p90_s", "token_hit_rate")
+    mean_s, p90_s, rate = (float(found[name] or 0.0) for name in names)
+    return mean_s, p90_s, round(rate, 3)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def draw(plan: Plan, tables: dict[str, Table], file: Path) -> None:
+    """Draw four panels: scale, local size, bandwidth, pool size."""
+    figure = new_figure(2)
+    figure.set_size_inches(10.4, 6.4)
+    scale = figure.add_subplot(2, 2, 1)
+    for name in ("nodes, no pool", "nodes, pool"):
+        scale.plot(tables["scale"].column("load"), tables["scale"].column(name), "o-", label=name)
+    scale.set(
+        title=f"{plan.name}: nodes for the SLO", xlabel="load", ylabel="nodes", ylim=(0, None)
+    )
+    local = figure.add_subplot(2, 2, 2)
+    for name, label in (("mean s", "no pool"), ("mean s, pool", "pool")):
+        table = tables["local"]
+        local.plot(table.column("local GB"), table.column(name), "o-", label=label)
+    local.set(title="memory of each node", xlabel="GB", xscale="log", yscale="log")
+    width = figure.add_subplot(2, 2, 3)
+    table = tables["bandwidth"]
+    width.plot(table.column("GB/s")[1:], table.column("mean s")[1:], "o-", label="pool")
+    width.axhline(table.column("mean s")[0], color="gray", ls="--", label="no pool")
+    width.set(title="bandwidth of the pool", xlabel="GB/s", xscale="log", yscale="log")
+    size = figure.add_subplot(2, 2, 4)
+    table = tables["pool"]
+    size.plot(table.column("pool GB"), table.column("mean s"), "o-", label="reserved")
+    size.plot(
+        table.column("pool GB"),
+        table.column("mean s, nothing reserved"),
+        "s--",
+        label="not reserved",
+    )
+    size.axhline(tables["bandwidth"].column("mean s")[0], color="gray", ls="--", label="no pool")
+    size.set(title="memory of the pool", xlabel="GB", xscale="log", yscale="log")
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    for axes in (local, width, size):
+        axes.set_ylabel("mean TTFT, s")
+    save_figure(figure, file)
+
+
+def quick_plan(seed: int) -> Plan:
+    """Return a small plan that takes seconds."""
+    cluster = ClusterOptions(
+        nodes=3, local_gb=200.0, pool_gb=1_000.0, pool_gbps=10.0, closed_loop=True, seed=seed
+    )
+    return Plan(
+        "synthetic", agents(40, seed=seed), cluster, (1.0,), (100.0,), (5.0,), (200.0,), (1.0,)
+    )
+
+
+def trace_plan(argument: str, seed: int) -> Plan:
+    """Return the plan of a trace file: ``FILE:open`` or ``FILE:closed``."""
+    path, _, kind = argument.rpartition(":")
+    if kind not in ("open", "closed") or not path:
+        raise SystemExit(f"--trace wants FILE:open or FILE:closed, got {argument!r}")
+    requests, name = load_trace(path).requests, Path(path).name.partition(".")[0]
+    cluster = ClusterOptions(
+        nodes=12, local_gb=1_000.0, pool_gb=10_000.0, pool_gbps=20.0, seed=seed
+    )
+    sizes = (100.0, 300.0, 1_000.0, 3_000.0)
+    if kind == "open":
+        pools = (300.0, 1_000.0, 3_000.0, 6_000.0, 10_000.0, 20_000.0)
+        speeds, gate = (0.1, 0.25, 0.5, 1.0, 2.0), (1.0, 3.0)
+    else:
+        cluster = replace(cluster, nodes=6, pool_gb=3_000.0, closed_loop=True)
+        pools = (300.0, 1_000.0, 2_000.0, 3_000.0, 6_000.0)
+        speeds, gate = (0.25, 0.5, 1.0, 1.5), (0.3, 1.0)
+    widths = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+    return Plan(name, requests, cluster, speeds, sizes, widths, pools, gate)
+
+
+def write_docs(plan: Plan, tables: dict[str, Table]) -> None:
+    """Put tables and picture between this trace's markers in docs/sizing.md."""
+    file, begin = DOCS / "sizing.md", f"<!-- {plan.name}: begin -->"
+    end, text = f"<!-- {plan.name}: end -->", (DOCS / "sizing.md").read_text()
+    before, _, rest = text.partition(begin)
+    body = "\n\n".join(
+        [f"![sizes and times](sizing-{plan.name}.svg)", *(t.markdown() for t in tables.values())]
+    )
+    file.write_text(f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}")
+    draw(plan, tables, DOCS / f"sizing-{plan.name}.svg")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--trace", metavar="FILE:open|closed")
+    parser.add_argument("--write-docs", action="store_true", help="update docs/sizing.md")
+    arguments = parser.parse_args(argv)
+    quick = arguments.quick or arguments.trace is None
+    plan = quick_plan(arguments.seed) if quick else trace_plan(arguments.trace, arguments.seed)
+    lab = Lab(plan)
+    tables = {
+        "local": lab.local_size(),
+        "bandwidth": lab.bandwidth(),
+        "pool": lab.pool_size(),
+        "gate": lab.gates(),
+        "scale": lab.scale(),
+    }
+    if arguments.write_docs:
+        write_docs(plan, tables)
+    report = Report("sizing")
+    for name, table in tables.items():
+        for row in table.rows:
+            keys = [str(v) for v in row if isinstance(v, str)]
+            for column, value in zip(table.columns, row, strict=True):
+                if column != table.columns[0] and isinstance(value, int | float):
+                    key = ".".join([name, f"{row[0]:g}", *keys, column.replace(" ", "_")])
+                    report.metrics[key] = float(value)
+    finish(report, arguments.format)
+
+
+if __name__ == "__main__":
+    main()
