@@ -152,7 +152,8 @@ class TextGenerator(Protocol):
        has the finish_reason. Closing the iterator cancels the request.
     3. ``answer`` is ``stream`` gathered.
     4. ``plan`` takes all calls of a statement before the first one is sent, and says when to
-       ``stream`` which; at most ``max_in_flight`` turns have not ended at any time.
+       ``stream`` which; at most ``max_in_flight`` turns have not ended at any time. It may be
+       called in another thread, for many calls take a while.
     """
 
     async def prepare(self, call: TextCall) -> PreparedCall: ...

@@ -52,6 +52,8 @@ class Planner:
     def open(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
         """Plan the calls of a statement; close what is returned.
 
+        It may be called beside the event loop that uses the plan: many calls take a while.
+
         Args:
             calls: all of them, prepared.
             max_in_flight: how many are sent at once.
@@ -83,7 +85,7 @@ class Planner:
         """Nodes that can begin every call of the statement, by name."""
         found = [
             r
-            for r in self._fleet.records.values()
+            for r in list(self._fleet.records.values())  # At once: nodes may come meanwhile.
             if r.state == ALIVE
             and r.info.role.prefills
             and not r.failures

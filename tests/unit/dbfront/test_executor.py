@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+from collections.abc import Sequence
 
 import pytest
 
-from dbfront.contracts import ClientInfo, StatementResult
+from dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
 from dbfront.evaluation import Sent
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.errors import (
@@ -394,6 +396,27 @@ async def test_overload_is_retried(session: DuckDbSession, generator: InstantGen
     with pytest.raises(OverloadedError):
         await session.execute("SELECT ai_generate('hi')")
     assert len(generator.prompts) > 2
+
+
+async def test_many_calls_are_planned_beside_the_event_loop(
+    session: DuckDbSession, generator: InstantGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released, plan = threading.Event(), threading.Event(), generator.plan
+
+    def wait_and_plan(calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
+        begun.set()
+        assert released.wait(10), "the event loop stood still"
+        return plan(calls, max_in_flight=max_in_flight)
+
+    monkeypatch.setattr(generator, "plan", wait_and_plan)
+    await session.execute("SET tierkv.max_calls = 0")
+    sql = "SELECT ai_generate('p' || i) FROM range(1000) r(i)"
+    asked = asyncio.create_task(rows(session, sql))
+    async with asyncio.timeout(10):
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+    released.set()
+    assert len(await asked) == 1000
 
 
 async def test_room_that_comes_when_the_time_is_over_is_room() -> None:
