@@ -14,7 +14,7 @@ from itertools import count
 
 from policies.select import make_policy
 from policies.service_time import pipelined_evenly
-from simulator.gate import blocks_to_load
+from simulator.gate import LoadGate
 from simulator.job import NOWHERE, AheadLoad, Job, Lookup, look_up
 from simulator.node import SimNode
 from simulator.options import GB, ClusterOptions
@@ -74,6 +74,13 @@ class Cluster:
             constants.cluster,
             self.ledger,
             block_bytes=self.layout.stored_bytes,
+        )
+        self._gate = LoadGate(
+            options.gate,
+            self.model,
+            self.layout,
+            pool_bytes_per_s=options.pool_gbps * GB,
+            latency_s=constants.cluster.fetch_latency_s,
         )
         self._events: list[tuple[float, int, int, object]] = []
         self._serial = count()
@@ -271,16 +278,12 @@ class Cluster:
         pool = self.pool.cache.depth(job.chain)
         if pool <= local:
             return 0
-        return blocks_to_load(
+        return self._gate.blocks_to_load(
             job.prompt.input_tokens,
             local=local,
             pool=pool,
-            model=self.model,
-            layout=self.layout,
-            pool_bytes_per_s=self.pool.link.bytes_per_s,
-            queue_s=self.pool.wait_s(now),
+            queue_s=self.pool.link.queue_s(now),
             busy_s=busy_s,
-            gate=self.options.gate,
         )
 
     def _decode(self, job: Job, node: SimNode, now: float) -> None:

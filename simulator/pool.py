@@ -60,10 +60,6 @@ class SimPool:
         seconds = blocks * self._block_bytes / self.link.bytes_per_s
         return seconds + self._constants.fetch_latency_s
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until the first byte of a load asked for now."""
-        return self.link.queue_s(now) + self._constants.fetch_latency_s
-
     def load(self, blocks: int, now: float) -> Transfer:
         """Queue a load."""
         size_bytes = blocks * self._block_bytes
