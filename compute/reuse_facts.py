@@ -16,6 +16,8 @@ from kvcore.reuse_hint import ReuseHint
 from policies.eviction import BlockFacts, Expectation
 
 _NOTHING_SAID: Final = (Expectation.UNKNOWN, None)
+_FAR_S: Final = 1e9
+"""Later is as good as this: pool nodes refuse a time that makes no sense, and all with it."""
 
 
 def facts_of(seq: Sequence, block: int) -> BlockFacts:
@@ -68,7 +70,9 @@ def _future(seq: Sequence, block: int) -> tuple[Expectation, float | None]:
     if hint is None:
         return _NOTHING_SAID
     expectation = expectation_of(hint, (block + 1) * seq.block_tokens)
-    return expectation, hint.next_turn_s if expectation is Expectation.TURN else None
+    if expectation is not Expectation.TURN or hint.next_turn_s is None:
+        return expectation, None
+    return expectation, min(hint.next_turn_s, _FAR_S)
 
 
 def expectation_of(hint: ReuseHint, end: int) -> Expectation:

@@ -6,8 +6,10 @@ import pytest
 
 from compute.reuse_facts import expectation_of, facts_of, facts_of_hits
 from compute.sequence import Sequence, make_sequence
+from dmp.messages import check_put
 from kvcore.reuse_hint import ReuseHint
 from policies.eviction import Expectation
+from tests.fix_dmp import make_put
 from tests.fix_model import make_request
 
 E = Expectation
@@ -51,6 +53,12 @@ def test_place_and_time_are_told() -> None:
     assert (first.parent, first.depth, first.tail) == (None, 0, False)
     assert (last.parent, last.depth, last.tail) == (seq.keys[2], 3, True)
     assert last.expected_in_s == 2.5
+
+
+def test_a_turn_that_is_never_expected_to_come_is_no_reason_to_refuse_a_put() -> None:
+    facts = facts_of(sequence(ReuseHint(next_turn=True, next_turn_s=1e300)), 0)
+    assert facts.expectation is E.TURN
+    check_put(make_put("n1", expectation=facts.expectation, expected_in_s=facts.expected_in_s))
 
 
 def test_of_hits_only_what_changes_is_made_again() -> None:
