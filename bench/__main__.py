@@ -21,7 +21,9 @@ from bench import (
     pipeline,
     plan,
     reattach,
+    router,
     routing_decision,
+    sizing,
     slow_path,
     split,
     start_time,
@@ -32,6 +34,7 @@ parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
     controller, slow_path, decoding, compute, routing_decision, meta, plan,
+    router, sizing,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])
