@@ -142,7 +142,8 @@ def draw(scenes: Sequence[Scene], cells: Sequence[Cell], file: Path) -> None:
                 line.sort(key=lambda cell: cell.load)
                 wide = 2.5 if router is RouterName.TIERKV else 1.2
                 means = [cell.mean_s for cell in line]
-                axes.plot(scene.speeds, means, marker="o", ms=3, lw=wide, label=router.value)
+                loads = [scene.speeds[cell.load] for cell in line]
+                axes.plot(loads, means, marker="o", ms=3, lw=wide, label=router.value)
             title = f"{scene.name}, {scene.cluster.nodes} nodes, {'pool' if pool else 'no pool'}"
             axes.set(title=title, xlabel="load", ylabel="mean TTFT, s", yscale="log")
             axes.grid(alpha=0.3)
