@@ -19,6 +19,7 @@ class Names:
         _numbers: number of each name; the empty name is 0.
         _names: name of each number.
         _free: numbers without a name.
+        _unknown: names that were not known when they came, since the last sweep.
     """
 
     def __init__(self, *, limit: int) -> None:
@@ -28,6 +29,7 @@ class Names:
         self._names = [""]
         self._free: list[int] = []
         self._sweep_at = min(limit, 1 << 16)
+        self._unknown = 0
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -42,10 +44,15 @@ class Names:
 
         Args:
             names: of a batch.
-            in_use: answers the numbers that blocks have; called when the table has doubled.
+            in_use: answers the numbers that blocks have; called when the table has doubled, or when
+                it is full and many unknown names came since, for it may be slow.
         """
         known = self._numbers
-        if len(known) + len(names) > self._sweep_at:
+        unknown = sum(name not in known for name in names)
+        self._unknown += unknown
+        is_full = len(known) + unknown > self._sweep_at
+        if is_full and self._unknown >= min(self._limit, 1 << 16) >> 4:
+            self._unknown = 0
             self._sweep(in_use())
         return np.array([known.get(n) or self._number(n) for n in names], np.uint32)
 

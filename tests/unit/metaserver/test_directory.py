@@ -198,3 +198,20 @@ def test_names_nobody_has_any_more_make_room() -> None:
     assert [names[n] for n in (0, 1, 2, 3)] == ["", "c", "b", "d"]
     assert names.numbers(["e"], lambda: [1, 2, 3]).tolist() == [0], "full: no name"
     assert names.numbers(["b"], lambda: [1, 2, 3]).tolist() == [2]
+
+
+def test_a_table_full_of_used_names_is_not_searched_for_each_batch() -> None:
+    names = Names(limit=1 << 16)
+    sweeps = 0
+
+    def all_in_use() -> range:
+        nonlocal sweeps
+        sweeps += 1
+        return range(1 << 16)
+
+    names.numbers([f"n{n}" for n in range((1 << 16) - 1)], all_in_use)
+    known = names.numbers(["n7", ""], all_in_use).tolist()
+    for n in range(500):
+        numbers = names.numbers(["n7", "", f"late{n}", f"later{n}"], all_in_use)
+        assert numbers.tolist() == [*known, 0, 0]
+    assert sweeps <= 1
