@@ -88,7 +88,7 @@ def parse(values: Mapping[str, Any]) -> SimulationRequest:
     if not is_cluster:
         raise ConfigError(
             "say what to simulate: --capacity-blocks N for one cache, or --nodes N for a cluster",
-            hint="tierkv simulate TRACE --policy default --capacity-blocks 20000",
+            hint="For instance --policy default and --capacity-blocks 20000.",
         )
     return _cluster(read)
 
