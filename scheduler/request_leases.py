@@ -30,13 +30,14 @@ class RequestLeases:
         self._endings: deque[tuple[LeaseId, bool]] = deque(maxlen=MAX_ENDINGS)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def __len__(self) -> int:
         return len(self._live)
 
     def keep(self, lease: LeaseId) -> None:
         """Prolong a lease from now on, until it is ended."""
-        if lease == NO_LEASE:
+        if lease == NO_LEASE or self._stopped:
             return
         self._stats.leases_reserved += 1
         self._live.add(lease)
@@ -61,15 +62,16 @@ class RequestLeases:
         self._wake.set()
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Abort what is left, but don't wait for it longer than that."""
+        """Abort what is left, but don't wait for it longer than that; what comes later runs out."""
+        self._stopped = True
         for lease in tuple(self._live):
             self.abort(lease)
         if self._task is None:
             return
-        self._task.cancel()
+        task, self._task = self._task, None
+        task.cancel()
         with suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
+            await task
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._tell_endings()

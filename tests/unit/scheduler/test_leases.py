@@ -8,11 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from kvcore.clock import SystemClock
 from kvcore.errors import NodeLostError
 from kvcore.hold import NO_LEASE, LeaseId
 from kvcore.ids import BlockKey, HostId
 from kvcore.node import NodeInfo
 from metaserver.client import MAX_LISTED_REPLICAS, LocateReply, NodeCoverage
+from scheduler.directory_client import DirectoryClient
+from scheduler.request_leases import RequestLeases
+from scheduler.routing_stats import RoutingStats
 from tests.fix_scheduler import FakeMeta, make_info
 from tests.unit.scheduler.test_dispatcher import (
     QUICK,
@@ -187,6 +191,16 @@ async def test_stopping_leaves_no_lease_behind() -> None:
         assert not meta.live
         answer.cancel()
         await asyncio.wait([answer])
+
+
+async def test_a_lease_that_comes_after_the_stop_runs_out_by_itself() -> None:
+    stats = RoutingStats(8)
+    directory = DirectoryClient(LeaseMeta(), config=QUICK, stats=stats, clock=SystemClock())
+    leases = RequestLeases(directory, stats, lease_s=10.0)
+    await leases.stop(timeout_s=1.0)
+    leases.keep(LeaseId(7))
+    leases.abort(LeaseId(7))
+    assert len(leases) == 0 and len(asyncio.all_tasks()) == 1
 
 
 async def test_without_a_promise_nothing_is_counted() -> None:
