@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey
 from kvcore.location import Tier
-from metaserver.arrays import U8, Ints
+from metaserver.arrays import U8, Ints, distinct
 from metaserver.block_table import halves
 from metaserver.client import BlockListing, BlockRecord
 from metaserver.copy_table import L1, L2, L4
@@ -92,7 +92,7 @@ def _times_leased(rows: Ints, ledger: Ledger, leased: tuple[bytes, ...]) -> list
     for chain in leased:
         keys = halves(chain)
         found, _ = ledger.blocks.index.find(keys[:, 0].copy(), keys[:, 1].copy())
-        counts[np.unique(found[(found != 0) & (found < len(counts))])] += 1
+        counts[distinct(found[(found != 0) & (found < len(counts))])] += 1
     times: list[int] = counts[rows].tolist()
     return times
 

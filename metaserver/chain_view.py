@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from kvcore.ids import HostId
-from metaserver.arrays import U8, Bools, Ints
+from metaserver.arrays import U8, Bools, Ints, distinct
 from metaserver.client import NodeCoverage
 from metaserver.copy_table import L1, L2, Copies
 from metaserver.node_book import NodeBook
@@ -120,7 +120,7 @@ class ChainView:
         held = np.flatnonzero(in_memory & (self.copies.at < blocks))
         if not len(held):
             return {}
-        pairs = np.unique(self.nodes[held] << 32 | self.copies.at[held])
+        pairs = distinct(self.nodes[held] << 32 | self.copies.at[held])
         nodes = pairs >> 32
         begins = np.flatnonzero(np.diff(nodes, prepend=-1))
         parts = np.split(pairs & 0xFFFFFFFF, begins[1:])

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from metaserver.arrays import U4, U8, Bools, FreeList, Ints, reserve
+from metaserver.arrays import U4, U8, Bools, FreeList, Ints, distinct, reserve
 
 L1, L2, L4 = 1, 2, 4
 """Tiers as numbers. L3 is not one: it is L2 seen from another host."""
@@ -174,7 +174,7 @@ class CopyTable:
     def remove(self, numbers: Ints, heads: U4) -> Ints:
         """Remove copies; returns their blocks, each once."""
         self.links[numbers] &= _NEXT
-        blocks = np.unique(self.blocks[numbers]).astype(np.int64)
+        blocks = distinct(self.blocks[numbers]).astype(np.int64)
         self._unlink(blocks, heads)
         self.links[numbers] = 0
         self.rows.give_back(numbers)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwire.event_records import STORED, EventRecords
-from metaserver.arrays import Ints
+from metaserver.arrays import Ints, distinct
 from metaserver.block_table import BlockFacts, BlockTable
 from metaserver.copy_table import L1, L2, L4, CopyTable, holder_of
 from metaserver.event_columns import (
@@ -79,7 +79,7 @@ class Ledger:
                 bare.append(self._strike(holder, tier, rows[struck]))
         emptied = np.concatenate(bare)
         if len(emptied):
-            self.blocks.remove_without_copies(np.unique(emptied))
+            self.blocks.remove_without_copies(distinct(emptied))
 
     def begin_inventory(self, holder: Holder) -> None:
         """From here on, what a node doesn't name is gone when its inventory ends."""
@@ -117,7 +117,7 @@ class Ledger:
         blocks = self.blocks
 
         def used(column: NDArray[Any]) -> Callable[[], list[int]]:
-            return lambda: [int(n) for n in np.unique(column[blocks.live_rows()])]
+            return lambda: [int(n) for n in distinct(column[blocks.live_rows()])]
 
         return NameNumbers(
             self.models.numbers(batch.models, used(blocks.models)),

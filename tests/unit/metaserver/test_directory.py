@@ -16,6 +16,7 @@ from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.location import Location, Tier
 from kvcore.node import NodeInfo, NodeRole
 from kvwire.event_records import RECORD_BYTES, EventRecords, pack_events
+from metaserver.arrays import distinct
 from metaserver.block_table import HEAT_FADES_S
 from metaserver.directory import Directory
 from metaserver.event_columns import RECORD
@@ -215,3 +216,9 @@ def test_a_table_full_of_used_names_is_not_searched_for_each_batch() -> None:
         numbers = names.numbers(["n7", "", f"late{n}", f"later{n}"], all_in_use)
         assert numbers.tolist() == [*known, 0, 0]
     assert sweeps <= 1
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [2, 2, 2], [5, 1, 5, 0, 1]])
+def test_distinct_numbers_come_once_in_order(numbers: list[int]) -> None:
+    found = distinct(np.array(numbers, np.uint32))
+    assert found.tolist() == sorted(set(numbers)) and found.dtype == np.uint32
