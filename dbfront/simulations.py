@@ -8,6 +8,7 @@ from one configured folder only.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -89,8 +90,8 @@ class Simulations:
     def _run(self, session: int, trace: Path, options: dict[str, Any]) -> dict[str, Any]:
         child = self._start(session)
         try:
-            question = json.dumps({"trace": str(trace), "options": options})
-            output, errors = child.communicate(question)
+            question = {"trace": str(trace), "options": options, "asker": os.getpid()}
+            output, errors = child.communicate(json.dumps(question))
         finally:
             with self._lock:
                 del self._running[session]

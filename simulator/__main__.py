@@ -1,7 +1,8 @@
 """One simulation in a process of its own: a question on standard input, its answer on output.
 
 Started by dbfront/simulations.py, so that minutes of computing neither slow the front down nor
-outlive a cancelled statement. Both are one JSON object; an error is an answer too.
+outlive a cancelled statement. Both are one JSON object (``asker`` is the process that waits); an
+error is an answer too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ NICENESS = 10
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics, or what is wrong with the question."""
+    """Return the metrics, or what is wrong with the question; end when nobody waits any more."""
+
+    def still_asked(*said: object) -> None:
+        if os.getppid() != question["asker"]:
+            sys.exit("whoever asked is gone")
+
     try:
-        found = simulate(Path(question["trace"]), parse(question["options"]))
+        request = parse(question["options"])
+        found = simulate(Path(question["trace"]), request, progress=still_asked, told=still_asked)
     except TierKVError as error:
         return {"error": {"message": error.message, "detail": error.detail, "hint": error.hint}}
     return {"metrics": found.metrics, "notes": found.notes}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from kvcore.errors import UserError
 from policies.block_policies import BLOCK_POLICIES
@@ -16,10 +17,12 @@ from policies.eviction import BlockFacts, EvictionPolicy
 from policies.select import PRODUCTION_POLICIES, make_policy
 from simulator.optimum import belady_hits
 from simulator.trace import DEFAULT_BLOCK_TOKENS, Request
-from simulator.trace_hints import NO_HINT, NO_HINTS, Hint, TraceHints
+from simulator.trace_hints import NO_HINT, NO_HINTS, Hint, Hints
 
 Progress = Callable[[int, int], None]
 """Told from time to time: requests done, and all of them."""
+
+Order = Literal["head", "tail", "leaves"]
 
 _PROGRESS_STEP = 256
 
@@ -69,9 +72,9 @@ def replay(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-    hints: TraceHints = NO_HINTS,
+    hints: Hints = NO_HINTS,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
-    tail_first: bool = False,
+    order: Order = "head",
 ) -> ReplayResult:
     """Replay requests in the order given; the caller sorts them by time.
 
@@ -83,7 +86,8 @@ def replay(
         progress: told how far it is.
         hints: which facts of the trace the policy is told.
         block_tokens: tokens per id.
-        tail_first: for policies on single blocks, name the end of a prompt before its head.
+        order: for policies on single blocks: name a prompt from its head, as an engine does that
+            knows no better, from its tail, or let only leaves go, as the production ones do.
 
     Raises:
         UserError: no such policy, or no capacity.
@@ -98,7 +102,10 @@ def replay(
         )
     elif policy_name in BLOCK_POLICIES:
         policy = BLOCK_POLICIES[policy_name](capacity_blocks, seed)
-        hits = _block_hits(requests, policy, capacity_blocks, tail_first=tail_first)
+        if order == "leaves":
+            hits = _leaf_hits(requests, policy, capacity_blocks, hints)
+        else:
+            hits = _block_hits(requests, policy, capacity_blocks, tail_first=order == "tail")
     else:
         raise UserError(
             f"unknown eviction policy {policy_name!r}", hint=f"Known: {', '.join(policy_names())}."
@@ -135,7 +142,7 @@ def _counted(
 
 
 def _leaf_hits(
-    requests: Sequence[Request], policy: EvictionPolicy, capacity_blocks: int, hints: TraceHints
+    requests: Sequence[Request], policy: EvictionPolicy, capacity_blocks: int, hints: Hints
 ) -> Iterator[int]:
     """Yield hit blocks per request of a cache that evicts leaves, but not the request's own."""
     cache = _LeafCache(policy, capacity_blocks)

@@ -31,6 +31,7 @@ Progress = Callable[[int, int], None]
 """Called with requests done and requests in all; it may raise to stop the simulation."""
 
 PROGRESS_EVERY = 64
+"""Events between two calls."""
 
 
 class EventKind(IntEnum):
@@ -92,14 +93,13 @@ class Cluster:
         for prompt in prompts:
             if prompt.is_first or not self.options.closed_loop:
                 self._at(prompt.arrival_s, EventKind.ARRIVED, prompt)
-        events, told = self._events, 0
+        events, happened = self._events, 0
         while events:
             now, _, _, what = heappop(events)
             self._happen(what, now)
-            done = self.ledger.requests
-            if progress is not None and done >= told + PROGRESS_EVERY:
-                told = done
-                progress(done, len(prompts))
+            happened += 1
+            if progress is not None and happened % PROGRESS_EVERY == 0:
+                progress(self.ledger.requests, len(prompts))
         left = len(prompts) - self.ledger.requests
         assert not left, f"{left} requests were never served"
         self.ledger.close(self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from policies.eviction import Expectation
 from simulator.trace import Request
@@ -22,6 +22,13 @@ class Hint(NamedTuple):
 
 
 NO_HINT: Final = Hint()
+
+
+class Hints(Protocol):
+    """Where hints come from."""
+
+    def of(self, requests: Sequence[Request]) -> Iterator[Hint]:
+        """Yield the hint of each request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,7 +34,7 @@ def traces(tmp_path: Path) -> Path:
     folder = tmp_path / "traces"
     folder.mkdir()
     (folder / "small.jsonl").write_text("\n".join(map(json.dumps, LINES)))
-    (folder / "long.jsonl").write_text(("\n".join(map(json.dumps, LINES)) + "\n") * 5_000)
+    (folder / "long.jsonl").write_text(("\n".join(map(json.dumps, LINES)) + "\n") * 500)
     (tmp_path / "secret.jsonl").write_text(json.dumps(LINES[0]))
     (folder / "out.jsonl").symlink_to(tmp_path / "secret.jsonl")
     return folder
@@ -154,3 +156,22 @@ async def test_cancelling_ends_the_child_and_a_third_is_told_to_come_back(traces
         assert (await connections[0].command("SELECT 1")).rows == [(1,)]
         for connection in connections:
             await connection.close()
+
+
+async def test_a_simulation_ends_when_its_front_is_gone(traces: Path) -> None:
+    trace = str(traces / "long.jsonl")
+    front = (
+        "import json, os, subprocess, sys\n"
+        "from subprocess import DEVNULL, PIPE\n"
+        "call = [sys.executable, '-m', 'simulator']\n"
+        "child = subprocess.Popen(call, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)\n"
+        f"question = {{'trace': {trace!r}, 'options': {{'nodes': 8}}, 'asker': os.getpid()}}\n"
+        "child.stdin.write(json.dumps(question).encode()); child.stdin.close()\n"
+        "print(child.pid, flush=True)"
+    )
+    call = [sys.executable, "-c", front]
+    made = await asyncio.to_thread(subprocess.run, call, capture_output=True, text=True, check=True)
+    child = Path(f"/proc/{int(made.stdout)}")
+    async with asyncio.timeout(60):
+        while child.exists():
+            await asyncio.sleep(0.05)
