@@ -9,6 +9,7 @@ is not admitted. While nothing is learned all are worth the same, and it is leaf
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
@@ -34,6 +35,9 @@ _ODDS: Final = {
     Expectation.NONE: 0.1, Expectation.UNKNOWN: 1.0, Expectation.TURN: 2.0, Expectation.ROWS: 50.0,
 }  # fmt: skip
 """What a hint is taken to mean until its kinds have been seen."""
+
+_EXPECTED_EDGES_S: Final = (4.0, 30.0, 300.0)
+"""Announced times until the next use that are told apart, besides none at all."""
 
 Order = tuple[int, int, int]
 """Of equal value, the first goes: request of the last use, minus depth, handle."""
@@ -214,7 +218,10 @@ class LearnedValue:
     def _kind_of(self, block: _Block, uses: int, facts: BlockFacts) -> int:
         own = min(uses.bit_length() - 1, _MOST_USES)
         kin = min(block.kin.bit_length(), _MOST_KIN)
-        return (((facts.expectation * 4 + own) * 8 + kin) * 2 + facts.tail) * RUN_KINDS
+        future = facts.expectation * 5
+        if facts.expected_in_s is not None:
+            future += 1 + bisect_right(_EXPECTED_EDGES_S, facts.expected_in_s)
+        return (((future * 4 + own) * 8 + kin) * 2 + facts.tail) * RUN_KINDS
 
     def _recalled(self, facts: BlockFacts) -> _Block:
         """Return what is known of a block; if nothing is, what its parent says of it."""

@@ -14,7 +14,7 @@ from policies.eviction import BlockFacts
 _CLASSES: Final = 16
 _AGES: Final = 128
 _DECAY: Final = 0.9
-_SAMPLE: Final = 32
+_SAMPLE: Final = 16
 _LCG_FACTOR: Final = 6364136223846793005
 _LCG_STEP: Final = 1442695040888963407
 
@@ -83,9 +83,10 @@ class Lhd:
         count = len(offered)
         if count <= _SAMPLE:
             sample = offered
-        else:
-            sample = [offered[self._draw() * count >> 32] for _ in range(_SAMPLE)]
-        victim = min(sample, key=self._rank)
+        else:  # One draw and even steps from there; the array is in no order.
+            place, step = self._draw() % count, count // _SAMPLE
+            sample = [offered[place - i * step] for i in range(_SAMPLE)]
+        victim = self._least_dense(sample)
         self._chosen = (victim, self._uses)
         return victim
 
@@ -95,10 +96,17 @@ class Lhd:
     def refused(self, facts: BlockFacts, now: float) -> None:
         pass
 
-    def _rank(self, handle: int) -> tuple[float, int]:
-        last, kind, _ = self._state[handle]
-        age = (self._uses - last) // self._step
-        return (self._density[kind][age] if age < _AGES else 0.0, last)
+    def _least_dense(self, sample: list[int]) -> int:
+        """Return who is worth least, of equal ones the least recently used."""
+        found, least, oldest = sample[0], float("inf"), 0
+        state, density, step, uses = self._state, self._density, self._step, self._uses
+        for handle in sample:
+            last, kind, _ = state[handle]
+            age = (uses - last) // step
+            rank = density[kind][age] if age < _AGES else -1.0
+            if rank < least or (rank == least and last < oldest):
+                found, least, oldest = handle, rank, last
+        return found
 
     def _draw(self) -> int:
         """Return 32 pseudo-random bits."""
