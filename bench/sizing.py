@@ -235,14 +235,15 @@ def trace_plan(argument: str, seed: int) -> Plan:
         nodes=12, local_gb=1_000.0, pool_gb=10_000.0, pool_gbps=20.0, seed=seed
     )
     sizes = (100.0, 300.0, 1_000.0, 3_000.0)
+    widths: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+    pools: tuple[float, ...]
     if kind == "open":
         pools = (300.0, 1_000.0, 3_000.0, 6_000.0, 10_000.0, 20_000.0)
         speeds, gate = (0.1, 0.25, 0.5, 1.0, 2.0), (1.0, 3.0)
     else:
         cluster = replace(cluster, nodes=6, pool_gb=3_000.0, closed_loop=True)
-        pools = (300.0, 1_000.0, 2_000.0, 3_000.0, 6_000.0)
-        speeds, gate = (0.25, 0.5, 1.0, 1.5), (0.3, 1.0)
-    widths = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+        pools, widths = (300.0, 1_000.0, 3_000.0), (1.0, 5.0, 20.0)
+        speeds, gate = (0.5, 1.0), (0.3,)
     return Plan(name, requests, cluster, speeds, sizes, widths, pools, gate)
 
 
