@@ -15,15 +15,10 @@ from collections.abc import Hashable
 from typing import Final
 
 from policies.eviction import BlockFacts, Expectation
-from policies.lifetimes import RUN_KINDS, Lifetimes, Run, Trial, bucket_of, run_kind
+from policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, bucket_of, run_kind
 
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5
-_ALL_WATCHED: Final = 1 << 16
-_WATCHED: Final = 8
-"""So many blocks are watched for their next use; of later ones one in so many, and the last ones
-of prompts."""
-
 _SPARE_ENTRIES: Final = 64
 """Dropping entries that count no more is not worth it for fewer."""
 
@@ -55,30 +50,27 @@ class _Block:
         kind: of its last use, without that of the run.
         run: what its last request used.
         used_at: time of that.
-        trial: the wait for the next use, where it is watched.
+        wait: for its next use.
         order: where it stands among those of equal value.
         resident: whether it is in the cache.
         offered: whether it may go.
-        watched: whether all its waits are learned from.
     """
 
     __slots__ = (
-        "key", "kin", "kind", "offered", "order", "resident", "run", "trial", "used_at", "uses",
-        "watched",
+        "key", "kin", "kind", "offered", "order", "resident", "run", "used_at", "uses", "wait",
     )  # fmt: skip
 
-    def __init__(self, key: Hashable, kin: int, watched: bool) -> None:
+    def __init__(self, key: Hashable, kin: int) -> None:
         self.key = key
         self.uses = 0
         self.kin = kin
         self.kind = 0
         self.run = _NO_RUN
         self.used_at = 0.0
-        self.trial: Trial | None = None
+        self.wait: Cohort | None = None
         self.order: Order = (0, 0, 0)
         self.resident = False
         self.offered = False
-        self.watched = watched
 
 
 class LearnedValue:
@@ -94,7 +86,7 @@ class LearnedValue:
         _heads: per kind, the entry that was last put there.
     """
 
-    def __init__(self, capacity_blocks: int, *, seed: int = 0) -> None:
+    def __init__(self, capacity_blocks: int) -> None:
         self._here: dict[int, _Block] = {}
         self._known: dict[Hashable, _Block] = {}
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
@@ -106,14 +98,13 @@ class LearnedValue:
         self._heads: dict[int, tuple[Order, int]] = {}
         self._now = float("-inf")
         self._runs = 0
-        self._count = seed
 
     # What happens to blocks
 
     def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
         block = self._recalled(facts)
         if block.resident:  # Two places hold the same content: the second is not remembered.
-            block = _Block(None, block.kin, watched=False)
+            block = _Block(None, block.kin)
         self._gone.pop(block.key, None)
         block.resident, block.offered = True, False
         self._here[handle] = block
@@ -189,9 +180,8 @@ class LearnedValue:
 
     def _learn(self, block: _Block, facts: BlockFacts, now: float) -> None:
         """End one wait and start the next."""
-        trial = block.trial
-        if trial is not None:
-            self._lifetimes.end_in_use(trial)
+        if block.wait is not None:
+            self._lifetimes.end_in_use(block.wait)
         run = self._run_of(facts)
         if run is None:
             self._runs += 1
@@ -203,10 +193,7 @@ class LearnedValue:
         block.uses += 1
         block.used_at = now
         kind = block.kind = self._kind_of(block, block.uses, facts)
-        if block.watched or facts.tail:
-            block.trial = self._lifetimes.start(kind, run, now, _ODDS[facts.expectation])
-        elif trial is not None:
-            block.trial = None
+        block.wait = self._lifetimes.start(kind, run, now, _ODDS[facts.expectation])
 
     def _run_of(self, facts: BlockFacts) -> Run | None:
         """Return the run that has just used the block before this one."""
@@ -232,8 +219,7 @@ class LearnedValue:
         kin = 0
         if parent is not None:
             kin = parent.uses - 1 if parent.uses > 1 else parent.kin
-        self._count += 1
-        block = _Block(facts.key, kin, self._count % _WATCHED == 0)
+        block = _Block(facts.key, kin)
         if facts.key is not None:
             self._known[facts.key] = block
             self._gone[facts.key] = None
@@ -246,8 +232,8 @@ class LearnedValue:
         while len(gone) > self._most_gone:
             key, _ = gone.popitem(last=False)
             forgotten = self._known.pop(key)
-            if forgotten.trial is not None:
-                self._lifetimes.give_up(forgotten.trial)
+            if forgotten.wait is not None:
+                self._lifetimes.give_up(forgotten.wait)
 
     def _advance(self, now: float) -> None:
         """Go on to another time, at which everybody is worth something else."""

@@ -1,13 +1,13 @@
 """How long blocks of each kind go without a use, learned as they live, and what keeping one pays.
 
-A pure estimator that policies/learned.py feeds: trials start at a use and end at the next one, or
-are given up. Gaps that are not over yet count for as long as they have lasted (Kaplan and Meier's
-estimator over ages in buckets), so what was never used again is learned as soon as it gets old.
+A pure estimator that policies/learned.py feeds: a wait starts at a use and ends at the next one, or
+is given up; blocks of one kind that one request used wait together, in a cohort. Waits that are not
+over count for as long as they have lasted (Kaplan and Meier's estimator over ages in buckets), so
+what is never used again is learned as soon as it gets old.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,13 +20,11 @@ BUCKETS: Final = 26
 _FIRST_EDGE_S: Final = 1.0
 _GROWTH: Final = 1.9
 EDGES: Final = (0.0, *(_FIRST_EDGE_S * _GROWTH**i for i in range(BUCKETS - 1)))
+_FORGOTTEN_S: Final = EDGES[-1] * _GROWTH
 _WIDTHS: Final = tuple(after - before for before, after in pairwise(EDGES))
 
-MAX_TRIALS: Final = 1 << 16
-"""Trials that run at once; more would not make the estimate better, only slower."""
-
-_PRIOR_TRIALS: Final = 20.0
-"""How many trials' weight the average over all kinds has in the estimate of each."""
+_PRIOR_WAITS: Final = 20.0
+"""How many waits' weight the average over all kinds has in the estimate of each."""
 
 _REFRESH_SHARE: Final = 0.02
 _MIN_REFRESH: Final = 8
@@ -52,14 +50,16 @@ class Run:
         number: of the run; later ones have higher numbers.
         fresh: blocks that nobody had used before.
         tip: the block it has reached.
+        cohort: of the last ones that began to wait.
     """
 
-    __slots__ = ("fresh", "number", "tip")
+    __slots__ = ("cohort", "fresh", "number", "tip")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.fresh = 0
         self.tip: object = None
+        self.cohort: Cohort | None = None
 
     @property
     def kind(self) -> int:
@@ -75,22 +75,24 @@ def run_kind(fresh: int) -> int:
     return bisect_right(_RUN_EDGES, fresh)
 
 
-class Trial:
-    """One wait for the next use of a block.
+class Cohort:
+    """Blocks of one kind that began to wait for their next use together.
 
     Attributes:
-        kind: of the block when it started; while it is in its first bucket, without the run's.
-        run: that the block was part of.
+        kind: of the blocks; while they are in the first bucket, without that of their run.
+        run: that they were part of.
         started: in seconds.
-        bucket: the age it has reached; -1 when it is over.
+        waiting: how many still wait and are watched.
+        bucket: the age they have reached; -1 when nobody looks any more.
     """
 
-    __slots__ = ("bucket", "kind", "run", "started")
+    __slots__ = ("bucket", "kind", "run", "started", "waiting")
 
     def __init__(self, kind: int, run: Run, started: float) -> None:
         self.kind = kind
         self.run = run
         self.started = started
+        self.waiting = 0
         self.bucket = 0
 
 
@@ -99,7 +101,7 @@ class _Kind:
     """What is known about one kind of block.
 
     Attributes:
-        reached: trials that reached each bucket.
+        reached: waits that reached each bucket.
         used: of those, how many ended in a use in that bucket.
         values: per bucket of age, uses per second held, at the best horizon from there.
         facts: reached and used ever counted (halved with them).
@@ -112,7 +114,7 @@ class _Kind:
     used: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
     values: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
     facts: float = 0.0
-    due: float = 1.0
+    due: float = 0.0
 
 
 class Lifetimes:
@@ -122,20 +124,17 @@ class Lifetimes:
         _kinds: by number.
         _odds: by number without the run's, where they are not even.
         _all: the sum of all kinds, which says what is not known yet about one.
-        _waiting: running trials by bucket, oldest first, with some that are over.
-        _running: how many entries those queues have.
-        _next_due: when the first of them changes its bucket, at the earliest.
+        _cohorts: by bucket of their age, oldest first.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[int, _Kind] = {}
         self._odds: dict[int, float] = {}
         self._all = _Kind()
-        self._waiting: tuple[deque[Trial], ...] = tuple(deque() for _ in range(BUCKETS))
-        self._running = 0
+        self._cohorts: tuple[deque[Cohort], ...] = tuple(deque() for _ in range(BUCKETS))
 
-    def start(self, kind: int, run: Run, now: float, odds: float = 1.0) -> Trial | None:
-        """Start a trial; None when too many are running.
+    def start(self, kind: int, run: Run, now: float, odds: float = 1.0) -> Cohort:
+        """Begin a wait; the answer goes to ``end_in_use`` or ``give_up``, once.
 
         Args:
             kind: of the block without that of its run, which is added when that is complete.
@@ -143,47 +142,51 @@ class Lifetimes:
             now: of the use.
             odds: on what is usual, of kinds that are not known yet.
         """
-        if self._running >= MAX_TRIALS:
-            return None
-        if odds != 1.0 and kind not in self._odds:
-            self._odds[kind] = odds
-        trial = Trial(kind, run, now)
-        self._waiting[0].append(trial)
-        self._running += 1
-        return trial
+        cohort = run.cohort
+        if cohort is None or cohort.kind != kind or cohort.started != now or cohort.bucket:
+            cohort = run.cohort = Cohort(kind, run, now)
+            self._cohorts[0].append(cohort)
+            if odds != 1.0 and kind not in self._odds:
+                self._odds[kind] = odds
+        cohort.waiting += 1
+        return cohort
 
-    def end_in_use(self, trial: Trial) -> None:
-        """Note that the block was used; a trial that is over changes nothing."""
-        bucket = trial.bucket
+    def end_in_use(self, cohort: Cohort) -> None:
+        """Note that one block of a cohort was used."""
+        bucket = cohort.bucket
         if bucket < 0:
             return
-        known = self._kind(trial.kind) if bucket else self._settled(trial)
-        trial.bucket = -1
+        cohort.waiting -= 1
+        if bucket:
+            known = self._kind(cohort.kind)
+        else:
+            known = self._kind(cohort.kind + cohort.run.kind)
+            self._reached(known, 0, 1)
         known.used[bucket] += 1.0
         known.facts += 1.0
         self._all.used[bucket] += 1.0
 
-    def give_up(self, trial: Trial) -> None:
-        """Stop watching a block; it counts for the ages it has reached."""
-        trial.bucket = -1
+    def give_up(self, cohort: Cohort) -> None:
+        """Stop watching one block of a cohort; it counts for the ages it has reached."""
+        cohort.waiting -= 1
 
     def advance(self, now: float) -> None:
-        """Let running trials grow older; amortised O(1) per trial and bucket."""
-        for bucket, waiting in enumerate(self._waiting):
-            last = bucket == BUCKETS - 1
-            until = math.inf if last else now - EDGES[bucket + 1]
-            while waiting and (waiting[0].bucket != bucket or waiting[0].started <= until):
-                trial = waiting.popleft()
-                if trial.bucket != bucket:
-                    self._running -= 1
-                elif last:
-                    trial.bucket = -1
-                    self._running -= 1
-                else:
-                    known = self._kind(trial.kind) if bucket else self._settled(trial)
-                    trial.bucket = bucket + 1
-                    self._reached(known, bucket + 1)
-                    self._waiting[bucket + 1].append(trial)
+        """Let those who wait grow older; amortised O(1) per cohort and bucket."""
+        for bucket, cohorts in enumerate(self._cohorts[:-1]):
+            until = now - EDGES[bucket + 1]
+            while cohorts and cohorts[0].started <= until:
+                cohort = cohorts.popleft()
+                if not cohort.waiting:
+                    cohort.bucket = -1
+                    continue
+                if not bucket:
+                    cohort.kind += cohort.run.kind
+                    self._reached(self._kind(cohort.kind), 0, cohort.waiting)
+                cohort.bucket = bucket + 1
+                self._reached(self._kind(cohort.kind), bucket + 1, cohort.waiting)
+                self._cohorts[bucket + 1].append(cohort)
+        while self._cohorts[-1] and self._cohorts[-1][0].started <= now - _FORGOTTEN_S:
+            self._cohorts[-1].popleft().bucket = -1
 
     def values(self, kind: int) -> list[float]:
         """Return uses per second held, by bucket of age; zeros while nothing is known at all."""
@@ -199,17 +202,10 @@ class Lifetimes:
             known = self._kinds[kind] = _Kind(odds)
         return known
 
-    def _settled(self, trial: Trial) -> _Kind:
-        """Fix the kind of a trial whose run is complete, and count it from the start."""
-        trial.kind += trial.run.kind
-        known = self._kind(trial.kind)
-        self._reached(known, 0)
-        return known
-
-    def _reached(self, known: _Kind, bucket: int) -> None:
-        known.reached[bucket] += 1.0
-        known.facts += 1.0
-        self._all.reached[bucket] += 1.0
+    def _reached(self, known: _Kind, bucket: int, count: int) -> None:
+        known.reached[bucket] += count
+        known.facts += count
+        self._all.reached[bucket] += count
 
     def _refresh(self, known: _Kind) -> None:
         if known.facts > _MOST_FACTS:
@@ -223,8 +219,8 @@ class Lifetimes:
         """Return the chance that a block which reached a bucket is used in it."""
         reached, used = self._all.reached[bucket], self._all.used[bucket]
         usual = min(1.0, known.odds * used / reached) if reached else 0.0
-        trials = known.reached[bucket] + _PRIOR_TRIALS
-        return min(1.0, (known.used[bucket] + _PRIOR_TRIALS * usual) / trials)
+        waits = known.reached[bucket] + _PRIOR_WAITS
+        return min(1.0, (known.used[bucket] + _PRIOR_WAITS * usual) / waits)
 
 
 def _values(hazards: list[float]) -> list[float]:
@@ -232,11 +228,12 @@ def _values(hazards: list[float]) -> list[float]:
     values = [0.0] * BUCKETS
     for age in range(BUCKETS - 1):
         alive, used, held, best = 1.0, 0.0, 0.0, 0.0
-        for bucket in range(age, BUCKETS - 1):
-            ends = alive * hazards[bucket]
+        for hazard, width in zip(hazards[age:-1], _WIDTHS[age:], strict=True):
+            ends = alive * hazard
             used += ends
-            held += (alive - ends / 2) * _WIDTHS[bucket]
+            held += (alive - ends / 2) * width
             alive -= ends
-            best = max(best, used / held)
+            if used > best * held:
+                best = used / held
         values[age] = best
     return values

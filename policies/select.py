@@ -13,7 +13,7 @@ PolicyMaker = Callable[[int, int], EvictionPolicy]
 """Makes a policy for a cache of so many blocks, with a seed."""
 
 PRODUCTION_POLICIES: Final[dict[str, PolicyMaker]] = {
-    "default": lambda capacity_blocks, seed: LearnedValue(capacity_blocks, seed=seed),
+    "default": lambda capacity_blocks, seed: LearnedValue(capacity_blocks),
     "leaf_lru": lambda capacity_blocks, seed: LeafLru(),
 }
 """For caches that offer leaves only."""

@@ -1,0 +1,111 @@
+"""The default policy: leaf-LRU until it has learned, then what it learned; memory is bounded."""
+
+from __future__ import annotations
+
+import random
+
+from policies.eviction import BlockFacts, Expectation
+from policies.leaf_lru import LeafLru
+from policies.learned import LearnedValue
+from simulator.cache_replay import replay
+from simulator.trace import Request
+from simulator.trace_hints import Hint
+
+
+def chains(seed: int, count: int) -> list[Request]:
+    """Sessions that come back every 20 s for ten turns, among prompts that are used once."""
+    chance = random.Random(seed)
+    made, fresh = [], iter(range(1 << 30))
+    sessions: list[tuple[int, ...]] = []
+    for number in range(count):
+        now = 2.0 * number
+        if number % 2:
+            body = tuple(next(fresh) for _ in range(chance.randrange(10, 30)))
+        else:
+            slot = number // 2 % 10
+            if number // 20 % 10 == 0 or slot >= len(sessions):
+                sessions[slot : slot + 1] = [tuple(next(fresh) for _ in range(8))]
+            body = sessions[slot] = (*sessions[slot], next(fresh))
+        made.append(Request(now, 512 * len(body), 1, body))
+    return made
+
+
+def test_before_it_has_learned_it_is_leaf_lru() -> None:
+    requests = chains(1, 4)
+    assert replay(requests, "default", 20).block_hits == replay(requests, "leaf_lru", 20).block_hits
+    ours, plain = LearnedValue(8), LeafLru()
+    for handle in range(8):
+        for policy in (ours, plain):
+            parent = handle - 1 if handle % 3 else None
+            policy.entered(handle, BlockFacts(handle, parent, handle % 3), 0.0)
+            policy.offer(handle)
+    gone = []
+    for _ in range(8):
+        assert ours.victim(0.0) == plain.victim(0.0)
+        gone.append(plain.victim(0.0))
+        for policy in (ours, plain):
+            policy.left(gone[-1], 0.0)
+    assert gone == [2, 1, 0, 5, 4, 3, 7, 6]
+
+
+def test_it_keeps_sessions_and_lets_go_of_what_is_used_once() -> None:
+    requests = chains(2, 1500)
+    plain = replay(requests, "leaf_lru", 100).block_hit_rate
+    ours = replay(requests, "default", 100).block_hit_rate
+    best = replay(requests, "belady", 100).block_hit_rate
+    assert ours > plain + (best - plain) / 3
+
+
+def test_it_forgets_what_is_long_gone() -> None:
+    policy = LearnedValue(4)
+    for handle in range(5_000):
+        facts = BlockFacts(handle, None, 0)
+        if handle % 2:
+            policy.refused(facts, float(handle))
+            continue
+        policy.entered(handle % 4, facts, float(handle))
+        policy.offer(handle % 4)
+        policy.left(handle % 4, float(handle))
+    assert len(policy._known) == len(policy._gone) == 64
+
+
+def test_content_in_two_places_leaves_from_both() -> None:
+    policy = LearnedValue(4)
+    for handle in (0, 1):
+        policy.entered(handle, BlockFacts("same"), 0.0)
+        policy.offer(handle)
+    first = policy.victim(1.0)
+    assert first is not None
+    policy.left(first, 1.0)
+    assert policy.victim(1.0) == 1 - first
+
+
+def test_a_final_answer_goes_before_an_expected_turn() -> None:
+    """As learned: those announced as final are never used again, the others every 5 seconds."""
+    policy, now = LearnedValue(64), 0.0
+    going = BlockFacts("going", expectation=Expectation.TURN)
+    policy.entered(0, going, now)
+    for step in range(200):
+        now += 5.0
+        policy.used(0, going, now)
+        policy.entered(1, BlockFacts(f"final {step}", expectation=Expectation.NONE), now)
+        policy.left(1, now)
+    policy.entered(1, BlockFacts("last", expectation=Expectation.NONE), now + 1.0)
+    policy.offer(0)
+    policy.offer(1)
+    assert policy.victim(now + 1.0) == 1
+    policy.left(1, now + 1.0)
+    assert not policy.admits(BlockFacts("new", expectation=Expectation.NONE), now + 1.0)
+    policy.withdraw(0)
+    assert policy.admits(BlockFacts("new", expectation=Expectation.NONE), now + 1.0)
+
+
+def test_announced_times_make_kinds_of_their_own() -> None:
+    assert Hint() == (Expectation.UNKNOWN, None)
+    policy = LearnedValue(4)
+    kinds = set()
+    for handle, expected in enumerate((None, 1.0, 10.0, 100.0, 1000.0)):
+        facts = BlockFacts(handle, expected_in_s=expected)
+        policy.entered(handle, facts, 0.0)
+        kinds.add(policy._here[handle].kind)
+    assert len(kinds) == 5
