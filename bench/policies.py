@@ -24,12 +24,12 @@ CAPACITIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 QUICK_CAPACITIES = (0.02, 0.2)
 ORDERS: dict[str, tuple[Order, ...]] = {
     "lru": ("head", "tail"),
-    "lfu": ("head", "tail"),
+    "lfu": ("head",),
     "arc": ("head", "tail"),
     "fifo": ("head",),
-    "ttl": ("head", "tail"),
+    "ttl": ("head",),
     "s3fifo": ("head", "tail"),
-    "lhd": ("head", "tail", "leaves"),
+    "lhd": ("head", "leaves"),
 }
 """In which each yardstick is tried; the best counts."""
 
