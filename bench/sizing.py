@@ -181,11 +181,14 @@ def draw(plan: Plan, tables: dict[str, Table], file: Path) -> None:
     figure = new_figure(2)
     figure.set_size_inches(10.4, 6.4)
     scale = figure.add_subplot(2, 2, 1)
-    for name in ("nodes, no pool", "nodes, pool"):
-        scale.plot(tables["scale"].column("load"), tables["scale"].column(name), "o-", label=name)
-    scale.set(
-        title=f"{plan.name}: nodes for the SLO", xlabel="load", ylabel="nodes", ylim=(0, None)
-    )
+    if "scale" in tables:
+        loads = tables["scale"].column("load")
+        for name in ("nodes, no pool", "nodes, pool"):
+            scale.plot(loads, tables["scale"].column(name), "o-", label=name)
+        scale.set(title=f"{plan.name}: nodes for the SLO", xlabel="load", ylabel="nodes")
+        scale.set_ylim(0, None)
+    else:
+        figure.delaxes(scale)
     local = figure.add_subplot(2, 2, 2)
     for name, label in (("mean s", "no pool"), ("mean s, pool", "pool")):
         table = tables["local"]
@@ -234,7 +237,7 @@ def trace_plan(argument: str, seed: int) -> Plan:
     cluster = ClusterOptions(
         nodes=12, local_gb=1_000.0, pool_gb=10_000.0, pool_gbps=20.0, seed=seed
     )
-    sizes = (100.0, 300.0, 1_000.0, 3_000.0)
+    sizes: tuple[float, ...] = (100.0, 300.0, 1_000.0, 3_000.0)
     widths: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
     pools: tuple[float, ...]
     if kind == "open":
@@ -242,8 +245,8 @@ def trace_plan(argument: str, seed: int) -> Plan:
         speeds, gate = (0.1, 0.25, 0.5, 1.0, 2.0), (1.0, 3.0)
     else:
         cluster = replace(cluster, nodes=6, pool_gb=3_000.0, closed_loop=True)
-        pools, widths = (300.0, 1_000.0, 3_000.0), (1.0, 5.0, 20.0)
-        speeds, gate = (0.5, 1.0), (0.3,)
+        pools, widths = (1_000.0, 4_000.0), (1.0, 5.0, 20.0)
+        sizes, speeds, gate = (500.0, 1_000.0, 3_000.0), (1.0,), ()
     return Plan(name, requests, cluster, speeds, sizes, widths, pools, gate)
 
 
@@ -263,18 +266,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = make_parser(__doc__ or "")
     parser.add_argument("--trace", metavar="FILE:open|closed")
+    parser.add_argument("--no-search", action="store_true", help="leave out the fewest nodes")
     parser.add_argument("--write-docs", action="store_true", help="update docs/sizing.md")
     arguments = parser.parse_args(argv)
     quick = arguments.quick or arguments.trace is None
     plan = quick_plan(arguments.seed) if quick else trace_plan(arguments.trace, arguments.seed)
     lab = Lab(plan)
-    tables = {
-        "local": lab.local_size(),
-        "bandwidth": lab.bandwidth(),
-        "pool": lab.pool_size(),
-        "gate": lab.gates(),
-        "scale": lab.scale(),
-    }
+    tables = {"local": lab.local_size(), "bandwidth": lab.bandwidth(), "pool": lab.pool_size()}
+    if plan.gate_gbps:
+        tables["gate"] = lab.gates()
+    if plan.speeds and not arguments.no_search:
+        tables["scale"] = lab.scale()
     if arguments.write_docs:
         write_docs(plan, tables)
     report = Report("sizing")
