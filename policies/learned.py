@@ -1,9 +1,9 @@
 """The default policy: keep what pays most uses per second held, learned from the traffic itself.
 
-Every resident block has a kind: how often it was used, how often the prompt before it had been used
-when it came, whether it ended its prompt, and what is expected of it. The victim is the offered
-block with the smallest learned value of its kind at its age, and a new block worth less than that
-is not admitted. While nothing is learned all are worth the same, and it is leaf-LRU.
+Every block has a kind: how often it was used, how often the prompt before it had been used when it
+came, how much of its last prompt was new, whether it ended that, and what is expected of it. The
+victim is the offered block with the smallest learned value of its kind at its age, and a new block
+worth less than that is not admitted. While nothing is learned it is leaf-LRU. docs/policies.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from policies.eviction import BlockFacts, Expectation
-from policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, bucket_of, run_kind
+from policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, run_kind
 
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5
@@ -36,7 +36,6 @@ _EXPECTED_EDGES_S: Final = (4.0, 30.0, 300.0)
 
 Order = tuple[int, int, int]
 """Of equal value, the first goes: request of the last use, minus depth, handle."""
-
 
 _NO_RUN: Final = Run(0)
 
@@ -157,7 +156,7 @@ class LearnedValue:
         if not block.uses:
             fresh = max(fresh + 1, facts.prompt_blocks - facts.depth)
         kind = self._kind_of(block, block.uses + 1, facts) + run_kind(fresh)
-        worth = self._lifetimes.values(kind)[0]
+        worth = self._lifetimes.value(kind, 0.0)
         if worth >= self._round[0][0]:
             return True
         self.refused(facts, now)
@@ -165,6 +164,8 @@ class LearnedValue:
 
     def refused(self, facts: BlockFacts, now: float) -> None:
         """Learn of a block that is not let in as if it had been; once, if asked repeatedly."""
+        if now != self._now:
+            self._advance(now)
         block = self._recalled(facts)
         if block.key is not None and (not block.uses or block.used_at != now):
             self._learn(block, facts, now)
@@ -262,7 +263,7 @@ class LearnedValue:
         if queue and self._heads.get(kind) != queue[0]:
             order, handle = self._heads[kind] = queue[0]
             age = self._now - self._here[handle].used_at
-            value = self._lifetimes.values(kind)[bucket_of(age)]
+            value = self._lifetimes.value(kind, age)
             heapq.heappush(self._round, (value, order, kind, handle))
 
     def _counts(self, entry: tuple[Order, int]) -> bool:

@@ -103,7 +103,9 @@ class _Kind:
     Attributes:
         reached: waits that reached each bucket.
         used: of those, how many ended in a use in that bucket.
-        values: per bucket of age, uses per second held, at the best horizon from there.
+        hazards: per bucket but the last, the chance of a use in it of those that reach it.
+        values: per bucket of age, uses per second held, at the best horizon from there; negative:
+            not computed yet.
         facts: reached and used ever counted (halved with them).
         due: the number of facts at which the values are computed again.
         odds: factor on what all kinds together say, while this one knows little.
@@ -112,9 +114,16 @@ class _Kind:
     odds: float = 1.0
     reached: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
     used: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
-    values: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
+    hazards: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     facts: float = 0.0
     due: float = 0.0
+
+    def halve(self) -> None:
+        """Let what was learned so far count half."""
+        self.reached = [count / 2 for count in self.reached]
+        self.used = [count / 2 for count in self.used]
+        self.facts /= 2
 
 
 class Lifetimes:
@@ -176,6 +185,7 @@ class Lifetimes:
             until = now - EDGES[bucket + 1]
             while cohorts and cohorts[0].started <= until:
                 cohort = cohorts.popleft()
+                cohort.run.cohort = None  # Nobody can join it now; no ring is left to collect.
                 if not cohort.waiting:
                     cohort.bucket = -1
                     continue
@@ -188,12 +198,16 @@ class Lifetimes:
         while self._cohorts[-1] and self._cohorts[-1][0].started <= now - _FORGOTTEN_S:
             self._cohorts[-1].popleft().bucket = -1
 
-    def values(self, kind: int) -> list[float]:
-        """Return uses per second held, by bucket of age; zeros while nothing is known at all."""
-        known = self._kind(kind)
+    def value(self, kind: int, age_s: float) -> float:
+        """Return uses per second held of a block of that age; 0.0 while nothing is known at all."""
+        known = self._kinds.get(kind) or self._kind(kind)
         if known.facts >= known.due:
             self._refresh(known)
-        return known.values
+        bucket = bucket_of(age_s)
+        value = known.values[bucket]
+        if value < 0.0:
+            value = known.values[bucket] = _value(known.hazards, bucket)
+        return value
 
     def _kind(self, kind: int) -> _Kind:
         known = self._kinds.get(kind)
@@ -206,14 +220,15 @@ class Lifetimes:
         known.reached[bucket] += count
         known.facts += count
         self._all.reached[bucket] += count
+        self._all.facts += count
 
     def _refresh(self, known: _Kind) -> None:
-        if known.facts > _MOST_FACTS:
-            known.reached = [count / 2 for count in known.reached]
-            known.used = [count / 2 for count in known.used]
-            known.facts /= 2
+        for fading in (known, self._all):
+            if fading.facts > _MOST_FACTS:
+                fading.halve()
         known.due = known.facts + max(_MIN_REFRESH, known.facts * _REFRESH_SHARE)
-        known.values = _values([self._hazard(known, bucket) for bucket in range(BUCKETS)])
+        known.hazards = [self._hazard(known, bucket) for bucket in range(BUCKETS - 1)]
+        known.values = [-1.0] * BUCKETS
 
     def _hazard(self, known: _Kind, bucket: int) -> float:
         """Return the chance that a block which reached a bucket is used in it."""
@@ -223,17 +238,14 @@ class Lifetimes:
         return min(1.0, (known.used[bucket] + _PRIOR_WAITS * usual) / waits)
 
 
-def _values(hazards: list[float]) -> list[float]:
-    """Return, per bucket of age, the best over horizons of P(used by then) / E[time held]."""
-    values = [0.0] * BUCKETS
-    for age in range(BUCKETS - 1):
-        alive, used, held, best = 1.0, 0.0, 0.0, 0.0
-        for hazard, width in zip(hazards[age:-1], _WIDTHS[age:], strict=True):
-            ends = alive * hazard
-            used += ends
-            held += (alive - ends / 2) * width
-            alive -= ends
-            if used > best * held:
-                best = used / held
-        values[age] = best
-    return values
+def _value(hazards: list[float], age: int) -> float:
+    """Return the best over horizons of P(used by then) / E[time held], from a bucket of age on."""
+    alive, used, held, best = 1.0, 0.0, 0.0, 0.0
+    for hazard, width in zip(hazards[age:], _WIDTHS[age:], strict=True):
+        ends = alive * hazard
+        used += ends
+        held += (alive - ends / 2) * width
+        alive -= ends
+        if used > best * held:
+            best = used / held
+    return best

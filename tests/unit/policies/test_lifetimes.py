@@ -26,17 +26,19 @@ def test_ages_fall_into_growing_buckets() -> None:
 
 
 def test_nothing_is_worth_anything_before_something_was_learned() -> None:
-    assert Lifetimes().values(KIND) == [0.0] * BUCKETS
+    assert [Lifetimes().value(KIND, edge) for edge in EDGES] == [0.0] * BUCKETS
 
 
 def test_what_is_used_within_seconds_is_worth_its_rate() -> None:
-    value = learned(ended=400).values(KIND)[0]
+    value = learned(ended=400).value(KIND, 0.0)
     assert value == pytest.approx(1 / 10, rel=0.25), "one use in about ten seconds"
 
 
 def test_an_open_wait_counts_for_as_long_as_it_lasts() -> None:
-    aged = learned(ended=100, open_waits=300, open_for_s=3600.0).values(KIND)
-    assert aged[bucket_of(600.0)] < aged[0] / 10, "who did not come within minutes never did"
+    aged = learned(ended=100, open_waits=300, open_for_s=3600.0)
+    assert aged.value(KIND, 600.0) < aged.value(KIND, 0.0) / 10, (
+        "who did not come within minutes never did"
+    )
 
 
 def test_a_wait_that_was_given_up_counts_for_its_time_only() -> None:
@@ -48,14 +50,14 @@ def test_a_wait_that_was_given_up_counts_for_its_time_only() -> None:
     lifetimes.advance(10.0)
     for wait in waits[100:]:
         lifetimes.end_in_use(wait)
-    assert lifetimes.values(KIND)[bucket_of(5.0)] > 0.1, "all that were seen so long were used"
+    assert lifetimes.value(KIND, 5.0) > 0.1, "all that were seen so long were used"
 
 
 def test_an_unknown_kind_takes_the_average_and_its_odds() -> None:
     lifetimes = learned(ended=300, open_waits=300, open_for_s=3600.0)
     lifetimes.start(KIND + 8, Run(1), 3600.0, odds=0.1)
     lifetimes.advance(3602.0)
-    assert 0.0 < lifetimes.values(KIND + 8)[0] < lifetimes.values(KIND)[0] / 2
+    assert 0.0 < lifetimes.value(KIND + 8, 0.0) < lifetimes.value(KIND, 0.0) / 2
 
 
 def test_the_kind_is_settled_when_the_run_is_complete() -> None:
@@ -82,6 +84,5 @@ def test_nobody_looks_after_the_last_bucket() -> None:
     for age in (*EDGES, 1e9):
         lifetimes.advance(age)
     assert wait.bucket == -1 and not any(lifetimes._cohorts)
-    before = lifetimes.values(KIND)
     lifetimes.end_in_use(wait)
-    assert lifetimes.values(KIND) == before
+    assert lifetimes.value(KIND, 0.0) == 0.0, "nobody was seen to use it in time"
