@@ -18,9 +18,6 @@ from scheduler.router import Pick, Router, layout_of
 PREFETCH_BLOCKS = 4
 """Fewer new blocks are not worth asking a node to load ahead."""
 
-SPARE_SHARE = 0.25
-"""Blocks are loaded ahead of their turn where that takes a smaller share of computing them."""
-
 PREFETCH_STEPS = 8
 """A prompt is loaded ahead in about so many requests: each names all tokens so far."""
 
@@ -64,23 +61,12 @@ class PrefetchPlan:
             or request.ahead is not None
             or reused_blocks - in_l1 < PREFETCH_BLOCKS
             or loading >= self._config.prefetches_per_node
-            or not self._is_spare(request, pick, reused_blocks - in_l1)
         ):
             return []
         request.asked_ahead, request.ahead = True, node_id
         self.loading[node_id] = loading + 1
         block_tokens = layout_of(request, pick.node).block_tokens
         return [_prefetch(request, pick.node, reused_blocks * block_tokens)]
-
-    def _is_spare(self, request: RequestRecord, pick: Pick, blocks: int) -> bool:
-        """Whether the path is so fast that a load ahead of its turn takes it from nobody else.
-
-        Where loading is nearly as slow as computing, paths are the bottleneck, and those whose turn
-        has come need them; what is loaded ahead for a node that is not taken in the end is lost.
-        """
-        tokens = blocks * layout_of(request, pick.node).block_tokens
-        computed_s = tokens / pick.node.rates.prefill_tokens_per_s
-        return pick.cost.service.load_s <= SPARE_SHARE * computed_s
 
     def may_ask(self, request: RequestRecord) -> bool:
         """Whether ``for_turn`` could ask anybody, whatever the request costs where."""

@@ -352,18 +352,3 @@ def test_the_charge_for_delaying_others_counts_who_waits() -> None:
     # Nobody is before q2 any more; q2 itself and two others wait.
     assert charge(finish(script, "q1")) == 1.0 + 3.0 * 3
     assert charge(finish(script, "q2")) == 1.0 + 3.0 * 2
-
-
-@pytest.mark.parametrize(("l3_bytes_per_s", "ahead"), [(20_000.0, ["q2"]), (3_000.0, [])])
-def test_a_path_hardly_faster_than_computing_is_left_to_whose_turn_it_is(
-    l3_bytes_per_s: float, ahead: list[str]
-) -> None:
-    config = replace(ONE, prefill_tokens_per_s=10.0, l3_bytes_per_s=l3_bytes_per_s)
-    script = Script(make_info("c1"), config=config)
-    script.arrive("q1", tokens=100)
-    script.arrive("q2", tokens=50 * BLOCK + 1, locatable=True)
-    pool = CachedPrefix(l3_blocks=50, l4_blocks=50)
-    told = script.do(ChainLocated(name("q2"), {}, pool))
-    assert [i.request_id for i in told if isinstance(i, Prefetch)] == ahead
-    (sent,) = [i for i in finish(script, "q1") if isinstance(i, Dispatch)]
-    assert sent.candidates[0].cost.service.reused_blocks > 0  # Both times it is worth loading.
