@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from kvcore.errors import ConfigError
 from simulator.cluster import Cluster
 from simulator.options import ClusterOptions
+from simulator.results import Ledger
 from simulator.serving_model import Constants
 from simulator.workload import Workload
 
@@ -77,26 +78,62 @@ def smallest_cluster(
         ConfigError: not even MOST_NODES do.
     """
 
-    def attained(nodes: int) -> float:
-        ledger = Cluster(workload, replace(options, nodes=nodes), constants).run()
-        share = ledger.attainment(options.slo_s)
+    def suffices(nodes: int) -> bool:
+        cluster = Cluster(workload, replace(options, nodes=nodes), constants)
+        watch = _Watch(cluster.ledger, options.slo_s, (1.0 - slo_share) * len(workload.prompts))
+        try:
+            cluster.run(watch)
+        except _TooManyMissed:
+            found = f"fewer than {slo_share:.1%}"
+        else:
+            found = f"{cluster.ledger.attainment(options.slo_s):.1%}"
         pool = f"pool {options.pool_gb:g} GB" if options.pool_gb else "no pool"
-        told(f"{nodes} nodes, {pool}: {share:.1%} within {options.slo_s:g} s")
-        return share
+        told(f"{nodes} nodes, {pool}: {found} within {options.slo_s:g} s")
+        return not watch.too_many
 
     low, high = 0, 1
-    while (share := attained(high)) < slo_share:
+    while not suffices(high):
         if high >= MOST_NODES:
             raise ConfigError(
-                f"{MOST_NODES} nodes answer only {share:.1%} of the requests within "
-                f"{options.slo_s:g} s; {slo_share:.1%} were asked for",
+                f"{MOST_NODES} nodes answer fewer than {slo_share:.1%} of the requests within "
+                f"{options.slo_s:g} s",
                 hint="Give a longer --slo or a smaller --slo-share.",
             )
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        if attained(middle) < slo_share:
-            low = middle
-        else:
+        if suffices(middle):
             high = middle
+        else:
+            low = middle
     return high
+
+
+class _TooManyMissed(Exception):
+    """The SLO can't be met any more: the rest of the run would say nothing new."""
+
+
+class _Watch:
+    """Counts late first tokens while a cluster runs, and ends it when there are too many.
+
+    A hopeless cluster answers its last request hours too late; simulating that takes longest.
+    """
+
+    def __init__(self, ledger: Ledger, slo_s: float, allowed: float) -> None:
+        self._ledger = ledger
+        self._slo_s = slo_s
+        self._allowed = allowed
+        self._seen = 0
+        self._missed = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether more first tokens came late than may; all so far are looked at."""
+        ttfts_s = self._ledger.ttfts_s
+        self._missed += sum(1 for ttft in ttfts_s[self._seen :] if ttft > self._slo_s)
+        self._seen = len(ttfts_s)
+        return self._missed + self._ledger.refused > self._allowed
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.too_many:
+            raise _TooManyMissed

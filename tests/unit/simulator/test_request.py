@@ -88,5 +88,5 @@ def test_what_a_pool_saves_is_counted_in_nodes() -> None:
 def test_an_slo_that_no_cluster_meets_is_said() -> None:
     load = make_workload([Request(0.0, 100_000, 1, ())], block_tokens=512)
     options = ClusterOptions(pool_gb=1.0, pool_gbps=1.0, slo_s=0.1, policy="leaf_lru")
-    with pytest.raises(ConfigError, match="256 nodes answer only"):
+    with pytest.raises(ConfigError, match="256 nodes answer fewer than 90"):
         pool_worth(load, options, load_constants(), slo_share=0.9)
