@@ -242,7 +242,9 @@ def test_pins_are_renewed_while_their_client_lives(
     from kvcore.clock import ManualClock
 
     clock = ManualClock()
-    rig = make_rig(clock=clock)
+    rig = make_rig(
+        clock=clock, eviction_policy="leaf_lru"
+    )  # The crowd goes through all that may go.
     with Pool.connect(rig.server.address) as pool:
         pool.put("a", blob(100_000))
         pool.pin("a")
