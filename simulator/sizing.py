@@ -80,7 +80,7 @@ def smallest_cluster(
 
     def suffices(nodes: int) -> bool:
         cluster = Cluster(workload, replace(options, nodes=nodes), constants)
-        watch = _Watch(cluster.ledger, options.slo_s, (1.0 - slo_share) * len(workload.prompts))
+        watch = _Watch(cluster.ledger, options.slo_s, slo_share, len(workload.prompts))
         try:
             cluster.run(watch)
         except _TooManyMissed:
@@ -119,10 +119,11 @@ class _Watch:
     A hopeless cluster answers its last request hours too late; simulating that takes longest.
     """
 
-    def __init__(self, ledger: Ledger, slo_s: float, allowed: float) -> None:
+    def __init__(self, ledger: Ledger, slo_s: float, slo_share: float, requests: int) -> None:
         self._ledger = ledger
         self._slo_s = slo_s
-        self._allowed = allowed
+        self._slo_share = slo_share
+        self._requests = requests
         self._seen = 0
         self._missed = 0
 
@@ -132,7 +133,8 @@ class _Watch:
         ttfts_s = self._ledger.ttfts_s
         self._missed += sum(1 for ttft in ttfts_s[self._seen :] if ttft > self._slo_s)
         self._seen = len(ttfts_s)
-        return self._missed + self._ledger.refused > self._allowed
+        missed = self._missed + self._ledger.refused
+        return (self._requests - missed) / max(1, self._requests) < self._slo_share
 
     def __call__(self, done: int, total: int) -> None:
         if self.too_many:
