@@ -37,6 +37,9 @@ class TextCall:
     blended where the tenant's namespace allows it, unless ``blend`` is False; True asks for it, so
     that a refusal is told. ``recompute_ratio`` can only raise the namespace's. ``hint`` says when
     its KV will be wanted again, as far as the caller knows.
+
+    Instead of free text it may ask for JSON of a schema (``json_schema``, JSON text), for one of
+    ``labels`` with their probabilities, or for the prompt's embedding (``embed``); at most one.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -60,6 +63,9 @@ class TextCall:
     recompute_ratio: float | None = None
     selector: BlendSelector | None = None
     hint: ReuseHint | None = None
+    json_schema: str = ""
+    labels: tuple[str, ...] = ()
+    embed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,10 @@ class PreparedCall:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """A piece of an answer. The last event has finish_reason, usage and times (seconds)."""
+    """A piece of an answer. The last event has finish_reason, usage and times (seconds).
+
+    It also has the readouts that were asked for; see TextAnswer.
+    """
 
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -87,11 +96,20 @@ class TextEvent:
     ttft_s: float = 0.0
     total_s: float = 0.0
     node_id: str = ""
+    label_probabilities: tuple[float, ...] = ()
+    embedding: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """A whole answer."""
+    """A whole answer.
+
+    Attributes:
+        label_probabilities: of the call's ``labels``, in their order; they add up to 1.0. Each is
+            the product, token by token, of the chance among the tokens that labels go on with.
+            ``text`` is the likeliest label. Labels that can't be it may share what is left evenly.
+        embedding: [hidden] of unit length, where it was asked for; ``text`` is empty then.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -99,6 +117,8 @@ class TextAnswer:
     ttft_s: float
     total_s: float
     node_id: str = ""
+    label_probabilities: tuple[float, ...] = ()
+    embedding: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,10 @@ class GenerateRequest:
         prepared_for: ``ModelInfo.identity`` of the weights and KV layout that ``namespace_key``
             names; a node of others refuses it. Empty: the sender answers for that.
         hint: what is known about when its KV will be wanted again; None: nothing.
+        guide: JSON Schema the answer is held to, token by token; empty: free text.
+        score_token_ids: tokens whose log-probability as the next token is asked for instead of an
+            answer; the request ends with it, without a completion token.
+        embed: the normalised hidden state of the last token is asked for instead of an answer.
     """
 
     request_id: RequestId
@@ -136,6 +140,14 @@ class GenerateRequest:
     kv_codec: KvCodec | None = None
     prepared_for: str = ""
     hint: ReuseHint | None = None
+    guide: str = ""
+    score_token_ids: tuple[int, ...] = ()
+    embed: bool = False
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether it asks about its prompt instead of for tokens."""
+        return self.embed or bool(self.score_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +210,9 @@ class GenerateEvent:
         ttft_s: seconds from arrival at the node to the first token; last event only.
         published_tokens: of a handoff under way, leading tokens whose KV is in the pool: whoever
             goes on may take it early. Such an event has no tokens and no end.
+        scores: natural log of the probability (softmax over the whole vocabulary, temperature 1) of
+            each of ``score_token_ids``, in their order; last event only.
+        embedding: [hidden] of unit length, where ``embed`` asked for it; last event only.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -207,3 +222,5 @@ class GenerateEvent:
     queue_s: float = 0.0
     ttft_s: float = 0.0
     published_tokens: int = 0
+    scores: tuple[float, ...] = ()
+    embedding: tuple[float, ...] = ()
