@@ -42,6 +42,18 @@ MAX_CHAIN_BLOCKS: Final = 8_192
 MAX_CHUNKS: Final = 1_024
 """Chunks (documents) in one prompt."""
 
+MAX_LABELS: Final = 1_024
+"""Labels one answer may be chosen from; each costs at least a token's probability."""
+
+MAX_SCORED_TOKENS: Final = 2_048
+"""Tokens whose probability one request may ask for: those that all labels go on with, and ends."""
+
+MAX_HIDDEN: Final = 1 << 17
+"""Longest embedding that is taken from a node; the largest known models have 2 ** 14."""
+
+MAX_SCHEMA_CHARS: Final = 64 << 10
+"""Longest JSON Schema that an answer may be held to; it is compiled on the node."""
+
 MAX_EVENTS_PER_BATCH: Final = 16_384
 MAX_LAYERS: Final = 256
 MAX_SLOT_BYTES: Final = 1 << 30
@@ -80,3 +92,18 @@ MAX_SIMULATED_GB: Final = 1e9
 MAX_SIMULATED_BLOCK_TOKENS: Final = 2_048
 MAX_SIMULATIONS: Final = 2
 """Simulations one front runs at a time for SQL; each takes a core and the trace's memory."""
+
+MAX_NORMAL_FORM_CHARS: Final = 8_192
+"""What the statistics keep of a statement's text; its id is made from all of it."""
+
+MAX_STATEMENTS_KEPT: Final = 5_000
+"""Statements that tierkv.stat_statements counts; pg_stat_statements.max has the same default."""
+
+MAX_FUNCTIONS_KEPT: Final = 1_000
+"""Pairs of function and model that tierkv.stat_functions counts."""
+
+MAX_USAGE_ROWS: Final = 100_000
+"""Rows of tierkv.usage_history that are kept; about 20 MB on disk."""
+
+MAX_QUERY_LOG_ROWS: Final = 100_000
+"""Events of tierkv.query_log that are kept; about 30 MB on disk."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from enum import StrEnum
 from typing import TypeVar
 
@@ -77,3 +77,15 @@ def checked_amount(number: float, field: str) -> float:
     if not math.isfinite(number) or number < 0:
         raise RemoteProtocolError(f"{field} must be finite and not negative, got {number}")
     return number
+
+
+def checked_numbers(numbers: Sequence[float], most: int, field: str) -> tuple[float, ...]:
+    """Return ``numbers`` if there are few enough and all are finite.
+
+    Raises:
+        RemoteProtocolError: they are not.
+    """
+    check_count(numbers, most, field)
+    if not all(map(math.isfinite, numbers)):
+        raise RemoteProtocolError(f"{field} has a number that is not finite")
+    return tuple(numbers)

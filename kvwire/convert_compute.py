@@ -22,7 +22,7 @@ from kvcore.request import (
     Usage,
 )
 from kvcore.reuse_hint import ReuseHint
-from kvwire.check import check_count, checked_amount, checked_choice, checked_name
+from kvwire.check import check_count, checked_amount, checked_choice, checked_name, checked_numbers
 from kvwire.convert import (
     codec_from_proto,
     codec_to_proto,
@@ -143,6 +143,9 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         kv_codec="" if request.kv_codec is None else request.kv_codec.value,
         prepared_for=request.prepared_for,
         hint=None if request.hint is None else hint_to_proto(request.hint),
+        guide=request.guide,
+        score_token_ids=request.score_token_ids,
+        embed=request.embed,
     )
 
 
@@ -150,10 +153,12 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
     """Convert a GenerateRequest.
 
     Raises:
-        UserError: an empty or over-long prompt, or sampling parameters out of range.
+        UserError: an empty or over-long prompt, sampling parameters out of range, an over-long
+            schema, or several kinds of answer at once.
         RemoteProtocolError: ids or keys a well-behaved peer never sends.
     """
     _check_prompt(message)
+    _check_form(message)
     if len(message.namespace_key) != NAMESPACE_KEY_BYTES:
         raise RemoteProtocolError(
             f"namespace_key must have {NAMESPACE_KEY_BYTES} bytes, got {len(message.namespace_key)}"
@@ -177,7 +182,23 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         prepared_for=checked_name(message.prepared_for, "prepared_for")
         if message.prepared_for
         else "",
+        hint=hint_from_proto(message.hint) if message.HasField("hint") else None,
+        guide=message.guide,
+        score_token_ids=tuple(message.score_token_ids),
+        embed=message.embed,
     )
+
+
+def _check_form(message: pb.GenerateRequest) -> None:
+    """Refuse a schema nobody should compile, and a request for two kinds of answer."""
+    if len(message.guide) > limits.MAX_SCHEMA_CHARS:
+        raise UserError(
+            f"the schema has {len(message.guide)} characters, the limit is "
+            f"{limits.MAX_SCHEMA_CHARS}"
+        )
+    check_count(message.score_token_ids, limits.MAX_SCORED_TOKENS, "score_token_ids")
+    if bool(message.guide) + bool(message.score_token_ids) + message.embed > 1:
+        raise UserError("ask for one of JSON, token probabilities and an embedding")
 
 
 def _check_prompt(message: pb.GenerateRequest) -> None:
@@ -243,11 +264,13 @@ def generate_event_to_proto(event: GenerateEvent) -> pb.GenerateEvent:
         queue_s=event.queue_s,
         ttft_s=event.ttft_s,
         published_tokens=event.published_tokens,
+        scores=event.scores,
+        embedding=event.embedding,
     )
 
 
 def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
-    """Convert a GenerateEvent; RemoteProtocolError for an unknown finish reason or time."""
+    """Convert a GenerateEvent; RemoteProtocolError for an unknown reason or a bad number."""
     reason = message.finish_reason
     return GenerateEvent(
         token_ids=tuple(message.token_ids),
@@ -257,6 +280,8 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
         queue_s=checked_amount(message.queue_s, "queue_s"),
         ttft_s=checked_amount(message.ttft_s, "ttft_s"),
         published_tokens=message.published_tokens,
+        scores=checked_numbers(message.scores, limits.MAX_SCORED_TOKENS, "scores"),
+        embedding=checked_numbers(message.embedding, limits.MAX_HIDDEN, "embedding"),
     )
 
 

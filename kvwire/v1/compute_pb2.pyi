@@ -143,6 +143,9 @@ class GenerateRequest(_message.Message):
     KV_CODEC_FIELD_NUMBER: _builtins.int
     PREPARED_FOR_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
+    GUIDE_FIELD_NUMBER: _builtins.int
+    SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    EMBED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     namespace_key: _builtins.bytes
@@ -156,6 +159,10 @@ class GenerateRequest(_message.Message):
     """empty: the node's own"""
     prepared_for: _builtins.str
     """weights and KV layout; empty: any"""
+    guide: _builtins.str
+    """JSON Schema the answer is held to; empty: free text"""
+    embed: _builtins.bool
+    """asked for the last token's hidden state instead of an answer"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -167,6 +174,10 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def hint(self) -> Global___ReuseHint:
         """absent: nothing known"""
+
+    @_builtins.property
+    def score_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """asked for their probability instead of an answer"""
 
     def __init__(
         self,
@@ -186,10 +197,13 @@ class GenerateRequest(_message.Message):
         kv_codec: _builtins.str = ...,
         prepared_for: _builtins.str = ...,
         hint: Global___ReuseHint | None = ...,
+        guide: _builtins.str = ...,
+        score_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        embed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "hint", b"hint", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "handoff", b"handoff", "hint", b"hint", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "prepared_for", b"prepared_for", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blend", b"blend", "embed", b"embed", "guide", b"guide", "handoff", b"handoff", "hint", b"hint", "kv_codec", b"kv_codec", "model", b"model", "namespace_key", b"namespace_key", "prepared_for", b"prepared_for", "priority", b"priority", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "score_token_ids", b"score_token_ids", "session_id", b"session_id", "tenant", b"tenant", "token_ids", b"token_ids", "use_cache", b"use_cache"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,6 +271,8 @@ class GenerateEvent(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     TTFT_S_FIELD_NUMBER: _builtins.int
     PUBLISHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     finish_reason: _builtins.str
     """empty until the last event"""
     node_id: _builtins.str
@@ -268,6 +284,14 @@ class GenerateEvent(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def usage(self) -> Global___Usage: ...
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """log-probabilities of score_token_ids; last event only"""
+
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of unit length; last event only"""
+
     def __init__(
         self,
         *,
@@ -278,10 +302,12 @@ class GenerateEvent(_message.Message):
         queue_s: _builtins.float = ...,
         ttft_s: _builtins.float = ...,
         published_tokens: _builtins.int = ...,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "node_id", b"node_id", "published_tokens", b"published_tokens", "queue_s", b"queue_s", "token_ids", b"token_ids", "ttft_s", b"ttft_s", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "finish_reason", b"finish_reason", "node_id", b"node_id", "published_tokens", b"published_tokens", "queue_s", b"queue_s", "scores", b"scores", "token_ids", b"token_ids", "ttft_s", b"ttft_s", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,7 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
+from kvcore.reuse_hint import ReuseHint
 from kvcore.reuse_policy import ReusePolicy
 from kvwire import convert, convert_compute, convert_event
 from kvwire.event_records import RECORD_BYTES, EventRecords
@@ -173,6 +174,23 @@ def _blends(draw: st.DrawFn, tokens: int) -> Blend:
     )
 
 
+HINTS = st.builds(
+    ReuseHint,
+    next_turn=st.none() | st.booleans(),
+    next_turn_s=st.none() | AMOUNTS,
+    pending_calls=st.integers(0, 2**32 - 1),
+    pending_tokens=st.integers(0, 2**32 - 1),
+)
+FORMS = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"guide": TEXTS}),
+    st.fixed_dictionaries({"score_token_ids": TOKENS}),
+    st.fixed_dictionaries({"embed": st.booleans()}),
+)
+LOG_CHANCES = st.floats(-1e300, 0, allow_nan=False)
+FLOATS = st.floats(-1, 1, width=32)
+
+
 @st.composite
 def _requests(draw: st.DrawFn) -> GenerateRequest:
     token_ids = draw(st.lists(U32, min_size=1, max_size=8).map(tuple))
@@ -191,6 +209,8 @@ def _requests(draw: st.DrawFn) -> GenerateRequest:
         blend=draw(st.none() | _blends(len(token_ids))),
         kv_codec=draw(st.none() | st.sampled_from(KvCodec)),
         prepared_for=draw(st.just("") | NAMES),
+        hint=draw(st.none() | HINTS),
+        **draw(FORMS),
     )
 
 
@@ -213,6 +233,9 @@ ANSWERS = st.builds(
     node_id=TEXTS,
     queue_s=AMOUNTS,
     ttft_s=AMOUNTS,
+    published_tokens=U64,
+    scores=st.lists(LOG_CHANCES, max_size=4).map(tuple),
+    embedding=st.lists(FLOATS, max_size=4).map(tuple),
 )
 POLICIES = st.builds(
     ReusePolicy,

@@ -141,6 +141,21 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
         convert_compute.generate_event_from_proto,
         compute_pb2.GenerateEvent(ttft_s=float("nan")),
     ),
+    (
+        "scores",
+        convert_compute.generate_event_from_proto,
+        compute_pb2.GenerateEvent(scores=[float("-inf")]),
+    ),
+    (
+        "embedding",
+        convert_compute.generate_event_from_proto,
+        compute_pb2.GenerateEvent(embedding=[float("nan")]),
+    ),
+    (
+        "score_token_ids",
+        convert_compute.generate_request_from_proto,
+        changed(REQUEST, score_token_ids=[1] * (limits.MAX_SCORED_TOKENS + 1)),
+    ),
     ("locate.keys", wire_locate.checked_chain, bytes(17)),
     ("locate.keys", wire_locate.checked_chain, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
     ("namespace_key", wire.grant_from_proto, meta_pb2.NamespaceGrant()),
@@ -245,3 +260,16 @@ def test_describe_replies_carry_info_and_report() -> None:
 def test_layout_bounds_are_those_of_the_noun() -> None:
     layout = BlockLayout(layers=256, kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16)
     assert convert.layout_from_proto(convert.layout_to_proto(layout)) == layout
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("schema", changed(REQUEST, guide="x" * (limits.MAX_SCHEMA_CHARS + 1))),
+        ("one of", changed(REQUEST, guide="{}", embed=True)),
+        ("one of", changed(REQUEST, score_token_ids=[1], embed=True)),
+    ],
+)
+def test_a_form_of_answer_nobody_gives_is_the_users_mistake(reason: str, message: Any) -> None:
+    with pytest.raises(UserError, match=reason):
+        convert_compute.generate_request_from_proto(message)
