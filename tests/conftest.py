@@ -17,4 +17,5 @@ pytest_plugins: list[str] = [
     "tests.fix_s3",
     "tests.fix_tls",
     "tests.fix_rdma",
+    "tests.fix_postgres",
 ]

@@ -128,6 +128,12 @@ class PgConnection:
         self.extended = False
         return replies.ready_for_query(status)
 
+    def take_buffered(self) -> bytes:
+        """Give up what was received and is no message yet: somebody else reads on from here."""
+        data = bytes(self._buffer[self._at :])
+        self.close()
+        return data
+
     def close(self) -> None:
         """Nothing more is read."""
         self.phase = Phase.CLOSED

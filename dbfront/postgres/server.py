@@ -1,0 +1,185 @@
+"""The PostgreSQL port of a front with a PostgreSQL server behind it.
+
+``RelayServer(config, ...)``; ``await start()`` gives the bound port, ``await stop()`` says 57P01 to
+every client. Each client gets a connection of its own to the server behind, and a CancelRequest
+stops both what the front waits for and what PostgreSQL runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import logging
+import ssl
+from collections.abc import Callable
+
+from dbfront.pgwire import messages as frontend
+from dbfront.pgwire import replies
+from dbfront.pgwire.errors import AdminShutdownError, TooManyConnectionsError, error_fields
+from dbfront.postgres import messages
+from dbfront.postgres.config import RelayConfig
+from dbfront.postgres.endpoint import Endpoint
+from dbfront.postgres.login import LoggedIn, Login
+from dbfront.postgres.relay import Attendant, Relay
+from dbfront.postgres.target import Target, connect, parse_dsn
+from kvcore.errors import ConfigError, TierKVError
+
+_LOG = logging.getLogger(__name__)
+
+MakeAttendant = Callable[[Relay], Attendant]
+
+
+class RelayServer:
+    """A listener in front of a PostgreSQL server."""
+
+    def __init__(self, config: RelayConfig, make_attendant: MakeAttendant | None = None) -> None:
+        """Read the settings; nothing is opened before ``start``.
+
+        Args:
+            config: where to listen and what stands behind.
+            make_attendant: makes who looks at a session's statements; None passes all.
+
+        Raises:
+            ConfigError: settings that can't work.
+        """
+        config.check()
+        self._config = config
+        self._make_attendant = make_attendant
+        self._target: Target = parse_dsn(config.dsn)
+        self._tls = _tls_context(config)
+        self._server: asyncio.Server | None = None
+        self._clients: dict[asyncio.Task[None], Endpoint] = {}
+        self._sessions: dict[int, Relay] = {}
+        self._stopping = False
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected now, logged in or not."""
+        return len(self._clients)
+
+    @property
+    def sessions(self) -> list[Relay]:
+        """Sessions that are logged in."""
+        return list(self._sessions.values())
+
+    async def start(self) -> int:
+        """Listen; answers the port.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        config = self._config
+        self._stopping = False
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: Endpoint(self._accept), config.bind, config.port
+            )
+        except OSError as error:
+            where = f"{config.bind}:{config.port}"
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"can't listen on {where}: {error.strerror or error}") from None
+            raise ConfigError(
+                f"port {config.port} on {config.bind} is in use",
+                hint="choose another with --pg-port, or --pg-port 0 for any free one",
+            ) from None
+        port = int(self._server.sockets[0].getsockname()[1])
+        _LOG.info("relay listens on %s:%d for %s", config.bind, port, self._target.address)
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening, tell every client, and end their sessions."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        goodbye = AdminShutdownError("terminating connection due to administrator command")
+        for relay in self.sessions:
+            relay.stop(goodbye)
+        tasks = set(self._clients)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self._config.shutdown_grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._server = None
+
+    def _accept(self, client: Endpoint) -> None:
+        if self._stopping:
+            client.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(client))
+        self._clients[task] = client
+
+        def done(finished: asyncio.Task[None]) -> None:
+            self._clients.pop(finished, None)
+            client.close()
+
+        task.add_done_callback(done)
+
+    async def _serve(self, client: Endpoint) -> None:
+        """Serve one client until it leaves; never raises but for cancellation."""
+        try:
+            async with asyncio.timeout(self._config.login_timeout_s):
+                login = await self._log_in(client)
+            if login is not None:
+                await self._relay(client, login)
+        except (ConnectionError, ssl.SSLError, TimeoutError) as error:
+            _LOG.debug("client %s left: %s", client.peer, error)
+        except TierKVError as error:
+            client.write(replies.error_response(error_fields(error, fatal=True)))
+        except Exception as error:  # noqa: BLE001 - outermost loop: one connection, not the server
+            _LOG.exception("connection of %s failed inside the relay", client.peer)
+            client.write(replies.error_response(error_fields(error, fatal=True)))
+
+    async def _log_in(self, client: Endpoint) -> LoggedIn | None:
+        login = Login(
+            client,
+            self._target,
+            tls=self._tls,
+            require_tls=self._config.require_tls,
+            defaults=self._config.session_defaults,
+            on_cancel=self._cancel,
+            admit=self._admit,
+        )
+        return await login.run()
+
+    def _admit(self) -> None:
+        if len(self._sessions) >= self._config.max_connections:
+            raise TooManyConnectionsError("sorry, too many clients already")
+
+    async def _relay(self, client: Endpoint, login: LoggedIn) -> None:
+        relay = Relay(client, login)
+        if self._make_attendant is not None:
+            relay.use(self._make_attendant(relay))
+        self._sessions[login.pid] = relay
+        try:
+            await relay.serve()
+        finally:
+            self._sessions.pop(login.pid, None)
+
+    async def _cancel(self, request: frontend.CancelRequest) -> None:
+        """Cancel what the named session does, if the secret is right; PostgreSQL checks it too."""
+        relay = self._sessions.get(request.pid)
+        if relay is None or not hmac.compare_digest(relay.login.secret, request.secret):
+            return
+        if relay.cancel():
+            return
+        backend, _ = await connect(self._target)
+        backend.write(messages.cancel_request(request.pid, request.secret))
+        await backend.read()
+        backend.close()
+
+
+def _tls_context(config: RelayConfig) -> ssl.SSLContext | None:
+    if not config.tls_cert_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"can't load TLS certificate {config.tls_cert_file} "
+            f"and key {config.tls_key_file}: {error}"
+        ) from None
+    return context

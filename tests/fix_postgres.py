@@ -1,0 +1,207 @@
+"""A real PostgreSQL server for tests, in a folder of its own, and the relay in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dbfront.postgres.config import RelayConfig
+from dbfront.postgres.server import MakeAttendant, RelayServer
+
+START_S = 30.0
+USER = "alice"
+PASSWORD = "correct horse"
+_CONFIG = """
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+fsync = off
+full_page_writes = off
+password_encryption = scram-sha-256
+max_connections = 60
+logging_collector = off
+"""
+
+
+def _programs() -> Path:
+    """Find the server's programs; packages keep them out of PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    if found:
+        return found[0].parent
+    name = shutil.which("initdb")
+    assert name, "no PostgreSQL server: run deploy/install-test-packages.sh"
+    return Path(name).resolve().parent
+
+
+@dataclass
+class PostgresServer:
+    """A server that runs; it refuses to run as root, so root runs it as another user."""
+
+    folder: Path
+    port: int
+    programs: Path
+    certificate: tuple[str, str] | None = None
+    run_as: dict[str, Any] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self._control("start", "-l", str(self.folder / "log"), "-o", f"-p {self.port}")
+
+    def stop(self, mode: str = "fast") -> None:
+        self._control("stop", "-m", mode)
+
+    def _control(self, *arguments: str) -> None:
+        command = [str(self.programs / "pg_ctl"), "-w", "-D", str(self.folder / "data")]
+        with (self.folder / "control").open("w") as out:
+            subprocess.run(
+                [*command, *arguments], check=True, stdout=out, stderr=out, timeout=60,
+                **self.run_as,
+            )  # fmt: skip
+
+    @property
+    def dsn(self) -> str:
+        return f"host=127.0.0.1 port={self.port} user={USER} password='{PASSWORD}' dbname=app"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+@contextmanager
+def running_postgres(certificate: tuple[str, str] | None = None) -> Iterator[PostgresServer]:
+    """Run a server with a database ``app`` of the superuser ``alice``, who needs a password."""
+    folder = Path(tempfile.mkdtemp(prefix="tierkv-pg-"))
+    run_as: dict[str, Any] = {}
+    if os.getuid() == 0:
+        someone = pwd.getpwnam("nobody")
+        os.chown(folder, someone.pw_uid, someone.pw_gid)
+        run_as = {"user": someone.pw_uid, "group": someone.pw_gid, "extra_groups": []}
+    server = PostgresServer(folder, free_port(), _programs(), certificate, run_as)
+    try:
+        _initialise(server)
+        server.start()
+        try:
+            with psycopg.connect(server.dsn.replace("dbname=app", "dbname=postgres")) as connection:
+                connection.autocommit = True
+                connection.execute("CREATE DATABASE app")
+            yield server
+        finally:
+            server.stop("immediate")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _initialise(server: PostgresServer) -> None:
+    password = server.folder / "password"
+    password.write_text(PASSWORD)
+    password.chmod(0o644)
+    data = server.folder / "data"
+    subprocess.run(
+        [
+            str(server.programs / "initdb"), "-D", str(data), "-U", USER, "-A", "scram-sha-256",
+            "--pwfile", str(password), "-E", "UTF8", "--locale=C.UTF-8", "--no-sync",
+        ],
+        check=True, capture_output=True, timeout=60, **server.run_as,
+    )  # fmt: skip
+    lines = _CONFIG
+    if server.certificate:
+        names = ("server.crt", "server.key")
+        for source, name in zip(server.certificate, names, strict=True):
+            shutil.copy(source, data / name)
+            (data / name).chmod(0o600)
+            if server.run_as:
+                os.chown(data / name, server.run_as["user"], server.run_as["group"])
+        lines += "ssl = on\n"
+    with (data / "postgresql.conf").open("a") as config:
+        config.write(lines)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class RunningRelay:
+    """A relay that is up, on a loop in a thread of its own."""
+
+    port: int
+    server: RelayServer
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(START_S)
+
+    @property
+    def dsn(self) -> str:
+        return f"host=127.0.0.1 port={self.port} user={USER} password='{PASSWORD}' dbname=app"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For psql and other programs."""
+        return os.environ | {
+            "PGHOST": "127.0.0.1", "PGPORT": str(self.port), "PGUSER": USER,
+            "PGPASSWORD": PASSWORD, "PGDATABASE": "app",
+        }  # fmt: skip
+
+
+@contextmanager
+def running_relay(
+    dsn: str, make_attendant: Callable[[], MakeAttendant] | None = None, **settings: Any
+) -> Iterator[RunningRelay]:
+    """Run a relay until the block ends; it must stop cleanly."""
+    started: list[RunningRelay] = []
+    errors: list[BaseException] = []
+    up, stop = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        attendants = None if make_attendant is None else make_attendant()
+        server = RelayServer(RelayConfig(dsn=dsn, port=0, **settings), attendants)
+        port = await server.start()
+        started.append(RunningRelay(port, server, asyncio.get_running_loop()))
+        up.set()
+        await stop.wait()
+        await server.stop()
+        assert server.connections == 0
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            errors.append(error)
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert up.wait(START_S)
+    try:
+        if not started:
+            raise errors[0]
+        yield started[0]
+    finally:
+        if started:
+            started[0].loop.call_soon_threadsafe(stop.set)
+        thread.join(START_S)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with running_postgres() as server:
+        yield server
