@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-LENGTH: Final[Callable[[bytes, int], tuple[int]]] = struct.Struct("!I").unpack_from  # type: ignore[assignment]  # one int by its format
+LENGTH: Final[Callable[[bytes, int], tuple[int]]] = struct.Struct("!I").unpack_from
 
 _DATA_ROW: Final = ord("D")
 _COPY_DATA: Final = ord("d")
