@@ -17,12 +17,14 @@ from itertools import accumulate
 
 from bench.plan_cluster import ClusterShape, Peaks, PlanCluster, plan_cluster
 from bench.report import Report, finish, parse_arguments
-from dbfront.answers import AiCall
-from dbfront.evaluation import CallDefaults, Outcome, RowFailure, evaluate, text_call
+from dbfront.call_defaults import CallDefaults
+from dbfront.evaluation import Outcome, RowFailure, evaluate
+from dbfront.recipes.asking import ask_model
+from dbfront.recipes.recipe import Order
 from kvcore.request import HitTokens
 from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from sql.ai_call import AiCall, make_call
 from sql.options import CallOptions
-from sql.plan import CallParams
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -125,9 +127,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def make_rows(rng: random.Random, documents: int, questions: int) -> list[AiCall]:
     """Make a table in random order: one system text, documents, and questions about each."""
-    params = CallParams("ai_generate", None, _text(rng, 60), CallOptions(max_tokens=4))
+    how = {"system_prompt": _text(rng, 60), "options": CallOptions(max_tokens=4)}
     rows = [
-        AiCall(params, f"{text}\n{_text(rng, 10)}")
+        make_call("ai_generate", {"prompt": f"{text}\n{_text(rng, 10)}", **how})
         for text in (_text(rng, 120) for _ in range(documents))
         for _ in range(questions)
     ]
@@ -169,7 +171,8 @@ async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
 
 async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
     """Find out what the prompts have in common, as token ids."""
-    prepared = [await cluster.generation.prepare(text_call(row, CallDefaults())) for row in rows]
+    questions = [ask_model(Order(row, CallDefaults()), row.text("prompt")) for row in rows]
+    prepared = [await cluster.generation.prepare(question) for question in questions]
     prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]
     return Table(rows, build_tree(prompts))
 
@@ -182,9 +185,10 @@ async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Re
         nonlocal hits, prompt_tokens
         if isinstance(outcome, RowFailure):
             raise outcome.error
-        answers[call] = outcome.text
-        hits += outcome.usage.hit_tokens
-        prompt_tokens += outcome.usage.prompt_tokens
+        (answer,) = outcome.answers
+        answers[call] = outcome.value
+        hits += answer.usage.hit_tokens
+        prompt_tokens += answer.usage.prompt_tokens
 
     watching = asyncio.create_task(cluster.watch())
     started, cpu_started_s = time.perf_counter(), time.process_time()

@@ -163,6 +163,14 @@ class CallPlan(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of each text, special ones not counted, and what the model's context holds."""
+
+    counts: tuple[int, ...]
+    context_tokens: int
+
+
 class TextGenerator(Protocol):
     """From text to text through the scheduler.
 
@@ -174,6 +182,7 @@ class TextGenerator(Protocol):
     4. ``plan`` takes all calls of a statement before the first one is sent, and says when to
        ``stream`` which; at most ``max_in_flight`` turns have not ended at any time. It may be
        called in another thread, for many calls take a while.
+    5. ``count_tokens`` counts with the model's own tokenizer and runs nothing.
     """
 
     async def prepare(self, call: TextCall) -> PreparedCall: ...
@@ -183,6 +192,8 @@ class TextGenerator(Protocol):
     async def answer(self, prepared: PreparedCall) -> TextAnswer: ...
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan: ...
+
+    async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts: ...
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 

@@ -1,7 +1,8 @@
-"""Running a batch of distinct AI calls: prepare, plan, run, gather.
+"""Running a batch of distinct AI calls: start their recipes, plan what they ask, run it, gather.
 
-The executor calls ``evaluate``; each call goes through the TextGenerator like a chat request. A
-call that fails for reasons of its own becomes a RowFailure; any other error ends the batch.
+dbfront/ai_statement.py calls ``evaluate``; whatever a recipe asks goes through the TextGenerator
+like a chat request. A call that fails for reasons of its own becomes a RowFailure; any other error
+ends the batch.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
-from dbfront.answers import AiCall
+from dbfront.call_defaults import CallDefaults
+from dbfront.context_fields import rendered_contexts
 from dbfront.contracts import (
     CallPlan,
     CallTurn,
-    Message,
     PlanSummary,
     PreparedCall,
     TextAnswer,
@@ -25,6 +26,8 @@ from dbfront.contracts import (
     TextGenerator,
 )
 from dbfront.prefix_order import SortedCalls
+from dbfront.recipes.book import start_recipe
+from dbfront.recipes.recipe import Ask, CountTokens, Order, Recipe, Reply, Step
 from kvcore.errors import (
     ContextTooLongError,
     DeadlineError,
@@ -32,45 +35,22 @@ from kvcore.errors import (
     RowLevelError,
     TierKVError,
 )
-from kvcore.request import BlendSelector
-
-T = TypeVar("T")
+from sql.ai_call import AiCall
 
 MAX_OVERLOAD_RETRIES = 5
 _PREPARED_BETWEEN_YIELDS = 64
 _PLANNED_AT_ONCE = 256
 """Calls that are planned in the event loop, about 20 ms of work; more are in a thread."""
 
+_ROW_ERRORS = (ContextTooLongError, RowLevelError, DeadlineError)
+
 
 @dataclass(frozen=True, slots=True)
-class CallDefaults:
-    """What calls take from their session when they don't say it themselves.
+class CallAnswer:
+    """A call's value, and the models' answers it was made of; each is counted by one call only."""
 
-    Attributes:
-        timeout_s: time for one call; 0.0 is no limit.
-        prefix_order: run neighbours in the prefix tree one after the other.
-        plan: and plan which node runs which part of that tree, and what to keep for it.
-        max_concurrency: calls in flight.
-        blend: False answers exactly where a call does not ask for blending itself.
-        recompute_ratio: None takes the namespace's; ``selector`` too.
-        chunk_separator: see TextCall.
-    """
-
-    model: str | None = None
-    system_prompt: str = ""
-    temperature: float = 0.0
-    max_tokens: int = 512
-    seed: int | None = None
-    cache: bool = True
-    timeout_s: float = 0.0
-    prefix_order: bool = True
-    plan: bool = True
-    max_concurrency: int = 64
-    tenant: str = "default"
-    blend: bool = True
-    recompute_ratio: float | None = None
-    selector: BlendSelector | None = None
-    chunk_separator: str = ""
+    value: Any
+    answers: tuple[TextAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +60,7 @@ class RowFailure:
     error: TierKVError
 
 
-Outcome = TextAnswer | RowFailure
-
-
-def text_call(call: AiCall, defaults: CallDefaults) -> TextCall:
-    """Make the model call an AI call stands for."""
-    options = call.params.options
-    system = call.params.system_prompt
-    system = defaults.system_prompt if system is None else system
-    messages: tuple[Message, ...] = (Message("user", call.prompt),)
-    if system:
-        messages = (Message("system", system), *messages)
-    return TextCall(
-        messages=messages,
-        model=call.params.model or defaults.model,
-        temperature=_given(options.temperature, defaults.temperature),
-        top_p=_given(options.top_p, 1.0),
-        max_tokens=_given(options.max_tokens, defaults.max_tokens),
-        stop=_given(options.stop, ()),
-        seed=_given(options.seed, defaults.seed),
-        tenant=defaults.tenant,
-        priority=_given(options.priority, 0),
-        use_cache=_given(options.cache, defaults.cache),
-        documents=call.documents,
-        chunk_separator=defaults.chunk_separator,
-        blend=options.blend if defaults.blend else bool(options.blend),
-        recompute_ratio=_given(options.recompute_ratio, defaults.recompute_ratio),
-        selector=_given(options.selector, defaults.selector),
-    )
+Outcome = CallAnswer | RowFailure
 
 
 async def evaluate(
@@ -117,26 +70,158 @@ async def evaluate(
     on_outcome: Callable[[AiCall, Outcome], None],
     on_prepared: Callable[[PreparedCall], None] = lambda prepared: None,
 ) -> PlanSummary:
-    """Run every call once and hand each outcome to ``on_outcome`` as it comes.
+    """Answer every call once and hand each outcome to ``on_outcome`` as it comes.
 
-    ``on_prepared`` is told each call as it will be sent, before the first one is.
+    ``on_prepared`` is told each request as it will be sent, before the first one of its wave is.
 
     Returns:
-        what the plan they ran by was like.
+        what the plans they ran by were like, added up.
 
     Raises:
         TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
             error that ``on_outcome`` raises ends the batch the same way.
     """
-    prepared = await _prepare(calls, generator, defaults, on_outcome)
-    for _, ready in prepared:
-        on_prepared(ready)
-    asked = [call for call, _ in prepared]
-    plan = await _plan([ready for _, ready in prepared], generator, defaults)
-    worker = _Worker(asked, plan, generator, defaults, on_outcome)
+    batch = _Batch(generator, defaults, on_outcome)
+    await batch.start(calls)
+    summary = PlanSummary()
+    while wave := batch.next_wave():
+        prepared = await _prepare(wave, batch)
+        for _, ready in prepared:
+            on_prepared(ready)
+        planned = await _run_wave(prepared, batch)
+        summary = PlanSummary(
+            summary.runs + planned.runs, summary.shared_tokens + planned.shared_tokens
+        )
+        await batch.count_tokens()
+    return summary
+
+
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """One call's recipe, and what it waits for.
+
+    Attributes:
+        pending: what it asked and has no answer to yet.
+        answers: to what it asked last.
+        used: all answers it is charged for.
+    """
+
+    call: AiCall
+    recipe: Recipe
+    asked: tuple[TextCall, ...] = ()
+    answers: dict[TextCall, TextAnswer] = field(default_factory=dict)
+    pending: set[TextCall] = field(default_factory=set)
+    used: list[TextAnswer] = field(default_factory=list)
+    ended: bool = False
+
+
+class _Batch:
+    """The recipes of a batch; equal questions of several recipes are asked once."""
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        defaults: CallDefaults,
+        on_outcome: Callable[[AiCall, Outcome], None],
+    ) -> None:
+        self.generator = generator
+        self.defaults = defaults
+        self._on_outcome = on_outcome
+        self._wave: dict[TextCall, list[_Asking]] = {}
+        self._running: dict[TextCall, list[_Asking]] = {}
+        self._counting: list[tuple[_Asking, CountTokens]] = []
+
+    async def start(self, calls: Sequence[AiCall]) -> None:
+        """Start all recipes, up to the first thing each asks."""
+        contexts = rendered_contexts(calls, self.defaults)
+        for index, call in enumerate(calls):
+            if index % _PREPARED_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+            recipe = start_recipe(Order(call, self.defaults, contexts.get(call, "")))
+            self._go_on(_Asking(call, recipe), None)
+        await self.count_tokens()
+
+    def next_wave(self) -> list[TextCall]:
+        """Return the distinct questions that are asked now."""
+        self._running, self._wave = self._wave, {}
+        return list(self._running)
+
+    def answered(self, question: TextCall, answer: TextAnswer) -> None:
+        """Tell an answer to everyone who asked; the first of them is charged for it."""
+        for order, asking in enumerate(self._running[question]):
+            if asking.ended:
+                continue
+            asking.answers[question] = answer
+            asking.pending.discard(question)
+            if order == 0:
+                asking.used.append(answer)
+            if not asking.pending:
+                self._go_on(asking, tuple(asking.answers[one] for one in asking.asked))
+
+    def failed(self, question: TextCall, error: TierKVError) -> None:
+        """Fail everyone who asked."""
+        for asking in self._running[question]:
+            if not asking.ended:
+                self._end(asking, RowFailure(error))
+
+    async def count_tokens(self) -> None:
+        """Count for all recipes that ask for it, until none does."""
+        while self._counting:
+            asking, step = self._counting.pop()
+            counts = await self.generator.count_tokens(step.texts, step.model)
+            self._go_on(asking, counts)
+
+    def timeout_s(self, question: TextCall) -> float | None:
+        """Return the time a question has: the longest of those who ask it."""
+        times = [_timeout_s(asking.call, self.defaults) for asking in self._running[question]]
+        return None if None in times else max(time for time in times if time is not None)
+
+    def _go_on(self, asking: _Asking, reply: Reply | None) -> None:
+        try:
+            step: Step = asking.recipe.send(reply)
+        except StopIteration as end:
+            self._end(asking, CallAnswer(end.value, tuple(asking.used)))
+        except _ROW_ERRORS as error:
+            self._end(asking, RowFailure(error))
+        else:
+            if isinstance(step, CountTokens):
+                self._counting.append((asking, step))
+            else:
+                self._asks(asking, step)
+
+    def _asks(self, asking: _Asking, step: Ask) -> None:
+        asking.asked, asking.answers = step.calls, {}
+        asking.pending = set(step.calls)
+        for question in asking.pending:
+            self._wave.setdefault(question, []).append(asking)
+
+    def _end(self, asking: _Asking, outcome: Outcome) -> None:
+        asking.ended = True
+        asking.recipe.close()
+        self._on_outcome(asking.call, outcome)
+
+
+async def _prepare(wave: Sequence[TextCall], batch: _Batch) -> list[tuple[TextCall, PreparedCall]]:
+    prepared: list[tuple[TextCall, PreparedCall]] = []
+    for index, question in enumerate(wave):
+        if index % _PREPARED_BETWEEN_YIELDS == 0:
+            await asyncio.sleep(0)
+        try:
+            prepared.append((question, await batch.generator.prepare(question)))
+        except _ROW_ERRORS as error:
+            batch.failed(question, error)
+    return prepared
+
+
+async def _run_wave(
+    prepared: Sequence[tuple[TextCall, PreparedCall]], batch: _Batch
+) -> PlanSummary:
+    asked = [question for question, _ in prepared]
+    plan = await _plan([ready for _, ready in prepared], batch.generator, batch.defaults)
+    worker = _Worker(asked, plan, batch)
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(defaults.max_concurrency, len(prepared))):
+            for _ in range(min(batch.defaults.max_concurrency, len(prepared))):
                 group.create_task(worker.run())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -156,23 +241,6 @@ async def _plan(
     if len(prepared) <= _PLANNED_AT_ONCE:
         return make()
     return await asyncio.to_thread(make)
-
-
-async def _prepare(
-    calls: Sequence[AiCall],
-    generator: TextGenerator,
-    defaults: CallDefaults,
-    on_outcome: Callable[[AiCall, Outcome], None],
-) -> list[tuple[AiCall, PreparedCall]]:
-    prepared: list[tuple[AiCall, PreparedCall]] = []
-    for index, call in enumerate(calls):
-        if index % _PREPARED_BETWEEN_YIELDS == 0:
-            await asyncio.sleep(0)
-        try:
-            prepared.append((call, await generator.prepare(text_call(call, defaults))))
-        except (ContextTooLongError, RowLevelError) as error:
-            on_outcome(call, RowFailure(error))
-    return prepared
 
 
 @dataclass(slots=True)
@@ -208,30 +276,32 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """Runs calls when their turn comes; several of its ``run`` share one plan."""
+    """Runs questions when their turn comes; several of its ``run`` share one plan."""
 
-    calls: Sequence[AiCall]
+    questions: Sequence[TextCall]
     plan: CallPlan
-    generator: TextGenerator
-    defaults: CallDefaults
-    on_outcome: Callable[[AiCall, Outcome], None]
+    batch: _Batch
     sent: Sent = field(default_factory=Sent)
 
     async def run(self) -> None:
         """Take turns until none is left."""
         while (turn := await self.plan.take()) is not None:
-            answered = False
+            question, answered = self.questions[turn.index], False
+            failure: TierKVError | None = None
             try:
-                outcome: Outcome = await self._answer(turn)
+                answer = await self._answer(turn)
                 answered = True
-            except (ContextTooLongError, RowLevelError, DeadlineError) as error:
-                outcome = RowFailure(error)
+            except _ROW_ERRORS as error:
+                failure = error
             finally:
                 self.plan.ended(turn.index, answered=answered)
-            self.on_outcome(self.calls[turn.index], outcome)
+            if failure is None:
+                self.batch.answered(question, answer)
+            else:
+                self.batch.failed(question, failure)
 
     async def _answer(self, turn: CallTurn) -> TextAnswer:
-        timeout_s = _timeout_s(self.calls[turn.index], self.defaults)
+        timeout_s = self.batch.timeout_s(self.questions[turn.index])
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._gather_when_there_is_room(turn)
@@ -266,7 +336,7 @@ class _Worker:
     async def _gather(self, turn: CallTurn) -> TextAnswer:
         pieces: list[str] = []
         last = TextEvent()
-        async for last in self.generator.stream(turn.prepared):
+        async for last in self.batch.generator.stream(turn.prepared):
             if not pieces:
                 self.plan.prefilled(turn.index)
             pieces.append(last.text)
@@ -279,14 +349,12 @@ class _Worker:
             ttft_s=last.ttft_s,
             total_s=last.total_s,
             node_id=last.node_id,
+            label_probabilities=last.label_probabilities,
+            embedding=last.embedding,
         )
 
 
 def _timeout_s(call: AiCall, defaults: CallDefaults) -> float | None:
-    timeout_ms = call.params.options.timeout_ms
+    timeout_ms = call.options.timeout_ms
     timeout_s = defaults.timeout_s if timeout_ms is None else timeout_ms / 1000
     return timeout_s or None
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value

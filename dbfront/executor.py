@@ -11,40 +11,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbfront.answers import AiCall, AnswerBook
+from dbfront.ai_statement import AiStatement, ErrorPolicy
+from dbfront.call_defaults import CallDefaults
 from dbfront.command_tag import client_result
-from dbfront.contracts import Column, Notice, PreparedCall, StatementResult, TextGenerator
+from dbfront.contracts import Column, StatementResult, TextGenerator
 from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
-from dbfront.evaluation import CallDefaults, Outcome, RowFailure, evaluate, text_call
 from dbfront.explain import ai_plan_text
 from dbfront.statistics import AiStats, StatementProgress
 from dbfront.transaction import ClientTransaction
-from kvcore import limits
 from kvcore.clock import Clock
-from kvcore.errors import CancelledByUserError, NoNodeError, SqlError, TierKVError
-from kvcore.request import FinishReason
+from kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from sql.plan import Explain, StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql
-
-FIRST_BUDGET = 64
-"""Calls of a filter in the first round of a LIMIT that may stop early; doubled each round."""
-
-MAX_WARNED_MESSAGES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorPolicy:
-    """What failed calls and big statements lead to.
-
-    Attributes:
-        on_error: ``null``, ``error``, or ``auto``: null in reads, error in writes.
-        max_error_ratio: share of failures above which the statement fails anyway.
-        max_calls: most distinct calls; 0 is no limit.
-    """
-
-    on_error: str = "auto"
-    max_error_ratio: float = 1.0
-    max_calls: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +83,7 @@ async def run_statement(
 
 
 class _Replay:
-    """Collect, evaluate, replay: one statement with AI calls.
-
-    Attributes:
-        book: what is known and what was missed.
-        errors: messages of failed calls, in order of arrival.
-    """
+    """Runs one statement with AI calls on DuckDB."""
 
     def __init__(
         self, plan: StatementPlan, params: Mapping[str, Any], context: StatementContext
@@ -118,90 +91,100 @@ class _Replay:
         self.plan = plan
         self.params = params
         self.context = context
-        self.stats = context.stats
-        self.book = AnswerBook(plan.forms)
-        self.errors: list[str] = []
-        self.stopped_at_default_length = 0
-        self.blend_refusal = ""
-        self._calls_total = 0
-        self._engine_error: TierKVError | None = None
+        self.statement = AiStatement(
+            plan,
+            context.generator,
+            context.defaults,
+            context.policy,
+            context.clock,
+            context.stats,
+            context.on_progress,
+        )
 
     async def run(self) -> StatementResult:
         """Run the statement in one transaction: the client's, or one of its own."""
-        await self._check_constants()
-        transaction = self.context.transaction
+        statement = self.statement
+        await statement.check_constants()
         if self.plan.explain is Explain.PLAN:
             return await self._explain()
-        async with transaction.for_statement():
+        async with self.context.transaction.for_statement():
             if self.plan.collect_sql is not None:
                 await self._collect(self.plan.collect_sql)
-            result = await self._until_answered(self.plan.engine_sql, writes=self.plan.writes)
-        self.stats.calls += self.book.lookups
-        self._report("done")
+            stop_after = None if self.plan.writes else self.plan.stop_after_rows
+            rounds = self._rounds(self.plan.engine_sql, self.plan.writes, stop_after)
+            result = await statement.until_answered(rounds, may_stop=stop_after is not None)
+        statement.report("done")
         if self.plan.explain is Explain.ANALYZE:
             result = self._with_ai_plan(result)
-        return client_result(self.plan, result, self._notices())
+        return client_result(self.plan, result, statement.notices())
 
-    async def _check_constants(self) -> None:
-        """Refuse unknown models and unusable options before anything runs, rows or no rows."""
-        for params in {form.params for form in self.plan.forms if not form.per_row}:
-            try:
-                await self.context.generator.prepare(
-                    text_call(AiCall(params, "."), self.context.defaults)
-                )
-            except NoNodeError:
-                if self.plan.explain is not Explain.PLAN:
-                    raise
+    def _rounds(self, sql: RewrittenSql, writes: bool, stop_after: int | None) -> _DuckDbRounds:
+        return _DuckDbRounds(self.statement, self.context, sql, self.params, writes, stop_after)
 
     async def _collect(self, sql: RewrittenSql) -> None:
         """Learn the answers a write needs, with the SELECT that meets the same calls."""
+        rounds = self._rounds(sql, False, None)
         try:
-            await self._until_answered(sql, writes=False)
+            await self.statement.until_answered(rounds)
         except TierKVError as error:
             # The SELECT is only a way to collect; what the engine has against it may not hold for
             # the statement itself, which will say what is wrong.
-            if error is not self._engine_error or isinstance(error, CancelledByUserError):
+            if error is not rounds.engine_error or isinstance(error, CancelledByUserError):
                 raise
             if not await self.context.transaction.start_again():
                 raise
+        self.context.stats.calls = 0  # The statement itself makes them again.
 
-    async def _until_answered(self, sql: RewrittenSql, *, writes: bool) -> EngineResult:
-        """Run, evaluate what was missed, run again; return the run that missed nothing."""
-        stop_after = None if writes else self.plan.stop_after_rows
-        budget = FIRST_BUDGET if stop_after is not None else None
-        for _ in range(limits.MAX_REPLAY_ROUNDS):
-            self.book.start_round(budget)
-            result = await self._round(sql)
-            if self.book.fatal is not None:
-                raise self.book.fatal
-            enough = (
-                result is not None and stop_after is not None and (len(result.rows) >= stop_after)
-            )
-            batch = self.book.next_batch(without_filters=enough)
-            if not batch and result is not None:
-                return result
-            if writes and result is not None:
-                await self._undo_write()
-            await self._evaluate(batch)
-            budget = None if budget is None else 2 * budget
-        raise SqlError(
-            f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
-            sqlstate="54001",
-            hint="Store the inner calls' answers in a table first.",
+    async def _explain(self) -> StatementResult:
+        """Show the engine's plan and ours; unknown calls are NULL, and nobody is asked."""
+        result = await self.context.connection.run(
+            self.plan.engine_sql, self.params, self.statement.book
         )
+        return client_result(self.plan, self._with_ai_plan(result))
 
-    async def _round(self, sql: RewrittenSql) -> EngineResult | None:
-        """Run the engine once; None when it failed on a placeholder NULL."""
-        self._report("collect")
-        started = self.context.clock.now()
+    def _with_ai_plan(self, result: EngineResult) -> EngineResult:
+        analyzed = self.context.stats if self.plan.explain is Explain.ANALYZE else None
+        text = ai_plan_text(self.plan, self.context.defaults, analyzed)
+        columns = result.columns or (
+            Column("explain_key", "VARCHAR"),
+            Column("explain_value", "VARCHAR"),
+        )
+        return EngineResult(columns, [*result.rows, ("ai_plan", text)])
+
+
+@dataclass(slots=True)
+class _DuckDbRounds:
+    """EngineRounds over DuckDB, which has no savepoints: undoing begins the transaction anew.
+
+    Attributes:
+        engine_error: what the engine said last, right or wrong.
+    """
+
+    statement: AiStatement
+    context: StatementContext
+    sql: RewrittenSql
+    params: Mapping[str, Any]
+    writes: bool
+    stop_after: int | None
+    engine_error: TierKVError | None = None
+    _rows: int | None = None
+
+    @property
+    def behind(self) -> bool:
+        """DuckDB reads the book itself."""
+        return False
+
+    async def run(self) -> EngineResult | None:
+        """See EngineRounds."""
+        self._rows = None
         try:
-            return await self.context.connection.run(sql, self.params, self.book)
+            result = await self.context.connection.run(self.sql, self.params, self.statement.book)
         except CancelledByUserError:
             raise
         except TierKVError as error:
             # NULL stands where an answer is missing, so the error may not be the statement's own.
-            self._engine_error = error
-            if not self.book.has_misses:
+            self.engine_error = error
+            if not self.statement.book.has_misses:
                 raise
             if not await self.context.transaction.start_again():
                 error.hint = error.hint or (
@@ -210,11 +193,13 @@ class _Replay:
                 )
                 raise
             return None
-        finally:
-            self.stats.rounds += 1
-            self.stats.engine_s += self.context.clock.now() - started
+        self._rows = len(result.rows)
+        return result
 
-    async def _undo_write(self) -> None:
+    async def undo(self) -> None:
+        """See EngineRounds; a read has nothing to take back."""
+        if not self.writes or self._rows is None:
+            return
         if not await self.context.transaction.start_again():
             raise SqlError(
                 "this statement's AI calls can't be collected inside a transaction with changes",
@@ -222,125 +207,6 @@ class _Replay:
                 hint="Run it outside the transaction, or compute the answers into a table first.",
             )
 
-    async def _evaluate(self, batch: list[AiCall]) -> None:
-        """Evaluate one batch of distinct calls and note the answers."""
-        self._calls_total += len(batch)
-        self._check_max_calls()
-        self._report("llm")
-        started = self.context.clock.now()
-        try:
-            summary = await evaluate(
-                batch,
-                self.context.generator,
-                self.context.defaults,
-                self._outcome,
-                self._prepared,
-            )
-            self.stats.add_plan(summary)
-        finally:
-            self.stats.llm_s += self.context.clock.now() - started
-
-    def _prepared(self, prepared: PreparedCall) -> None:
-        self.blend_refusal = self.blend_refusal or prepared.blend_refusal
-
-    def _outcome(self, call: AiCall, outcome: Outcome) -> None:
-        """Note one outcome; raise when this failure is one too many."""
-        if isinstance(outcome, RowFailure):
-            self.stats.add_failure()
-            self._failed(outcome)
-            self.book.add({call: None})
-        else:
-            self.stats.add_answer(outcome)
-            self.book.add({call: outcome.text})
-            if outcome.finish_reason is FinishReason.LENGTH:
-                self.stopped_at_default_length += call.params.options.max_tokens is None
-        self._report("llm")
-
-    def _failed(self, outcome: RowFailure) -> None:
-        policy = self.context.policy
-        on_error = policy.on_error
-        if on_error == "auto":
-            on_error = "error" if self.plan.writes else "null"
-        if on_error == "error":
-            raise outcome.error
-        self.errors.append(outcome.error.message)
-        if len(self.errors) > policy.max_error_ratio * self._calls_total:
-            raise SqlError(
-                f"{len(self.errors)} of {self._calls_total} AI calls failed, more than "
-                f"tierkv.max_error_ratio allows",
-                sqlstate="22000",
-                detail="\n".join(self._distinct_errors()),
-            )
-
-    def _check_max_calls(self) -> None:
-        allowed = self.context.policy.max_calls
-        if allowed and self._calls_total > allowed:
-            raise SqlError(
-                f"this statement needs at least {self._calls_total} AI calls; "
-                f"tierkv.max_calls allows {allowed}",
-                sqlstate="53400",
-                hint=f"SET tierkv.max_calls = {self._calls_total} (0 is no limit), "
-                "or ask for fewer rows.",
-            )
-
-    def _distinct_errors(self) -> list[str]:
-        return list(dict.fromkeys(self.errors))[:MAX_WARNED_MESSAGES]
-
-    def _notices(self) -> tuple[Notice, ...]:
-        notices: list[Notice] = []
-        if self.errors:
-            messages = self._distinct_errors()
-            notices.append(
-                Notice(
-                    "WARNING",
-                    f"{len(self.errors)} of {self._calls_total} AI calls failed and gave NULL: "
-                    f"{'; '.join(messages)}",
-                    sqlstate="01000",
-                    hint="SET tierkv.on_error = 'error' makes the statement fail instead.",
-                )
-            )
-        if self.stopped_at_default_length:
-            notices.append(
-                Notice(
-                    "NOTICE",
-                    f"{self.stopped_at_default_length} of {self._calls_total} answers were cut at "
-                    f"tierkv.max_tokens = {self.context.defaults.max_tokens}",
-                )
-            )
-        if self.blend_refusal:
-            notices.append(
-                Notice(
-                    "NOTICE",
-                    f"documents were not blended: {self.blend_refusal}",
-                    detail="The answers are exact.",
-                    hint="tierkv.namespaces shows what is allowed, `tierkv namespace set NAME "
-                    "--blend on` allows it, in one process the setting namespace.blend does.",
-                )
-            )
-        return tuple(notices)
-
-    async def _explain(self) -> StatementResult:
-        """Show the engine's plan and ours; unknown calls are NULL, and nobody is asked."""
-        result = await self.context.connection.run(self.plan.engine_sql, self.params, self.book)
-        return client_result(self.plan, self._with_ai_plan(result))
-
-    def _with_ai_plan(self, result: EngineResult) -> EngineResult:
-        analyzed = self.stats if self.plan.explain is Explain.ANALYZE else None
-        text = ai_plan_text(self.plan, self.context.defaults, analyzed)
-        columns = result.columns or (
-            Column("explain_key", "VARCHAR"),
-            Column("explain_value", "VARCHAR"),
-        )
-        return EngineResult(columns, [*result.rows, ("ai_plan", text)])
-
-    def _report(self, phase: str) -> None:
-        if self.context.on_progress is not None:
-            self.context.on_progress(
-                StatementProgress(
-                    phase=phase,
-                    round=self.stats.rounds,
-                    calls_done=self.stats.distinct_calls,
-                    calls_total=self._calls_total,
-                    stats=self.stats,
-                )
-            )
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return self.stop_after is not None and (self._rows or 0) >= self.stop_after

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dbfront.evaluation import CallDefaults
+from dbfront.call_defaults import CallDefaults
 from dbfront.statistics import AiStats
+from sql.functions import DOCUMENTS
 from sql.plan import CallSite, StatementPlan
 
 
@@ -38,10 +39,10 @@ def ai_plan_text(plan: StatementPlan, defaults: CallDefaults, analyzed: AiStats 
 
 
 def _site_line(site: CallSite, defaults: CallDefaults) -> str:
-    if site.form.per_row:
+    if "model" in site.form.row_parameters:
         model = "computed per row"
     else:
-        model = site.form.params.model or defaults.model or "default"
+        model = str(site.form.constant("model") or defaults.model or "default")
     return (
         f"  call {site.number}: {site.function} in {site.clause}, "
         f"stage {site.stage + 1}, model {model}{_documents(site)}"
@@ -49,10 +50,10 @@ def _site_line(site: CallSite, defaults: CallDefaults) -> str:
 
 
 def _documents(site: CallSite) -> str:
-    if not site.form.documents:
-        return ""
-    count = site.form.document_count
-    return ", documents per row" if count is None else f", documents {count}"
+    if DOCUMENTS in site.form.row_parameters:
+        return ", documents per row"
+    documents = site.form.constant(DOCUMENTS)
+    return f", documents {len(documents)}" if isinstance(documents, tuple) else ""
 
 
 def _plan_lines(stats: AiStats) -> list[str]:

@@ -21,7 +21,14 @@ from dbfront.call_checks import (
     sampling_params,
 )
 from dbfront.call_record import CallRecord, LiveCall, Outcome
-from dbfront.contracts import CallPlan, PreparedCall, TextAnswer, TextCall, TextEvent
+from dbfront.contracts import (
+    CallPlan,
+    PreparedCall,
+    TextAnswer,
+    TextCall,
+    TextEvent,
+    TokenCounts,
+)
 from dbfront.detokenizer import Detokenizer, StopStrings
 from dbfront.planned_calls import PlannedCalls, planned_calls
 from dbfront.tokenizer import TextTokenizer, TokenizerCache
@@ -134,6 +141,12 @@ class Generation:
                 f"no model {name!r} is served here", hint=f"served models: {names}"
             )
         return model
+
+    async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
+        """Count with the model's own tokenizer; see TextGenerator."""
+        info = await self._model(model)
+        tokenizer = await self._tokenizers.get(info)
+        return TokenCounts(await tokenizer.count(texts), info.context_tokens)
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
         """Say when to stream which call of a statement; see TextGenerator."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from dbfront.activity import Activity, activity_row
 from dbfront.admin_views import ClusterSource, Row, cluster_rows, to_json
+from dbfront.ai_statement import ErrorPolicy
 from dbfront.answers import AnswerBook
 from dbfront.contracts import (
     ClientInfo,
@@ -24,7 +25,7 @@ from dbfront.contracts import (
     TextGenerator,
 )
 from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
-from dbfront.executor import ErrorPolicy, StatementContext, run_statement
+from dbfront.executor import StatementContext, run_statement
 from dbfront.settings import SessionSettings
 from dbfront.statistics import AiStats, StatementProgress
 from dbfront.transaction import ClientTransaction

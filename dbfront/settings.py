@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dbfront.evaluation import CallDefaults
+from dbfront.call_defaults import CallDefaults
 from kvcore.request import BlendSelector
 from sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dbfront.contracts import PlanSummary, TextAnswer
@@ -14,7 +15,8 @@ class AiStats:
 
     Attributes:
         calls: AI calls with a prompt that the engine made in its last round, one per row and call.
-        distinct_calls: calls that went to a model.
+        distinct_calls: calls that were answered by models, or failed.
+        requests: what the models were asked for them; a call may ask nothing or several things.
         errors: of those, how many failed.
         prompt_tokens: of answered calls.
         completion_tokens: of answered calls.
@@ -32,6 +34,7 @@ class AiStats:
 
     calls: int = 0
     distinct_calls: int = 0
+    requests: int = 0
     errors: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -48,18 +51,22 @@ class AiStats:
 
     @property
     def mean_ttft_s(self) -> float:
-        """Mean time to first token of the answered calls, 0.0 without any."""
-        answered = self.distinct_calls - self.errors
-        return self.ttft_sum_s / answered if answered > 0 else 0.0
+        """Mean time to first token of the answered requests, 0.0 without any."""
+        return self.ttft_sum_s / self.requests if self.requests else 0.0
 
     @property
     def hit_ratio(self) -> float:
         """Share of prompt tokens that were not computed."""
         return self.hit_tokens.total / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def add_answer(self, answer: TextAnswer) -> None:
-        """Count one answered call."""
+    def add_answers(self, answers: Sequence[TextAnswer]) -> None:
+        """Count one answered call, and the models' answers it was made of."""
         self.distinct_calls += 1
+        for answer in answers:
+            self._add(answer)
+
+    def _add(self, answer: TextAnswer) -> None:
+        self.requests += 1
         self.prompt_tokens += answer.usage.prompt_tokens
         self.completion_tokens += answer.usage.completion_tokens
         self.hit_tokens = self.hit_tokens + answer.usage.hit_tokens

@@ -68,6 +68,10 @@ class TextTokenizer:
             return self._encode_parts_now(texts)
         return await asyncio.to_thread(self._encode_parts_now, texts)
 
+    async def count(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Count the tokens of texts, each by itself and without special ones."""
+        return tuple([len(await self._encode(text, add_special_tokens=False)) for text in texts])
+
     def specials_around(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the special tokens that belong before and behind a raw prompt's own ids."""
         bare, dressed = self._encode_now("a", False), self._encode_now("a", True)

@@ -10,12 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvcore import limits
 from kvcore.errors import FeatureNotSupportedError, UdfArgumentError
-from sql.functions import AI_FUNCTIONS, DOCUMENTS, ENGINE_PREFIX, AiFunction
-from sql.lexer import Token, TokenKind, closing_index, depth_change, name_value
+from sql.arguments import NotTextError, Value, checked_value
+from sql.functions import (
+    AI_FUNCTIONS,
+    ENGINE_PREFIX,
+    PROMPT_TEMPLATE,
+    AiFunction,
+    ArgumentKind,
+)
+from sql.lexer import Token, TokenKind, closing_index, depth_change, name_value, string_value
 from sql.literals import NotConstantError, literal_value
-from sql.options import CallOptions, parse_options
+from sql.prompt_template import PromptTemplate, parse_template
 from sql.suggest import did_you_mean
 
 
@@ -26,7 +32,22 @@ class Argument:
     first: int
     last: int
     constant: bool
-    value: Any = None
+    value: Value = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """How an aggregate gathers its input.
+
+    Attributes:
+        distinct: DISTINCT stands before it.
+        order: tokens of its ORDER BY, the keywords included; None without one.
+        after: tokens of FILTER (...) and OVER ... behind the call; empty range without them.
+    """
+
+    distinct: bool
+    order: tuple[int, int] | None
+    after: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +55,44 @@ class FoundCall:
     """A call as written: tokens ``[first, last)`` and its arguments by parameter name.
 
     Attributes:
-        per_row: model, system_prompt or options are not all constant.
-        options: the constant options; empty when they are computed per row.
-        documents: the call has documents, or may have: a column can be NULL.
-        document_count: how many, where they are constant.
+        row_parameters: those whose values come with each row, in the order they are sent; at least
+            one.
+        gathering: of an aggregate.
     """
 
     function: AiFunction
     first: int
     last: int
     arguments: dict[str, Argument]
-    per_row: bool
-    options: CallOptions
-    documents: bool = False
-    document_count: int | None = None
+    row_parameters: tuple[str, ...]
+    gathering: Gathering | None = None
 
-    def constant(self, parameter: str) -> str | None:
-        """Return a constant argument's text, None when it was not given."""
-        argument = self.arguments.get(parameter)
-        return None if argument is None else argument.value
+    @property
+    def packed(self) -> bool:
+        """Whether the row's arguments are sent as one JSON array instead of as plain text."""
+        if self.gathering is not None or len(self.row_parameters) != 1:
+            return True
+        return self.function.parameter(self.row_parameters[0]).kind is not ArgumentKind.TEXT
+
+    def constants(self) -> tuple[tuple[str, Value], ...]:
+        """Return the constant arguments that are not sent with each row, in parameter order."""
+        return tuple(
+            (name, argument.value)
+            for name in self.function.names
+            if (argument := self.arguments.get(name)) is not None
+            and name not in self.row_parameters
+            and argument.value is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTemplate:
+    """An ``ai_prompt`` as written: tokens ``[first, last)`` and the ranges that fill it."""
+
+    first: int
+    last: int
+    template: PromptTemplate
+    arguments: tuple[tuple[int, int], ...]
 
 
 _NOT_A_CALL_AFTER: Final = frozenset({".", "INTO", "TABLE", "AS", "FUNCTION", "MACRO"})
@@ -66,91 +106,143 @@ def find_calls(tokens: list[Token]) -> list[FoundCall]:
         FeatureNotSupportedError: one of our engine functions is called by name.
     """
     calls: list[FoundCall] = []
+    for index, name in _named_calls(tokens):
+        function = AI_FUNCTIONS.get(name)
+        if function is not None:
+            calls.append(_read_call(tokens, index, function))
+    return calls
+
+
+def find_templates(tokens: list[Token]) -> list[FoundTemplate]:
+    """Find every ``ai_prompt``, outer before inner.
+
+    Raises:
+        UdfArgumentError: its template is not constant or does not fit its arguments.
+    """
+    return [
+        _read_template(tokens, index)
+        for index, name in _named_calls(tokens)
+        if name == PROMPT_TEMPLATE
+    ]
+
+
+def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
     for index in range(len(tokens) - 1):
         token = tokens[index]
         if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
             continue
         name = name_value(token)
+        if not name.startswith(("ai_", ENGINE_PREFIX)):
+            continue
         if name.startswith(ENGINE_PREFIX):
             raise FeatureNotSupportedError(
                 f'names starting with "{ENGINE_PREFIX}" are reserved', hint="Call ai_generate(...)."
             )
-        function = AI_FUNCTIONS.get(name)
-        if function is None or tokens[index + 1].text != "(":
+        if tokens[index + 1].text != "(":
             continue
         if index and tokens[index - 1].upper in _NOT_A_CALL_AFTER:
             continue
-        calls.append(_read_call(tokens, index, function))
-    return calls
+        found.append((index, name))
+    return found
 
 
 def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCall:
     close = closing_index(tokens, index + 1)
-    _refuse_modifiers(tokens, index, close, function)
+    start, end = index + 2, close
+    gathering = None
+    if function.aggregate:
+        gathering = _gathering(tokens, index, close)
+        start += gathering.distinct
+        end = gathering.order[0] if gathering.order else close
+    else:
+        _refuse_modifiers(tokens, index, close, function)
     arguments: dict[str, Argument] = {}
     named = False
-    for position, (first, last) in enumerate(_split(tokens, index + 2, close)):
+    for position, (first, last) in enumerate(_split(tokens, start, end)):
         name, first, is_named = _parameter(tokens, first, last, position, function, named)
         named = named or is_named
         if name in arguments:
             raise _wrong(tokens[first], f'{function.name}: argument "{name}" is given twice')
-        arguments[name] = _argument(tokens, first, last)
-    if function.parameters[0] not in arguments:
-        raise _wrong(tokens[index], f'{function.name} needs a "{function.parameters[0]}"')
-    return _checked(tokens, index, close, function, arguments)
+        arguments[name] = _argument(tokens, first, last, function, name)
+    for parameter in function.parameters:
+        if parameter.required and parameter.name not in arguments:
+            raise _wrong(
+                tokens[index],
+                f'{function.name} needs a "{parameter.name}"',
+                f"Its arguments are {', '.join(function.names)}.",
+            )
+    rows = _row_parameters(tokens, function, arguments)
+    last = gathering.after[1] if gathering is not None else close + 1
+    return FoundCall(function, index, last, arguments, rows, gathering)
 
 
-def _checked(
-    tokens: list[Token],
-    index: int,
-    close: int,
-    function: AiFunction,
-    arguments: dict[str, Argument],
-) -> FoundCall:
-    settings = [name for name in function.parameters[1:] if name != DOCUMENTS]
-    extras = {name: arguments[name] for name in settings if name in arguments}
-    per_row = not all(argument.constant for argument in extras.values())
-    options = CallOptions()
-    for name, argument in extras.items():
-        if not argument.constant:
-            continue
-        token = tokens[argument.first]
-        if name == "options":
-            try:
-                options = parse_options(argument.value)
-            except UdfArgumentError as error:
-                raise _wrong(token, f"{function.name}: {error.message}", error.hint) from None
-        elif argument.value is not None and not isinstance(argument.value, str):
-            raise _wrong(token, f"{function.name}: {name} must be text")
-    count = _document_count(tokens, function, arguments.get(DOCUMENTS))
-    has_documents = DOCUMENTS in arguments and count != 0
-    return FoundCall(function, index, close + 1, arguments, per_row, options, has_documents, count)
+def _row_parameters(
+    tokens: list[Token], function: AiFunction, arguments: dict[str, Argument]
+) -> tuple[str, ...]:
+    """Choose what is sent with each row: what is not constant, and the data if all is."""
+    varying = [
+        name for name in function.names if name in arguments and not arguments[name].constant
+    ]
+    main = function.main.name
+    if function.aggregate:
+        others = [name for name in varying if name != main]
+        if others:
+            raise _wrong(
+                tokens[arguments[others[0]].first],
+                f"{function.name}: {others[0]} must be constant",
+                "It is the same for all rows of a group.",
+            )
+        return (main,)
+    return tuple(varying) or (main,)
 
 
-def _document_count(
-    tokens: list[Token], function: AiFunction, argument: Argument | None
-) -> int | None:
-    """Count constant documents; None when only the engine knows them."""
-    if argument is None or not argument.constant:
-        return None
-    token, value = tokens[argument.first], argument.value
-    hint = "Write documents => ['...', '...'], or name a column of lists."
-    if not isinstance(value, list | None) or any(
-        isinstance(item, list | dict) for item in value or ()
-    ):
-        raise _wrong(token, f"{function.name}: {DOCUMENTS} must be a list of text", hint)
-    if value is not None and len(value) > limits.MAX_CHUNKS:
-        most = f"at most {limits.MAX_CHUNKS} are allowed"
-        raise _wrong(token, f"{function.name}: {len(value)} documents were given, {most}")
-    return len(value or ())
+def _gathering(tokens: list[Token], index: int, close: int) -> Gathering:
+    distinct = tokens[index + 2].upper == "DISTINCT"
+    order: tuple[int, int] | None = None
+    depth = 0
+    for at in range(index + 2, close):
+        depth += depth_change(tokens[at])
+        if depth == 0 and tokens[at].upper == "ORDER" and tokens[at + 1].upper == "BY":
+            order = (at, close)
+            break
+    end = close + 1
+    for word in ("FILTER", "OVER"):
+        if end + 1 < len(tokens) and tokens[end].upper == word:
+            named_window = word == "OVER" and tokens[end + 1].text != "("
+            end = end + 2 if named_window else closing_index(tokens, end + 1) + 1
+    return Gathering(distinct, order, (close + 1, end))
 
 
 def _refuse_modifiers(tokens: list[Token], index: int, close: int, function: AiFunction) -> None:
     following = tokens[close + 1].upper if close + 1 < len(tokens) else ""
     if following == "OVER" or (following == "FILTER" and tokens[close + 2 : close + 3]):
-        raise _wrong(tokens[close + 1], f"{function.name} is not an aggregate or window function")
+        raise _wrong(
+            tokens[close + 1],
+            f"{function.name} is not an aggregate or window function",
+            "ai_agg and ai_summarize_agg are aggregates.",
+        )
     if tokens[index + 2].upper in ("DISTINCT", "ALL") or tokens[index + 2].text == "*":
         raise _wrong(tokens[index + 2], f"{function.name} takes values, not a set of rows")
+
+
+def _read_template(tokens: list[Token], index: int) -> FoundTemplate:
+    close = closing_index(tokens, index + 1)
+    ranges = _split(tokens, index + 2, close)
+    if not ranges:
+        raise _wrong(tokens[index], "ai_prompt needs a template")
+    first, last = ranges[0]
+    if last - first != 1 or tokens[first].kind is not TokenKind.STRING:
+        raise _wrong(
+            tokens[first],
+            "ai_prompt: the template must be a text constant",
+            "Write ai_prompt('Summarise {0}', body); concatenate what varies with || instead.",
+        )
+    try:
+        template = parse_template(string_value(tokens[first]), len(ranges) - 1)
+    except UdfArgumentError as error:
+        raise _wrong(tokens[first], error.message, error.hint) from None
+    return FoundTemplate(index, close + 1, template, tuple(ranges[1:]))
 
 
 def _split(tokens: list[Token], first: int, close: int) -> list[tuple[int, int]]:
@@ -182,11 +274,11 @@ def _parameter(
     """Return an argument's parameter name, where its value starts, and whether it was named."""
     if last - first > 1 and tokens[first + 1].text in ("=>", ":="):
         name = name_value(tokens[first])
-        if name not in function.parameters:
+        if name not in function.names:
             raise _wrong(
                 tokens[first],
                 f'{function.name} has no argument "{name}"',
-                did_you_mean(name, function.parameters),
+                did_you_mean(name, function.names),
             )
         if first + 2 == last:
             raise _wrong(tokens[first], f'argument "{name}" has no value')
@@ -197,16 +289,24 @@ def _parameter(
         raise _wrong(
             tokens[first],
             f"{function.name} takes at most {len(function.parameters)} arguments",
-            f"They are {', '.join(function.parameters)}.",
+            f"They are {', '.join(function.names)}.",
         )
-    return function.parameters[position], first, False
+    return function.names[position], first, False
 
 
-def _argument(tokens: list[Token], first: int, last: int) -> Argument:
+def _argument(
+    tokens: list[Token], first: int, last: int, function: AiFunction, name: str
+) -> Argument:
     try:
-        return Argument(first, last, True, literal_value(tokens[first:last]))
+        value: Any = literal_value(tokens[first:last])
     except NotConstantError:
         return Argument(first, last, False)
+    try:
+        return Argument(first, last, True, checked_value(function, name, value))
+    except NotTextError:
+        return Argument(first, last, False)
+    except UdfArgumentError as error:
+        raise _wrong(tokens[first], f"{function.name}: {error.message}", error.hint) from None
 
 
 def _wrong(token: Token, message: str, hint: str = "") -> UdfArgumentError:

@@ -15,7 +15,9 @@ _WORDS: Final = {"NULL": None, "TRUE": True, "FALSE": False}
 
 
 def literal_value(tokens: list[Token]) -> Any:
-    """Return the value of a literal: text, number, NULL, boolean, ``[..]``, ``{k: v}``, JSON cast.
+    """Return the value of a literal.
+
+    Text, numbers, NULL, booleans, ``[..]``, ``ARRAY[..]``, ``{k: v}``, and JSON casts of them.
 
     Raises:
         NotConstantError: it is anything else.
@@ -47,6 +49,8 @@ def _value(tokens: list[Token], at: int) -> tuple[Any, int]:
         return -_number(tokens[at + 1].text), at + 2
     if token.text == "[":
         return _items(tokens, at + 1)
+    if token.upper == "ARRAY" and at + 1 < len(tokens) and tokens[at + 1].text == "[":
+        return _items(tokens, at + 2)
     if token.text == "{":
         return _fields(tokens, at + 1)
     raise NotConstantError

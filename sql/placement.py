@@ -17,6 +17,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from sql.calls import FoundCall
+from sql.dialect import Dialect
 from sql.lexer import Token
 
 # sqlglot warns on the log about statements it reads only in part; here that just costs a stage.
@@ -57,12 +58,14 @@ class Placement:
         return self.places.get(number, Place())
 
 
-def place_calls(text: str, tokens: list[Token], calls: list[FoundCall]) -> Placement:
+def place_calls(
+    text: str, tokens: list[Token], calls: list[FoundCall], dialect: Dialect = Dialect.DUCKDB
+) -> Placement:
     """Place the calls of one statement; call numbers are their indexes in ``calls``."""
     if len(text) > _MAX_PARSED_CHARS:
         return Placement({})
     try:
-        tree = sqlglot.parse_one(_marked(text, tokens, calls), read="duckdb")
+        tree = sqlglot.parse_one(_marked(text, tokens, calls), read=dialect.value)
         walk = _Walk()
         walk.visit(tree, 0, "?")
     except (SqlglotError, RecursionError, TypeError, AttributeError, IndexError):

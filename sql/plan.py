@@ -6,15 +6,16 @@ anything runs; it knows no tables and never executes anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from kvcore.errors import FeatureNotSupportedError
-from sql.calls import FoundCall, find_calls
+from sql.ai_call import CallForm
+from sql.calls import FoundCall, find_calls, find_templates
 from sql.collect import collect_form, returning_form
+from sql.dialect import Dialect
 from sql.lexer import Token, TokenKind, tokenize
-from sql.options import CallOptions
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.select_list import missing_aliases
@@ -31,39 +32,6 @@ class Explain(StrEnum):
     NO = "no"
     PLAN = "plan"
     ANALYZE = "analyze"
-
-
-@dataclass(frozen=True, slots=True)
-class CallParams:
-    """What all calls of one form share; None leaves a value to the session."""
-
-    function: str
-    model: str | None = None
-    system_prompt: str | None = None
-    options: CallOptions = field(default_factory=CallOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """Calls that the engine can't tell apart, because their text is the same.
-
-    Attributes:
-        key: what the engine function is given to name the form.
-        params: constant arguments.
-        per_row: model, system prompt or options come with each row.
-        stage: lowest stage of its calls.
-        filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
-        documents: a list of documents comes with each row.
-        document_count: how many, where they are constant.
-    """
-
-    key: int
-    params: CallParams
-    per_row: bool
-    stage: int
-    filters: bool
-    documents: bool = False
-    document_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +62,7 @@ class StatementPlan:
         admin_views: names of tierkv views it reads.
         returning_sql: a SELECT with the columns of its RETURNING clause; None without one.
         shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
+        dialect: of the engine it is for.
     """
 
     text: str
@@ -107,6 +76,7 @@ class StatementPlan:
     admin_views: frozenset[str] = frozenset()
     returning_sql: RewrittenSql | None = None
     shows: bool = False
+    dialect: Dialect = Dialect.DUCKDB
 
     @property
     def writes(self) -> bool:
@@ -140,12 +110,15 @@ _SHOWS: Final = frozenset({"DESCRIBE", "DESC", "SUMMARIZE", "PRAGMA"})
 _SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
 
 
-def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
+def plan_statement(
+    text: str, *, key_base: int = 0, dialect: Dialect = Dialect.DUCKDB
+) -> StatementPlan:
     """Plan one statement.
 
     Args:
         text: exactly one statement.
         key_base: first form key to give out, a multiple of MAX_FORMS; sessions differ in it.
+        dialect: of the engine that will run it.
 
     Raises:
         SqlSyntaxError: a string, bracket or comment has no end.
@@ -155,10 +128,11 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
     tokens = tokenize(text)
     kind, explain, start = _kind(tokens)
     calls = find_calls(tokens)
+    templates = {found.first: found for found in find_templates(tokens)}
     views = admin_views_in(tokens)
-    parameters = parameter_names(tokens)
+    parameters = parameter_names(tokens, dialect)
     if not calls:
-        bare = SqlRewriter(text, tokens, {}, {}, parameters)
+        bare = SqlRewriter(text, tokens, {}, templates, {}, parameters, dialect=dialect)
         whole = bare.rewrite([(0, len(tokens))])
         returning = returning_form(tokens, kind)
         return StatementPlan(
@@ -169,23 +143,23 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
             admin_views=views,
             returning_sql=bare.rewrite(returning) if returning else None,
             shows=bool(tokens) and tokens[0].upper in _SHOWS,
+            dialect=dialect,
         )
     _refuse(tokens, kind, explain)
     body = text[tokens[start].start :]
-    placement = place_calls(body, *_shifted(tokens, calls, start))
+    placement = place_calls(body, *_shifted(tokens, calls, start), dialect)
     sites = _sites(tokens, calls, placement, key_base)
     rewriter = SqlRewriter(
         text,
         tokens,
         {
-            call.first: (
-                call,
-                CallRendering(site.form.key, site.form.per_row, kept, site.form.documents),
-            )
+            call.first: (call, CallRendering(site.form.key, kept))
             for call, (site, kept) in zip(calls, sites, strict=True)
         },
-        missing_aliases(text, tokens, calls),
+        templates,
+        missing_aliases(text, tokens, calls, dialect),
         parameters,
+        dialect=dialect,
     )
     returning = returning_form(tokens, kind)
     collect = collect_form(tokens, kind) if explain is Explain.NO and kind.writes else None
@@ -200,6 +174,7 @@ def plan_statement(text: str, *, key_base: int = 0) -> StatementPlan:
         stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
         admin_views=views,
         returning_sql=rewriter.rewrite(returning) if returning else None,
+        dialect=dialect,
     )
 
 
@@ -293,18 +268,18 @@ def _sites(
 
 
 def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
-    constants = {
-        name: None if call.per_row else call.constant(name) for name in ("model", "system_prompt")
-    }
-    options = CallOptions() if call.per_row else call.options
     return CallForm(
         key=key,
-        params=CallParams(call.function.name, options=options, **constants),
-        per_row=call.per_row,
+        function=call.function,
+        constants=call.constants(),
+        row_parameters=call.row_parameters,
+        packed=call.packed,
+        always_null=any(
+            argument.constant and argument.value is None and call.function.parameter(name).strict
+            for name, argument in call.arguments.items()
+        ),
         stage=min(place.stage for place in places),
         filters=all(place.filters for place in places),
-        documents=call.documents,
-        document_count=call.document_count,
     )
 
 

@@ -9,16 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from sql.calls import FoundCall
-from sql.functions import DOCUMENTS, engine_function
+from sql.calls import FoundCall, FoundTemplate
+from sql.dialect import Dialect, answer, argument, engine_function, gathered, packed
+from sql.functions import ArgumentKind
 from sql.lexer import Token, TokenKind
-
-_CASTS: Final = {
-    "options": ("CAST(to_json(", ") AS VARCHAR)"),
-    DOCUMENTS: ("CAST(", " AS VARCHAR[])"),
-}
 
 Piece = str | tuple[int, int]
 """Literal text, or the tokens ``[first, last)`` of the statement."""
@@ -52,18 +47,21 @@ class CallRendering:
     """How one call is written: its form's key and which engine function answers it."""
 
     key: int
-    per_row: bool
     kept_in_place: bool
-    documents: bool = False
 
 
-def parameter_names(tokens: Sequence[Token]) -> dict[int, str]:
-    """Name every parameter by token index: ``$1`` is "1", each ``?`` gets the next number."""
+def parameter_names(tokens: Sequence[Token], dialect: Dialect = Dialect.DUCKDB) -> dict[int, str]:
+    """Name every parameter by token index: ``$1`` is "1", each ``?`` gets the next number.
+
+    In PostgreSQL ``?`` is an operator of jsonb.
+    """
     names: dict[int, str] = {}
     marks = 0
     for index, token in enumerate(tokens):
         if token.kind is TokenKind.PARAMETER:
             if token.text == "?":
+                if dialect is Dialect.POSTGRES:
+                    continue
                 marks += 1
                 names[index] = str(marks)
             else:
@@ -76,6 +74,7 @@ class SqlRewriter:
 
     Attributes:
         text, tokens: the statement; never changed.
+        dialect: of the engine that runs it.
     """
 
     def __init__(
@@ -83,12 +82,17 @@ class SqlRewriter:
         text: str,
         tokens: Sequence[Token],
         calls: Mapping[int, tuple[FoundCall, CallRendering]],
+        templates: Mapping[int, FoundTemplate],
         aliases: Mapping[int, str],
         parameters: Mapping[int, str],
+        *,
+        dialect: Dialect = Dialect.DUCKDB,
     ) -> None:
         self.text = text
         self.tokens = tokens
+        self.dialect = dialect
         self._calls = calls
+        self._templates = templates
         self._aliases = aliases
         self._parameters = parameters
         self._out: list[str] = []
@@ -117,6 +121,11 @@ class SqlRewriter:
                 self._copy(copied, token.start)
                 self._call(call, rendering)
                 index, copied = call.last, self.tokens[call.last - 1].end
+            elif index in self._templates:
+                template = self._templates[index]
+                self._copy(copied, token.start)
+                self._template(template)
+                index, copied = template.last, self.tokens[template.last - 1].end
             elif index in self._parameters:
                 self._copy(copied, token.start)
                 self._parameter(index)
@@ -131,34 +140,57 @@ class SqlRewriter:
         self._copy(copied, self.tokens[last - 1].end)
 
     def _call(self, call: FoundCall, rendering: CallRendering) -> None:
-        name = engine_function(
-            per_row=rendering.per_row,
-            kept_in_place=rendering.kept_in_place,
-            documents=rendering.documents,
-        )
         self._mark(self.tokens[call.first].start)
-        self._insert(f"{name}({rendering.key}, ")
-        parameters = [
-            name
-            for position, name in enumerate(call.function.parameters)
-            if (rendering.documents if name == DOCUMENTS else rendering.per_row or position == 0)
-        ]
-        for position, parameter in enumerate(parameters):
+        before, after = answer(self.dialect, call.function.returns)
+        name = engine_function(self.dialect, kept_in_place=rendering.kept_in_place)
+        self._insert(f"{before}{name}({rendering.key}, ")
+        opening, closing = packed(self.dialect) if call.packed else ("", "")
+        self._insert(opening)
+        for position, parameter in enumerate(call.row_parameters):
             self._insert(", " if position else "")
-            self._argument(call, parameter)
-        self._insert(")")
+            if call.gathering is not None:
+                self._gathered(call, parameter)
+            else:
+                self._argument(call, parameter)
+        self._insert(f"{closing}){after}")
 
     def _argument(self, call: FoundCall, parameter: str) -> None:
-        argument = call.arguments.get(parameter)
-        if argument is None:
-            self._insert("NULL")
-            return
-        # to_json keeps JSON as it is and makes JSON of a STRUCT; text becomes a JSON string that
-        # the front decodes twice.
-        opening, closing = _CASTS.get(parameter, ("CAST(", " AS VARCHAR)"))
+        found = call.arguments[parameter]
+        untyped = found.last - found.first == 1 and found.first in self._parameters
+        kind = call.function.parameter(parameter).kind
+        opening, closing = argument(self.dialect, kind, untyped=untyped)
         self._insert(opening)
-        self._range(argument.first, argument.last)
+        self._range(found.first, found.last)
         self._insert(closing)
+
+    def _gathered(self, call: FoundCall, parameter: str) -> None:
+        gathering = call.gathering
+        assert gathering is not None, "only aggregates gather"
+        self._insert(f"{gathered(self.dialect)}({'DISTINCT ' * gathering.distinct}")
+        self._argument(call, parameter)
+        if gathering.order is not None:
+            self._insert(" ")
+            self._range(*gathering.order)
+        self._insert(")")
+        if gathering.after[0] < gathering.after[1]:
+            self._insert(" ")
+            self._range(*gathering.after)
+
+    def _template(self, found: FoundTemplate) -> None:
+        """Write a prompt template as a concatenation; NULL in it makes it NULL."""
+        self._mark(self.tokens[found.first].start)
+        self._insert("(")
+        opening, closing = argument(self.dialect, ArgumentKind.TEXT)
+        for position, piece in enumerate(found.template.pieces or ("",)):
+            self._insert(" || " if position else "")
+            if isinstance(piece, str):
+                quoted = piece.replace("'", "''")
+                self._insert(f"'{quoted}'")
+            else:
+                self._insert(opening)
+                self._range(*found.arguments[piece])
+                self._insert(closing)
+        self._insert(")")
 
     def _parameter(self, index: int) -> None:
         name = self._parameters[index]

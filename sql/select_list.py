@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sql.calls import FoundCall
+from sql.dialect import Dialect
 from sql.lexer import Token, TokenKind, closing_index, depth_change
 
 _LIST_ENDS: Final = frozenset(
@@ -55,8 +56,16 @@ _OPERATOR_WORDS: Final = frozenset(
 )
 
 
-def missing_aliases(text: str, tokens: list[Token], calls: Sequence[FoundCall]) -> dict[int, str]:
-    """Find where a column name is missing: token index before which `` AS name`` belongs."""
+def missing_aliases(
+    text: str,
+    tokens: list[Token],
+    calls: Sequence[FoundCall],
+    dialect: Dialect = Dialect.DUCKDB,
+) -> dict[int, str]:
+    """Find where a column name is missing: token index before which `` AS name`` belongs.
+
+    PostgreSQL names longer expressions by itself, after functions and casts and never after text.
+    """
     aliases: dict[int, str] = {}
     if not calls:
         return aliases
@@ -64,11 +73,19 @@ def missing_aliases(text: str, tokens: list[Token], calls: Sequence[FoundCall]) 
     for index, token in enumerate(tokens):
         if token.kind is TokenKind.WORD and token.upper in ("SELECT", "RETURNING"):
             for first, last in _items(tokens, _list_start(tokens, index + 1)):
-                if any(at in starts for at in range(first, last)) and not _named(
+                call = starts.get(first)
+                if not any(at in starts for at in range(first, last)) or _named(
                     tokens, first, last
                 ):
-                    aliases[last] = _quoted(_name(text, tokens, first, last, starts.get(first)))
+                    continue
+                if dialect is Dialect.DUCKDB or (call is not None and _only(tokens, call, last)):
+                    aliases[last] = _quoted(_name(text, tokens, first, last, call))
     return aliases
+
+
+def _only(tokens: list[Token], call: FoundCall, last: int) -> bool:
+    """Say whether nothing but casts follows a call."""
+    return call.last == last or tokens[call.last].text == "::"
 
 
 def _list_start(tokens: list[Token], index: int) -> int:
@@ -124,7 +141,7 @@ def _named(tokens: list[Token], first: int, last: int) -> bool:
 
 
 def _name(text: str, tokens: list[Token], first: int, last: int, call: FoundCall | None) -> str:
-    if call is not None and call.last == last:
+    if call is not None and _only(tokens, call, last):
         return call.function.name
     return " ".join(text[tokens[first].start : tokens[last - 1].end].split())
 

@@ -22,6 +22,7 @@ from dbfront.contracts import (
     TextAnswer,
     TextCall,
     TextEvent,
+    TokenCounts,
 )
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.planned_calls import PlannedCalls, planned_calls
@@ -153,6 +154,9 @@ class InstantGenerator:
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
         run = StatementRun(planned_calls(calls), max_in_flight=max_in_flight)
         return PlannedCalls(calls, run)
+
+    async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
+        return TokenCounts(tuple(len(text.encode()) for text in texts), CONTEXT_TOKENS)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.served

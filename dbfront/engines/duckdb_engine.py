@@ -8,7 +8,6 @@ registered here only look answers up in the AnswerBook of the statement being ru
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,14 +20,12 @@ from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import to_tierkv_error
 from dbfront.simulations import Simulations
 from kvcore.errors import ConfigError, TierKVError
-from sql.functions import engine_function
+from sql.dialect import Dialect, engine_function
 from sql.plan import MAX_FORMS
 from sql.rewrite import RewrittenSql
 from sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 
 T = TypeVar("T")
-
-Documents = list[str | None] | None
 
 _INTERRUPT_AGAIN_S: Final = 0.05
 _COPY_BATCH_ROWS: Final = 4096
@@ -101,12 +98,11 @@ class DuckDbEngine:
         self._root.close()
 
     def _set_up(self, config: DuckDbConfig) -> None:
-        for per_row, kept, documents in itertools.product((False, True), repeat=3):
-            # Python counts parameters by the signature, so each shape is a function of its own.
+        for kept in (False, True):
             self._root.create_function(
-                engine_function(per_row=per_row, kept_in_place=kept, documents=documents),
-                self._looking_up(per_row=per_row, documents=documents),
-                ["BIGINT"] + ["VARCHAR"] * (4 if per_row else 1) + ["VARCHAR[]"] * documents,
+                engine_function(Dialect.DUCKDB, kept_in_place=kept),
+                self._look_up,
+                ["BIGINT", "VARCHAR"],
                 "VARCHAR",
                 null_handling="special",  # type: ignore[call-overload]  # text is accepted
                 side_effects=kept,
@@ -138,42 +134,10 @@ class DuckDbEngine:
         if config.sandbox:
             self._root.execute("SET lock_configuration = true")
 
-    def _looking_up(self, *, per_row: bool, documents: bool) -> Callable[..., str | None]:
-        """Make the function that DuckDB calls for every row of one shape of call."""
-
-        def call(key: int, prompt: str | None) -> str | None:
-            book = self.books.get(key // MAX_FORMS)
-            return None if book is None else book.look_up(key, prompt)
-
-        def call_docs(key: int, prompt: str | None, documents: Documents) -> str | None:
-            book = self.books.get(key // MAX_FORMS)
-            return None if book is None else book.look_up(key, prompt, documents)
-
-        def row(
-            key: int,
-            prompt: str | None,
-            model: str | None,
-            system_prompt: str | None,
-            options: str | None,
-        ) -> str | None:
-            return row_docs(key, prompt, model, system_prompt, options, None)
-
-        def row_docs(
-            key: int,
-            prompt: str | None,
-            model: str | None,
-            system_prompt: str | None,
-            options: str | None,
-            documents: Documents,
-        ) -> str | None:
-            book = self.books.get(key // MAX_FORMS)
-            if book is None:
-                return None
-            return book.look_up_row(key, prompt, model, system_prompt, options, documents)
-
-        if per_row:
-            return row_docs if documents else row
-        return call_docs if documents else call
+    def _look_up(self, key: int, text: str | None) -> str | None:
+        """Answer one row's AI call; DuckDB calls it on its own threads."""
+        book = self.books.get(key // MAX_FORMS)
+        return None if book is None else book.look_up(key, text)
 
 
 class DuckDbConnection:

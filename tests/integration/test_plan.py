@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
-from dbfront.answers import AiCall
+from dbfront.call_defaults import CallDefaults
 from dbfront.contracts import PlanSummary
-from dbfront.evaluation import CallDefaults, Outcome, RowFailure, evaluate
+from dbfront.evaluation import Outcome, RowFailure, evaluate
+from sql.ai_call import AiCall, make_call
 from sql.options import CallOptions
-from sql.plan import CallParams
 from tests.fix_model import tiny_config
 
 pytestmark = pytest.mark.integration
@@ -29,9 +29,12 @@ DEADLINE_S = 60.0
 
 def table(documents: int = 16, questions: int = 3) -> list[AiCall]:
     """System text, document, question; the rows of a document lie far apart."""
-    params = CallParams("ai_generate", None, "Answer in one word. " * 3, CallOptions(max_tokens=6))
+    how = {"system_prompt": "Answer in one word. " * 3, "options": CallOptions(max_tokens=6)}
     return [
-        AiCall(params, f"Note {document}: {'table ' * 25}\nQuestion {question}?")
+        make_call(
+            "ai_generate",
+            {"prompt": f"Note {document}: {'table ' * 25}\nQuestion {question}?", **how},
+        )
         for question in range(questions)
         for document in range(documents)
     ]
@@ -49,9 +52,10 @@ class Run:
     def note(self, call: AiCall, outcome: Outcome) -> None:
         assert not isinstance(outcome, RowFailure), outcome
         assert call not in self.answers
-        self.answers[call] = outcome.text
-        self.hit_tokens += outcome.usage.hit_tokens.total
-        self.prompt_tokens += outcome.usage.prompt_tokens
+        self.answers[call] = outcome.value
+        (answer,) = outcome.answers
+        self.hit_tokens += answer.usage.hit_tokens.total
+        self.prompt_tokens += answer.usage.prompt_tokens
         self._each(len(self.answers))
 
 

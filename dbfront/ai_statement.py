@@ -1,0 +1,273 @@
+"""One statement with AI calls, without the engine: rounds, evaluation, error policy, counters.
+
+The executor (DuckDB) and the relay (PostgreSQL) each run the engine their own way, as EngineRounds;
+``AiStatement.until_answered`` runs it until nothing is missing. It never sees rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from dbfront.answers import AnswerBook
+from dbfront.call_defaults import CallDefaults
+from dbfront.contracts import Notice, PreparedCall, TextGenerator
+from dbfront.evaluation import Outcome, RowFailure, evaluate
+from dbfront.recipes.book import start_recipe
+from dbfront.recipes.generate import failed_detail
+from dbfront.recipes.recipe import Ask, Order
+from dbfront.statistics import AiStats, StatementProgress
+from kvcore import limits
+from kvcore.clock import Clock
+from kvcore.errors import NoNodeError, SqlError, TierKVError
+from kvcore.request import FinishReason
+from sql.ai_call import AiCall
+from sql.functions import AI_FUNCTIONS, Returns
+from sql.plan import Explain, StatementPlan
+
+Result_co = TypeVar("Result_co", covariant=True)
+Result = TypeVar("Result")
+
+FIRST_BUDGET = 64
+"""Calls of a filter in the first round of a LIMIT that may stop early; doubled each round."""
+
+MAX_WARNED_MESSAGES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """What failed calls and big statements lead to.
+
+    Attributes:
+        on_error: ``null``, ``error``, or ``auto``: null in reads, error in writes.
+        max_error_ratio: share of failures above which the statement fails anyway.
+        max_calls: most distinct calls; 0 is no limit.
+    """
+
+    on_error: str = "auto"
+    max_error_ratio: float = 1.0
+    max_calls: int = 1000
+
+
+class EngineRounds(Protocol[Result_co]):
+    """How an engine runs a statement again and again.
+
+    1. ``run`` runs it once, with ``AiStatement.book`` behind its AI calls; None when it failed on a
+       NULL that stood for a missing answer. Any other failure is raised.
+    2. ``undo`` takes back what the last ``run`` did; called before answers are awaited, when it is
+       to run again.
+    3. ``enough`` says that the last result is final although filters are unanswered.
+    4. ``behind`` says that the last ``run`` missed answers that the book already had.
+    """
+
+    @property
+    def behind(self) -> bool: ...
+
+    async def run(self) -> Result_co | None: ...
+
+    async def undo(self) -> None: ...
+
+    def enough(self) -> bool: ...
+
+
+class AiStatement:
+    """Collect, evaluate, replay: what is the same on every engine.
+
+    Attributes:
+        plan: the statement's.
+        book: what is known and what was missed.
+        errors: messages of failed calls, in order of arrival.
+        stats: counters, live.
+    """
+
+    def __init__(
+        self,
+        plan: StatementPlan,
+        generator: TextGenerator,
+        defaults: CallDefaults,
+        policy: ErrorPolicy,
+        clock: Clock,
+        stats: AiStats,
+        on_progress: Callable[[StatementProgress], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.book = AnswerBook(plan.forms, plan.dialect)
+        self.errors: list[str] = []
+        self.stats = stats
+        self._generator = generator
+        self._defaults = defaults
+        self._policy = policy
+        self._clock = clock
+        self._on_progress = on_progress
+        self._calls_total = 0
+        self._stopped_at_default_length = 0
+        self._blend_refusal = ""
+
+    async def check_constants(self) -> None:
+        """Refuse unknown models and unusable options before anything runs, rows or no rows.
+
+        Raises:
+            UserError: such an argument.
+            NoNodeError: nobody can say; not for EXPLAIN, which asks nobody.
+        """
+        examples = {example for form in self.plan.forms if (example := form.example) is not None}
+        for example in examples:
+            try:
+                step = next(start_recipe(Order(example, self._defaults)))
+                if isinstance(step, Ask):
+                    for question in step.calls:
+                        await self._generator.prepare(question)
+            except NoNodeError:
+                if self.plan.explain is not Explain.PLAN:
+                    raise
+
+    async def until_answered(
+        self, rounds: EngineRounds[Result], *, may_stop: bool = False
+    ) -> Result:
+        """Run, evaluate what was missed, run again; return the run that missed nothing.
+
+        Args:
+            rounds: the engine.
+            may_stop: ``rounds.enough`` is asked, and filters are answered bit by bit.
+        """
+        budget = FIRST_BUDGET if may_stop else None
+        for _ in range(limits.MAX_REPLAY_ROUNDS):
+            self.book.start_round(budget)
+            result = await self._round(rounds)
+            if self.book.fatal is not None:
+                raise self.book.fatal
+            enough = result is not None and may_stop and rounds.enough()
+            batch = self.book.next_batch(without_filters=enough)
+            if not batch and result is not None and not rounds.behind:
+                self.stats.calls += self.book.total_lookups
+                return result
+            await rounds.undo()
+            if batch:
+                await self.evaluate(batch)
+            budget = None if budget is None else 2 * budget
+        raise SqlError(
+            f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
+            sqlstate="54001",
+            hint="Store the inner calls' answers in a table first.",
+        )
+
+    async def _round(self, rounds: EngineRounds[Result]) -> Result | None:
+        self.report("collect")
+        started = self._clock.now()
+        try:
+            return await rounds.run()
+        finally:
+            self.stats.rounds += 1
+            self.stats.engine_s += self._clock.now() - started
+
+    async def evaluate(self, batch: list[AiCall]) -> None:
+        """Answer one batch of distinct calls and note the answers in the book."""
+        self._calls_total += sum(not AI_FUNCTIONS[call.function].local for call in batch)
+        self._check_max_calls()
+        self.report("llm")
+        started = self._clock.now()
+        try:
+            summary = await evaluate(
+                batch, self._generator, self._defaults, self._outcome, self._prepared
+            )
+            self.stats.add_plan(summary)
+        finally:
+            self.stats.llm_s += self._clock.now() - started
+
+    def report(self, phase: str) -> None:
+        """Tell whoever watches how far the statement is."""
+        if self._on_progress is not None:
+            self._on_progress(
+                StatementProgress(
+                    phase=phase,
+                    round=self.stats.rounds,
+                    calls_done=self.stats.distinct_calls,
+                    calls_total=self._calls_total,
+                    stats=self.stats,
+                )
+            )
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what the client is told beside the rows."""
+        notices: list[Notice] = []
+        if self.errors:
+            messages = self._distinct_errors()
+            notices.append(
+                Notice(
+                    "WARNING",
+                    f"{len(self.errors)} of {self._calls_total} AI calls failed and gave NULL: "
+                    f"{'; '.join(messages)}",
+                    sqlstate="01000",
+                    hint="SET tierkv.on_error = 'error' makes the statement fail instead.",
+                )
+            )
+        if self._stopped_at_default_length:
+            notices.append(
+                Notice(
+                    "NOTICE",
+                    f"{self._stopped_at_default_length} of {self._calls_total} answers were cut at "
+                    f"tierkv.max_tokens = {self._defaults.max_tokens}",
+                )
+            )
+        if self._blend_refusal:
+            notices.append(
+                Notice(
+                    "NOTICE",
+                    f"documents were not blended: {self._blend_refusal}",
+                    detail="The answers are exact.",
+                    hint="tierkv.namespaces shows what is allowed, `tierkv namespace set NAME "
+                    "--blend on` allows it, in one process the setting namespace.blend does.",
+                )
+            )
+        return tuple(notices)
+
+    def _prepared(self, prepared: PreparedCall) -> None:
+        self._blend_refusal = self._blend_refusal or prepared.blend_refusal
+
+    def _outcome(self, call: AiCall, outcome: Outcome) -> None:
+        """Note one outcome; raise when this failure is one too many."""
+        function = AI_FUNCTIONS[call.function]
+        if not isinstance(outcome, RowFailure):
+            if not function.local:
+                self.stats.add_answers(outcome.answers)
+            self.book.add(call, outcome.value)
+            if any(answer.finish_reason is FinishReason.LENGTH for answer in outcome.answers):
+                self._stopped_at_default_length += call.options.max_tokens is None
+        elif function.returns is Returns.RESULT:
+            self.stats.add_failure()
+            self.book.add(call, failed_detail(Order(call, self._defaults), outcome.error))
+        else:
+            self.stats.add_failure()
+            self._failed(outcome.error)
+            self.book.add(call, None)
+        self.report("llm")
+
+    def _failed(self, error: TierKVError) -> None:
+        on_error = self._policy.on_error
+        if on_error == "auto":
+            on_error = "error" if self.plan.writes else "null"
+        if on_error == "error":
+            raise error
+        self.errors.append(error.message)
+        if len(self.errors) > self._policy.max_error_ratio * self._calls_total:
+            raise SqlError(
+                f"{len(self.errors)} of {self._calls_total} AI calls failed, more than "
+                f"tierkv.max_error_ratio allows",
+                sqlstate="22000",
+                detail="\n".join(self._distinct_errors()),
+            )
+
+    def _check_max_calls(self) -> None:
+        allowed = self._policy.max_calls
+        if allowed and self._calls_total > allowed:
+            raise SqlError(
+                f"this statement needs at least {self._calls_total} AI calls; "
+                f"tierkv.max_calls allows {allowed}",
+                sqlstate="53400",
+                hint=f"SET tierkv.max_calls = {self._calls_total} (0 is no limit), "
+                "or ask for fewer rows.",
+            )
+
+    def _distinct_errors(self) -> list[str]:
+        return list(dict.fromkeys(self.errors))[:MAX_WARNED_MESSAGES]

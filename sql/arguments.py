@@ -1,0 +1,142 @@
+"""What arguments of AI functions may hold, and the one form each value is compared in.
+
+Constant arguments come through ``checked_value`` when a statement is planned, the others when the
+engine sends a row. Equal values must have equal forms: one answer is given per distinct call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvcore import limits
+from kvcore.errors import UdfArgumentError
+from sql.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
+from sql.options import CallOptions, parse_options
+
+Value = str | tuple[str, ...] | CallOptions | None
+"""Text, JSON text, a list of text, or options; None is NULL."""
+
+CATEGORIES: Final = "categories"
+SCHEMA: Final = "schema"
+
+
+class NotTextError(Exception):
+    """A constant that only the engine can turn into the argument's type."""
+
+
+def checked_value(function: AiFunction, name: str, value: Any) -> Value:
+    """Check one argument and bring it into the form it is compared in.
+
+    Args:
+        function: whose argument it is.
+        name: the parameter.
+        value: as a literal or JSON gives it.
+
+    Raises:
+        UdfArgumentError: it can't be used; the message does not name the function.
+        NotTextError: text was wanted and a number or list was given.
+    """
+    kind = function.parameter(name).kind
+    if value is None:
+        return None
+    if kind is ArgumentKind.TEXT:
+        return _text(name, value)
+    if kind is ArgumentKind.TEXTS:
+        return _texts(name, value)
+    if name == "options":
+        return parse_options(value)
+    return _json(name, value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        if name in SETTINGS:
+            raise UdfArgumentError(f"{name} must be text")
+        raise NotTextError
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        raise NotTextError  # The engine's own text for a list.
+    if not isinstance(value, list) or any(isinstance(item, list | dict) for item in value):
+        raise UdfArgumentError(
+            f"{name} must be a list of text",
+            hint=f"Write {name} => ['...', '...'] (PostgreSQL: ARRAY['...']), or name a column "
+            "of lists.",
+        )
+    if name == CATEGORIES:
+        return _categories(value)
+    kept = tuple(stripped for item in value if item is not None and (stripped := str(item).strip()))
+    if name == DOCUMENTS and len(kept) > limits.MAX_CHUNKS:
+        raise UdfArgumentError(
+            f"{len(kept)} documents were given, at most {limits.MAX_CHUNKS} are allowed"
+        )
+    return kept
+
+
+def _categories(value: list[Any]) -> tuple[str, ...]:
+    labels = tuple("" if item is None else str(item).strip() for item in value)
+    if not labels:
+        raise UdfArgumentError(
+            "the list of categories is empty", hint="Give at least two, such as ['spam', 'other']."
+        )
+    if "" in labels:
+        raise UdfArgumentError("a category is NULL or empty")
+    twice = next((label for at, label in enumerate(labels) if label in labels[:at]), None)
+    if twice is not None:
+        raise UdfArgumentError(f'the category "{twice}" is given twice')
+    if len(labels) > limits.MAX_LABELS:
+        raise UdfArgumentError(
+            f"{len(labels)} categories were given, at most {limits.MAX_LABELS} are allowed"
+        )
+    return labels
+
+
+def _json(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise UdfArgumentError(f"{name} is not JSON: {error}") from None
+    if name == CONTEXT:
+        return _dumped(_context(value))
+    if name == SCHEMA:
+        _check_schema(value)
+    return _dumped(value)
+
+
+def _context(value: Any) -> dict[str, str]:
+    """Return the fields as text; NULL ones are left out."""
+    if not isinstance(value, Mapping):
+        raise UdfArgumentError(
+            f"context must be a JSON object, not {type(value).__name__}",
+            hint="Write context => {'product': name, 'city': city}.",
+        )
+    return {
+        key: item if isinstance(item, str) else _dumped(item)
+        for key, item in value.items()
+        if item is not None
+    }
+
+
+def _check_schema(value: Any) -> None:
+    if isinstance(value, list) and value and all(isinstance(item, str) and item for item in value):
+        return
+    if not isinstance(value, Mapping) or not value:
+        raise UdfArgumentError(
+            "schema must be a JSON object",
+            hint='Write a JSON Schema such as \'{"type": "object", "properties": '
+            '{"city": {"type": "string"}}}\'.',
+        )
+    size = len(_dumped(value))
+    if size > limits.MAX_SCHEMA_CHARS:
+        raise UdfArgumentError(
+            f"the schema has {size} characters, at most {limits.MAX_SCHEMA_CHARS} are allowed"
+        )
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
