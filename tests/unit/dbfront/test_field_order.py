@@ -1,0 +1,139 @@
+"""Which order the fields of a call's rows get, on tables small enough to see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dbfront import field_tree
+from dbfront.field_order import FieldOrders, order_fields
+from dbfront.field_table import FieldTable
+from sql.field_reorder import FieldReorder
+
+OFF, STATS, GGR = FieldReorder
+
+
+def reviews(products: int, each: int) -> list[dict[str, str]]:
+    """Reviews of products; a product's name says what its category is."""
+    return [
+        {
+            "review": f"review {number} of {product}, long enough to matter",
+            "product": f"product {product} with a name",
+            "category": f"category {product % 2}",
+        }
+        for number in range(each)
+        for product in range(products)
+    ]
+
+
+def test_off_leaves_every_row_as_it_is_written() -> None:
+    rows = [{"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {}]
+    assert order_fields(rows, method=OFF) == [("a", "b"), ("b", "a"), ()]
+
+
+@pytest.mark.parametrize("method", FieldReorder)
+def test_no_rows_have_no_orders(method: FieldReorder) -> None:
+    assert order_fields([], method=method) == []
+
+
+def test_what_many_rows_repeat_comes_first_and_what_it_determines_before_it() -> None:
+    """The product scores more than the category, but says which one it is."""
+    orders = order_fields(reviews(4, 5), method=STATS)
+    assert set(orders) == {("category", "product", "review")}
+
+
+def test_statistics_that_say_nothing_leave_the_order_as_written() -> None:
+    rows = [{"zeta": f"{n}", "alpha": f"value {n}"} for n in range(5)]
+    assert set(order_fields(rows, method=STATS)) == {("zeta", "alpha")}
+
+
+def test_the_written_order_stays_where_statistics_would_be_worse() -> None:
+    """``b`` is longer and scores more, but half of its rows are spread over values of ``a``."""
+    rows = [
+        {"a": "x", "b": "p"},
+        {"a": "yyyyyyyy", "b": "another value"},
+        {"a": "yyyyyyyy", "b": "p"},
+        {"a": "yyyyyyyy", "b": "another value"},
+    ]
+    table = FieldTable(rows)
+    assert table.scores[1] > table.scores[0]
+    assert set(order_fields(rows, method=STATS)) == {("a", "b")}
+
+
+def test_one_order_for_all_stays_where_groups_would_be_worse() -> None:
+    """The largest group, two long values of ``b``, would tear the two pairs of ``a`` apart."""
+    rows = [
+        {"a": "yyyyyyyy", "b": "p"},
+        {"a": "long value", "b": "rrrrrr"},
+        {"a": "long value", "b": "another value"},
+        {"a": "yyyyyyyy", "b": "another value"},
+    ]
+    assert set(order_fields(rows, method=GGR)) == {("a", "b")}
+
+
+def test_each_group_gets_its_own_order_where_no_order_fits_all() -> None:
+    rows = [
+        *({"a": "the same long text", "b": f"only {n} in b"} for n in range(3)),
+        *({"a": f"only {n} in a", "b": "another long text"} for n in range(3)),
+    ]
+    assert order_fields(rows, method=GGR) == [("a", "b")] * 3 + [("b", "a")] * 3
+    assert len(set(order_fields(rows, method=STATS))) == 1
+
+
+def test_a_row_leaves_out_what_it_does_not_have() -> None:
+    rows = [
+        {"id": "1", "product": "a lamp for the desk", "city": "Ulm"},
+        {"id": "2", "product": "a lamp for the desk"},
+        {"product": "a lamp for the desk", "extra": "x"},
+    ]
+    for method in (STATS, GGR):
+        first, second, third = order_fields(rows, method=method)
+        assert first[0] == second[0] == third[0] == "product"
+        assert [sorted(order) for order in (first, second, third)] == [sorted(row) for row in rows]
+
+
+def test_rows_behind_different_texts_share_no_field() -> None:
+    """Behind one head the b's are equal, behind the other the a's."""
+    rows = [{"a": f"text {n}", "b": "equal text"} for n in range(3)]
+    rows += [{"a": "equal text", "b": f"text {n}"} for n in range(3)]
+    rows += [{"a": "equal text", "b": f"more {n}"} for n in range(3)]
+    heads = ["one"] * 3 + ["two"] * 3 + ["three"] * 3
+    orders = order_fields(rows, method=GGR, heads=heads)
+    assert orders == [("b", "a")] * 3 + [("a", "b")] * 6
+
+
+@pytest.mark.parametrize("method", [STATS, GGR])
+def test_later_batches_of_a_site_keep_the_order(method: FieldReorder) -> None:
+    orders = FieldOrders(method)
+    first = orders.arrange("site", reviews(4, 5))
+    later = [{"category": f"other {n}", "product": "p", "review": "same"} for n in range(20)]
+    assert set(orders.arrange("site", later)) == {orders.order("site")}
+    assert orders.arrange("site", reviews(4, 5)) == first
+    assert orders.order("site") == ("category", "product", "review")
+    assert orders.order("another site") is None
+
+
+def test_a_much_larger_batch_decides_again() -> None:
+    orders = FieldOrders(STATS)
+    assert orders.arrange(0, reviews(1, 1)) == [("review", "product", "category")]
+    assert set(orders.arrange(0, reviews(4, 5))) == {("category", "product", "review")}
+
+
+def test_a_field_that_the_deciding_batch_had_not_comes_last() -> None:
+    orders = FieldOrders(STATS)
+    orders.arrange(0, reviews(4, 5))
+    row = {"zip": "1", "review": "r", "area": "2", "product": "p"}
+    assert orders.arrange(0, [row]) == [("product", "review", "area", "zip")]
+
+
+def test_a_table_too_large_for_groups_gets_the_order_of_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(field_tree, "MOST_STEPS", 10)
+    rows = reviews(4, 5)
+    assert order_fields(rows, method=GGR) == order_fields(rows, method=STATS)
+
+
+def test_a_call_with_many_fields_needs_no_deep_recursion() -> None:
+    rows = [{f"f{column}": f"v{row >> column & 1}" for column in range(64)} for row in range(40)]
+    for row, order in zip(rows, order_fields(rows, method=GGR), strict=True):
+        assert sorted(order) == sorted(row)
