@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from compute.sampler import Draw, request_seed
 from compute.sequence import Sequence
-from kvcore.errors import TierKVError
+from kvcore.errors import RowLevelError, TierKVError
 from kvcore.ids import NodeId
 from kvcore.layout import KvCodec
 from kvcore.request import FinishReason, GenerateEvent, Usage
@@ -53,15 +53,38 @@ def last_event(
         node_id=node_id,
         queue_s=started - seq.arrival_s,
         ttft_s=first - seq.arrival_s,
+        scores=seq.readout.scores if seq.readout is not None else (),
+        embedding=seq.readout.embedding if seq.readout is not None else (),
     )
 
 
 def draw_for(seq: Sequence) -> Draw:
-    """Say how the sequence's next token is chosen."""
+    """Say how the sequence's next token is chosen.
+
+    Where its form lets nothing follow, anything may be drawn: ``refusal`` says that it counts not.
+    """
     sampling = seq.request.sampling
     return Draw(
         sampling.temperature,
         sampling.top_p,
         request_seed(seq.request),
         seq.request.resumed_tokens + seq.generated,
+        allowed=None if seq.form is None else seq.form.allowed(),
     )
+
+
+def refusal(seq: Sequence, *, finite: bool) -> RowLevelError | None:
+    """Say why what a step chose for a sequence, or read out of it, can't be its answer.
+
+    Args:
+        seq: whose step it was.
+        finite: its logits are finite.
+    """
+    if not finite or (seq.request.reads_out and seq.readout is None):
+        return RowLevelError(
+            "the model produced logits that are not finite",
+            hint="check the model's weights and dtype",
+        )
+    if seq.form is not None and seq.form.error:
+        return RowLevelError(seq.form.error, hint="simplify the schema")
+    return None

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from compute.batch_plan import Chunk, LoadOrder
 from compute.loader import LoadJob
+from compute.model import Outputs
 from compute.saves import NOTHING_SAVED, PassSave
 from kvcore.location import Tier
 
-LayerSteps = Generator[int, None, Tensor]
-"""A forward pass: yields each layer's number before computing it, returns the logits."""
+LayerSteps = Generator[int, None, Outputs]
+"""A forward pass: yields each layer's number before computing it, returns what it gives."""
 
 
 @dataclass(slots=True)
@@ -81,8 +80,8 @@ class BehindLoad:
         saving, self._saving = self._saving, NOTHING_SAVED
         return saving
 
-    def go_on(self) -> Tensor | None:
-        """Compute one layer; returns the logits after the last one. ``can_go_on`` must hold.
+    def go_on(self) -> Outputs | None:
+        """Compute one layer; returns the outputs after the last one. ``can_go_on`` must hold.
 
         A load that turned out short makes the pass void: it attends to blocks that are not there.
         """
@@ -96,6 +95,6 @@ class BehindLoad:
             self._saving.computed(self._next_layer)
         except StopIteration as end:
             self._saving.computed(len(self.job.layer_ready))
-            logits: Tensor = end.value
-            return logits
+            outputs: Outputs = end.value
+            return outputs
         return None

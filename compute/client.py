@@ -49,3 +49,16 @@ def connect(address: str, *, token: str | None = None) -> ComputeClient:
     from compute.grpc_client import GrpcComputeClient
 
     return GrpcComputeClient(address, token=token)
+
+
+def check_json_schema(schema: str) -> None:
+    """Refuse a JSON Schema that no answer can be held to; runs no model, needs no node.
+
+    Raises:
+        UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
+        FeatureNotSupportedError: the schema compiler is not installed here; a node may have it.
+    """
+    # Lazy, like the clients above: most callers never ask.
+    from compute.json_grammar import check_schema
+
+    check_schema(schema)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from compute.batch import ChunkInput, DecodeGroup, ForwardBatch, build_batch
-from compute.model import Decoder
+from compute.model import Decoder, Outputs
 
 _log = logging.getLogger(__name__)
 _MOST_SEQUENCES = 256
@@ -79,7 +79,7 @@ class _Captured:
 
     graph: torch.cuda.CUDAGraph
     static: StaticDecode
-    logits: Tensor
+    outputs: Outputs
     scratch: Tensor
 
 
@@ -98,8 +98,8 @@ class DecodeGraphs:
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    def run(self, step: ForwardBatch) -> Tensor | None:
-        """Return the step's logits, or None when it must be computed plainly."""
+    def run(self, step: ForwardBatch) -> Outputs | None:
+        """Return the step's outputs, or None when it must be computed plainly."""
         size = self._size_for(step)
         if self.refusal or size is None:
             return None
@@ -114,7 +114,7 @@ class DecodeGraphs:
             return None
         found.static.fill(step)
         found.graph.replay()
-        return found.logits[step.logit_rows]
+        return Outputs(*(rows[step.logit_rows] for rows in found.outputs))
 
     def _size_for(self, step: ForwardBatch) -> tuple[int, int] | None:
         """Round a step up to powers of two; None when it is not one for a graph."""
@@ -138,13 +138,13 @@ class DecodeGraphs:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # Libraries choose kernels and reserve memory in their first calls.
-                self._decoder.plain_forward(static.batch)
+                self._decoder.compute_plainly(static.batch)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: loader threads may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = self._decoder.plain_forward(static.batch)
-        captured = _Captured(graph, static, logits, self._decoder.attention.scratch)
+            outputs = self._decoder.compute_plainly(static.batch)
+        captured = _Captured(graph, static, outputs, self._decoder.attention.scratch)
         self._captured[size] = captured
         return captured
 
@@ -182,12 +182,12 @@ def _difference(decoder: Decoder, graphs: DecodeGraphs) -> float:
     chunks = [ChunkInput(np.array([i + 1]), length, table, 1) for i, length in enumerate(lengths)]
     chunks = [chunk for chunk in chunks if chunk.start < usable * layout.block_tokens]
     step = build_batch(chunks, block_tokens=layout.block_tokens, device=decoder.pages.kv.device)
-    plain = decoder.plain_forward(step)
+    plain = decoder.compute_plainly(step).logits
     graphed = graphs.run(step)
     decoder.pages.clear(pages)
     if graphed is None:
         return 0.0
-    return float((plain - graphed).abs().max() / plain.abs().max())
+    return float((plain - graphed.logits).abs().max() / plain.abs().max())
 
 
 def _power_of_two(count: int) -> int:

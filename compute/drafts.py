@@ -105,11 +105,14 @@ class Drafts:
 
 
 def _may_guess(chunk: Chunk) -> bool:
-    """Whether a chunk is the decode of a sequence whose tokens don't depend on chance."""
+    """Whether a chunk is the decode of a sequence whose tokens depend on nothing but its logits.
+
+    An answer that is held to a form is not: what may be chosen is known one token at a time.
+    """
     seq = chunk.seq
     decodes = chunk.samples and chunk.count == 1 and not chunk.loading
     greedy = seq.request.sampling.temperature == 0.0 and not seq.request.handoff
-    return decodes and greedy and seq.generated >= _LEAST_GENERATED
+    return decodes and greedy and seq.form is None and seq.generated >= _LEAST_GENERATED
 
 
 def _room(seq: EngineSequence) -> int:

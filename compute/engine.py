@@ -14,9 +14,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from compute.answers import Delivery, draw_for, last_event
+from compute.answers import Delivery, draw_for, last_event, refusal
 from compute.batch import ChunkInput, ForwardBatch, RawTarget, build_batch
 from compute.batch_plan import Chunk
 from compute.batcher import Batcher
@@ -31,17 +30,18 @@ from compute.handoff import Handoffs
 from compute.inbox import Inbox
 from compute.load_report import LoadReport
 from compute.loads import Loads
-from compute.model import Decoder
+from compute.model import Decoder, Outputs
 from compute.page_pool import PageEvent, PagePool
 from compute.prefetch import Answer, Prefetches
+from compute.readouts import read_out
 from compute.sampler import Sampler
 from compute.saves import NOTHING_SAVED, PassSave, Saves
-from compute.sequence import Phase, make_sequence
+from compute.sequence import AnswerForm, Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.speculation import verified
 from compute.tiers import Tiers
 from kvcore.clock import Clock
-from kvcore.errors import RowLevelError, TierKVError, TransportError
+from kvcore.errors import TierKVError, TransportError
 from kvcore.hold import HoldOrder
 from kvcore.layout import KvCodec
 from kvcore.node import NodeLoad
@@ -148,11 +148,14 @@ class Engine:
         self._thread.join()
         self.tiers.stop()
 
-    def submit(self, seq_id: int, request: GenerateRequest) -> None:
-        """Queue a checked request; its events come through ``deliver``."""
+    def submit(self, seq_id: int, request: GenerateRequest, form: AnswerForm | None = None) -> None:
+        """Queue a checked request; its events come through ``deliver``.
+
+        ``form`` holds its answer to something, and is the engine's from now on.
+        """
         arrival_s = self._clock.now()
         self.inbox.post(
-            lambda: self._submit(seq_id, request, arrival_s),
+            lambda: self._submit(seq_id, request, arrival_s, form),
             refused=lambda: self._deliver([Delivery(seq_id, TransportError("the engine stopped"))]),
         )
 
@@ -201,14 +204,18 @@ class Engine:
         for seq_id in self._unfinished:
             self._out.append(Delivery(seq_id, TierKVError(f"the engine stopped: {error}")))
 
-    def _submit(self, seq_id: int, request: GenerateRequest, arrival_s: float) -> None:
+    def _submit(
+        self, seq_id: int, request: GenerateRequest, arrival_s: float, form: AnswerForm | None
+    ) -> None:
+        block_tokens = self._config.block_tokens
         seq = make_sequence(
-            seq_id, request, arrival_s=arrival_s, block_tokens=self._config.block_tokens
+            seq_id, request, arrival_s=arrival_s, block_tokens=block_tokens, form=form
         )
         self._sequences[seq_id] = seq
-        if seq.length >= seq.max_length:
+        complete = form is not None and form.complete
+        if complete or (seq.length >= seq.max_length and not request.reads_out):
             seq.phase = Phase.ENDED
-            self._finish(seq, (), FinishReason.LENGTH)
+            self._finish(seq, (), FinishReason.STOP if complete else FinishReason.LENGTH)
             return
         if request.handoff:
             self._handoffs.begin(seq)
@@ -272,7 +279,7 @@ class Engine:
         for _ in range(max(1, left // run.chunk.count)):
             outcome = self._blends.go_on(run)
             if outcome is not None:
-                tokens = self._sample([run.chunk], outcome.logits)
+                tokens = self._sample([run.chunk], outcome.outputs)
                 self._blends.finish(run, outcome)
                 self.computed_tokens -= outcome.reused_tokens - outcome.recomputed_tokens
                 self._advance(run.chunk, verified((), tokens), NOTHING_SAVED)
@@ -304,8 +311,8 @@ class Engine:
         batch = self._batch(chunks)
         saving = self._saves.begin(chunks)
         try:
-            logits = self._forward(batch, saving)
-            rows = self._sample([chunks[i] for i in batch.logit_chunks], logits)
+            outputs = self._forward(batch, saving)
+            rows = self._sample([chunks[i] for i in batch.logit_chunks], outputs)
             chosen: list[list[int | None]] = [[] for _ in chunks]
             for i, token in zip(batch.logit_chunks, rows, strict=True):
                 chosen[i].append(token)
@@ -316,21 +323,26 @@ class Engine:
         finally:
             saving.end()
 
-    def _forward(self, batch: ForwardBatch, saving: PassSave) -> Tensor:
+    def _forward(self, batch: ForwardBatch, saving: PassSave) -> Outputs:
         if not saving.follows:
-            return self._model.forward(batch)
+            return self._model.compute(batch)
         steps = self._model.layer_steps(batch)
         while True:
             try:
                 saving.computed(next(steps))
             except StopIteration as end:
                 saving.computed(self._model.arch.layers)
-                logits: Tensor = end.value
-                return logits
+                outputs: Outputs = end.value
+                return outputs
 
-    def _sample(self, chunks: Sequence[Chunk], logits: Tensor) -> list[int | None]:
+    def _sample(self, chunks: Sequence[Chunk], outputs: Outputs) -> list[int | None]:
+        """Choose a token per row, and read out what was asked about a prompt."""
         self.steps += 1
-        return self._sampler.sample(logits, [draw_for(chunk.seq) for chunk in chunks])
+        for row, seq in enumerate(chunk.seq for chunk in chunks):
+            if seq.request.reads_out:
+                hidden, logits = outputs.hidden[row], outputs.logits[row]
+                seq.readout = read_out(seq.request, hidden=hidden, logits=logits)
+        return self._sampler.sample(outputs.logits, [draw_for(chunk.seq) for chunk in chunks])
 
     def _begin_behind_load(self, chunk: Chunk) -> None:
         steps = self._model.layer_steps(self._batch([chunk]))
@@ -339,19 +351,19 @@ class Engine:
     def _go_on_behind_load(self, loading: BehindLoad) -> None:
         """Compute the layers that have arrived, until somebody wants something."""
         while (chunk := loading.chunk) is not None and loading.can_go_on:
-            logits = loading.go_on()
-            if logits is not None:
-                self._end_behind_load(loading, chunk, logits)
+            outputs = loading.go_on()
+            if outputs is not None:
+                self._end_behind_load(loading, chunk, outputs)
                 return
             if self.inbox.waiting:
                 return
 
-    def _end_behind_load(self, loading: BehindLoad, chunk: Chunk, logits: Tensor) -> None:
+    def _end_behind_load(self, loading: BehindLoad, chunk: Chunk, outputs: Outputs) -> None:
         good, saving = loading.job.good, loading.take_saving()
         try:
             self._loads.settle(loading, good)
             if good == len(loading.order.pages):  # Else the same tokens are planned again.
-                tokens = self._sample([chunk] if chunk.samples else [], logits)
+                tokens = self._sample([chunk] if chunk.samples else [], outputs)
                 self._advance(chunk, verified((), tokens), saving)
         finally:
             saving.end()
@@ -359,19 +371,14 @@ class Engine:
     def _advance(self, chunk: Chunk, tokens: tuple[int, ...], saving: PassSave) -> None:
         """Apply a computed chunk: publish full blocks, emit what follows, end the sequence."""
         seq = chunk.seq
-        if chunk.samples and not tokens:
-            self._fail(
-                seq,
-                RowLevelError(
-                    "the model produced logits that are not finite",
-                    hint="check the model's weights and dtype",
-                ),
-            )
+        if chunk.samples and (error := refusal(seq, finite=bool(tokens))) is not None:
+            self._fail(seq, error)
             return
-        sampling = seq.request.sampling
-        stops = frozenset(sampling.stop_token_ids)
-        stops = stops if sampling.ignore_eos else stops | self._eos
-        outcome = self.batcher.computed(chunk, tokens, stops)
+        reads_out = chunk.samples and seq.request.reads_out
+        outcome = self.batcher.computed(chunk, () if reads_out else tokens, self._stops(seq))
+        if chunk.samples and (error := refusal(seq, finite=True)) is not None:
+            self._fail(seq, error)  # What was chosen does not fit its form after all.
+            return
         self.computed_tokens += seq.computed - chunk.start
         if not saving.keep(seq, outcome):
             self._saves.save(seq, outcome.full_blocks)
@@ -386,8 +393,16 @@ class Engine:
             event = GenerateEvent(new_tokens, node_id=self._config.node_id)
             self._out.append(Delivery(seq.seq_id, event))
             new_tokens = ()  # A handoff's last event waits for the pool, its token does not.
-        if outcome.finish is not None:
+        if reads_out:
+            self._finish(seq, (), FinishReason.STOP)
+        elif outcome.finish is not None:
             self._finish(seq, new_tokens, outcome.finish)
+
+    def _stops(self, seq: EngineSequence) -> frozenset[int]:
+        """Return the tokens that end an answer; one held to a form ends where that allows it."""
+        sampling = seq.request.sampling
+        stops = frozenset(sampling.stop_token_ids)
+        return stops if sampling.ignore_eos and seq.form is None else stops | self._eos
 
     def _finish(
         self, seq: EngineSequence, new_tokens: tuple[int, ...], reason: FinishReason

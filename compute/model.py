@@ -7,7 +7,7 @@ projection is one matrix product. KV goes to and comes from pages; nothing else 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,11 +21,23 @@ from compute.rope import inverse_frequencies, rotate, rotation
 from compute.weights import LayerWeights, Weights
 
 
+class Outputs(NamedTuple):
+    """What a pass gives for the rows it was asked about.
+
+    Attributes:
+        hidden: after the last norm, ``[rows, hidden]`` in the weights' dtype.
+        logits: what the head makes of it, ``[rows, vocab]`` float32.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+
+
 class Graphs(Protocol):
     """Forward passes captured before."""
 
-    def run(self, step: ForwardBatch) -> Tensor | None:
-        """Return the step's logits; None when it must be computed plainly."""
+    def run(self, step: ForwardBatch) -> Outputs | None:
+        """Return the step's outputs; None when it must be computed plainly."""
         ...
 
 
@@ -52,32 +64,33 @@ class Decoder:
         self._widths = [heads * arch.head_dim for heads in groups]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Compute KV of all tokens and the logits that are wanted.
+        """Compute KV of all tokens; return ``[len(batch.logit_rows), vocab]`` float32 logits."""
+        return self.compute(batch).logits
+
+    def compute(self, batch: ForwardBatch) -> Outputs:
+        """Compute KV of all tokens, and the outputs of the rows that are wanted.
 
         Args:
             batch: the step; its pages must be allocated.
-
-        Returns:
-            logits: ``[len(batch.logit_rows), vocab]`` float32.
         """
-        logits = None if self.graphs is None else self.graphs.run(batch)
-        return self.plain_forward(batch) if logits is None else logits
+        outputs = None if self.graphs is None else self.graphs.run(batch)
+        return self.compute_plainly(batch) if outputs is None else outputs
 
-    def plain_forward(self, batch: ForwardBatch) -> Tensor:
-        """Do ``forward`` operation by operation; ``[len(batch.logit_rows), vocab]`` float32."""
+    def compute_plainly(self, batch: ForwardBatch) -> Outputs:
+        """Do ``compute`` operation by operation."""
         steps = self.layer_steps(batch)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                logits: Tensor = end.value
-                return logits
+                outputs: Outputs = end.value
+                return outputs
 
-    def layer_steps(self, batch: ForwardBatch) -> Generator[int, None, Tensor]:
-        """Do ``forward`` in steps: yields each layer's number before it reads that layer's pages.
+    def layer_steps(self, batch: ForwardBatch) -> Generator[int, None, Outputs]:
+        """Do ``compute`` in steps: yields each layer's number before it reads that layer's pages.
 
-        Returns ``[len(batch.logit_rows), vocab]`` float32, as ``forward`` does. Other steps may be
-        computed in between; nothing of a stopped one is shared with them.
+        Returns what ``compute`` does. Other steps may be computed in between; nothing of a stopped
+        one is shared with them.
         """
         hidden = embedding(batch.token_ids, self.weights.embedding)
         cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
@@ -85,7 +98,7 @@ class Decoder:
             yield index
             hidden = self._attend(index, layer, batch, hidden, cos, sin).add_(hidden)
             hidden = self.feed_forward(layer, hidden).add_(hidden)
-        return self.logits(hidden[batch.logit_rows])
+        return self.outputs(hidden[batch.logit_rows])
 
     def project(self, layer: LayerWeights, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values before rope, each ``[tokens, heads, head_dim]``."""
@@ -102,9 +115,10 @@ class Decoder:
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)
         return layer.down(silu(gate).mul_(up))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return ``[tokens, vocab]`` float32 after the last layer."""
-        return self.weights.head(self._norm(hidden, self.weights.final_norm)).float()
+    def outputs(self, hidden: Tensor) -> Outputs:
+        """Turn ``[rows, hidden]`` after the last layer into what a pass gives."""
+        normed = self._norm(hidden, self.weights.final_norm)
+        return Outputs(normed, self.weights.head(normed).float())
 
     def _attend(
         self,

@@ -19,10 +19,12 @@ from compute.config import ComputeConfig
 from compute.drafts import GuessStats
 from compute.engine import Engine
 from compute.finder import Directory
+from compute.guides import Guides
 from compute.host_memory import host_memory
 from compute.load_log import LoadRecord
 from compute.loading import load_model
 from compute.page_pool import PageEvent
+from compute.sequence import new_tokens_of
 from compute.store_reader import StoreReader
 from compute.tiers import Tiers
 from dmp.pool_node import PoolNode
@@ -78,6 +80,7 @@ class ComputeNode:
         self.model = loaded.info
         self._pages = loaded.decoder.pages
         self._vocab_tokens = loaded.decoder.arch.vocab_tokens
+        self._guides = Guides(self.model, vocab_tokens=self._vocab_tokens)
         self._incarnation = incarnation
         self._meta = meta
         self._reporter = reporter or NullReporter()
@@ -151,18 +154,20 @@ class ComputeNode:
         """Answer a request; closing the iterator early cancels it within a step.
 
         Raises:
-            UserError: the request can't work (unknown model, too long, bad token ids).
+            UserError: the request can't work (unknown model, too long, bad token ids, a schema
+                that can't be followed).
             OverloadedError: the queue is full.
             TransportError: the node is not running.
         """
         self._check(request)
+        form = await self._guides.guide(request)
         seq_id = next(self._numbers)
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         self._streams[seq_id] = answers
         self._by_request.setdefault(request.request_id, set()).add(seq_id)
         finished = False
         try:
-            self._engine.submit(seq_id, request)
+            self._engine.submit(seq_id, request, form)
             while not finished:
                 answer = await answers.get()
                 finished = isinstance(answer, TierKVError) or answer.finish_reason is not None
@@ -203,9 +208,15 @@ class ComputeNode:
             stop = request.blend.chunks[-1][1]
             if stop > len(request.token_ids):
                 raise UserError(f"a chunk ends at {stop}, behind the prompt's last token")
-        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocab_tokens:
+        if not all(
+            0 <= token < self._vocab_tokens
+            for ids in (request.token_ids, request.score_token_ids)
+            for token in (min(ids, default=0), max(ids, default=0))
+        ):
             raise UserError(f"token ids must be in [0, {self._vocab_tokens})")
-        new_tokens = max(0, request.sampling.max_tokens - request.resumed_tokens)
+        if bool(request.guide) + bool(request.score_token_ids) + request.embed > 1:
+            raise UserError("ask for one of JSON, token probabilities and an embedding")
+        new_tokens = new_tokens_of(request)
         wanted = len(request.token_ids) + new_tokens
         if wanted > self.model.context_tokens:
             raise ContextTooLongError(

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvcore.request import GenerateRequest
@@ -27,12 +29,14 @@ class Draw:
         top_p: nucleus mass in (0, 1].
         seed: of the request.
         index: completion tokens generated before this one, resumed ones included.
+        allowed: ``[vocab]``, True for tokens that may be chosen, at least one; None: all.
     """
 
     temperature: float
     top_p: float
     seed: int
     index: int
+    allowed: NDArray[np.bool_] | None = None
 
 
 def request_seed(request: GenerateRequest) -> int:
@@ -59,6 +63,7 @@ class Sampler:
             tokens: None for a row with a logit that is not finite.
         """
         finite = torch.isfinite(logits).all(dim=-1).tolist()
+        logits = _masked(logits, draws)
         greedy = logits.argmax(dim=-1).tolist()
         tokens: list[int | None] = []
         for row, draw in enumerate(draws):
@@ -76,9 +81,22 @@ class Sampler:
             descending=True, stable=True
         )
         mass = chances.cumsum(dim=-1)
-        kept = int((mass - chances < draw.top_p).sum())
+        # What has no chance is never chosen, however the last bits are rounded.
+        kept = int(((mass - chances < draw.top_p) & (chances > 0)).sum())
         self._generator.manual_seed((draw.seed * 0x9E3779B97F4A7C15 + draw.index) % _SEEDS)
         uniform = torch.rand((), generator=self._generator, dtype=torch.float64)
         target = (uniform * mass[kept - 1]).to(mass.dtype)
         position = min(int(torch.searchsorted(mass[:kept], target, right=True)), kept - 1)
         return int(ids[position])
+
+
+def _masked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return the logits with those of tokens that may not be chosen at minus infinity."""
+    rows = [row for row, draw in enumerate(draws) if draw.allowed is not None]
+    if not rows:
+        return logits
+    allowed = np.stack([allowed for draw in draws if (allowed := draw.allowed) is not None])
+    mask = torch.from_numpy(allowed).to(logits.device)
+    masked = logits.clone()
+    masked[rows] = logits[rows].masked_fill(~mask, -torch.inf)
+    return masked

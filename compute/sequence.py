@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,34 @@ class BlendedTokens:
     recomputed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What a request asked about its prompt; see GenerateEvent for both."""
+
+    scores: tuple[float, ...] = ()
+    embedding: tuple[float, ...] = ()
+
+
+class AnswerForm(Protocol):
+    """Holds an answer to a form, token by token (compute/guides.py).
+
+    Attributes:
+        complete: nothing may follow any more.
+        error: why the answer can't go on; empty while it can.
+    """
+
+    complete: bool
+    error: str
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """Return ``[vocab]``, True for what may come next; None, with ``error`` set, if nothing."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """Take note of the next token; True when it ends the answer."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request's state; ``[0, computed)`` of its tokens have KV in its pages.
@@ -82,6 +111,8 @@ class Sequence:
         raw_start: position of the chunk that is computed in isolation here, the end of ``tokens``;
             negative for everything that has a caller.
         raw_pages: where that chunk's KV goes a second time, free of position.
+        form: what the answer is held to; None: nothing. It has seen every token of the answer.
+        readout: what was read out instead of an answer; None until then.
     """
 
     seq_id: int
@@ -112,6 +143,8 @@ class Sequence:
     session: str = ""
     raw_start: int = -1
     raw_pages: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    form: AnswerForm | None = None
+    readout: Readout | None = None
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -171,6 +204,8 @@ class Sequence:
                 return taken, FinishReason.STOP
             self.tokens[self.length] = token
             self.length += 1
+            if self.form is not None and self.form.take(token):
+                return taken + 1, FinishReason.STOP
             if self.length >= self.max_length:
                 return taken + 1, FinishReason.LENGTH
             if self.request.handoff:
@@ -224,13 +259,23 @@ class Sequence:
         return exact if self.blended is None else exact + self.blended.hits
 
 
+def new_tokens_of(request: GenerateRequest) -> int:
+    """Return how many tokens may still be generated for a request."""
+    return 0 if request.reads_out else max(0, request.sampling.max_tokens - request.resumed_tokens)
+
+
 def make_sequence(
-    seq_id: int, request: GenerateRequest, *, arrival_s: float, block_tokens: int
+    seq_id: int,
+    request: GenerateRequest,
+    *,
+    arrival_s: float,
+    block_tokens: int,
+    form: AnswerForm | None = None,
 ) -> Sequence:
     """Prepare a request for the batcher; hashes its blocks once, O(prompt)."""
     length = len(request.token_ids)
     session = request.session_id or ""
-    new_tokens = max(0, request.sampling.max_tokens - request.resumed_tokens)
+    new_tokens = new_tokens_of(request)
     tokens = np.zeros(length + new_tokens, dtype=np.int64)
     tokens[:length] = request.token_ids
     keys: list[BlockKey] = []
@@ -247,4 +292,5 @@ def make_sequence(
         keys=keys,
         page_table=np.zeros(-(-len(tokens) // block_tokens), dtype=np.int64),
         session=session if _NAME.fullmatch(session) else "",
+        form=form,
     )

@@ -81,6 +81,9 @@ class Answer:
             sampling=SamplingParams(max_tokens=1),
             resumed_tokens=1,
             handoff=False,
+            guide="",
+            score_token_ids=(),
+            embed=False,
         )
 
     def take(self, event: GenerateEvent) -> GenerateEvent:

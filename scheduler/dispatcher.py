@@ -215,7 +215,7 @@ class Dispatcher:
             locatable=request.use_cache
             and layout is not None
             and len(request.token_ids) > layout.block_tokens,
-            splittable=request.blend is None,
+            splittable=request.blend is None and not request.reads_out,
             priority=request.priority,
             preferred_node=preferred_node,
         )

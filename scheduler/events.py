@@ -100,7 +100,8 @@ class RequestArrived:
         session_id: breaks ties towards the node that answered this session last.
         locatable: the prompt has a full block and may use the cache.
         splittable: a prefill node may hand it over. Blended KV is never published, so a request
-            with chunks to blend stays where it was prefilled.
+            with chunks to blend stays where it was prefilled, and so does one that only asks about
+            its prompt.
         priority: lower goes earlier, when it has to wait.
         preferred_node: where the plan of its statement has its prefix; None: no wish.
     """

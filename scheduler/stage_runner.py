@@ -97,10 +97,10 @@ class StageRunner:
                 job.ending = RequestFinished(job.request_id)
                 yield answer.finish_early(dispatch.node_id)
                 return
+            if not heard and (event.token_ids or event.scores or event.embedding):
+                heard = True
+                self._first_token(job, dispatch)
             if event.token_ids:
-                if not heard:
-                    heard = True
-                    self._first_token(job, dispatch)
                 yield answer.take(event)
             if event.published_tokens:
                 self._handle(PrefillProgress(job.request_id, event.published_tokens))

@@ -7,6 +7,8 @@ next token depends on all tokens before it, so a lost or doubled token changes a
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -96,6 +98,15 @@ def next_token(tokens: Sequence[int], sampling: SamplingParams, vocabulary: Sequ
     return vocabulary[(value // 29) % len(vocabulary)]
 
 
+def chances(tokens: Sequence[int]) -> list[float]:
+    """A distribution over 300 tokens, some function of everything before them."""
+    text = ",".join(map(str, tokens))
+    draw = random.Random(text)
+    weights = [draw.random() ** 8 for _ in range(300)]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
 class FakeCompute:
     """One node, in this process, that answers at once.
 
@@ -144,6 +155,11 @@ class FakeCompute:
             tokens = list(request.token_ids)
             done = request.resumed_tokens
             sent = 0
+            if request.reads_out:
+                await self.gate.wait()
+                ended = True
+                yield self._read_out(request)
+                return
             for tokens_so_far in self.progress if request.handoff else ():
                 yield GenerateEvent(node_id=self.info.node_id, published_tokens=tokens_so_far)
                 await asyncio.sleep(0)
@@ -178,6 +194,13 @@ class FakeCompute:
             self._asked_to_stop.discard(request.request_id)
             if not ended:
                 self.cancelled.append(request.request_id)
+
+    def _read_out(self, request: GenerateRequest) -> GenerateEvent:
+        last = self._last(request, FinishReason.STOP, 0)
+        if request.embed:
+            return replace(last, embedding=(0.6, 0.8))
+        table = chances(request.token_ids)
+        return replace(last, scores=tuple(math.log(table[i]) for i in request.score_token_ids))
 
     def _last(self, request: GenerateRequest, reason: FinishReason, done: int) -> GenerateEvent:
         prompt = len(request.token_ids) - request.resumed_tokens

@@ -19,7 +19,7 @@ from compute.blend.attention import CausalSpans
 from compute.blend.placing import PlacedKv
 from compute.blend.plan import BlendPlan, PlanRows, lay_out
 from compute.blend.selectors import CHECK_LAYER, Selector, deviation, highest, make_selector
-from compute.model import Decoder
+from compute.model import Decoder, Outputs
 from compute.rope import rotate, rotation
 
 ASKING_TOKENS = 128
@@ -31,17 +31,22 @@ class BlendOutcome:
     """What a pass gives besides the KV in the sequence's pages.
 
     Attributes:
-        logits: of the last token, ``[1, vocab]`` float32.
+        outputs: of the last token, one row.
         recomputed_tokens: reused tokens that were computed again.
         reused_tokens: tokens that came from chunks, recomputed ones included.
         selected: ``[recomputed_tokens]`` int64, positions of those computed again, ascending; with
             gradual filtering, those kept at the check layer.
     """
 
-    logits: Tensor
+    outputs: Outputs
     recomputed_tokens: int
     reused_tokens: int
     selected: Int64Array
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the last token, ``[1, vocab]`` float32."""
+        return self.outputs.logits
 
 
 def blend_steps(
@@ -129,8 +134,8 @@ class _Pass:
                 selected = chosen
             self._placed.store(index)
             hidden = self._finish_layer(index, hidden, active.rotate(q), active)
-        logits = self._decoder.logits(hidden[-1:])
-        return BlendOutcome(logits, len(selected), len(self._reused), selected.cpu().numpy())
+        outputs = self._decoder.outputs(hidden[-1:])
+        return BlendOutcome(outputs, len(selected), len(self._reused), selected.cpu().numpy())
 
     def _survivors(
         self, active: _Active, chosen: Tensor, k: Tensor, v: Tensor, keep: int

@@ -260,14 +260,14 @@ async def test_a_pass_that_raises_fails_alone() -> None:
         await known(node, A, B)
         asked = doc_request([B, A], ratio=1.0)
         want = await exact(node, asked)
-        good = node._engine._model.logits
+        good = node._engine._model.outputs
 
         def broken(hidden):
             raise RuntimeError("kernel failure")
 
-        node._engine._model.logits = broken
+        node._engine._model.outputs = broken
         with pytest.raises(TierKVError, match="kernel failure"):
             await answer(node, asked)
-        node._engine._model.logits = good
+        node._engine._model.outputs = good
         assert (await answer(node, asked))[0] == want
         await all_given_back(node)

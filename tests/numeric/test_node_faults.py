@@ -342,15 +342,15 @@ async def test_a_full_queue_refuses_and_a_stopped_node_is_lost() -> None:
 
 async def test_a_step_that_raises_fails_its_requests_and_the_node_lives() -> None:
     async with running_node() as node:
-        forward = node._engine._model.forward
+        forward = node._engine._model.compute
 
         def broken(batch):
             raise RuntimeError("kernel failure")
 
-        node._engine._model.forward = broken
+        node._engine._model.compute = broken
         with pytest.raises(Exception, match="kernel failure"):
             await answer(node, make_request(PROMPT))
-        node._engine._model.forward = forward
+        node._engine._model.compute = forward
         assert len((await answer(node, make_request(PROMPT)))[0]) == 12
     assert torch.is_inference_mode_enabled() is False
 

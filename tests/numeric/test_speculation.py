@@ -83,13 +83,13 @@ async def test_the_step_budget_holds_guesses_too() -> None:
     changes = ON | {"max_batch_tokens": 6, "max_running": 4}
     async with running_node(**changes, random_model=LOOPING) as node:
         rows: list[int] = []
-        forward = node._engine._model.forward
+        forward = node._engine._model.compute
 
         def counted(batch):
             rows.append(len(batch.token_ids))
             return forward(batch)
 
-        node._engine._model.forward = counted
+        node._engine._model.compute = counted
         assert await together(node, requests()) == want
         assert await one_by_one(node, requests()) == want
         assert max(rows) <= 6 and right(node) > 20

@@ -34,7 +34,7 @@ def test_padding_changes_no_logits_and_no_other_page(starts, tmp_path) -> None:
     before = pair.pages.kv.clone()
     with torch.inference_mode():
         static.fill(step)
-        padded = pair.ours.plain_forward(static.batch)[step.logit_rows]
+        padded = pair.ours.compute_plainly(static.batch).logits[step.logit_rows]
         after = pair.pages.kv.clone()
         pair.pages.kv.copy_(before)
         plain = pair.ours.forward(step)

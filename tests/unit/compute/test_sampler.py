@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import torch
 
 from compute.sampler import Draw, Sampler, request_seed
@@ -52,6 +53,26 @@ def test_logits_that_are_not_finite_give_none_for_that_row_only() -> None:
     rows[0, 2], rows[2, 0] = float("nan"), float("inf")
     plan = [Draw(0.0, 1.0, 0, 0), Draw(0.0, 1.0, 0, 0), Draw(1.0, 1.0, 0, 0)]
     assert Sampler().sample(rows, plan) == [None, 1, None]
+
+
+def test_what_is_not_allowed_is_never_chosen() -> None:
+    allowed = np.array([True, False, False, True])
+    rows = LOGITS.repeat(3, 1)
+    for index in range(300):
+        held = Draw(1.0, 1.0, 3, index, allowed)
+        greedy, drawn, free = Sampler().sample(
+            rows, [Draw(0.0, 1.0, 3, index, allowed), held, Draw(0.0, 1.0, 3, index)]
+        )
+        assert greedy == 0 and drawn in (0, 3) and free == 1
+    assert torch.equal(rows, LOGITS.repeat(3, 1))
+
+
+def test_rounding_never_lets_the_impossible_in() -> None:
+    """With one token left all others have no chance, and stand behind it in every order."""
+    logits = torch.full((1, 4), -200.0)
+    logits[0, 2] = 0.0
+    got = {Sampler().sample(logits, [Draw(1.0, 1.0, 1, i)])[0] for i in range(2_000)}
+    assert got == {2}
 
 
 def test_requests_without_a_seed_draw_differently() -> None:

@@ -290,6 +290,26 @@ async def test_a_blended_request_is_not_handed_over() -> None:
         assert not cluster["d"].seen
 
 
+@pytest.mark.parametrize("form", [{"score_token_ids": (5, 7)}, {"embed": True}])
+async def test_a_question_about_a_prompt_is_answered_whole_by_one_node(form) -> None:
+    infos = (make_info("p", role=NodeRole.PREFILL), make_info("d", role=NodeRole.DECODE))
+    async with running(*infos) as cluster:
+        (last,) = await ask(cluster, long_request(**form))
+        assert bool(last.scores) != bool(last.embedding)
+        assert last.finish_reason is FinishReason.STOP and last.usage is not None
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (40, 0)
+        assert not cluster["p"].seen[0].handoff and not cluster["d"].seen
+        assert cluster.dispatcher.snapshot().finished == 1
+
+
+async def test_a_question_about_a_prompt_survives_losing_its_node() -> None:
+    async with running(make_info("c1"), make_info("c2")) as cluster:
+        cluster["c1"].dead = True
+        for number in range(4):
+            (last,) = await ask(cluster, long_request(f"q{number}", score_token_ids=(5, 7)))
+            assert len(last.scores) == 2 and last.node_id == "c2"
+
+
 async def test_a_handoff_of_the_only_token_needs_no_decode_node() -> None:
     infos = (make_info("p", role=NodeRole.PREFILL), make_info("d", role=NodeRole.DECODE))
     async with running(*infos) as cluster:
