@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from bench.report import Report, finish, parse_arguments
 from dbfront.contracts import ClientInfo
@@ -68,32 +69,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run and print."""
     arguments = parse_arguments(__doc__ or "", argv)
     report = Report("front overhead")
-    asyncio.run(_run(report, rows=2_000 if arguments.quick else 10_000))
+    asyncio.run(measure(report, rows=2_000 if arguments.quick else 10_000))
     finish(report, arguments.format)
 
 
-async def _run(report: Report, rows: int) -> None:
+@asynccontextmanager
+async def instant_server() -> AsyncIterator[DuckDbSqlServer]:
+    """Start a front whose only compute node is an InstantNode."""
     meta = LocalMeta()
     dispatcher = Dispatcher(ClusterView(meta=meta, fixed=[InstantNode()]), meta=meta)
     await dispatcher.start()
     server = DuckDbSqlServer(
         DuckDbConfig(), Generation(dispatcher), session_defaults={"tierkv.max_calls": "0"}
     )
-    session = await server.open_session(ClientInfo())
-    note = "repeat('the customer wrote a note about the product. ', 10) || i"
-    await session.execute(f"CREATE TABLE t AS SELECT i, {note} AS note FROM range({rows}) r(i)")
-    engine_s = await _time(session.execute("SELECT count(DISTINCT md5(note)) FROM t"))
-    calls_s = await _time(session.execute("SELECT count(ai_generate(note)) FROM t"))
-    report.add("rows", rows)
-    report.add("distinct_calls_per_s", rows / calls_s)
-    report.add("overhead_per_call_us", (calls_s - engine_s) / rows * 1e6)
-    stats = session.last_ai_stats
-    report.add("prompt_tokens_per_call", stats.prompt_tokens / rows)
-    report.add("engine_share", stats.engine_s / stats.wall_s)
-    await session.close()
+    yield server
     await server.close()
     await dispatcher.stop()
     await meta.close()
+
+
+async def measure(report: Report, rows: int) -> None:
+    """Add what a distinct call costs the front."""
+    async with instant_server() as server:
+        session = await server.open_session(ClientInfo())
+        note = "repeat('the customer wrote a note about the product. ', 10) || i"
+        await session.execute(f"CREATE TABLE t AS SELECT i, {note} AS note FROM range({rows}) r(i)")
+        engine_s = await _time(session.execute("SELECT count(DISTINCT md5(note)) FROM t"))
+        calls_s = await _time(session.execute("SELECT count(ai_generate(note)) FROM t"))
+        report.add("rows", rows)
+        report.add("distinct_calls_per_s", rows / calls_s)
+        report.add("overhead_per_call_us", (calls_s - engine_s) / rows * 1e6)
+        stats = session.last_ai_stats
+        report.add("prompt_tokens_per_call", stats.prompt_tokens / rows)
+        report.add("engine_share", stats.engine_s / stats.wall_s)
+        await session.close()
 
 
 async def _time(work: object) -> float:

@@ -1,0 +1,151 @@
+"""SQL with AI calls: what the cache, the order of prompts and the plan save, and what the front costs.
+
+Run ``python -m bench.sql``. Three workloads run on a small model in four ways each: without cache,
+with it in the order written, sorted by prefix, and as the plan has it with fields reordered. Then
+one replay round over many rows that ask for few prompts, and what the front adds to each distinct
+call. ``--relay`` adds the relay beside PostgreSQL itself (needs a PostgreSQL server and pgbench).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+from bench import front_overhead
+from bench.plan_cluster import ClusterShape, plan_cluster
+from bench.report import Report, finish, make_parser
+from bench.sql_workloads import Workload, naive_calls, workloads
+from dbfront.contracts import ClientInfo, StatementResult
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.session import DuckDbSession, DuckDbSqlServer
+from dbfront.statistics import AiStats
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+SHARED = {"tierkv.max_calls": "0", "tierkv.max_tokens": "2", "tierkv.max_concurrency": "8"}
+_WRITTEN = {"tierkv.prefix_order": "off", "tierkv.plan": "off", "tierkv.field_reorder": "off"}
+WAYS: dict[str, dict[str, str]] = {
+    "cache_off": {**_WRITTEN, "tierkv.cache": "off"},
+    "written": _WRITTEN,
+    "sorted": {"tierkv.plan": "off", "tierkv.field_reorder": "off"},
+    "planned": {},
+}
+L1_PAGES = 160
+"""Far fewer blocks than a workload has, so that the order decides what is still there."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--relay", action="store_true", help="measure the PostgreSQL relay too")
+    arguments = parser.parse_args(argv)
+    report = Report("sql")
+    rng = random.Random(arguments.seed)
+    rows = 48 if arguments.quick else 240
+    for workload in workloads(rng, rows):
+        asyncio.run(_workload(report, workload))
+    asyncio.run(_replay(report, 100_000 if arguments.quick else 1_000_000))
+    asyncio.run(front_overhead.measure(report, 2_000 if arguments.quick else 10_000))
+    report.note(
+        f"{rows} rows a workload, L1 of {L1_PAGES} blocks of 16 tokens, 8 calls in flight; "
+        "times and calls are of one run each, the cluster starts anew for every way"
+    )
+    if arguments.relay:
+        from bench import sql_relay  # Needs a PostgreSQL server; only then.
+
+        sql_relay.measure(report, quick=arguments.quick)
+    finish(report, arguments.format)
+
+
+async def _workload(report: Report, workload: Workload) -> None:
+    results: dict[str, StatementResult] = {}
+    times: dict[str, float] = {}
+    for way, settings in WAYS.items():
+        shape = ClusterShape(MODEL, 1, l1_pages=L1_PAGES, pool_bytes=1)
+        async with plan_cluster(shape) as cluster:
+            server = DuckDbSqlServer(
+                DuckDbConfig(), cluster.generation, session_defaults=SHARED | settings
+            )
+            session = await _filled(server, workload)
+            started = time.perf_counter()
+            results[way] = await session.execute(workload.statement)
+            times[way] = time.perf_counter() - started
+            stats = session.last_ai_stats
+            if way == "planned":
+                await _add_calls(report, workload, session, stats)
+            await server.close()
+        name = f"{workload.name}_{way}"
+        report.add(f"{name}_s", times[way])
+        report.add(f"{name}_rows_per_s", len(results[way].rows) / times[way])
+        report.add(f"{name}_hit_ratio", stats.hit_ratio)
+    for way in WAYS:
+        if workload.name != "join" and results[way].rows != results["cache_off"].rows:
+            raise AssertionError(f"{workload.name}: {way} changed an answer")
+    if results["sorted"].rows != results["cache_off"].rows:
+        raise AssertionError(f"{workload.name}: sorting changed an answer")
+    for way in ("written", "sorted", "planned"):
+        report.add(f"{workload.name}_{way}_of_cache_off", times[way] / times["cache_off"])
+
+
+async def _filled(server: DuckDbSqlServer, workload: Workload) -> DuckDbSession:
+    session = await server.open_session(ClientInfo(user="bench"))
+    for statement in workload.tables:
+        await session.execute(statement)
+    return session
+
+
+async def _add_calls(
+    report: Report, workload: Workload, session: DuckDbSession, stats: AiStats
+) -> None:
+    """Compare the calls that were sent with those of the naive plan."""
+    sent = stats.distinct_calls
+    positive: frozenset[str] = frozenset()
+    if workload.name == "filter":
+        passed = await session.execute(
+            "SELECT DISTINCT body FROM reviews WHERE ai_filter('Is the review positive?', body)"
+        )
+        positive = frozenset(str(row[0]) for row in passed.rows)
+    report.add(f"{workload.name}_calls", sent)
+    naive = naive_calls(workload, positive)
+    report.add(f"{workload.name}_naive_calls", naive)
+    report.add(f"{workload.name}_calls_of_naive", sent / naive)
+
+
+async def _replay(report: Report, rows: int) -> None:
+    """Time the last round of a statement over many rows and 20,000 distinct prompts."""
+    prompts = min(20_000, rows // 5)
+    async with front_overhead.instant_server() as server:
+        session = await server.open_session(ClientInfo(user="bench"))
+        await session.execute(
+            f"CREATE TABLE t AS SELECT 'prompt ' || (i % {prompts}) AS p FROM range({rows}) r(i)"
+        )
+        started = time.perf_counter()
+        await session.execute("SELECT count(p) FROM t")
+        plain_s = time.perf_counter() - started
+        await session.execute("SELECT count(ai_generate(p)) FROM t")
+        stats = session.last_ai_stats
+        report.add("replay_rows", rows)
+        report.add("replay_distinct_prompts", prompts)
+        report.add("replay_round_s", stats.engine_s / stats.rounds)
+        report.add("replay_rows_per_s", rows * stats.rounds / stats.engine_s)
+        report.add("replay_engine_alone_s", plain_s)
+
+
+if __name__ == "__main__":
+    main()
