@@ -1,4 +1,4 @@
-"""SQL with AI calls: what the cache, the order of prompts and the plan save, and what the front costs.
+"""SQL with AI calls: what cache, order of prompts and plan save, and what the front costs.
 
 Run ``python -m bench.sql``. Three workloads run on a small model in four ways each: without cache,
 with it in the order written, sorted by prefix, and as the plan has it with fields reordered. Then

@@ -118,7 +118,8 @@ def _join(rng: random.Random, rows: int) -> Workload:
             f"INSERT INTO reviews VALUES {_values(reviews)}",
         ),
         "SELECT r.id, ai_generate('Does the review fit the product?', "
-        f"context => {{'review': r.body, 'product': p.description}}) AS fits {source} ORDER BY r.id",
+        "context => {'review': r.body, 'product': p.description}) AS fits "
+        f"{source} ORDER BY r.id",
         f"SELECT r.id, naive_generate(r.body || p.description) AS fits {source} ORDER BY r.id",
     )
 
