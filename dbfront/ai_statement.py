@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from dbfront.answers import AnswerBook
 from dbfront.call_defaults import CallDefaults
+from dbfront.context_fields import ContextFields
 from dbfront.contracts import Notice, PreparedCall, TextGenerator
 from dbfront.evaluation import Outcome, RowFailure, evaluate
 from dbfront.recipes.book import start_recipe
@@ -100,6 +101,7 @@ class AiStatement:
         self._policy = policy
         self._clock = clock
         self._on_progress = on_progress
+        self._contexts = ContextFields(defaults.field_reorder)
         self._calls_total = 0
         self._stopped_at_default_length = 0
         self._blend_refusal = ""
@@ -169,7 +171,12 @@ class AiStatement:
         started = self._clock.now()
         try:
             summary = await evaluate(
-                batch, self._generator, self._defaults, self._outcome, self._prepared
+                batch,
+                self._generator,
+                self._defaults,
+                self._outcome,
+                self._prepared,
+                self._contexts,
             )
             self.stats.add_plan(summary)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcore.request import BlendSelector
+from sql.field_reorder import FieldReorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class CallDefaults:
         blend: False answers exactly where a call does not ask for blending itself.
         recompute_ratio: None takes the namespace's; ``selector`` too.
         chunk_separator: see TextCall.
-        field_reorder: how ``context`` fields are ordered: off, stats or ggr.
+        field_reorder: how ``context`` fields are ordered.
     """
 
     model: str | None = None
@@ -37,4 +38,4 @@ class CallDefaults:
     recompute_ratio: float | None = None
     selector: BlendSelector | None = None
     chunk_separator: str = ""
-    field_reorder: str = "stats"
+    field_reorder: FieldReorder = FieldReorder.STATS

@@ -1,19 +1,55 @@
-"""``context => {...}``: order-free fields, written as ``key: value`` lines for a whole batch."""
+"""The contexts of a statement's calls, as text: read, ordered, written.
+
+Held by dbfront/ai_statement.py for one statement, asked by dbfront/evaluation.py for each batch.
+The order of fields is never part of a call: it decides what a prompt looks like, not whose it is.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Final
 
-from dbfront.call_defaults import CallDefaults
+from dbfront.call_context import render_context
+from dbfront.field_order import FieldOrders
 from sql.ai_call import AiCall
+from sql.field_reorder import FieldReorder
 from sql.functions import CONTEXT
 
+_WRITTEN_AT_ONCE: Final = 256
+"""Contexts written in the event loop, a few milliseconds of work; more are in a thread."""
 
-def rendered_contexts(calls: Sequence[AiCall], defaults: CallDefaults) -> dict[AiCall, str]:
-    """Write the context of each call that has one, in the order ``field_reorder`` asks for."""
-    return {
-        call: "\n".join(f"{key}: {value}" for key, value in json.loads(text).items())
-        for call in calls
-        if (text := call.text(CONTEXT))
-    }
+_NOT_BEFORE: Final = frozenset({CONTEXT, "options"})
+"""Arguments that say nothing about the text before the fields."""
+
+
+class ContextFields:
+    """Writes contexts so that the calls of a statement share long beginnings."""
+
+    def __init__(self, method: FieldReorder = FieldReorder.STATS) -> None:
+        self._orders = FieldOrders(method)
+
+    async def written(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
+        """Write the context of each call of a batch that has one."""
+        given = [call for call in calls if call.get(CONTEXT) is not None]
+        if len(given) <= _WRITTEN_AT_ONCE:
+            return self._write(given)
+        return await asyncio.to_thread(self._write, given)
+
+    def _write(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
+        by_function: dict[str, list[AiCall]] = {}
+        for call in calls:
+            by_function.setdefault(call.function, []).append(call)
+        written: dict[AiCall, str] = {}
+        for function, group in by_function.items():
+            rows = [json.loads(call.text(CONTEXT)) for call in group]
+            orders = self._orders.arrange(function, rows, heads=[_head(call) for call in group])
+            texts = map(render_context, rows, orders)
+            written.update(zip(group, texts, strict=True))
+        return written
+
+
+def _head(call: AiCall) -> Hashable:
+    """Name what stands before a call's context; calls that differ in it share no field."""
+    return tuple(argument for argument in call.arguments if argument[0] not in _NOT_BEFORE)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dbfront.call_defaults import CallDefaults
-from dbfront.context_fields import rendered_contexts
+from dbfront.context_fields import ContextFields
 from dbfront.contracts import (
     CallPlan,
     CallTurn,
@@ -69,10 +69,12 @@ async def evaluate(
     defaults: CallDefaults,
     on_outcome: Callable[[AiCall, Outcome], None],
     on_prepared: Callable[[PreparedCall], None] = lambda prepared: None,
+    contexts: ContextFields | None = None,
 ) -> PlanSummary:
     """Answer every call once and hand each outcome to ``on_outcome`` as it comes.
 
     ``on_prepared`` is told each request as it will be sent, before the first one of its wave is.
+    ``contexts`` writes the calls' contexts; a statement has one for all its batches.
 
     Returns:
         what the plans they ran by were like, added up.
@@ -82,7 +84,8 @@ async def evaluate(
             error that ``on_outcome`` raises ends the batch the same way.
     """
     batch = _Batch(generator, defaults, on_outcome)
-    await batch.start(calls)
+    contexts = contexts or ContextFields(defaults.field_reorder)
+    await batch.start(calls, await contexts.written(calls))
     summary = PlanSummary()
     while wave := batch.next_wave():
         prepared = await _prepare(wave, batch)
@@ -131,9 +134,8 @@ class _Batch:
         self._running: dict[TextCall, list[_Asking]] = {}
         self._counting: list[tuple[_Asking, CountTokens]] = []
 
-    async def start(self, calls: Sequence[AiCall]) -> None:
+    async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
         """Start all recipes, up to the first thing each asks."""
-        contexts = rendered_contexts(calls, self.defaults)
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dbfront.call_defaults import CallDefaults
 from kvcore.request import BlendSelector
+from sql.field_reorder import FieldReorder
 from sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
 
 
@@ -107,6 +108,7 @@ class SessionSettings:
             if (selector := self.get("tierkv.selector"))
             else None,
             chunk_separator=str(self.get("tierkv.chunk_separator")),
+            field_reorder=FieldReorder(str(self.get("tierkv.field_reorder"))),
         )
 
     def _source(self, name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 from kvcore import limits
 from kvcore.errors import SqlError, SqlSyntaxError, UserError
 from kvcore.request import BlendSelector
+from sql.field_reorder import FieldReorder
 from sql.lexer import Token, TokenKind, string_value
 from sql.suggest import did_you_mean
 
@@ -235,6 +236,12 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
             True,
             "with it: runs of shared prefix go to one node each; what pending calls need is kept",
             _on_off,
+        ),
+        SettingSpec(
+            "tierkv.field_reorder",
+            FieldReorder.STATS.value,
+            f"how the fields of context are ordered in a prompt: {', '.join(FieldReorder)}",
+            _choice(*FieldReorder),
         ),
         SettingSpec("tierkv.max_concurrency", 64, "calls in flight at once", _whole(1, 4096)),
         SettingSpec(
