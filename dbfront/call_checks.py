@@ -5,17 +5,24 @@ Used by dbfront/generation.py for SQL and REST alike, so that both refuse the sa
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from contextlib import suppress
+from functools import lru_cache
 
+from compute.client import check_json_schema
 from dbfront.chunked_prompt import EncodedPrompt, clean_documents, encode_chat, encode_text
 from dbfront.contracts import TextCall
 from dbfront.tokenizer import TextTokenizer
 from kvcore import limits
-from kvcore.errors import ContextTooLongError, UdfArgumentError
+from kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
 from kvcore.node import ModelInfo
 from kvcore.request import SamplingParams
 
 _NAME = re.compile(limits.NAME_PATTERN)
+_SCHEMA_IN_THREAD_CHARS = 4_096
+"""Compiling as much takes about a millisecond; longer schemas go to a thread."""
 
 
 async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
@@ -81,6 +88,57 @@ def sampling_params(call: TextCall, model: ModelInfo, prompt_tokens: int) -> Sam
         )
     except ValueError as error:
         raise UdfArgumentError(str(error)) from error
+
+
+def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -> SamplingParams:
+    """Settle a call that asks about its prompt: it needs room for the prompt, not for an answer.
+
+    ``more_tokens`` are put behind the prompt to be asked about: all but the last of a label.
+
+    Raises:
+        ContextTooLongError: prompt and those do not fit the model's context.
+    """
+    if prompt_tokens + more_tokens > model.context_tokens:
+        raise ContextTooLongError(
+            f"the prompt has {prompt_tokens} tokens and its labels up to {more_tokens + 1}, but "
+            f"the context of model {model.name} is {model.context_tokens} tokens"
+            if more_tokens
+            else f"the prompt has {prompt_tokens} tokens, but the context of model {model.name} is "
+            f"{model.context_tokens} tokens",
+            hint="shorten the prompt; nothing is truncated for you",
+        )
+    return SamplingParams(max_tokens=1)
+
+
+def check_form(call: TextCall) -> None:
+    """Refuse a call for several kinds of answer, and a stop string that would cut JSON."""
+    if bool(call.json_schema) + bool(call.labels) + call.embed > 1:
+        raise UdfArgumentError("ask for one of JSON of a schema, one of labels, and an embedding")
+    if call.json_schema and call.stop:
+        raise UdfArgumentError(
+            "stop strings can't be given for JSON of a schema",
+            hint="the answer ends where its schema is complete",
+        )
+
+
+async def checked_schema(schema: str) -> str:
+    """Return a JSON Schema in short form; empty stays empty.
+
+    Where the compiler is not installed, the node checks it.
+
+    Raises:
+        UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
+    """
+    if len(schema) > _SCHEMA_IN_THREAD_CHARS:
+        return await asyncio.to_thread(_short_schema, schema)
+    return _short_schema(schema) if schema else ""
+
+
+@lru_cache(maxsize=64)
+def _short_schema(schema: str) -> str:
+    with suppress(FeatureNotSupportedError):
+        check_json_schema(schema)
+    return json.dumps(json.loads(schema), separators=(",", ":"), ensure_ascii=False)
 
 
 def check_names(call: TextCall) -> None:

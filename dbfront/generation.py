@@ -14,10 +14,13 @@ from dataclasses import replace
 
 from dbfront.blend_policy import blend_of, blend_refusal
 from dbfront.call_checks import (
+    check_form,
     check_names,
     check_ratio,
     check_stops,
+    checked_schema,
     encode,
+    readout_params,
     sampling_params,
 )
 from dbfront.call_record import CallRecord, LiveCall, Outcome
@@ -30,7 +33,9 @@ from dbfront.contracts import (
     TokenCounts,
 )
 from dbfront.detokenizer import Detokenizer, StopStrings
+from dbfront.labels import Labels
 from dbfront.planned_calls import PlannedCalls, planned_calls
+from dbfront.readouts import Submit, read_out, walk_labels
 from dbfront.tokenizer import TextTokenizer, TokenizerCache
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
@@ -41,7 +46,7 @@ from kvcore.errors import (
 )
 from kvcore.ids import RequestId, new_request_id
 from kvcore.node import ModelInfo
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams, Usage
 from scheduler.dispatcher import Dispatcher
 
 USAGE_WAIT_S = 2.0
@@ -76,6 +81,7 @@ class Generation:
         self._clock = clock or SystemClock()
         self._tokenizers = tokenizers or TokenizerCache(clock=self._clock)
         self._default_model = default_model
+        self._labels = Labels()
         self._models_seen: dict[str, ModelInfo] = {}
         self._observers: list[Callable[[CallRecord], None]] = []
 
@@ -100,9 +106,11 @@ class Generation:
         check_names(call)
         check_stops(call.stop)
         check_ratio(call.recompute_ratio)
+        check_form(call)
+        guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
         prompt = await encode(call, tokenizer)
-        sampling = sampling_params(call, model, len(prompt.token_ids))
+        sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
         grant = await self._dispatcher.namespace(call.tenant, model)
         request = GenerateRequest(
             request_id=call.request_id or new_request_id(),
@@ -118,8 +126,25 @@ class Generation:
             kv_codec=grant.policy.kv_codec,
             prepared_for=model.identity,
             hint=call.hint,
+            guide=guide,
+            score_token_ids=scored,
+            embed=call.embed,
         )
         return PreparedCall(call, model, request, blend_refusal(call, grant, model))
+
+    async def _form(
+        self, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer, prompt_tokens: int
+    ) -> tuple[SamplingParams, tuple[int, ...]]:
+        """Settle how a call is answered, and what its first question about labels scores."""
+        if call.embed:
+            return readout_params(model, prompt_tokens), ()
+        if not call.labels:
+            return sampling_params(call, model, prompt_tokens), ()
+        spellings = await self._labels.spellings(call, model, tokenizer)
+        longest = max(map(len, spellings))
+        walk = await self._labels.walk(call, model, tokenizer)
+        scored = walk.question.token_ids if walk.question is not None else ()
+        return readout_params(model, prompt_tokens, longest - 1), scored
 
     async def _model(self, name: str | None) -> ModelInfo:
         """Find a model by name; one seen before is still good while its node restarts."""
@@ -162,7 +187,10 @@ class Generation:
         self.live[request_id] = live
         try:
             tokenizer = await self._tokenizers.get(prepared.model)
-            async with aclosing(self._text_events(live, tokenizer)) as events:
+            call = prepared.call
+            asks = bool(call.labels) or call.embed
+            answering = self._readout if asks else self._text_events
+            async with aclosing(answering(live, tokenizer)) as events:
                 async for event in events:
                     yield event
         except TierKVError as error:
@@ -205,6 +233,32 @@ class Generation:
                     yield self._last(live, reason, event)
                     return
         raise NodeLostError("the answer ended without an end")  # the dispatcher never lets this be
+
+    async def _readout(
+        self, live: LiveCall, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Answer a call that asks about its prompt: with a label, or with an embedding."""
+        prepared = live.prepared
+        walk = None
+        if prepared.call.labels:
+            walk = await self._labels.walk(prepared.call, prepared.model, tokenizer)
+            event = await walk_labels(prepared, walk, self._submit_to(prepared.model))
+        else:
+            event = await read_out(prepared, self._submit_to(prepared.model))
+        live.ttft_s, live.node_id = self._clock.now() - live.started_s, event.node_id
+        last = self._last(live, event.finish_reason or FinishReason.STOP, event)
+        if walk is None:
+            yield replace(last, embedding=event.embedding)
+        elif event.finish_reason is not FinishReason.STOP:
+            yield last
+        else:
+            yield TextEvent(prepared.call.labels[walk.best], node_id=event.node_id)
+            yield replace(last, label_probabilities=walk.chances)
+
+    def _submit_to(self, model: ModelInfo) -> Submit:
+        return lambda request, node: self._dispatcher.submit(
+            request, model=model, preferred_node=node
+        )
 
     def _count(self, live: LiveCall, event: GenerateEvent) -> None:
         if not live.completion_tokens:
@@ -272,5 +326,7 @@ class Generation:
                         ttft_s=event.ttft_s,
                         total_s=event.total_s,
                         node_id=event.node_id,
+                        label_probabilities=event.label_probabilities,
+                        embedding=event.embedding,
                     )
         raise NodeLostError("the answer ended without an end")

@@ -20,7 +20,7 @@ from dbfront.chat_template import ChatTemplate
 from dbfront.contracts import Message
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
-from kvcore.errors import ContextTooLongError, ModelFolderError
+from kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
 from kvcore.node import ModelInfo
 
 THREAD_FROM_CHARS = 20_000
@@ -71,6 +71,30 @@ class TextTokenizer:
     async def count(self, texts: Sequence[str]) -> tuple[int, ...]:
         """Count the tokens of texts, each by itself and without special ones."""
         return tuple([len(await self._encode(text, add_special_tokens=False)) for text in texts])
+
+    def encode_answers(self, answers: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode texts as the model's answers to a conversation, without what ends them."""
+        asked = (Message("user", "a"),)
+        prompt = self.template.render(asked)
+        before = self._encode_now(prompt, False)
+        lead = self._answer_lead(asked, prompt)
+        encoded = []
+        for answer in answers:
+            whole = self._encode_now(prompt + lead + answer, False)
+            behind = whole[: len(before)] == before
+            encoded.append(whole[len(before) :] if behind else self._encode_continued(answer))
+        return encoded
+
+    def _answer_lead(self, asked: Sequence[Message], prompt: str) -> str:
+        """Find what the template writes between the prompt and an answer, such as a space."""
+        try:
+            whole = self.template.render(
+                [*asked, Message("assistant", "b")], add_generation_prompt=False
+            )
+        except UdfArgumentError:  # It writes no answers.
+            return ""
+        lead, answered, _ = whole.removeprefix(prompt).partition("b")
+        return lead if whole.startswith(prompt) and answered and not lead.strip() else ""
 
     def specials_around(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the special tokens that belong before and behind a raw prompt's own ids."""
