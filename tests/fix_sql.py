@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 import pytest
 
@@ -43,7 +46,9 @@ from scheduler.statement_run import StatementRun
 CONTEXT_TOKENS = 20_000
 
 
-def make_model(name: str = "tiny", *, block_tokens: int = 16) -> ModelInfo:
+def make_model(
+    name: str = "tiny", *, block_tokens: int = 16, context_tokens: int = CONTEXT_TOKENS
+) -> ModelInfo:
     layout = BlockLayout(
         layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=block_tokens
     )
@@ -52,7 +57,7 @@ def make_model(name: str = "tiny", *, block_tokens: int = 16) -> ModelInfo:
         folder="",
         revision="0" * 64,
         layout=layout,
-        context_tokens=CONTEXT_TOKENS,
+        context_tokens=context_tokens,
         eos_token_ids=(0,),
         architecture="LlamaForCausalLM",
         parameters=1,
@@ -69,17 +74,71 @@ def answer_text(prompt: str | None, model: str = "tiny", system: str = "") -> st
     )
 
 
+def label_odds(
+    prompt: str, labels: Sequence[str], model: str = "tiny", system: str = ""
+) -> tuple[float, ...]:
+    """How likely the instant model finds each label; they add up to 1.0."""
+    weights = [
+        1 + blake2b(f"{model}|{system}|{prompt}|{label}".encode(), digest_size=1).digest()[0]
+        for label in labels
+    ]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def embedding(prompt: str, model: str = "tiny") -> tuple[float, ...]:
+    """The instant model's embedding, of unit length."""
+    numbers = [
+        byte - 127.5 for byte in blake2b(f"{model}|{prompt}".encode(), digest_size=8).digest()
+    ]
+    length = math.sqrt(sum(number * number for number in numbers))
+    return tuple(number / length for number in numbers)
+
+
+def json_value(schema: Any, prompt: str) -> Any:
+    """A value of a simple schema, for the instant model to answer with."""
+    if not isinstance(schema, dict):
+        return None
+    if "enum" in schema:
+        return schema["enum"][len(prompt) % len(schema["enum"])]
+    if schema.get("type") == "object":
+        return {
+            name: json_value(inner, f"{prompt}|{name}")
+            for name, inner in schema.get("properties", {}).items()
+        }
+    if schema.get("type") == "array":
+        return [json_value(schema.get("items"), prompt)]
+    by_type = {"integer": len(prompt), "number": len(prompt) / 2, "boolean": len(prompt) % 2 == 0}
+    return by_type.get(schema.get("type", ""), answer_text(prompt))
+
+
+def readout(prepared: PreparedCall) -> TextEvent:
+    """What the instant model answers, without usage and times."""
+    call, model = prepared.call, prepared.model.name
+    prompt = _user_prompt(call)
+    if call.embed:
+        return TextEvent(embedding=embedding(prompt, model))
+    if call.labels:
+        odds = label_odds(prompt, call.labels, model, _system(call))
+        return TextEvent(call.labels[odds.index(max(odds))], label_probabilities=odds)
+    if call.json_schema:
+        value = json_value(json.loads(call.json_schema), prompt)
+        return TextEvent(json.dumps(value, ensure_ascii=False))
+    return TextEvent(answer_text(prompt, model, _system(call)) or "")
+
+
 @dataclass
 class InstantGenerator:
     """A model that answers at once and remembers what it was asked.
 
-    ``failing`` maps text in a prompt to the error its call raises; ``blend_refusal`` is told to
+    ``failing`` maps text in a prompt to the error its call raises, or to a list of errors, one per
+    try; ``texts`` maps a prompt to the text it gives instead; ``blend_refusal`` is told to
     calls that ask for blending. With ``gate`` set, answers wait for it; ``started`` is set when the
     first one does.
     """
 
     served: tuple[ModelInfo, ...] = (make_model(), make_model("other"))
-    failing: dict[str, TierKVError] = field(default_factory=dict)
+    failing: dict[str, TierKVError | list[TierKVError]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     gate: asyncio.Event | None = None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     prompts: list[str] = field(default_factory=list)
@@ -91,20 +150,23 @@ class InstantGenerator:
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     async def prepare(self, call: TextCall) -> PreparedCall:
-        name = call.model or "tiny"
-        model = next((model for model in self.served if model.name == name), None)
-        if model is None:
-            raise UnknownModelError(f'no model "{name}"', hint="Served: tiny, other.")
+        model = self._model(call.model)
         if not 0 <= call.temperature <= 2:
             raise UdfArgumentError("temperature must be in [0, 2]")
-        token_ids = tuple(_text(call).encode())
-        if len(token_ids) >= CONTEXT_TOKENS:
+        if len(set(call.labels)) < len(call.labels) or "" in call.labels:
+            raise UdfArgumentError("labels must be distinct and not empty")
+        if bool(call.labels) + bool(call.json_schema) + call.embed > 1:
+            raise UdfArgumentError("ask for one of labels, json_schema and embed")
+        if '"unsupported"' in call.json_schema:
+            raise UdfArgumentError("the schema can't be compiled: unsupported")
+        token_ids = tuple(_text(call).encode("utf-8", "replace"))
+        if len(token_ids) >= model.context_tokens:
             raise ContextTooLongError(
-                f"the prompt has {len(token_ids)} tokens; tiny takes {CONTEXT_TOKENS}"
+                f"the prompt has {len(token_ids)} tokens; {model.name} takes {model.context_tokens}"
             )
         request = GenerateRequest(
             request_id=RequestId(f"r{next(self._ids)}"),
-            model=name,
+            model=model.name,
             token_ids=token_ids,
             namespace_key=NamespaceKey(bytes(32)),
             tenant=call.tenant,
@@ -123,13 +185,17 @@ class InstantGenerator:
             self.started.set()
             if self.gate is not None:
                 await self.gate.wait()
-            for text, error in self.failing.items():
-                if text in prompt:
-                    raise error
-            yield TextEvent(text=answer_text(prompt, prepared.model.name, _system(prepared.call)))
-            yield TextEvent(
+            self._fail(prompt)
+            said = readout(prepared)
+            text = self.texts.get(prompt, said.text)
+            if text:
+                yield TextEvent(text)
+            generated = int(not said.label_probabilities and not said.embedding)
+            yield replace(
+                said,
+                text="",
                 finish_reason=FinishReason.STOP,
-                usage=Usage(len(prepared.request.token_ids), 1, HitTokens(l1=1, l2=2)),
+                usage=Usage(len(prepared.request.token_ids), generated, HitTokens(l1=1, l2=2)),
                 ttft_s=0.5,
                 total_s=1.0,
                 node_id="n1",
@@ -140,6 +206,14 @@ class InstantGenerator:
         finally:
             self._running -= 1
 
+    def _fail(self, prompt: str) -> None:
+        for text, errors in self.failing.items():
+            if text in prompt:
+                if not isinstance(errors, list):
+                    raise errors
+                if errors:
+                    raise errors.pop(0)
+
     async def answer(self, prepared: PreparedCall) -> TextAnswer:
         pieces: list[str] = []
         async for event in self.stream(prepared):
@@ -148,7 +222,14 @@ class InstantGenerator:
         if last.finish_reason is None or last.usage is None:
             raise RowLevelError("no finish reason")
         return TextAnswer(
-            "".join(pieces), last.finish_reason, last.usage, last.ttft_s, last.total_s, "n1"
+            "".join(pieces),
+            last.finish_reason,
+            last.usage,
+            last.ttft_s,
+            last.total_s,
+            "n1",
+            last.label_probabilities,
+            last.embedding,
         )
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
@@ -156,7 +237,15 @@ class InstantGenerator:
         return PlannedCalls(calls, run)
 
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
-        return TokenCounts(tuple(len(text.encode()) for text in texts), CONTEXT_TOKENS)
+        served = self._model(model)
+        return TokenCounts(tuple(len(text.encode()) for text in texts), served.context_tokens)
+
+    def _model(self, name: str | None) -> ModelInfo:
+        name = name or "tiny"
+        model = next((model for model in self.served if model.name == name), None)
+        if model is None:
+            raise UnknownModelError(f'no model "{name}"', hint="Served: tiny, other.")
+        return model
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return self.served
