@@ -105,7 +105,7 @@ class _Replay:
         """Run the statement in one transaction: the client's, or one of its own."""
         statement = self.statement
         await statement.check_constants()
-        if self.plan.explain is Explain.PLAN:
+        if self.plan.explain in (Explain.PLAN, Explain.ESTIMATE):
             return await self._explain()
         async with self.context.transaction.for_statement():
             if self.plan.collect_sql is not None:

@@ -6,20 +6,21 @@ anything runs; it knows no tables and never executes anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from kvcore.errors import FeatureNotSupportedError
+from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
 from sql.ai_call import CallForm
 from sql.calls import FoundCall, find_calls, find_templates
 from sql.collect import collect_form, returning_form
 from sql.dialect import Dialect
+from sql.explain_options import ExplainOptions, explain_options
 from sql.lexer import Token, TokenKind, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.select_list import missing_aliases
-from sql.statement import StatementKind, classify, explain_prefix
+from sql.statement import StatementKind, classify
 from sql.views import admin_views_in
 
 MAX_FORMS: Final = 4096
@@ -31,6 +32,7 @@ class Explain(StrEnum):
 
     NO = "no"
     PLAN = "plan"
+    ESTIMATE = "estimate"
     ANALYZE = "analyze"
 
 
@@ -54,6 +56,8 @@ class StatementPlan:
         text: the statement.
         kind: of the explained statement, where it is an EXPLAIN.
         explain: whether and how it is explained.
+        explained: the plan of the explained statement by itself, where there are AI calls.
+        explain_json: the explanation is one JSON document.
         sites: AI calls in the order of the text; empty: the engine runs it alone.
         forms: the sites' forms, by key.
         engine_sql: what the engine runs.
@@ -69,6 +73,8 @@ class StatementPlan:
     kind: StatementKind
     engine_sql: RewrittenSql
     explain: Explain = Explain.NO
+    explained: StatementPlan | None = None
+    explain_json: bool = False
     sites: tuple[CallSite, ...] = ()
     forms: tuple[CallForm, ...] = ()
     collect_sql: RewrittenSql | None = None
@@ -81,7 +87,7 @@ class StatementPlan:
     @property
     def writes(self) -> bool:
         """Whether running it changes tables or files."""
-        return self.kind.writes and self.explain is not Explain.PLAN
+        return self.kind.writes and self.explain in (Explain.NO, Explain.ANALYZE)
 
 
 _MAY_HOLD_CALLS: Final = frozenset(
@@ -126,8 +132,11 @@ def plan_statement(
         FeatureNotSupportedError: AI calls where they can't stand.
     """
     tokens = tokenize(text)
-    kind, explain, start = _kind(tokens)
     calls = find_calls(tokens)
+    options = explain_options(tokens)
+    if options is not None and (calls or options.estimate):
+        return _explained(text, tokens, options, key_base, dialect)
+    kind = classify(tokens if options is None else tokens[options.start :])
     templates = {found.first: found for found in find_templates(tokens)}
     views = admin_views_in(tokens)
     parameters = parameter_names(tokens, dialect)
@@ -139,15 +148,15 @@ def plan_statement(
             text,
             kind,
             whole,
-            explain,
+            _mode(options),
             admin_views=views,
             returning_sql=bare.rewrite(returning) if returning else None,
             shows=bool(tokens) and tokens[0].upper in _SHOWS,
             dialect=dialect,
         )
-    _refuse(tokens, kind, explain)
-    body = text[tokens[start].start :]
-    placement = place_calls(body, *_shifted(tokens, calls, start), dialect)
+    _refuse(tokens, kind)
+    body = text[tokens[0].start :]
+    placement = place_calls(body, *_shifted(tokens, calls), dialect)
     sites = _sites(tokens, calls, placement, key_base)
     rewriter = SqlRewriter(
         text,
@@ -162,12 +171,11 @@ def plan_statement(
         dialect=dialect,
     )
     returning = returning_form(tokens, kind)
-    collect = collect_form(tokens, kind) if explain is Explain.NO and kind.writes else None
+    collect = collect_form(tokens, kind) if kind.writes else None
     return StatementPlan(
         text=text,
         kind=kind,
         engine_sql=rewriter.rewrite([(0, len(tokens))]),
-        explain=explain,
         sites=tuple(site for site, _ in sites),
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
         collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
@@ -178,27 +186,51 @@ def plan_statement(
     )
 
 
-def _kind(tokens: list[Token]) -> tuple[StatementKind, Explain, int]:
-    kind = classify(tokens)
-    if kind is not StatementKind.EXPLAIN:
-        return kind, Explain.NO, 0
-    start, analyze = explain_prefix(tokens)
-    inner = classify(tokens[start:])
-    return inner, Explain.ANALYZE if analyze else Explain.PLAN, min(start, len(tokens) - 1)
+def _mode(options: ExplainOptions | None) -> Explain:
+    if options is None:
+        return Explain.NO
+    if options.estimate:
+        return Explain.ESTIMATE
+    return Explain.ANALYZE if options.analyze else Explain.PLAN
 
 
-def _shifted(
-    tokens: list[Token], calls: list[FoundCall], start: int
-) -> tuple[list[Token], list[FoundCall]]:
-    """Renumber tokens and calls for the text that starts at token ``start``."""
-    if start == 0 and tokens[0].start == 0:
+def _explained(
+    text: str, tokens: list[Token], options: ExplainOptions, key_base: int, dialect: Dialect
+) -> StatementPlan:
+    """Plan an EXPLAIN around the plan of its statement, which keeps its place in the text."""
+    options.check()
+    start = tokens[options.start].start if options.start < len(tokens) else len(text)
+    inner = plan_statement(" " * start + text[start:], key_base=key_base, dialect=dialect)
+    if inner.explain is not Explain.NO:
+        raise SqlSyntaxError("EXPLAIN can't explain an EXPLAIN", position=start + 1)
+    prefix = options.engine_prefix(dialect, analyze=options.analyze)
+    engine_sql = RewrittenSql(
+        prefix + inner.engine_sql.text,
+        tuple((offset + len(prefix), source) for offset, source in inner.engine_sql.marks),
+        inner.engine_sql.parameters,
+    )
+    return replace(
+        inner,
+        text=text,
+        engine_sql=engine_sql,
+        explain=_mode(options),
+        explained=inner,
+        explain_json=options.as_json,
+        collect_sql=None,
+        returning_sql=None,
+    )
+
+
+def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], list[FoundCall]]:
+    """Renumber tokens for the text that starts at the first of them."""
+    offset = tokens[0].start
+    if not offset:
         return tokens, calls
-    offset = tokens[start].start
     moved = [token._replace(start=token.start - offset, end=token.end - offset) for token in tokens]
     return moved, calls
 
 
-def _refuse(tokens: list[Token], kind: StatementKind, explain: Explain) -> None:
+def _refuse(tokens: list[Token], kind: StatementKind) -> None:
     if kind not in _MAY_HOLD_CALLS:
         words = 2 if kind is StatementKind.CREATE else 1
         what = " ".join(token.upper for token in tokens[:words])
@@ -206,11 +238,6 @@ def _refuse(tokens: list[Token], kind: StatementKind, explain: Explain) -> None:
             f"{what} can't hold AI calls",
             hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
             "and use the table it fills here.",
-        )
-    if explain is Explain.ANALYZE and kind.writes:
-        raise FeatureNotSupportedError(
-            "EXPLAIN ANALYZE of a statement that writes can't hold AI calls",
-            hint="Explain its SELECT instead.",
         )
     for index, token in enumerate(tokens):
         _refuse_volatile(tokens, index, token)

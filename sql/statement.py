@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from sql.lexer import Token, TokenKind, closing_index, depth_change, tokenize
+from sql.lexer import Token, TokenKind, depth_change, tokenize
 
 
 class StatementKind(StrEnum):
@@ -127,20 +127,6 @@ def main_verb(tokens: list[Token]) -> int:
         if depth == 0 and token.kind is TokenKind.WORD and token.upper in _AFTER_WITH:
             return index
     return len(tokens)
-
-
-def explain_prefix(tokens: list[Token]) -> tuple[int, bool]:
-    """Return where the explained statement starts, and whether EXPLAIN says ANALYZE."""
-    index = 1
-    analyze = False
-    if index < len(tokens) and tokens[index].text == "(":
-        close = closing_index(tokens, index)
-        analyze = any(token.upper == "ANALYZE" for token in tokens[index:close])
-        return close + 1, analyze
-    while index < len(tokens) and tokens[index].upper in ("ANALYZE", "VERBOSE"):
-        analyze = analyze or tokens[index].upper == "ANALYZE"
-        index += 1
-    return index, analyze
 
 
 def _classify_create(tokens: list[Token], start: int) -> StatementKind:
