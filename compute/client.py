@@ -25,6 +25,8 @@ class ComputeClient(Protocol):
     4. ``prefetch`` brings full blocks of a prompt that the pool holds into L1, as far as there is
        room to spare, and answers how many of its tokens L1 then holds; a request may follow it or
        not. What can't be had is 0 tokens, but a lost node is a TransportError.
+    5. A request that ``reads_out`` yields one event: no tokens, STOP, and ``scores`` in the order
+       of ``score_token_ids``, or an ``embedding`` of unit length. It is never handed over.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -173,6 +174,29 @@ async def test_4_a_prefetch_at_a_dead_node_is_a_transport_error(subject: Subject
     await subject.kill()
     with pytest.raises(TransportError):
         await subject.client.prefetch(ask(subject.client))
+
+
+async def test_5_chances_of_tokens_come_in_the_order_they_were_asked_for(
+    client: ComputeClient,
+) -> None:
+    (event,) = await collect(client, ask(client, score_token_ids=(5, 9, 5)))
+    assert event.finish_reason is FinishReason.STOP and event.token_ids == event.embedding == ()
+    assert event.scores[0] == event.scores[2] != event.scores[1] and max(event.scores) < 0.0
+    every = tuple(range(100))
+    (event,) = await collect(client, ask(client, request_id=RequestId("b"), score_token_ids=every))
+    assert sum(map(math.exp, event.scores)) < 1.0
+    assert event.usage is not None and event.usage.completion_tokens == 0
+    (other,) = await collect(client, ask(client, request_id=RequestId("c"), score_token_ids=(9, 5)))
+    assert other.scores == pytest.approx((event.scores[9], event.scores[5]), rel=1e-4)
+
+
+@pytest.mark.parametrize("handoff", [False, True])
+async def test_5_an_embedding_has_unit_length(client: ComputeClient, handoff: bool) -> None:
+    (event,) = await collect(client, ask(client, embed=True, handoff=handoff))
+    assert event.finish_reason is FinishReason.STOP and event.token_ids == event.scores == ()
+    assert math.hypot(*event.embedding) == pytest.approx(1.0, rel=1e-5)
+    assert event.usage is not None
+    assert event.usage.prompt_tokens == len(ask(client).token_ids)
 
 
 async def test_describe_names_the_node_and_its_models(client: ComputeClient) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dbfront.chat_template import ChatTemplate
@@ -212,3 +213,55 @@ async def test_the_cache_loads_each_revision_once(tmp_path: Path) -> None:
     first = await cache.get(model)
     assert await cache.get(model) is first
     assert await cache.get(text_model(tmp_path, revision="r2")) is not first
+
+
+WITH_A_SPACE = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
+
+
+def metaspace_folder(folder: Path, template: str) -> Path:
+    """A tokenizer that writes a space before every word, and takes the first one away again."""
+    words = ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "\u2581a", "\u2581yes", "\u2581no"]
+    words += ["\u2581", "y", "e", "s", "n", "o", "ye", "yes", "no"]
+    merges = [("y", "e"), ("ye", "s"), ("n", "o"), ("\u2581", "yes"), ("\u2581", "no")]
+    model = models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(words[:5])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens"),
+    [
+        (WITH_A_SPACE, ["\u2581yes"]),
+        (WITH_A_SPACE.replace("%} {{ m.content | t", "%}{{ m.content | t"), ["yes"]),
+        # Templates that know no answers, or write them elsewhere: as the text stands alone.
+        ("{% if messages[1] %}H{{ messages[1].content }}{% else %}[INST]{% endif %}", ["yes"]),
+        ("{% if messages[1] %}{{ raise_exception('no') }}{% endif %}[INST]", ["yes"]),
+    ],
+)
+def test_an_answer_has_the_tokens_that_the_template_makes_of_it(
+    tmp_path: Path, template: str, tokens: list[str]
+) -> None:
+    tokenizer = load_tokenizer(metaspace_folder(tmp_path, template))
+    (ids,) = tokenizer.encode_answers(["yes"])
+    assert [tokenizer.tokenizer.id_to_token(i) for i in ids] == tokens
+    asked = [Message("user", "a"), Message("assistant", "yes")]
+    if template is WITH_A_SPACE:
+        history = tokenizer.tokenizer.encode(
+            tokenizer.template.render(asked, add_generation_prompt=False), add_special_tokens=False
+        )
+        assert history.ids[-2:-1] == list(ids)
+
+
+def test_answers_to_a_byte_level_model_are_their_letters(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    encoded = tokenizer.encode_answers(["yes", "no thanks"])
+    assert [tokenizer.decode(ids) for ids in encoded] == ["yes", "no thanks"]
+    assert [len(ids) for ids in encoded] == [3, 9]
