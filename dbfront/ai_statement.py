@@ -13,11 +13,12 @@ from typing import Protocol, TypeVar
 from dbfront.answers import AnswerBook
 from dbfront.call_defaults import CallDefaults
 from dbfront.context_fields import ContextFields
-from dbfront.contracts import Notice, PreparedCall, TextGenerator
+from dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
 from dbfront.evaluation import Outcome, RowFailure, evaluate
 from dbfront.recipes.book import start_recipe
 from dbfront.recipes.generate import failed_detail
 from dbfront.recipes.recipe import Ask, Order
+from dbfront.statement_trace import StatementTrace
 from dbfront.statistics import AiStats, StatementProgress
 from kvcore import limits
 from kvcore.clock import Clock
@@ -80,6 +81,7 @@ class AiStatement:
         book: what is known and what was missed.
         errors: messages of failed calls, in order of arrival.
         stats: counters, live.
+        trace: the same by call and round.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class AiStatement:
         self.book = AnswerBook(plan.forms, plan.dialect)
         self.errors: list[str] = []
         self.stats = stats
+        self.trace = StatementTrace([form.key for form in plan.forms])
         self._generator = generator
         self._defaults = defaults
         self._policy = policy
@@ -142,7 +145,7 @@ class AiStatement:
             enough = result is not None and may_stop and rounds.enough()
             batch = self.book.next_batch(without_filters=enough)
             if not batch and result is not None and not rounds.behind:
-                self.stats.calls += self.book.total_lookups
+                self.settled()
                 return result
             await rounds.undo()
             if batch:
@@ -154,14 +157,26 @@ class AiStatement:
             hint="Store the inner calls' answers in a table first.",
         )
 
+    def settled(self) -> None:
+        """Count the calls that the engine made for rows which are final."""
+        self.stats.calls += self.book.total_lookups
+        self.trace.settled(self.book.lookups, self.book.answered)
+
+    def discard_rows(self) -> None:
+        """Forget calls that were only made to collect; the statement itself makes them again."""
+        self.stats.calls = 0
+        self.trace.discard_rows()
+
     async def _round(self, rounds: EngineRounds[Result]) -> Result | None:
         self.report("collect")
         started = self._clock.now()
         try:
             return await rounds.run()
         finally:
+            engine_s = self._clock.now() - started
             self.stats.rounds += 1
-            self.stats.engine_s += self._clock.now() - started
+            self.stats.engine_s += engine_s
+            self.trace.ran(self.book.lookups, engine_s)
 
     async def evaluate(self, batch: list[AiCall]) -> None:
         """Answer one batch of distinct calls and note the answers in the book."""
@@ -169,6 +184,8 @@ class AiStatement:
         self._check_max_calls()
         self.report("llm")
         started = self._clock.now()
+        summary = PlanSummary()
+        self.trace.batch_begins([self.book.missed_forms(call)[0] for call in batch], started)
         try:
             summary = await evaluate(
                 batch,
@@ -180,7 +197,9 @@ class AiStatement:
             )
             self.stats.add_plan(summary)
         finally:
-            self.stats.llm_s += self._clock.now() - started
+            model_s = self._clock.now() - started
+            self.stats.llm_s += model_s
+            self.trace.batch_ended(summary, model_s)
 
     def report(self, phase: str) -> None:
         """Tell whoever watches how far the statement is."""
@@ -235,6 +254,10 @@ class AiStatement:
     def _outcome(self, call: AiCall, outcome: Outcome) -> None:
         """Note one outcome; raise when this failure is one too many."""
         function = AI_FUNCTIONS[call.function]
+        failed = isinstance(outcome, RowFailure)
+        answers = () if isinstance(outcome, RowFailure) else outcome.answers
+        key = self.book.missed_forms(call)[0]
+        self.trace.call_ended(key, answers, self._clock.now(), failed=failed)
         if not isinstance(outcome, RowFailure):
             if not function.local:
                 self.stats.add_answers(outcome.answers)

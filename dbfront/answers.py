@@ -6,7 +6,7 @@ statement takes the misses between rounds and adds answers. It never talks to a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from dbfront.answer_text import answer_text
@@ -24,6 +24,7 @@ class AnswerBook:
     Attributes:
         fatal: the first per-row argument that can't be used; the statement must fail with it.
         lookups: calls that the engine made in this round, by form key.
+        answered: distinct calls among all it made whose answer is known, by form key.
     """
 
     def __init__(self, forms: Iterable[CallForm], dialect: Dialect = Dialect.DUCKDB) -> None:
@@ -34,9 +35,11 @@ class AnswerBook:
         # By form and the row's text: a million rows may ask for the same few answers, so that a
         # row must cost no more than a dictionary lookup, missed or not.
         self._memos: dict[int, dict[str, str | None]] = {key: {} for key in self._forms}
+        self.answered: dict[int, int] = dict.fromkeys(self._forms, 0)
         self._missed: dict[int, dict[str, AiCall]] = {}
         self._values: dict[AiCall, Any] = {}
         self._texts: dict[AiCall, list[tuple[int, str]]] = {}
+        self._gathered: dict[AiCall, AiCall] = {}
         self._budget: int | None = None
         self.start_round()
 
@@ -91,6 +94,15 @@ class AnswerBook:
             )
         )
 
+    def answers(
+        self, questions: Iterable[tuple[int, str]]
+    ) -> Iterator[tuple[int, str, str | None]]:
+        """Give those questions, by form key and the row's text, that have an answer."""
+        for key, text in questions:
+            answer = self._memos[key].get(text, _UNKNOWN)
+            if answer is not _UNKNOWN:
+                yield key, text, answer
+
     def missed_forms(self, call: AiCall) -> tuple[int, ...]:
         """Return the keys of the forms that missed a call."""
         return tuple(dict.fromkeys(key for key, _ in self._texts.get(call, ())))
@@ -100,6 +112,7 @@ class AnswerBook:
         self._values[call] = value
         for key, text in self._texts.pop(call, ()):
             self._memos[key][text] = self._text(key, value)
+            self.answered[key] += 1
 
     def _first_seen(self, form: CallForm, text: str) -> str | None:
         """Resolve a text the form has not sent before; answer it if another form was answered."""
@@ -111,8 +124,12 @@ class AnswerBook:
         except UserError as error:
             self.fatal = self.fatal or error
             return None
+        if call is not None and form.unordered:
+            # The engine may gather the same rows in another order in each round.
+            call = self._gathered.setdefault(call.with_sorted_rows(), call)
         if call is None or call in self._values:
             answer = None if call is None else self._text(form.key, self._values[call])
+            self.answered[form.key] += call is not None
             self._memos[form.key][text] = answer
             return answer
         self._missed[form.key][text] = call

@@ -133,7 +133,7 @@ class _Replay:
                 raise
             if not await self.context.transaction.start_again():
                 raise
-        self.context.stats.calls = 0  # The statement itself makes them again.
+        self.statement.discard_rows()
 
     async def _explain(self) -> StatementResult:
         """Show the engine's plan and ours; unknown calls are NULL, and nobody is asked."""
