@@ -16,6 +16,7 @@ from bench import (
     compute,
     controller,
     decoding,
+    field_order,
     front_overhead,
     meta,
     pipeline,
@@ -33,7 +34,7 @@ from bench.report import parse_arguments
 parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
-    controller, slow_path, decoding, compute, routing_decision, meta, plan,
+    controller, slow_path, decoding, compute, routing_decision, meta, plan, field_order,
     router, sizing,
 ]  # fmt: skip
 for script in _SCRIPTS:

@@ -6,10 +6,11 @@ order never changes which call an answer belongs to, and no field is added, drop
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dbfront.field_table import FieldTable, numbered
+from dbfront.field_table import FieldTable
 from dbfront.field_tree import FieldTree
 from sql.field_reorder import FieldReorder
 
@@ -89,22 +90,23 @@ class FieldOrders:
 def _follow(decision: _Decision, rows: Sequence[Fields], heads: Sequence[Hashable]) -> list[Order]:
     if decision.tree is not None:
         return decision.tree.add(rows, decision.order, heads)
-    return [_restricted(decision.order, row) for row in rows]
+    return _restricted(decision.order, rows)
 
 
-def _restricted(order: Order, row: Fields) -> Order:
-    """Take the row's own fields out of an order; those it does not know come last, by name."""
-    known = tuple(name for name in order if name in row)
-    if len(known) == len(row):
-        return known
-    return (*known, *sorted(set(row).difference(known)))
+def _restricted(order: Order, rows: Sequence[Fields]) -> list[Order]:
+    """Take each row's own fields out of an order; those it does not know come last, by name."""
+    found: dict[Order, Order] = {}
+    for written in {tuple(row): None for row in rows}:
+        known = tuple(name for name in order if name in written)
+        found[written] = (*known, *sorted(set(written).difference(known)))
+    return [found[tuple(row)] for row in rows]
 
 
 def _decide(
     rows: Sequence[Fields], method: FieldReorder, heads: Sequence[Hashable]
 ) -> tuple[_Decision, list[Order]]:
     table = FieldTable(rows)
-    roots = numbered(heads) if heads else [0] * len(rows)
+    roots = table.beginnings(heads)
     order, size = _best_for_all(table, roots)
     names = tuple(table.names[column] for column in order)
     if method is FieldReorder.GGR:
@@ -112,34 +114,52 @@ def _decide(
         orders = tree.add(rows, names, heads)
         if _size(rows, orders, roots) < size:
             return _Decision(len(rows), names, tree), orders
-    return _Decision(len(rows), names), [_restricted(names, row) for row in rows]
+    return _Decision(len(rows), names), _restricted(names, rows)
 
 
 def _best_for_all(table: FieldTable, roots: Sequence[int]) -> tuple[list[int], int]:
-    """Return the better of statistics and written order, and its tree's characters."""
-    by_statistics = statistics_order(table)
-    as_written = list(range(len(table.names)))
-    sizes = [table.tree_characters(order, roots) for order in (by_statistics, as_written)]
-    return (as_written, sizes[1]) if sizes[1] < sizes[0] else (by_statistics, sizes[0])
+    """Return the best of some orders for all rows, the first of equals, and its characters."""
+    columns = range(len(table.names))
+    candidates = (
+        statistics_order(table, roots),
+        sorted(columns, key=lambda column: (-table.scores[column], column)),
+        list(columns),
+    )
+    sizes = [table.tree_characters(order, roots) for order in candidates]
+    best = sizes.index(min(sizes))
+    return candidates[best], sizes[best]
 
 
-def statistics_order(table: FieldTable) -> list[int]:
-    """Order columns by score, each behind those it determines.
+def statistics_order(table: FieldTable, roots: Sequence[int]) -> list[int]:
+    """Put the column next that saves most behind those before it, each behind what it determines.
 
-    A column that another one determines costs nothing before it: rows that are equal in the one are
-    equal in the other. Behind it, or further back, it would be computed at least as often.
+    For the first column that is the one with the highest score. A column that another one
+    determines costs nothing right before it: rows that are equal in the one are equal in the other.
+    Behind it, or further back, it would be computed at least as often.
     """
-    return _arranged(table, range(len(table.names)))
+    return _arranged(table, range(len(table.names)), roots)
 
 
-def _arranged(table: FieldTable, columns: Iterable[int]) -> list[int]:
-    waiting = sorted(columns, key=lambda column: (-table.scores[column], column))
+def _arranged(table: FieldTable, columns: Iterable[int], beginnings: Sequence[int]) -> list[int]:
+    # What a column saves only gets less behind more columns. So the best of the old numbers is the
+    # best of all once it has been counted again.
+    waiting = [(-table.saved(column, beginnings), column, 0) for column in columns]
+    heapq.heapify(waiting)
     order: list[int] = []
     while waiting:
-        column = waiting.pop(0)
-        coarser = [other for other in waiting if table.determines(column, other)]
-        waiting = [other for other in waiting if other not in coarser]
-        order += [*_arranged(table, coarser), column]
+        minus_saved, column, counted_at = heapq.heappop(waiting)
+        if minus_saved and counted_at != len(order):
+            again = (-table.saved(column, beginnings), column, len(order))
+            heapq.heappush(waiting, again)
+            continue
+        coarser = {one for _, one, _ in waiting if table.determines(column, one)}
+        waiting = [entry for entry in waiting if entry[1] not in coarser]
+        heapq.heapify(waiting)
+        order += [*_arranged(table, coarser, beginnings), column]
+        if minus_saved:
+            beginnings = table.behind(column, beginnings)
+            if table.all_differ(beginnings):
+                waiting = [(0, one, 0) for _, one, _ in waiting]
     return order
 
 
@@ -147,14 +167,14 @@ def _size(rows: Sequence[Fields], orders: Sequence[Order], roots: Sequence[int])
     """Count the characters of the prefix tree when each row has its own order."""
     total = 0
     branches: dict[tuple[int, str, str], int] = {}
-    most = max(roots) + 1
+    behind = max(roots) + 1
     for row, order, root in zip(rows, orders, roots, strict=True):
         prefix = root
         for name in order:
             branch = (prefix, name, row[name])
             found = branches.get(branch)
             if found is None:
-                found = branches[branch] = len(branches) + most
+                found = branches[branch] = len(branches) + behind
                 total += len(name) + len(row[name]) + len(": \n")
             prefix = found
     return total

@@ -6,9 +6,10 @@ on the order of the rows: equal sets of rows give equal statistics and equal tie
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
+from operator import add
 
 ABSENT = 0
 """The number of a value that a row does not have; it is no text."""
@@ -37,13 +38,21 @@ class FieldTable:
         for name in self.names:
             numbers: dict[str | None, int] = {None: ABSENT}
             found = [row.get(name) for row in rows]
-            for text in found:
+            for text in dict.fromkeys(found):
                 numbers.setdefault(text, len(numbers))
-            self.values.append([numbers[text] for text in found])
+            self.values.append(list(map(numbers.__getitem__, found)))
             texts = [text or "" for text in numbers]
             self.texts.append(texts)
             around = len(name) + len(": \n")
             self.lengths.append([0, *(around + len(text) for text in texts[1:])])
+
+    @cached_property
+    def characters(self) -> list[int]:
+        """Per column the characters that all rows have of it."""
+        return [
+            sum(map(lengths.__getitem__, values))
+            for values, lengths in zip(self.values, self.lengths, strict=True)
+        ]
 
     @cached_property
     def scores(self) -> list[float]:
@@ -53,11 +62,10 @@ class FieldTable:
         (MLSys '25, arXiv 2403.05821): average length x (1 - distinct values / rows).
         """
         scores: list[float] = []
-        for values, lengths in zip(self.values, self.lengths, strict=True):
+        for column, values in enumerate(self.values):
             present = self.rows - values.count(ABSENT)
-            distinct = len(lengths) - 1
-            characters = sum(map(lengths.__getitem__, values))
-            scores.append(characters * (present - distinct) / (self.rows * present))
+            repeats = present - (len(self.lengths[column]) - 1)
+            scores.append(self.characters[column] * repeats / (self.rows * present))
         return scores
 
     @cached_property
@@ -84,33 +92,64 @@ class FieldTable:
             return False
         return len(set(zip(left, right, strict=True))) == self.distinct[column]
 
-    def tree_characters(self, order: Sequence[int], heads: Sequence[int]) -> int:
+    def beginnings(self, heads: Sequence[Hashable]) -> Sequence[int]:
+        """Number what stands before the first field of each row; no heads are equal heads.
+
+        A number is a multiple of the widest column's width, so that a value's can be added to it.
+        """
+        if not heads:
+            return [0] * self.rows
+        return self._numbered(heads, dict.fromkeys(heads))
+
+    def tree_characters(self, order: Sequence[int], beginnings: Sequence[int]) -> int:
         """Count the characters that have to be computed with every row in the same order.
 
         That is the size of the prefix tree of the rows' lines; all others are shared.
 
         Args:
             order: columns.
-            heads: per row a number for what stands before its fields.
+            beginnings: of the rows, before their fields.
         """
-        total = 0
-        prefixes = list(heads)
+        total = sum(self.characters)
         for column in order:
-            values, lengths = self.values[column], self.lengths[column]
-            width = len(lengths)
-            branches = [
-                prefix * width + value for prefix, value in zip(prefixes, values, strict=True)
-            ]
-            distinct = dict(zip(dict.fromkeys(branches), count(), strict=False))
-            total += sum(lengths[branch % width] for branch in distinct)
-            prefixes = [distinct[branch] for branch in branches]
+            if self.distinct[column] == self.rows:
+                break  # Rows that all differ share nothing that comes later.
+            branches = self._branches(column, beginnings)
+            distinct = dict.fromkeys(branches)
+            total -= self._shared(column, distinct)
+            if len(distinct) == self.rows:
+                break
+            beginnings = self._numbered(branches, distinct)
         return total
 
+    def saved(self, column: int, beginnings: Sequence[int]) -> int:
+        """Count the characters of a column that rows with equal beginnings share."""
+        return self._shared(column, set(self._branches(column, beginnings)))
 
-def numbered(heads: Sequence[Hashable]) -> list[int]:
-    """Give equal heads equal numbers, from 0."""
-    numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(head, len(numbers)) for head in heads]
+    def behind(self, column: int, beginnings: Sequence[int]) -> Sequence[int]:
+        """Number the beginnings that end with this column."""
+        branches = self._branches(column, beginnings)
+        return self._numbered(branches, dict.fromkeys(branches))
+
+    def all_differ(self, beginnings: Sequence[int]) -> bool:
+        """Say whether no two rows begin alike, so that nothing more is shared."""
+        return len(set(beginnings)) == self.rows
+
+    @cached_property
+    def _width(self) -> int:
+        return max(map(len, self.lengths), default=1)
+
+    def _branches(self, column: int, beginnings: Sequence[int]) -> list[int]:
+        return list(map(add, beginnings, self.values[column]))
+
+    def _shared(self, column: int, branches: Collection[int]) -> int:
+        """Subtract from a column's characters those of distinct branches, one each."""
+        numbers = map(self._width.__rmod__, branches)
+        return self.characters[column] - sum(map(self.lengths[column].__getitem__, numbers))
+
+    def _numbered(self, keys: Sequence[Hashable], distinct: Iterable[Hashable]) -> list[int]:
+        numbers = dict(zip(distinct, count(0, self._width), strict=False))
+        return list(map(numbers.__getitem__, keys))
 
 
 def _names(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dbfront import field_tree
-from dbfront.field_order import FieldOrders, order_fields
+from dbfront.field_order import FieldOrders, order_fields, statistics_order
 from dbfront.field_table import FieldTable
 from sql.field_reorder import FieldReorder
 
@@ -47,16 +47,40 @@ def test_statistics_that_say_nothing_leave_the_order_as_written() -> None:
 
 
 def test_the_written_order_stays_where_statistics_would_be_worse() -> None:
-    """``b`` is longer and scores more, but half of its rows are spread over values of ``a``."""
+    """Three equal values of ``b`` save most at first, but each pair of ``a`` is torn apart then."""
     rows = [
-        {"a": "x", "b": "p"},
-        {"a": "yyyyyyyy", "b": "another value"},
-        {"a": "yyyyyyyy", "b": "p"},
+        {"a": "x", "b": "rrrrrr"},
+        {"a": "long value", "b": "rrrrrr"},
+        {"a": "x", "b": "rrrrrr"},
+        {"a": "long value", "b": "another value"},
+    ]
+    table = FieldTable(rows)
+    assert statistics_order(table, table.beginnings(())) == [1, 0]
+    assert set(order_fields(rows, method=STATS)) == {("a", "b")}
+
+
+def test_the_order_of_scores_stays_where_counting_behind_others_would_be_worse() -> None:
+    """``a`` saves most at first; the score, which takes repeats as a share, says ``b``."""
+    rows = [
+        {"a": "yyyyyyyy", "b": "q"},
+        {"a": "yyyyyyyy", "b": "q"},
+        {"a": "x", "b": "another value"},
         {"a": "yyyyyyyy", "b": "another value"},
     ]
     table = FieldTable(rows)
-    assert table.scores[1] > table.scores[0]
-    assert set(order_fields(rows, method=STATS)) == {("a", "b")}
+    assert statistics_order(table, table.beginnings(())) == [0, 1]
+    assert table.scores[0] < table.scores[1]
+    assert set(order_fields(rows, method=STATS)) == {("b", "a")}
+
+
+def test_a_field_counts_behind_those_before_it() -> None:
+    """``b`` repeats more than ``c``, but not behind ``a``; ``c`` follows from ``a`` half-way."""
+    rows = [
+        {"c": f"c {n // 2 % 6}", "b": f"b longer {n % 5}", "a": f"a much longer value {n // 2 % 6}"}
+        for n in range(24)
+    ]
+    rows[0]["c"] = "c other"
+    assert set(order_fields(rows, method=STATS)) == {("a", "c", "b")}
 
 
 def test_one_order_for_all_stays_where_groups_would_be_worse() -> None:
