@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compute.json_grammar import compiler, grammar_of, schema_error
+from compute.json_grammar import compiler, grammar_of, parser_limits, schema_error
 from kvcore.errors import FeatureNotSupportedError, RowLevelError
 from kvcore.node import ModelInfo
 from kvcore.request import GenerateRequest
@@ -113,10 +113,12 @@ class Guides:
         grammar = grammar_of(schema)
         if self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
-        matcher = compiler().LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = compiler().LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=parser_limits()
+        )
+        matcher.compute_bitmask()  # The first one fills tables that all copies share.
         if matcher.is_error():
             raise schema_error(matcher.get_error())
-        matcher.compute_bitmask()  # The first one fills tables that all copies share.
         return matcher
 
     def _load_tokenizer(self) -> Any:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from kvcore import limits
@@ -21,6 +24,10 @@ _OPTIONS = {
 }
 """They win over ``x-guidance`` in a schema. One space at most between two signs: small models fill
 answers with white space if they may. A keyword that would not be kept is refused."""
+
+_MOST_MULTIPLE = 100_000
+"""Product of all ``multipleOf`` of a schema without their points. The compiler makes a state for
+each remainder: about a second for so many, and ten for a million, whatever its other limits."""
 
 _ERROR_CHARS = 300
 
@@ -60,7 +67,31 @@ def grammar_of(schema: str) -> str:
             f"the JSON schema is {_kind(value)}, not an object",
             hint='write it as {"type": "object", "properties": {...}}',
         )
-    return str(compiler().LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
+    if math.prod(set(_multiples(value))) > _MOST_MULTIPLE:
+        raise UdfArgumentError(
+            f"multipleOf in the JSON schema has more digits than can be followed: {_MOST_MULTIPLE} "
+            "is the limit for the product of all",
+            hint="leave multipleOf out, and check it after the answer",
+        )
+    llguidance = compiler()
+    try:
+        return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
+    except ValueError as error:  # What Python reads and JSON does not have, or 128 levels.
+        raise UdfArgumentError(f"the JSON schema is no JSON: {error}") from error
+
+
+def _multiples(value: Any) -> Iterator[int]:
+    """Find the numbers of all ``multipleOf``, without sign and point: 0.25 is 25."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            number = part.get("multipleOf")
+            if isinstance(number, (int, float)) and math.isfinite(number):
+                yield max(1, int("".join(map(str, Decimal(str(number)).as_tuple().digits))))
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
 
 
 def check_schema(schema: str) -> None:
@@ -70,9 +101,15 @@ def check_schema(schema: str) -> None:
         UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
         FeatureNotSupportedError: there is no compiler.
     """
-    problem = compiler().LLMatcher.validate_grammar(grammar_of(schema))
+    grammar = grammar_of(schema)
+    problem = compiler().LLMatcher.validate_grammar(grammar, limits=parser_limits())
     if problem:
         raise schema_error(problem)
+
+
+def parser_limits() -> Any:
+    """Return what bounds the compiler and a matcher's steps: its defaults, with short errors."""
+    return compiler().LLParserLimits(verbose_errors=False)
 
 
 def schema_error(problem: str) -> UdfArgumentError:

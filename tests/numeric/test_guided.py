@@ -270,6 +270,13 @@ async def test_a_matcher_that_breaks_fails_its_request_alone(folder: Path) -> No
         ('{"type": "strin"}', "strin"),
         ('{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ('{"x-guidance": {"lenient": true}, "not": {}}', "not"),
+        ('{"type": "integer", "multipleOf": 1000003}', "multipleOf"),
+        ('{"allOf": [{"multipleOf": 997}, {"multipleOf": 0.991}]}', "multipleOf"),
+        ('{"const": NaN}', "no JSON"),
+        ('{"const": "\\ud800"}', "no JSON"),
+        ('{"$ref": "#"}', "can't be held"),
+        ('{"type": "array", "items":' * 200 + "{}" + "}" * 200, "no JSON"),
+        ('{"type": "array", "items":' * 2_000 + "{}" + "}" * 2_000, "no JSON"),
         (f'{{"enum": ["{"x" * limits.MAX_SCHEMA_CHARS}"]}}', "limit"),
     ],
 )
@@ -280,6 +287,18 @@ async def test_a_schema_that_cannot_be_followed_is_named(
         with pytest.raises(UdfArgumentError, match=reason):
             await answer(node, guided(1, schema))
         assert len((await answer(node, make_request(prompt_of(1))))[0]) == 12
+
+
+async def test_a_schema_that_turns_out_too_hard_fails_its_own_answers(folder: Path) -> None:
+    hard = json.dumps({"type": "string", "pattern": "^(a{1000}){1000}$"})
+    async with guided_node(folder) as node:
+        plain, failed = await asyncio.gather(
+            answer(node, make_request(prompt_of(1))), answer(node, guided(1, hard)),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert isinstance(failed, RowLevelError) and "too many expressions" in failed.message
+        assert not isinstance(plain, BaseException) and len(plain[0]) == 12
+        await all_given_back(node)
 
 
 async def test_a_model_without_tokenizer_says_what_is_missing() -> None:
