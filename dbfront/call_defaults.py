@@ -21,6 +21,8 @@ class CallDefaults:
         recompute_ratio: None takes the namespace's; ``selector`` too.
         chunk_separator: see TextCall.
         field_reorder: how ``context`` fields are ordered.
+        priority: lower runs earlier.
+        max_retries: tries after the first of a call that may pass when tried again.
     """
 
     model: str | None = None
@@ -39,3 +41,5 @@ class CallDefaults:
     selector: BlendSelector | None = None
     chunk_separator: str = ""
     field_reorder: FieldReorder = FieldReorder.STATS
+    priority: int = 0
+    max_retries: int = 0

@@ -51,6 +51,9 @@ MAX_SCORED_TOKENS: Final = 2_048
 MAX_HIDDEN: Final = 1 << 17
 """Longest embedding that is taken from a node; the largest known models have 2 ** 14."""
 
+MAX_EXTRACTED_FIELDS: Final = 256
+"""Fields one ai_extract may name; each is a question of its own about the same document."""
+
 MAX_SCHEMA_CHARS: Final = 64 << 10
 """Longest JSON Schema that an answer may be held to; it is compiled on the node."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvcore.errors import UdfArgumentError
 from sql.arguments import NotTextError, Value, checked_value
-from sql.functions import AI_FUNCTIONS, AiFunction
+from sql.functions import AI_FUNCTIONS, AiFunction, ArgumentKind
 from sql.options import CallOptions
 
 Arguments = tuple[tuple[str, Value], ...]
@@ -46,6 +46,16 @@ class AiCall:
         value = self.get(name)
         return value if isinstance(value, tuple) else ()
 
+    def with_sorted_rows(self) -> AiCall:
+        """Return what calls have in common that gathered the same rows in different orders."""
+        return AiCall(
+            self.function,
+            tuple(
+                (name, tuple(sorted(value)) if isinstance(value, tuple) else value)
+                for name, value in self.arguments
+            ),
+        )
+
     @property
     def model(self) -> str | None:
         """The model it names."""
@@ -77,6 +87,7 @@ class CallForm:
         always_null: an argument that may not be NULL is a NULL constant.
         stage: lowest stage of its calls.
         filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
+        unordered: it gathers rows in whatever order the engine meets them.
     """
 
     key: int
@@ -87,6 +98,7 @@ class CallForm:
     always_null: bool = False
     stage: int = 0
     filters: bool = False
+    unordered: bool = False
 
     def constant(self, name: str) -> Value:
         """Return a constant argument, None when it is none."""
@@ -94,16 +106,25 @@ class CallForm:
 
     @property
     def example(self) -> AiCall | None:
-        """The call with a placeholder for each row's text, to check constants before any row.
+        """The call with a placeholder for what rows bring, to check constants before any row.
 
-        None when something else than text comes with the rows.
+        None when nothing can stand in for a required argument.
         """
-        if self.packed and any(
-            self.function.parameter(name).kind.value != "text" for name in self.row_parameters
-        ):
+        values: dict[str, Value] = dict(self.constants)
+        for name in self.row_parameters:
+            parameter = self.function.parameter(name)
+            if parameter.kind is ArgumentKind.JSON and parameter.required:
+                return None
+            if parameter.strict or parameter.required:
+                listed = parameter.kind is ArgumentKind.TEXTS or name == self._gathered
+                values[name] = (".",) if listed else "."
+        if values.get("model") == ".":
             return None
-        rows = tuple((name, ".") for name in self.row_parameters if name not in ("model",))
-        return make_call(self.function.name, dict((*self.constants, *rows)))
+        return make_call(self.function.name, values)
+
+    @property
+    def _gathered(self) -> str:
+        return self.function.main.name if self.function.aggregate else ""
 
 
 def resolve_call(form: CallForm, text: str) -> AiCall | None:

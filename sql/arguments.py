@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kvcore import limits
 from kvcore.errors import UdfArgumentError
+from sql.extract_schema import check_fields
 from sql.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
 from sql.options import CallOptions, parse_options
 
@@ -20,6 +21,12 @@ Value = str | tuple[str, ...] | CallOptions | None
 
 CATEGORIES: Final = "categories"
 SCHEMA: Final = "schema"
+
+_HINTS: Final = {
+    SCHEMA: 'Write a JSON Schema such as \'{"type": "object", "properties": '
+    '{"city": {"type": "string"}}}\'; ai_extract also takes [\'city\', \'order\'].',
+    CONTEXT: "Write context => {'product': name, 'city': city}.",
+}
 
 
 class NotTextError(Exception):
@@ -47,7 +54,7 @@ def checked_value(function: AiFunction, name: str, value: Any) -> Value:
         return _texts(name, value)
     if name == "options":
         return parse_options(value)
-    return _json(name, value)
+    return _json(function, name, value)
 
 
 def _text(name: str, value: Any) -> str:
@@ -95,16 +102,16 @@ def _categories(value: list[Any]) -> tuple[str, ...]:
     return labels
 
 
-def _json(name: str, value: Any) -> str:
+def _json(function: AiFunction, name: str, value: Any) -> str:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
-            raise UdfArgumentError(f"{name} is not JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise UdfArgumentError(f"{name} is not JSON: {error}", hint=_HINTS[name]) from None
     if name == CONTEXT:
         return _dumped(_context(value))
     if name == SCHEMA:
-        _check_schema(value)
+        _check_schema(function, value)
     return _dumped(value)
 
 
@@ -113,7 +120,7 @@ def _context(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise UdfArgumentError(
             f"context must be a JSON object, not {type(value).__name__}",
-            hint="Write context => {'product': name, 'city': city}.",
+            hint=_HINTS[CONTEXT],
         )
     return {
         key: item if isinstance(item, str) else _dumped(item)
@@ -122,15 +129,15 @@ def _context(value: Any) -> dict[str, str]:
     }
 
 
-def _check_schema(value: Any) -> None:
-    if isinstance(value, list) and value and all(isinstance(item, str) and item for item in value):
-        return
-    if not isinstance(value, Mapping) or not value:
+def _check_schema(function: AiFunction, value: Any) -> None:
+    takes_fields = function.canonical == "ai_extract"
+    if not value or not isinstance(value, (Mapping, list) if takes_fields else Mapping):
         raise UdfArgumentError(
-            "schema must be a JSON object",
-            hint='Write a JSON Schema such as \'{"type": "object", "properties": '
-            '{"city": {"type": "string"}}}\'.',
+            f"schema must be a JSON object{' or a list of names' * takes_fields}",
+            hint=_HINTS[SCHEMA],
         )
+    if takes_fields:
+        check_fields(value)
     size = len(_dumped(value))
     if size > limits.MAX_SCHEMA_CHARS:
         raise UdfArgumentError(

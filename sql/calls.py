@@ -43,11 +43,13 @@ class Gathering:
         distinct: DISTINCT stands before it.
         order: tokens of its ORDER BY, the keywords included; None without one.
         after: tokens of FILTER (...) and OVER ... behind the call; empty range without them.
+        ordered: it says in which order rows come, by ORDER BY or by a window.
     """
 
     distinct: bool
     order: tuple[int, int] | None
     after: tuple[int, int]
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,29 +174,25 @@ def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCa
                 f'{function.name} needs a "{parameter.name}"',
                 f"Its arguments are {', '.join(function.names)}.",
             )
-    rows = _row_parameters(tokens, function, arguments)
+    rows = _row_parameters(function, arguments)
     last = gathering.after[1] if gathering is not None else close + 1
     return FoundCall(function, index, last, arguments, rows, gathering)
 
 
-def _row_parameters(
-    tokens: list[Token], function: AiFunction, arguments: dict[str, Argument]
-) -> tuple[str, ...]:
-    """Choose what is sent with each row: what is not constant, and the data if all is."""
-    varying = [
-        name for name in function.names if name in arguments and not arguments[name].constant
-    ]
+def _row_parameters(function: AiFunction, arguments: dict[str, Argument]) -> tuple[str, ...]:
+    """Choose what is sent with each row: what is not constant, and the data if all is.
+
+    What an aggregate gathers always is; its other arguments are the engine's to refuse where they
+    are not the same for all rows of a group.
+    """
     main = function.main.name
-    if function.aggregate:
-        others = [name for name in varying if name != main]
-        if others:
-            raise _wrong(
-                tokens[arguments[others[0]].first],
-                f"{function.name}: {others[0]} must be constant",
-                "It is the same for all rows of a group.",
-            )
-        return (main,)
-    return tuple(varying) or (main,)
+    varying = tuple(
+        name
+        for name in function.names
+        if name in arguments
+        and (not arguments[name].constant or (function.aggregate and name == main))
+    )
+    return varying or (main,)
 
 
 def _gathering(tokens: list[Token], index: int, close: int) -> Gathering:
@@ -207,11 +205,13 @@ def _gathering(tokens: list[Token], index: int, close: int) -> Gathering:
             order = (at, close)
             break
     end = close + 1
+    windowed = False
     for word in ("FILTER", "OVER"):
         if end + 1 < len(tokens) and tokens[end].upper == word:
-            named_window = word == "OVER" and tokens[end + 1].text != "("
+            windowed = word == "OVER"
+            named_window = windowed and tokens[end + 1].text != "("
             end = end + 2 if named_window else closing_index(tokens, end + 1) + 1
-    return Gathering(distinct, order, (close + 1, end))
+    return Gathering(distinct, order, (close + 1, end), windowed or order is not None)
 
 
 def _refuse_modifiers(tokens: list[Token], index: int, close: int, function: AiFunction) -> None:

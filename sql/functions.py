@@ -181,7 +181,9 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
         _function("ai_score", Returns.DOUBLE, _data("criteria"), _INPUT, *_HOW, _CONTEXT),
         _function("ai_similarity", Returns.DOUBLE, _data("a"), _data("b"), _MODEL),
         _function("ai_embed", Returns.VECTOR, _data("input"), _MODEL),
-        _function("ai_agg", Returns.TEXT, _data("input"), _INSTRUCTION, *_HOW, aggregate=True),
+        _function(
+            "ai_agg", Returns.TEXT, _data("input"), _data("instruction"), *_HOW, aggregate=True
+        ),
         _function("ai_summarize_agg", Returns.TEXT, _data("input"), *_HOW, aggregate=True),
         _function("ai_count_tokens", Returns.INTEGER, _data("input"), _MODEL, local=True),
     )

@@ -15,8 +15,32 @@ from sql.dialect import Dialect, answer, argument, engine_function, gathered, pa
 from sql.functions import ArgumentKind
 from sql.lexer import Token, TokenKind
 
-Piece = str | tuple[int, int]
-"""Literal text, or the tokens ``[first, last)`` of the statement."""
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """The text that the call at token ``first`` sends to the engine function."""
+
+    first: int
+
+
+Piece = str | tuple[int, int] | CallText
+"""Literal text, the tokens ``[first, last)`` of the statement, or a call's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What was computed before and is only named here.
+
+    Attributes:
+        call_texts: name of a call's text, by the call's first token.
+        columns: name of a column reference and its end, by its first token.
+    """
+
+    call_texts: Mapping[int, str]
+    columns: Mapping[int, tuple[int, str]]
+
+
+_NOTHING_COMPUTED = Computed({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +123,37 @@ class SqlRewriter:
         self._length = 0
         self._marks: list[tuple[int, int]] = []
         self._used: dict[str, None] = {}
+        self._computed = _NOTHING_COMPUTED
 
-    def rewrite(self, pieces: Sequence[Piece]) -> RewrittenSql:
+    def rewrite(
+        self, pieces: Sequence[Piece], computed: Computed = _NOTHING_COMPUTED
+    ) -> RewrittenSql:
         """Write the pieces one after the other."""
         self._out, self._length, self._marks, self._used = [], 0, [], {}
+        self._computed = computed
         for piece in pieces:
             if isinstance(piece, str):
                 self._insert(piece)
+            elif isinstance(piece, CallText):
+                self._call_text(self._calls[piece.first][0])
             else:
                 self._range(*piece)
         return RewrittenSql("".join(self._out), tuple(self._marks), tuple(self._used))
 
-    def _range(self, first: int, last: int) -> None:
+    def _range(self, first: int, last: int, *, inside: bool = False) -> None:
+        """Copy tokens; ``inside`` a call, a column name that is missing behind it comes later."""
         if first >= last:
             return
         index, copied = first, self.tokens[first].start
         while index < last:
             token = self.tokens[index]
-            if index in self._calls:
+            if index in self._computed.columns:
+                self._copy(copied, token.start)
+                self._mark(token.start)
+                index, name = self._computed.columns[index]
+                self._insert(name)
+                copied = self.tokens[index - 1].end
+            elif index in self._calls:
                 call, rendering = self._calls[index]
                 self._copy(copied, token.start)
                 self._call(call, rendering)
@@ -132,7 +169,7 @@ class SqlRewriter:
                 index, copied = index + 1, token.end
             else:
                 index += 1
-            if index in self._aliases:
+            if index in self._aliases and not (inside and index >= last):
                 end = self.tokens[index - 1].end
                 self._copy(copied, end)
                 self._insert(f" AS {self._aliases[index]}")
@@ -144,15 +181,23 @@ class SqlRewriter:
         before, after = answer(self.dialect, call.function.returns)
         name = engine_function(self.dialect, kept_in_place=rendering.kept_in_place)
         self._insert(f"{before}{name}({rendering.key}, ")
+        computed = self._computed.call_texts.get(call.first)
+        if computed is not None:
+            self._insert(computed)
+        else:
+            self._call_text(call)
+        self._insert(f"){after}")
+
+    def _call_text(self, call: FoundCall) -> None:
         opening, closing = packed(self.dialect) if call.packed else ("", "")
         self._insert(opening)
         for position, parameter in enumerate(call.row_parameters):
             self._insert(", " if position else "")
-            if call.gathering is not None:
+            if call.gathering is not None and parameter == call.function.main.name:
                 self._gathered(call, parameter)
             else:
                 self._argument(call, parameter)
-        self._insert(f"{closing}){after}")
+        self._insert(closing)
 
     def _argument(self, call: FoundCall, parameter: str) -> None:
         found = call.arguments[parameter]
@@ -174,7 +219,7 @@ class SqlRewriter:
         self._insert(")")
         if gathering.after[0] < gathering.after[1]:
             self._insert(" ")
-            self._range(*gathering.after)
+            self._range(*gathering.after, inside=True)
 
     def _template(self, found: FoundTemplate) -> None:
         """Write a prompt template as a concatenation; NULL in it makes it NULL."""

@@ -1,4 +1,8 @@
-"""From an AI call to the text a model is asked with; shared by all recipes."""
+"""From an AI call to the text a model is asked with; shared by all recipes.
+
+A prompt begins with what a row brings and ends with the question, so that several questions about
+the same documents share the documents' KV.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,23 @@ def ask_model(
     order: Order,
     prompt: str,
     *,
+    question: str = "",
     json_schema: str = "",
     labels: tuple[str, ...] = (),
-    system_prompt: str | None = None,
 ) -> TextCall:
     """Make the model call for a prompt, with the call's options and the session's settings.
 
     Args:
         order: whose settings it takes.
-        prompt: the user message; the order's context fields follow it.
+        prompt: what the user message begins with; the order's context fields follow it.
+        question: what it ends with, if anything.
         json_schema: what the answer is held to.
         labels: what the answer is one of.
-        system_prompt: stands in where neither the call nor the session has one.
     """
     call, defaults = order.call, order.defaults
     options = call.options
-    system = _given(call.system_prompt, defaults.system_prompt) or system_prompt or ""
-    text = f"{prompt}\n{order.context}" if order.context else prompt
-    messages: tuple[Message, ...] = (Message("user", text),)
+    system = _given(call.system_prompt, defaults.system_prompt)
+    messages: tuple[Message, ...] = (Message("user", _user_text(order, prompt, question)),)
     if system:
         messages = (Message("system", system), *messages)
     return TextCall(
@@ -39,11 +42,11 @@ def ask_model(
         model=call.model or defaults.model,
         temperature=_given(options.temperature, defaults.temperature),
         top_p=_given(options.top_p, 1.0),
-        max_tokens=_given(options.max_tokens, defaults.max_tokens),
+        max_tokens=1 if labels else _given(options.max_tokens, defaults.max_tokens),
         stop=_given(options.stop, ()),
         seed=_given(options.seed, defaults.seed),
         tenant=defaults.tenant,
-        priority=_given(options.priority, 0),
+        priority=_given(options.priority, defaults.priority),
         use_cache=_given(options.cache, defaults.cache),
         documents=call.texts("documents"),
         chunk_separator=defaults.chunk_separator,
@@ -53,6 +56,27 @@ def ask_model(
         json_schema=json_schema,
         labels=labels,
     )
+
+
+def embed_text(order: Order, text: str) -> TextCall:
+    """Make the model call for a text's embedding; no template stands around the text."""
+    defaults = order.defaults
+    return TextCall(
+        prompt=text,
+        model=order.call.model or defaults.model,
+        max_tokens=1,
+        tenant=defaults.tenant,
+        priority=defaults.priority,
+        use_cache=defaults.cache,
+        embed=True,
+    )
+
+
+def _user_text(order: Order, prompt: str, question: str) -> str:
+    if not order.context and not question:
+        return prompt
+    asked = f"Question: {question}" if question else ""
+    return "\n".join(filter(None, (prompt, order.context, asked)))
 
 
 def _given(value: T | None, default: T) -> T:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from dbfront.recipes.choosing import classify, classify_multi, filter_rows, score
+from dbfront.recipes.counting import count_tokens
+from dbfront.recipes.embedding import embed, similarity
+from dbfront.recipes.extracting import extract
+from dbfront.recipes.gathering import aggregate, summarize
 from dbfront.recipes.generate import generate, generate_detail, generate_json
 from dbfront.recipes.recipe import Order, Recipe
 
@@ -12,6 +17,16 @@ RECIPES: Final[dict[str, Callable[[Order], Recipe]]] = {
     "ai_generate": generate,
     "ai_generate_json": generate_json,
     "ai_generate_detail": generate_detail,
+    "ai_filter": filter_rows,
+    "ai_classify": classify,
+    "ai_classify_multi": classify_multi,
+    "ai_extract": extract,
+    "ai_score": score,
+    "ai_similarity": similarity,
+    "ai_embed": embed,
+    "ai_agg": aggregate,
+    "ai_summarize_agg": summarize,
+    "ai_count_tokens": count_tokens,
 }
 """By canonical function name (sql/functions.py)."""
 

@@ -1,0 +1,30 @@
+"""``ai_embed`` and ``ai_similarity``: texts as vectors of unit length; nothing is generated."""
+
+from __future__ import annotations
+
+import math
+
+from dbfront.recipes.asking import embed_text
+from dbfront.recipes.recipe import Ask, Order, Recipe
+from kvcore.errors import RowLevelError
+
+
+def embed(order: Order) -> Recipe:
+    """Return a text's vector."""
+    text = _not_empty(order.call.text("input"))
+    (answer,) = yield Ask((embed_text(order, text),))
+    return list(answer.embedding)
+
+
+def similarity(order: Order) -> Recipe:
+    """Return the cosine of the angle between two texts' vectors, 1.0 for equal texts."""
+    texts = [_not_empty(order.call.text(name)) for name in ("a", "b")]
+    one, other = yield Ask(tuple(embed_text(order, text) for text in texts))
+    cosine = math.fsum(a * b for a, b in zip(one.embedding, other.embedding, strict=True))
+    return min(max(cosine, -1.0), 1.0)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise RowLevelError("an empty text has no embedding", hint="Use nullif(text, '').")
+    return text
