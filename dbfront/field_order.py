@@ -133,9 +133,8 @@ def _best_for_all(table: FieldTable, roots: Sequence[int]) -> tuple[list[int], i
 def statistics_order(table: FieldTable, roots: Sequence[int]) -> list[int]:
     """Put the column next that saves most behind those before it, each behind what it determines.
 
-    For the first column that is the one with the highest score. A column that another one
-    determines costs nothing right before it: rows that are equal in the one are equal in the other.
-    Behind it, or further back, it would be computed at least as often.
+    A column that another one determines costs nothing right before it: rows that are equal in the
+    one are equal in the other. Behind it, or further back, it would be computed at least as often.
     """
     return _arranged(table, range(len(table.names)), roots)
 
@@ -152,10 +151,12 @@ def _arranged(table: FieldTable, columns: Iterable[int], beginnings: Sequence[in
             again = (-table.saved(column, beginnings), column, len(order))
             heapq.heappush(waiting, again)
             continue
-        coarser = {one for _, one, _ in waiting if table.determines(column, one)}
-        waiting = [entry for entry in waiting if entry[1] not in coarser]
+        determined = {one for _, one, _ in waiting if table.determines(column, one)}
+        waiting = [entry for entry in waiting if entry[1] not in determined]
         heapq.heapify(waiting)
-        order += [*_arranged(table, coarser, beginnings), column]
+        coarser = [one for one in determined if table.distinct[one] < table.distinct[column]]
+        alike = sorted({column, *determined}.difference(coarser))
+        order += [*_arranged(table, coarser, beginnings), *alike]
         if minus_saved:
             beginnings = table.behind(column, beginnings)
             if table.all_differ(beginnings):

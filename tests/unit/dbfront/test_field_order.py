@@ -94,6 +94,15 @@ def test_one_order_for_all_stays_where_groups_would_be_worse() -> None:
     assert set(order_fields(rows, method=GGR)) == {("a", "b")}
 
 
+def test_columns_that_say_the_same_stand_together_as_written() -> None:
+    rows = [
+        {"id": f"{n}", **{f"same {c}": f"{c} of group {n % 3}" for c in range(40)}, "all": "equal"}
+        for n in range(30)
+    ]
+    order = ("all", *(f"same {column}" for column in range(40)), "id")
+    assert set(order_fields(rows, method=STATS)) == {order}
+
+
 def test_each_group_gets_its_own_order_where_no_order_fits_all() -> None:
     rows = [
         *({"a": "the same long text", "b": f"only {n} in b"} for n in range(3)),
