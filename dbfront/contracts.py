@@ -14,6 +14,7 @@ from kvcore.ids import NodeId, RequestId
 from kvcore.node import ModelInfo
 from kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
 from kvcore.reuse_hint import ReuseHint
+from scheduler.forecast import Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,22 @@ class TokenCounts:
     context_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What answering some calls would take.
+
+    Attributes:
+        forecast: up to the first token of each, and how fast answers grow.
+        answer_tokens: of each, as long as such answers were; the most that is allowed where there
+            was none.
+        learned: no answer's length is just the most that is allowed.
+    """
+
+    forecast: Forecast
+    answer_tokens: tuple[float, ...]
+    learned: bool
+
+
 class TextGenerator(Protocol):
     """From text to text through the scheduler.
 
@@ -183,6 +200,7 @@ class TextGenerator(Protocol):
        ``stream`` which; at most ``max_in_flight`` turns have not ended at any time. It may be
        called in another thread, for many calls take a while.
     5. ``count_tokens`` counts with the model's own tokenizer and runs nothing.
+    6. ``forecast`` says what it would take to answer all calls of a statement, and runs nothing.
     """
 
     async def prepare(self, call: TextCall) -> PreparedCall: ...
@@ -194,6 +212,8 @@ class TextGenerator(Protocol):
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan: ...
 
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts: ...
+
+    async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect: ...
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
 

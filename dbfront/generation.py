@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from dbfront.answer_lengths import AnswerLengths, most_tokens
 from dbfront.blend_policy import blend_of, blend_refusal
 from dbfront.call_checks import (
     check_form,
@@ -27,6 +28,7 @@ from dbfront.call_record import CallRecord, LiveCall, Outcome
 from dbfront.contracts import (
     CallPlan,
     PreparedCall,
+    Prospect,
     TextAnswer,
     TextCall,
     TextEvent,
@@ -82,6 +84,7 @@ class Generation:
         self._tokenizers = tokenizers or TokenizerCache(clock=self._clock)
         self._default_model = default_model
         self._labels = Labels()
+        self._lengths = AnswerLengths()
         self._models_seen: dict[str, ModelInfo] = {}
         self._observers: list[Callable[[CallRecord], None]] = []
 
@@ -177,6 +180,18 @@ class Generation:
         """Say when to stream which call of a statement; see TextGenerator."""
         run = self._dispatcher.open_plan(planned_calls(calls), max_in_flight=max_in_flight)
         return PlannedCalls(calls, run)
+
+    async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
+        """Say what it would take to answer; see TextGenerator."""
+        forecast = await self._dispatcher.forecast(
+            planned_calls(calls), max_in_flight=max_in_flight
+        )
+        learned = [self._lengths.expected(call) for call in calls]
+        tokens = (
+            float(most_tokens(call)) if known is None else known
+            for call, known in zip(calls, learned, strict=True)
+        )
+        return Prospect(forecast, tuple(tokens), learned=None not in learned)
 
     # -- answering
 
@@ -298,6 +313,8 @@ class Generation:
 
     def _record(self, live: LiveCall) -> None:
         request = live.prepared.request
+        if live.usage is not None and live.outcome in (Outcome.STOP, Outcome.LENGTH):
+            self._lengths.learn(live.prepared, live.usage.completion_tokens)
         record = CallRecord(
             request_id=request.request_id,
             model=request.model,

@@ -47,6 +47,7 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
+from scheduler.forecast import Forecast, Forecaster
 from scheduler.job import Job, failure, located
 from scheduler.load_ahead import LoadAhead
 from scheduler.planner import Planner
@@ -116,6 +117,7 @@ class Dispatcher:
         self._planner = Planner(
             self.state.fleet, self._directory, self._ahead, config=self.config, clock=self._clock
         )
+        self._forecaster = Forecaster(self.state.fleet, self._directory, self._clock)
         self._stages = StageRunner(
             view,
             stats=self.stats,
@@ -174,6 +176,10 @@ class Dispatcher:
     def open_plan(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
         """Plan the calls of a statement, each of which is then submitted when its turn comes."""
         return self._planner.open(calls, max_in_flight=max_in_flight)
+
+    async def forecast(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> Forecast:
+        """Say what the calls of a statement would take; nothing is sent or reserved."""
+        return await self._forecaster.forecast(calls, max_in_flight=max_in_flight)
 
     async def submit(
         self,

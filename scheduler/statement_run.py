@@ -111,7 +111,7 @@ class StatementRun:
             prefetch: loads ahead; None: nothing is.
         """
         self.state = PlanState(
-            build_tree([_prompt(call) for call in calls]),
+            build_tree([planned_prompt(call) for call in calls]),
             effort or Effort(),
             max_in_flight=max_in_flight,
         )
@@ -227,7 +227,8 @@ class StatementRun:
         task.add_done_callback(self._prefetching.discard)
 
 
-def _prompt(call: PlannedCall) -> PlannedPrompt:
+def planned_prompt(call: PlannedCall) -> PlannedPrompt:
+    """Say of a call what sharing needs to know."""
     request = call.request
     return PlannedPrompt(
         request.token_ids,

@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from dbfront.answer_lengths import most_tokens
 from dbfront.contracts import (
     CallPlan,
     ClientInfo,
     PreparedCall,
+    Prospect,
     TextAnswer,
     TextCall,
     TextEvent,
@@ -30,6 +32,7 @@ from dbfront.contracts import (
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.planned_calls import PlannedCalls, planned_calls
 from dbfront.session import DuckDbSession, DuckDbSqlServer
+from kvcore.clock import SystemClock
 from kvcore.errors import (
     ContextTooLongError,
     RowLevelError,
@@ -41,6 +44,11 @@ from kvcore.ids import NamespaceKey, RequestId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.node import ModelInfo
 from kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
+from scheduler.config import SchedulerConfig
+from scheduler.directory_client import DirectoryClient
+from scheduler.fleet import Fleet
+from scheduler.forecast import Forecaster
+from scheduler.routing_stats import RoutingStats
 from scheduler.statement_run import StatementRun
 
 CONTEXT_TOKENS = 20_000
@@ -239,6 +247,13 @@ class InstantGenerator:
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
         served = self._model(model)
         return TokenCounts(tuple(len(text.encode()) for text in texts), served.context_tokens)
+
+    async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
+        clock, config = SystemClock(), SchedulerConfig()
+        directory = DirectoryClient(None, config=config, stats=RoutingStats(1), clock=clock)
+        forecaster = Forecaster(Fleet(config), directory, clock)
+        forecast = await forecaster.forecast(planned_calls(calls), max_in_flight=max_in_flight)
+        return Prospect(forecast, tuple(float(most_tokens(c)) for c in calls), learned=False)
 
     def _model(self, name: str | None) -> ModelInfo:
         name = name or "tiny"

@@ -120,3 +120,20 @@ async def test_4_who_shares_a_beginning_waits_for_the_first_of_them(
     assert turn is not None
     assert turn.index != first.index
     await plan.close()
+
+
+async def test_6_forecast_counts_and_asks_nobody(make_generator: Maker) -> None:
+    generator = make_generator()
+    texts = [f"{'the same beginning ' * 4}{n}" for n in range(3)]
+    calls = [await generator.prepare(call(text, max_tokens=7)) for text in texts]
+    prospect = await generator.forecast(calls, max_in_flight=2)
+    found = prospect.forecast.calls
+    assert [one.prompt_tokens for one in found] == [len(c.request.token_ids) for c in calls]
+    assert sorted(one.shared_tokens > 0 for one in found) == [False, True, True]
+    assert len(prospect.answer_tokens) == 3
+    assert all(0 < tokens <= 7 for tokens in prospect.answer_tokens)
+    nothing = await generator.forecast([], max_in_flight=2)
+    assert nothing.forecast.calls == ()
+    assert nothing.forecast.total_s(0.0) == 0.0
+    if isinstance(generator, InstantGenerator):
+        assert generator.prompts == []
