@@ -49,6 +49,7 @@ class Conversation:
         self.sent = 0
         self.answered = 0
         self.failed = False
+        self._last_end = 0
         self._ends: deque[tuple[int, int]] = deque()  # kind, value of ``sent`` at that message
         self._copying_in = False
         self._skip = 0
@@ -58,6 +59,16 @@ class Conversation:
     def waits_for_ready(self) -> bool:
         """Whether a ReadyForQuery is still to come."""
         return bool(self._ends)
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether the client has begun a batch of the extended protocol and not ended it."""
+        return self.sent > self._last_end
+
+    @property
+    def copying_in(self) -> bool:
+        """Whether PostgreSQL waits for COPY data of the client."""
+        return self._copying_in
 
     @property
     def between_frames(self) -> bool:
@@ -82,6 +93,7 @@ class Conversation:
             # In COPY from the client PostgreSQL ignores Sync, which clients send early.
             if not (kind == _SYNC and self._copying_in):
                 self._ends.append((kind, self.sent))
+                self._last_end = self.sent
         elif kind in _COPY_ENDS:
             self._copying_in = False
 

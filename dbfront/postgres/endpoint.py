@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from kvcore.errors import RemoteProtocolError
 
@@ -40,14 +40,15 @@ class Endpoint(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._unread = bytearray()
         self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._full = False
         self._holds: set[str] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else ""
-        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         if self._on_connect is not None:
             callback, self._on_connect = self._on_connect, None
             callback(self)
@@ -67,14 +68,17 @@ class Endpoint(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
-        if self.other is not None:
-            self.other.release("full")
+        self.resume_writing()
 
     def pause_writing(self) -> None:
+        self._full = True
         if self.other is not None:
             self.other.hold("full")
 
     def resume_writing(self) -> None:
+        self._full = False
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
         if self.other is not None:
             self.other.release("full")
 
@@ -127,11 +131,20 @@ class Endpoint(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
-    @property
-    def sending(self) -> int:
-        """Bytes that are queued."""
-        transport = self._transport
-        return 0 if transport is None else transport.get_write_buffer_size()
+    async def drain(self) -> None:
+        """Wait until the peer has taken most of what was written.
+
+        Raises:
+            ConnectionResetError: it is gone.
+        """
+        if self._full and not self.closed:
+            self._writer = self._loop.create_future()
+            try:
+                await self._writer
+            finally:
+                self._writer = None
+        if self.closed:
+            raise ConnectionResetError("the peer is gone")
 
     async def start_tls(
         self, context: ssl.SSLContext, *, server_side: bool, hostname: str | None = None

@@ -219,6 +219,16 @@ class Relay:
             await self._anything()
         return message
 
+    def pass_on(self, message: bytes) -> None:
+        """Let PostgreSQL have a client's message; its answer passes by itself."""
+        self.books.client_frame(message[0])
+        self.backend.write(message)
+
+    async def frame_ended(self) -> None:
+        """Wait until nothing of a passing notification is still to come."""
+        while not self.books.between_frames:
+            await self._anything()
+
     def listen(self, listener: Callable[[bytes], None] | None) -> None:
         """Hand what PostgreSQL sends to ``listener``; empty bytes: it closed the connection.
 

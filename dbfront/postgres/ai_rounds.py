@@ -1,0 +1,177 @@
+"""A statement with AI calls on PostgreSQL: its rounds, each under a savepoint.
+
+tierkv.ai_call tells questions it finds no answer to; they go to the statement's book, whose answers
+are put into the session's own table before the next round. Both protocols run through here; how a
+round is started is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from dbfront.ai_statement import AiStatement
+from dbfront.postgres import messages
+from dbfront.postgres.exchange import Exchange, Reply
+from kvcore.errors import SqlError, TierKVError
+from sql.ai_call import CallForm
+
+_SAVEPOINT: Final = messages.own_statement("SAVEPOINT tierkv")
+_UNDO: Final = messages.own_statement("ROLLBACK TO SAVEPOINT tierkv")
+_RELEASE: Final = messages.own_statement("RELEASE SAVEPOINT tierkv")
+_FILL: Final = (
+    "INSERT INTO pg_temp.tierkv_memo SELECT form, pg_catalog.convert_from(question, 'UTF8'), "
+    "pg_catalog.convert_from(answer, 'UTF8') "
+    "FROM unnest($1::bigint[], $2::bytea[], $3::bytea[]) AS t (form, question, answer)"
+)
+_FILL_BYTES: Final = 8 << 20
+"""Answers are sent in messages of about this size."""
+
+_NEVER_FOR_NULL: Final = ("57", "53", "58", "40", "25", "XX", "08")
+"""Classes of errors that a NULL in place of an answer does not cause."""
+
+
+class PostgresError(SqlError):
+    """What PostgreSQL said; ``frame`` is its ErrorResponse, to be passed on."""
+
+    code = "postgres_error"
+
+    def __init__(self, frame: bytes) -> None:
+        fields = messages.fields(frame)
+        super().__init__(
+            fields.get("M", b"").decode("utf-8", "replace"),
+            sqlstate=fields.get("C", b"XX000").decode("ascii", "replace"),
+        )
+        self.frame = frame
+
+
+class RelayRounds:
+    """EngineRounds over a relayed session, in an open transaction block.
+
+    Attributes:
+        cancelled: an error to end with as soon as PostgreSQL has finished what it does.
+        asking: PostgreSQL is working; what else is waited for can be cancelled at once.
+        error: what the last round failed with, if it did.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        statement: AiStatement,
+        run_once: Callable[[], Awaitable[Reply]],
+        *,
+        sync: bool,
+        stop_after: int | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            exchange: the session.
+            statement: whose calls are answered.
+            run_once: runs the engine's text once.
+            sync: own statements end with a Sync, as they must not in a client's batch.
+            stop_after: rows that are final although filters are unanswered.
+        """
+        self.cancelled: TierKVError | None = None
+        self.asking = False
+        self.error: PostgresError | None = None
+        self._exchange = exchange
+        self._statement = statement
+        self._forms: dict[int, CallForm] = {form.key: form for form in statement.plan.forms}
+        self._run_once = run_once
+        self._sync = sync
+        self._stop_after = stop_after
+        self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
+        self._behind = False
+        self._rows = 0
+
+    @property
+    def behind(self) -> bool:
+        """See EngineRounds."""
+        return self._behind
+
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return self._stop_after is not None and self._rows >= self._stop_after
+
+    async def run(self) -> Reply | None:
+        """See EngineRounds.
+
+        Raises:
+            PostgresError: the statement's own failure.
+        """
+        self.asking = True
+        try:
+            await self._fill()
+            await self.own(_SAVEPOINT)
+            reply = await self._run_once()
+        finally:
+            self.asking = False
+        if self.cancelled is not None:
+            raise self.cancelled
+        self._rows = reply.rows
+        self._note(reply)
+        if reply.error is None:
+            return reply
+        self.error = error = PostgresError(reply.error)
+        if not reply.misses or error.sqlstate.startswith(_NEVER_FOR_NULL):
+            raise error
+        await self.end_failed_batch()
+        return None
+
+    async def undo(self) -> None:
+        """See EngineRounds."""
+        await self.own(_UNDO, _RELEASE)
+
+    async def release(self) -> None:
+        """Keep what the last round did."""
+        await self.own(_RELEASE)
+
+    async def own(self, *statements: bytes) -> Reply:
+        """Run statements of the relay's own.
+
+        Raises:
+            PostgresError: one failed.
+        """
+        reply = await self._exchange.own(*statements, sync=self._sync)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        return reply
+
+    async def end_failed_batch(self) -> None:
+        """Have PostgreSQL listen again after an error inside a batch; the block stays open."""
+        if not self._sync:
+            await self._exchange.own(sync=True)
+
+    def _note(self, reply: Reply) -> None:
+        """Tell the book what was missed; remember what it knows already."""
+        self._behind = False
+        self._told.clear()
+        for miss in reply.misses:
+            number, _, question = miss.partition(b" ")
+            key, text = int(number), bytes.fromhex(question.decode()).decode("utf-8", "replace")
+            if key not in self._forms:
+                continue
+            self._told[key, text] = None
+            self._statement.book.look_up(key, text)
+        self._behind = any(True for _ in self._statement.book.answers(self._told))
+
+    async def _fill(self) -> None:
+        """Put every answer that PostgreSQL asked for, and the book has, into its table."""
+        keys: list[int] = []
+        questions: list[bytes] = []
+        answers: list[bytes | None] = []
+        size = 0
+        for key, text, answer in self._statement.book.answers(self._told):
+            keys.append(key)
+            questions.append(text.encode())
+            answers.append(
+                None if answer is None else answer.replace("\0", "").encode("utf-8", "replace")
+            )
+            size += len(questions[-1]) + len(answers[-1] or b"")
+            if size > _FILL_BYTES:
+                await self.own(messages.own_arrays(_FILL, keys, questions, answers))
+                keys, questions, answers, size = [], [], [], 0
+        if keys:
+            await self.own(messages.own_arrays(_FILL, keys, questions, answers))
+        self._told.clear()

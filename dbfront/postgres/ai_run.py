@@ -1,0 +1,238 @@
+"""One statement with AI calls, from the session's settings to its notices.
+
+Both protocols use it: ``open`` before anything of the statement runs, ``answer`` to run it, and
+``notices`` for what the client is told beside the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from dbfront.ai_statement import AiStatement
+from dbfront.call_defaults import CallDefaults
+from dbfront.contracts import ClientInfo, TextGenerator
+from dbfront.explain import ai_plan_text
+from dbfront.pgwire.errors import notice_fields
+from dbfront.postgres import messages
+from dbfront.postgres.ai_rounds import PostgresError, RelayRounds
+from dbfront.postgres.block import Block
+from dbfront.postgres.encoding import shown
+from dbfront.postgres.exchange import Exchange, Reply
+from dbfront.postgres.session_values import SessionValues
+from dbfront.postgres.statement import Statement
+from dbfront.statistics import AiStats, StatementProgress
+from kvcore.clock import Clock
+from kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from sql.plan import Explain, StatementPlan
+from sql.statement import StatementKind
+
+
+@dataclass(frozen=True, slots=True)
+class AiServices:
+    """What all sessions of a relay share.
+
+    Attributes:
+        generator: the way to the models.
+        clock: for statistics.
+        tenant_of: whose KV namespace a client's calls belong to.
+        on_finished: told the counters of each statement with AI calls.
+    """
+
+    generator: TextGenerator
+    clock: Clock
+    tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
+    on_finished: Callable[[AiStats], None] = lambda stats: None
+
+
+class AiRun:
+    """A statement at work.
+
+    Attributes:
+        values: the session's settings as it began.
+        stats: its counters.
+    """
+
+    def __init__(
+        self,
+        statement: Statement,
+        exchange: Exchange,
+        block: Block,
+        services: AiServices,
+        client: ClientInfo,
+        *,
+        sync: bool,
+        on_progress: Callable[[StatementProgress], None] | None = None,
+    ) -> None:
+        assert statement.plan is not None
+        self.stats = AiStats()
+        self._statement = statement
+        self._plan: StatementPlan = statement.plan
+        self._exchange = exchange
+        self._block = block
+        self._services = services
+        self._client = client
+        self._sync = sync
+        self._on_progress = on_progress
+        self._ai: AiStatement | None = None
+        self._rounds: RelayRounds | None = None
+        self._task: asyncio.Task[Reply] | None = None
+        self._cancelled: TierKVError | None = None
+        self._values: SessionValues | None = None
+
+    @property
+    def values(self) -> SessionValues:
+        """The session's settings; after ``open``."""
+        assert self._values is not None
+        return self._values
+
+    @property
+    def defaults(self) -> CallDefaults:
+        """What calls take from the session."""
+        return self.values.call_defaults(self._services.tenant_of(self._client))
+
+    @property
+    def _only_reads(self) -> bool:
+        locks = any(word in self._statement.text.upper() for word in ("FOR UPDATE", "FOR SHARE"))
+        return self._plan.kind is StatementKind.QUERY and not locks
+
+    async def open(self) -> None:
+        """Read the settings, check constant arguments, open a block, prepare the answers' table.
+
+        Raises:
+            TierKVError: nothing of the statement ran.
+        """
+        self._values = await self._block.values()
+        self._ai = AiStatement(
+            self._plan,
+            self._services.generator,
+            self.defaults,
+            self.values.policy,
+            self._services.clock,
+            self.stats,
+            self._on_progress,
+        )
+        await self._ai.check_constants()
+        await self._block.open(self.values, reads=self._only_reads)
+        first_key = min(form.key for form in self._plan.forms)
+        await self._block.begin_rounds(self.values, first_key)
+
+    async def answer(
+        self, run_once: Callable[[], Awaitable[Reply]], *, may_stop: bool = True
+    ) -> Reply:
+        """Run the statement until nothing is missing; its savepoint is released.
+
+        Args:
+            run_once: runs it once.
+            may_stop: a LIMIT may end it before all filters are answered.
+
+        Raises:
+            PostgresError: PostgreSQL's own error.
+            TierKVError: ours.
+        """
+        assert self._ai is not None
+        stop_after = self._plan.stop_after_rows if may_stop and not self._plan.writes else None
+        self._rounds = RelayRounds(
+            self._exchange, self._ai, run_once, sync=self._sync, stop_after=stop_after
+        )
+        started = self._services.clock.now()
+        timer = self._timer()
+        try:
+            if self._plan.explain is Explain.PLAN:
+                reply = await self._explained()
+            else:
+                reply = await self._until_answered(stop_after is not None)
+            await self._rounds.release()
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.stats.wall_s += self._services.clock.now() - started
+            self._services.on_finished(self.stats)
+        self._ai.report("done")
+        self._add_plan(reply)
+        return reply
+
+    async def _explained(self) -> Reply:
+        """Run EXPLAIN once: nobody is asked, whatever planning it misses."""
+        assert self._rounds is not None
+        reply = await self._rounds.run()
+        if reply is None:
+            assert self._rounds.error is not None
+            raise self._rounds.error
+        return reply
+
+    async def _until_answered(self, may_stop: bool) -> Reply:
+        assert self._ai is not None and self._rounds is not None
+        self._task = asyncio.create_task(self._ai.until_answered(self._rounds, may_stop=may_stop))
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if self._cancelled is None:
+                self._task.cancel()
+                raise
+            raise self._cancelled from None
+        finally:
+            self._task = None
+
+    def cancel(self, error: TierKVError | None = None) -> bool:
+        """Stop the calls; False while PostgreSQL works, which must be asked itself."""
+        rounds = self._rounds
+        if self._task is None or rounds is None:
+            return False
+        self._cancelled = rounds.cancelled = error or CancelledByUserError(
+            "canceling statement due to user request"
+        )
+        if rounds.asking:
+            return False
+        self._task.cancel()
+        return True
+
+    def _timer(self) -> asyncio.TimerHandle | None:
+        timeout_s = self.values.statement_timeout_s
+        if not timeout_s:
+            return None
+        late = SqlError("canceling statement due to statement timeout", sqlstate="57014")
+        return asyncio.get_running_loop().call_later(timeout_s, self.cancel, late)
+
+    def _add_plan(self, reply: Reply) -> None:
+        """Show our part of the plan below PostgreSQL's, where that is lines of text."""
+        explain = self._plan.explain
+        if explain is Explain.NO or "FORMAT" in self._statement.text.upper():
+            return
+        analyzed = self.stats if explain is Explain.ANALYZE else None
+        text = ai_plan_text(self._plan, self.defaults, analyzed)
+        for line in text.splitlines():
+            reply.output.add(messages.data_row([line.encode()]))
+
+    def notices(self, parameters: dict[str, str]) -> list[bytes]:
+        """Return frames of what the client wants to be told beside the rows."""
+        if self._ai is None:
+            return []
+        return [
+            messages.with_fields(
+                b"N", {k: shown(v, parameters) for k, v in notice_fields(notice).items() if v}
+            )
+            for notice in self._ai.notices()
+            if self.values.wants(notice.severity)
+        ]
+
+
+def error_frame(
+    error: BaseException, statement: Statement | None, fields: dict[str, bytes]
+) -> bytes:
+    """Make the ErrorResponse for a client.
+
+    Args:
+        error: PostgreSQL's or ours.
+        statement: whose text PostgreSQL was given; its positions are translated.
+        fields: of ``error`` where it is ours.
+    """
+    if not isinstance(error, PostgresError):
+        return messages.with_fields(b"E", fields)
+    if statement is None:
+        return error.frame
+    values = messages.fields(error.frame)
+    if "P" in values:
+        values["P"] = str(statement.position(int(values["P"]))).encode()
+    return messages.with_fields(b"E", values)

@@ -1,0 +1,152 @@
+"""Who looks at the messages that matter: AI calls, ``tierkv.*`` settings, admin views.
+
+One per relayed session. ``matters`` is asked in the middle of passing bytes; everything else runs
+in the task that the relay makes for it.
+"""
+
+from __future__ import annotations
+
+from dbfront.contracts import ClientInfo
+from dbfront.postgres import messages
+from dbfront.postgres.ai_run import AiRun, AiServices
+from dbfront.postgres.block import Block
+from dbfront.postgres.encoding import decoded
+from dbfront.postgres.exchange import Exchange
+from dbfront.postgres.extended import Batch, Names
+from dbfront.postgres.relay import Relay
+from dbfront.postgres.simple import SimpleQuery
+from dbfront.postgres.statement import Planner, Statement, may_matter
+from dbfront.statistics import StatementProgress
+from kvcore.errors import TierKVError
+
+
+class AiAttendant:
+    """See dbfront/postgres/relay.py::Attendant.
+
+    Attributes:
+        progress: of the statement with AI calls that runs now.
+    """
+
+    def __init__(self, relay: Relay, services: AiServices) -> None:
+        self.progress: StatementProgress | None = None
+        self._relay = relay
+        self._services = services
+        self._exchange = Exchange(relay)
+        self._planner = Planner()
+        self._names = Names({}, {})
+        self._run: AiRun | None = None
+        login = relay.login
+        self._client = ClientInfo(
+            login.user, login.database, login.application_name, relay.client.peer
+        )
+
+    @property
+    def names_matter(self) -> bool:
+        """See Attendant."""
+        return bool(self._names)
+
+    def matters(self, message: bytes) -> bool:
+        """See Attendant."""
+        kind = message[:1]
+        if kind == b"Q":
+            # PostgreSQL drops its unnamed statement and portal, too.
+            self._names.prepared.pop(b"", None)
+            self._names.portals.pop(b"", None)
+            return may_matter(message)
+        if kind == b"P":
+            return may_matter(message) or messages.names(message)[0] in self._names.prepared
+        if kind == b"B":
+            portal, statement = messages.names(message)
+            return statement in self._names.prepared or portal in self._names.portals
+        if kind == b"E":
+            return message[5:-5] in self._names.portals
+        return kind == b"C" and message[6:-1] in (
+            self._names.prepared if message[5:6] == b"S" else self._names.portals
+        )
+
+    async def attend(self, message: bytes) -> None:
+        """See Attendant."""
+        try:
+            if message[:1] == b"Q":
+                await self._query(message)
+            else:
+                await self._batch(message)
+        finally:
+            self._run = None
+            self.progress = None
+
+    def cancel(self) -> bool:
+        """See Attendant."""
+        return self._run is not None and self._run.cancel()
+
+    async def _query(self, message: bytes) -> None:
+        parameters = self._relay.books.parameters
+        query = SimpleQuery(self._exchange, parameters, self._make_run)
+        try:
+            statements = self._planner.statements(decoded(message[5:-1], parameters))
+        except TierKVError as error:
+            if self._exchange.status == "E":
+                self._relay.pass_on(message)  # PostgreSQL would not have read it.
+                return
+            await query.refuse(error)
+            return
+        if all(statement.plan is None for statement in statements):
+            self._relay.pass_on(message)
+            return
+        await query.run(statements)
+
+    async def _batch(self, message: bytes) -> None:
+        batch = Batch(self._relay, self._exchange, self._names, self._make_run)
+        try:
+            statement = self._parsed(message)
+        except TierKVError as error:
+            await batch.fail(error)
+        else:
+            if statement is None and message[:1] == b"P":
+                self._names.prepared.pop(messages.names(message)[0], None)
+                self._relay.pass_on(message)
+                return
+            await batch.take(message, statement)
+        while (message := await self._relay.next_message())[:1] not in (b"S", b"Q", b"F"):
+            if message[:1] == b"X":
+                raise ConnectionResetError("the client said goodbye")
+            try:
+                statement = self._parsed(message)
+            except TierKVError as error:
+                await batch.fail(error)
+            else:
+                await batch.take(message, statement)
+        await batch.sync(tell=message[:1] == b"S")
+        if message[:1] == b"Q":
+            await self._query(message)
+        elif message[:1] == b"F":
+            self._relay.pass_on(message)
+
+    def _parsed(self, message: bytes) -> Statement | None:
+        """Plan the statement of a Parse; None for other messages and plain statements.
+
+        Raises:
+            UserError: AI calls that can't work.
+        """
+        if message[:1] != b"P" or not may_matter(message) or self._exchange.status == "E":
+            return None
+        text = decoded(messages.names(message)[1], self._relay.books.parameters)
+        statements = self._planner.statements(text)
+        if len(statements) != 1 or statements[0].plan is None:
+            return None
+        return statements[0]
+
+    def _make_run(self, statement: Statement, block: Block, sync: bool) -> AiRun:
+        self._run = AiRun(
+            statement,
+            self._exchange,
+            block,
+            self._services,
+            self._client,
+            sync=sync,
+            on_progress=self._progress,
+        )
+        return self._run
+
+    def _progress(self, progress: StatementProgress) -> None:
+        self.progress = progress

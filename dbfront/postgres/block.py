@@ -1,0 +1,168 @@
+"""The transaction block a statement with AI calls runs in: the client's, or one of the relay's.
+
+Outside a block the rounds of a statement need one of their own, which begins before its first
+round and is committed before the client is told that it is done. It never outlives a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dbfront.postgres import messages
+from dbfront.postgres.ai_rounds import PostgresError
+from dbfront.postgres.exchange import Exchange, Reply
+from dbfront.postgres.session_values import READ_VALUES, SessionValues
+from kvcore.errors import FeatureNotSupportedError
+from sql.plan import MAX_FORMS
+
+_COMMIT: Final = messages.own_statement("COMMIT")
+_ROLLBACK: Final = messages.own_statement("ROLLBACK")
+_BEGIN: Final = messages.own_statement("BEGIN")
+_READ_ONLY: Final = messages.own_statement("SET TRANSACTION READ ONLY")
+_READ_VALUES: Final = messages.own_statement(READ_VALUES)
+_WARN: Final = messages.own_statement("SET LOCAL client_min_messages = warning")
+_SET_BACK: Final = "SELECT pg_catalog.set_config('{name}', '{value}', true)"
+_IN_BLOCK_ALREADY: Final = "25001"
+_WITHOUT_WARNINGS: Final = frozenset({"error", "fatal", "panic"})
+
+
+class Block:
+    """Whose transaction block is open.
+
+    Attributes:
+        own: the relay's, which must end it.
+        uncertain: in this batch something ran that may have begun or ended a block.
+    """
+
+    def __init__(self, exchange: Exchange, *, sync: bool) -> None:
+        """Begin with what the last ReadyForQuery said.
+
+        Args:
+            exchange: the session.
+            sync: own statements end with a Sync; not so in a client's batch.
+        """
+        self.own = False
+        self.uncertain = False
+        self._exchange = exchange
+        self._sync = sync
+
+    async def statement(self, *statements: bytes) -> Reply:
+        """Run statements of the relay's own.
+
+        Raises:
+            PostgresError: one failed.
+        """
+        reply = await self._exchange.own(*statements, sync=self._sync)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        return reply
+
+    async def values(self) -> SessionValues:
+        """Read the session's settings."""
+        # Where nothing of the batch ran a Sync does no harm, and the block to come is fresh.
+        fresh = not self.own and not self.uncertain and self._exchange.status == "I"
+        reply = await self._exchange.own(_READ_VALUES, sync=self._sync or fresh)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        row = reply.first_row()
+        return SessionValues.from_row(
+            [None if value is None else value.decode("utf-8", "replace") for value in row]
+        )
+
+    async def open(self, values: SessionValues, *, reads: bool) -> None:
+        """Make sure that a block is open.
+
+        Args:
+            values: the session's.
+            reads: what runs in it only reads, so all its rounds may see one snapshot.
+        """
+        if self.uncertain:
+            await self._probe(values)
+        elif not self.own and self._exchange.status == "I":
+            await self.statement(messages.own_statement(_begin_text(values, reads=reads)))
+            self.own = True
+        self.uncertain = False
+
+    async def begin_rounds(self, values: SessionValues, first_key: int) -> None:
+        """Make the session's table of answers ready; from here questions are told, not refused.
+
+        Raises:
+            FeatureNotSupportedError: in a transaction that may not write, not even that.
+        """
+        text = f"SELECT tierkv.begin_rounds({first_key}, {first_key + MAX_FORMS - 1})"
+        try:
+            await self.statement(messages.own_statement(text))
+        except PostgresError as error:
+            raise _explained(error) from None
+        if self.own and values.reads_only:
+            await self.statement(_READ_ONLY)
+
+    async def end_rounds(self, values: SessionValues) -> None:
+        """Put back what ``begin_rounds`` set, in a block that goes on."""
+        await self.statement(
+            messages.own_statement(_SET_BACK.format(name="tierkv.round", value="")),
+            messages.own_statement(
+                _SET_BACK.format(
+                    name="idle_in_transaction_session_timeout", value=values.idle_timeout
+                )
+            ),
+        )
+
+    async def end(self, *, failed: bool) -> bytes | None:
+        """End the relay's own block, if there is one.
+
+        Returns:
+            error: ErrorResponse frame where COMMIT failed.
+        """
+        if not self.own:
+            return None
+        self.own = False
+        ended = _ROLLBACK if failed else _COMMIT
+        reply = await self._exchange.own(ended, sync=self._sync)
+        return reply.error
+
+    def ran(self, tag: bytes) -> None:
+        """Note a statement of the client's that ran beside ours."""
+        if tag in (b"BEGIN", b"START TRANSACTION"):
+            self.own = False
+        elif tag in (b"COMMIT", b"ROLLBACK", b"PREPARE TRANSACTION"):
+            self.own, self.uncertain = False, True
+
+    async def _probe(self, values: SessionValues) -> None:
+        """Begin a block; PostgreSQL's warning tells where one was open already."""
+        silent = values.min_messages in _WITHOUT_WARNINGS
+        if silent:
+            await self.statement(_WARN)
+        begun = await self.statement(_BEGIN)
+        if silent:
+            text = _SET_BACK.format(name="client_min_messages", value=values.min_messages)
+            await self.statement(messages.own_statement(text))
+        self.own = self.own or not begun.says(_IN_BLOCK_ALREADY)
+
+
+def _begin_text(values: SessionValues, *, reads: bool) -> str:
+    text = "BEGIN"
+    if reads and values.isolation == "read committed":
+        # Rows that change between rounds would ask for more rounds. A write keeps its level: under
+        # a higher one it could fail for rows that others write.
+        text += " ISOLATION LEVEL REPEATABLE READ"
+    if values.reads_only:
+        text += " READ WRITE"
+    return text
+
+
+def _explained(error: PostgresError) -> Exception:
+    if error.sqlstate == "25006":
+        return FeatureNotSupportedError(
+            "AI calls need a transaction that may write: their answers are kept in a temporary "
+            "table while the statement runs",
+            hint="Run the statement outside BEGIN READ ONLY ... COMMIT, or with SET TRANSACTION "
+            "READ WRITE at the transaction's start.",
+        )
+    if error.sqlstate in ("42501", "3F000", "42883"):
+        return FeatureNotSupportedError(
+            f"AI calls can't be answered here: {error.message}",
+            hint="They need schema tierkv (tierkv postgres-sql prints it) and the right TEMP on "
+            "the database.",
+        )
+    return error

@@ -1,0 +1,64 @@
+"""Making schema ``tierkv`` in the database behind the front.
+
+The front does it when it starts, as the user of ``front.postgres``; where that user may not, the
+same text can be run by hand. Nothing is touched when this version is there already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+from importlib import resources
+from typing import Final
+
+from kvcore.errors import ConfigError
+from sql.functions import RESULT_FIELDS
+
+_LOCK: Final = 0x746965726B76
+"""Advisory lock, so that two fronts don't install at the same time."""
+
+
+def install_sql() -> str:
+    """Return the statements that make the schema; they can be run again and again."""
+    text = resources.files("sql").joinpath("ddl/postgres.sql").read_text(encoding="utf-8")
+    fields = ", ".join(f'"{name}" {type_name}' for name, type_name in RESULT_FIELDS.items())
+    text = text.replace("/*ai_result*/", fields)
+    version = blake2b(text.encode(), digest_size=8).hexdigest()
+    return text.replace("/*version*/", version)
+
+
+async def install(dsn: str) -> bool:
+    """Make the schema where it is missing or another version's; answers whether it did.
+
+    Raises:
+        ConfigError: the server can't be reached, or the user may not; names the cure.
+    """
+    return await asyncio.to_thread(_install, dsn)
+
+
+def _install(dsn: str) -> bool:
+    import psycopg  # only with a PostgreSQL behind
+
+    text = install_sql()
+    comment = text[text.rindex("'TierKV ") + 1 : text.rindex("'")]
+    try:
+        with psycopg.connect(dsn, connect_timeout=10) as connection:
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            found = connection.execute(
+                "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace "
+                "WHERE nspname = 'tierkv'"
+            ).fetchone()
+            if found == (comment,):
+                return False
+            connection.execute(text.encode())
+            return True
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigError(
+            f"schema tierkv can't be made in PostgreSQL: {str(error).strip().splitlines()[0]}",
+            hint="As a user who may, run once: tierkv postgres-sql | psql DATABASE",
+        ) from None
+    except psycopg.Error as error:
+        raise ConfigError(
+            f"front.postgres: {str(error).strip().splitlines()[0]}",
+            hint="See whether the server runs and lets this user in.",
+        ) from None

@@ -1,0 +1,93 @@
+"""What a statement with AI calls is run with: the session's settings, read from PostgreSQL.
+
+They are PostgreSQL's own placeholders, so transactions, SET LOCAL, RESET and functions that set
+them work as everywhere; the relay reads them when such a statement begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dbfront.ai_statement import ErrorPolicy
+from dbfront.call_defaults import CallDefaults
+from dbfront.settings import SessionSettings
+from sql.settings import SETTINGS
+
+_OTHERS: Final = (
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "client_min_messages",
+    "idle_in_transaction_session_timeout",
+    "transaction_read_only",
+)
+_LEVELS: Final = ("debug5", "debug4", "debug3", "debug2", "debug1", "log", "notice", "warning")
+
+READ_VALUES: Final = (
+    "SELECT "
+    + ", ".join(f"pg_catalog.current_setting('{name}', true)" for name in (*SETTINGS, *_OTHERS))
+    + ", extract(epoch from pg_catalog.current_setting('statement_timeout')::interval)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionValues:
+    """Settings as they are now.
+
+    Attributes:
+        settings: of ``tierkv.*``.
+        isolation: ``default_transaction_isolation``.
+        reads_only: new transactions are read-only.
+        in_read_only: the transaction that is open, or would be, is read-only.
+        min_messages: least level of messages the client wants.
+        idle_timeout: ``idle_in_transaction_session_timeout``, as text.
+        statement_timeout_s: 0.0 is none.
+    """
+
+    settings: SessionSettings
+    isolation: str
+    reads_only: bool
+    in_read_only: bool
+    min_messages: str
+    idle_timeout: str
+    statement_timeout_s: float
+
+    @classmethod
+    def from_row(cls, row: list[str | None]) -> SessionValues:
+        """Read the row of READ_VALUES.
+
+        Raises:
+            UserError: a ``tierkv.*`` setting was given a value it can't have.
+        """
+        given = {
+            name: value for name, value in zip(SETTINGS, row, strict=False) if value is not None
+        }
+        isolation, reads_only, min_messages, idle, read_only, timeout = row[len(SETTINGS) :]
+        return cls(
+            SessionSettings(None, given),
+            isolation or "",
+            reads_only == "on",
+            read_only == "on",
+            min_messages or "notice",
+            idle or "0",
+            float(timeout or 0),
+        )
+
+    def call_defaults(self, tenant: str) -> CallDefaults:
+        """Return what calls take from the session."""
+        return self.settings.call_defaults(tenant)
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        """What failed calls and big statements lead to."""
+        return ErrorPolicy(
+            on_error=str(self.settings.get("tierkv.on_error")),
+            max_error_ratio=float(self.settings.get("tierkv.max_error_ratio") or 0),
+            max_calls=int(self.settings.get("tierkv.max_calls") or 0),
+        )
+
+    def wants(self, severity: str) -> bool:
+        """Whether the client wants messages of that severity."""
+        level = severity.lower()
+        least = self.min_messages if self.min_messages in _LEVELS else "error"
+        return least != "error" and _LEVELS.index(level) >= _LEVELS.index(least)

@@ -1,0 +1,156 @@
+"""What the relay knows of one SQL text: its statements, where they stand, and their plans."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kvcore.errors import FeatureNotSupportedError
+from sql.dialect import Dialect
+from sql.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
+from sql.lexer import Token, TokenKind, tokenize
+from sql.plan import MAX_FORMS, StatementPlan, plan_statement
+from sql.rewrite import RewrittenSql
+from sql.settings import parse_setting, setting_command, setting_spec
+from sql.statement import StatementKind, classify, split_statements
+
+_MARKS: Final = re.compile(
+    rb"(?i)\b(?:" + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, "tierkv")).encode() + rb")\b"
+)
+_KEY_LIMIT: Final = 1 << 62
+
+
+def may_matter(message: bytes) -> bool:
+    """Whether a message's text may hold AI calls, our settings or our views; quick."""
+    lowered = message.lower()
+    return (b"ai_" in lowered or b"tierkv" in lowered) and _MARKS.search(lowered) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement of a text.
+
+    Attributes:
+        text: as written.
+        offset: characters before it in the whole text.
+        kind: of the whole statement.
+        words: its first words, in upper case.
+        plan: set where there are AI calls or admin views; of the query inside a DECLARE.
+        declare: length of what stands before that query; 0 for other statements.
+    """
+
+    text: str
+    offset: int
+    kind: StatementKind
+    words: tuple[str, ...]
+    plan: StatementPlan | None = None
+    declare: int = 0
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether models must be asked."""
+        return self.plan is not None and bool(self.plan.sites)
+
+    @property
+    def engine_text(self) -> str:
+        """What PostgreSQL is given."""
+        if self.plan is None:
+            return self.text
+        return self.text[: self.declare] + self.plan.engine_sql.text
+
+    @property
+    def inner(self) -> RewrittenSql:
+        """The rewritten query."""
+        assert self.plan is not None
+        return self.plan.engine_sql
+
+    def position(self, sent: int) -> int:
+        """Translate a position in ``engine_text`` to the whole text's."""
+        if self.plan is None or sent <= self.declare:
+            return sent + self.offset
+        inner = self.plan.engine_sql.source_position(sent - self.declare)
+        return inner + self.declare + self.offset
+
+
+class Planner:
+    """Plans the statements of one session; each gets form keys of its own."""
+
+    def __init__(self) -> None:
+        self._key = MAX_FORMS
+
+    def statements(self, text: str) -> list[Statement]:
+        """Cut a text into statements, and plan those with AI calls or admin views.
+
+        Raises:
+            UserError: AI calls that can't work, or a ``tierkv.*`` setting that can't be set so.
+        """
+        found: list[Statement] = []
+        at = 0
+        for part in split_statements(text):
+            at = text.index(part, at)
+            found.append(self._statement(part, at))
+            at += len(part)
+        return found
+
+    def _statement(self, text: str, offset: int) -> Statement:
+        tokens = tokenize(text)
+        kind = classify(tokens)
+        words = tuple(token.upper for token in tokens[:4])
+        bare = Statement(text, offset, kind, words)
+        check_setting(tokens)
+        declare = _declared_query(tokens)
+        try:
+            plan = plan_statement(
+                text[declare:], key_base=self._next_key(), dialect=Dialect.POSTGRES
+            )
+        except Exception as error:
+            position = getattr(error, "position", 0)
+            if position:
+                error.position = position + offset + declare  # type: ignore[attr-defined]  # UserError's
+            raise
+        same = plan.engine_sql.text == text[declare:]
+        if not plan.sites and not plan.admin_views and same:
+            return bare
+        _refuse_copy_in(tokens, plan)
+        return Statement(text, offset, kind, words, plan, declare)
+
+    def _next_key(self) -> int:
+        self._key = self._key + MAX_FORMS if self._key < _KEY_LIMIT else MAX_FORMS
+        return self._key
+
+
+def check_setting(tokens: list[Token]) -> None:
+    """Refuse a SET of a ``tierkv.*`` setting that PostgreSQL would take blindly.
+
+    Raises:
+        SqlError: 42704, there is no such setting.
+        UserError: 22023, it can't have that value.
+    """
+    command = setting_command(tokens)
+    if command is None:
+        return
+    setting_spec(command.name)
+    if command.verb == "SET" and command.value is not None:
+        parse_setting(command.name, command.value)
+
+
+def _declared_query(tokens: list[Token]) -> int:
+    """Return where the query of a DECLARE CURSOR starts; 0 for any other statement."""
+    if not tokens or tokens[0].upper != "DECLARE":
+        return 0
+    words = [token.upper if token.kind is TokenKind.WORD else "" for token in tokens]
+    if "CURSOR" not in words:
+        return 0
+    try:
+        return tokens[words.index("FOR", words.index("CURSOR")) + 1].start
+    except (ValueError, IndexError):
+        return 0
+
+
+def _refuse_copy_in(tokens: list[Token], plan: StatementPlan) -> None:
+    if plan.sites and plan.kind is StatementKind.COPY and tokens[1].text != "(":
+        raise FeatureNotSupportedError(
+            "COPY FROM can't hold AI calls",
+            hint="Copy into a table first, then SELECT or INSERT from it.",
+        )

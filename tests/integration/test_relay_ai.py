@@ -1,0 +1,288 @@
+"""AI calls in statements that PostgreSQL runs: every kind, both protocols, inside transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from dbfront.postgres.ai_run import AiServices
+from dbfront.postgres.attendant import AiAttendant
+from dbfront.postgres.install import install
+from dbfront.postgres.relay import Relay
+from dbfront.postgres.server import MakeAttendant
+from kvcore.clock import SystemClock
+from tests.fix_postgres import PostgresServer, RunningRelay, running_relay
+from tests.fix_sql import InstantGenerator, answer_text
+
+pytestmark = pytest.mark.integration
+
+TABLES = """
+DROP TABLE IF EXISTS docs, topics;
+CREATE TABLE docs (id int PRIMARY KEY, topic int, body text);
+INSERT INTO docs SELECT i, i % 4, CASE WHEN i % 10 = 7 THEN NULL ELSE 'body ' || (i % 30) END
+  FROM generate_series(0, 59) i;
+CREATE TABLE topics (id int PRIMARY KEY, name text);
+INSERT INTO topics VALUES (0, 'sport'), (1, 'music'), (2, NULL), (5, 'food');
+"""
+
+
+@pytest.fixture
+def generator() -> InstantGenerator:
+    return InstantGenerator()
+
+
+@pytest.fixture
+def relay(postgres: PostgresServer, generator: InstantGenerator) -> Iterator[RunningRelay]:
+    def attendants() -> MakeAttendant:
+        services = AiServices(generator, SystemClock())
+
+        def make(relay: Relay) -> AiAttendant:
+            return AiAttendant(relay, services)
+
+        return make
+
+    asyncio.run(install(postgres.dsn))
+    with psycopg.connect(postgres.dsn) as direct:
+        direct.execute(TABLES)
+    with running_relay(postgres.dsn, attendants) as running:
+        yield running
+
+
+@pytest.fixture(params=["extended", "simple"])
+def connection(relay: RunningRelay, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
+    """A connection whose statements go by one of the protocols."""
+    factory = psycopg.ClientCursor if request.param == "simple" else psycopg.Cursor
+    with psycopg.connect(relay.dsn, autocommit=True, cursor_factory=factory) as connection:
+        yield connection
+
+
+def bodies() -> list[str | None]:
+    return [None if i % 10 == 7 else f"body {i % 30}" for i in range(60)]
+
+
+def test_a_query_is_answered_once_per_distinct_prompt(
+    connection: psycopg.Connection, generator: InstantGenerator
+) -> None:
+    cursor = connection.execute("SELECT id, ai_generate(body) FROM docs ORDER BY id")
+    assert cursor.fetchall() == [(i, answer_text(body)) for i, body in enumerate(bodies())]
+    assert [column.name for column in cursor.description] == ["id", "ai_generate"]
+    assert sorted(generator.prompts) == sorted({body for body in bodies() if body})
+    assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert connection.execute("SELECT count(*) FROM docs").fetchone() == (60,)
+
+
+def test_a_parameter_is_a_prompt(connection: psycopg.Connection) -> None:
+    for prompt in ("one", "two", "ünï", "a\\b'c", None):
+        row = connection.execute("SELECT ai_generate(%s::text)", (prompt,)).fetchone()
+        assert row == (answer_text(prompt),)
+
+
+def test_prepared_statements_are_answered_each_time(
+    connection: psycopg.Connection, generator: InstantGenerator
+) -> None:
+    connection.prepare_threshold = 0
+    for number in (1, 2, 3):
+        rows = connection.execute(
+            "SELECT ai_generate(body || ' again') FROM docs WHERE id = %s", (number,)
+        ).fetchall()
+        assert rows == [(answer_text(f"body {number} again"),)]
+    assert len(generator.prompts) == 3
+
+
+def test_writes(connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TEMP TABLE w (id int, a text)")
+    done = connection.execute(
+        "INSERT INTO w SELECT id, ai_generate(body) FROM docs WHERE id < 10 RETURNING id, a"
+    )
+    expected = [(i, answer_text(body)) for i, body in enumerate(bodies()[:10])]
+    assert done.fetchall() == expected and done.statusmessage == "INSERT 0 10"
+    done = connection.execute("UPDATE w SET a = ai_generate(a || '!') WHERE a IS NOT NULL")
+    assert done.statusmessage == "UPDATE 9"
+    assert connection.execute("SELECT a FROM w ORDER BY id LIMIT 1").fetchone() == (
+        answer_text(f"{expected[0][1]}!"),
+    )
+    connection.execute("CREATE TEMP TABLE c AS SELECT ai_generate(body) AS a FROM docs")
+    assert connection.execute("SELECT count(a) FROM c").fetchone() == (54,)
+    yes = [i for i, body in enumerate(bodies()[:10]) if answer_text(body) == "yes"]
+    done = connection.execute("DELETE FROM docs WHERE id < 10 AND ai_generate(body) = 'yes'")
+    assert done.rowcount == len(yes)
+
+
+def test_inside_a_transaction(connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TEMP TABLE w (a text)")
+    with connection.transaction():
+        connection.execute("INSERT INTO w SELECT ai_generate('kept')")
+        with connection.transaction(force_rollback=True):
+            connection.execute("INSERT INTO w SELECT ai_generate('rolled back')")
+        with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
+            connection.execute("SELECT ai_generate('x' || 1 / (id - id)) FROM docs")
+        assert connection.execute("SELECT ai_generate('still')").fetchone() == (
+            answer_text("still"),
+        )
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+    assert connection.execute("SELECT a FROM w").fetchall() == [(answer_text("kept"),)]
+    for leak in (
+        "SELECT to_regclass('pg_temp.tierkv_memo')",
+        "SELECT current_setting('tierkv.round', true)",
+    ):
+        assert connection.execute(leak).fetchone()[0] in (None, "")
+
+
+def test_our_errors_abort_a_transaction_as_postgresql_s_do(connection: psycopg.Connection) -> None:
+    for wrong in ("SELECT ai_generate()", "SELECT ai_generate('x', model => 'nobody')"):
+        with pytest.raises(psycopg.Error) as refused, connection.transaction():
+            connection.execute("SELECT 1")
+            try:
+                connection.execute(wrong)
+            finally:
+                status = connection.info.transaction_status
+        assert status == psycopg.pq.TransactionStatus.INERROR
+        assert refused.value.sqlstate in ("22023", "42704")
+        with pytest.raises(psycopg.Error):
+            connection.execute(wrong)
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_positions_are_in_the_users_text(connection: psycopg.Connection) -> None:
+    text = "SELECT ai_generate(body), nothing FROM docs"
+    with pytest.raises(psycopg.errors.UndefinedColumn) as refused:
+        connection.execute(text)
+    assert refused.value.diag.statement_position == str(text.index("nothing") + 1)
+    with pytest.raises(psycopg.errors.SyntaxError) as refused:
+        connection.execute("SELECT ai_generate(body) FROM docs WHERE AND")
+    assert refused.value.diag.statement_position == "42"
+
+
+def test_too_many_calls(connection: psycopg.Connection, generator: InstantGenerator) -> None:
+    connection.execute("SET tierkv.max_calls = 5")
+    with pytest.raises(psycopg.errors.ConfigurationLimitExceeded, match=r"tierkv\.max_calls"):
+        connection.execute("SELECT ai_generate(body) FROM docs")
+    assert generator.prompts == []
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        connection.execute("SET tierkv.max_calls = -1")
+    with pytest.raises(psycopg.errors.UndefinedObject, match="max_cals"):
+        connection.execute("SET tierkv.max_cals = 1")
+    with connection.transaction():
+        connection.execute("SET LOCAL tierkv.max_calls = 0")
+        assert len(connection.execute("SELECT ai_generate(body) FROM docs").fetchall()) == 60
+
+
+def test_explain_asks_nobody(connection: psycopg.Connection, generator: InstantGenerator) -> None:
+    lines = [row[0] for row in connection.execute("EXPLAIN SELECT ai_generate(body) FROM docs")]
+    assert "Seq Scan on docs" in lines[0]
+    assert any("ai_generate in SELECT" in line for line in lines)
+    assert generator.prompts == []
+    lines = [
+        row[0] for row in connection.execute("EXPLAIN ANALYZE SELECT ai_generate(body) FROM docs")
+    ]
+    assert any("distinct 27" in line for line in lines)
+
+
+def test_a_limit_stops_early(connection: psycopg.Connection, generator: InstantGenerator) -> None:
+    rows = connection.execute(
+        "SELECT i FROM generate_series(1, 5000) i WHERE ai_generate('n' || i) = 'yes' LIMIT 5"
+    ).fetchall()
+    expected = [i for i in range(1, 5001) if answer_text(f"n{i}") == "yes"][:5]
+    assert [row[0] for row in rows] == expected
+    assert len(generator.prompts) <= 256
+
+
+def test_null_and_failing_calls(
+    connection: psycopg.Connection, generator: InstantGenerator
+) -> None:
+    from kvcore.errors import RowLevelError
+
+    told: list[str] = []
+    connection.add_notice_handler(lambda diagnostic: told.append(diagnostic.message_primary))
+    generator.failing["body 3"] = RowLevelError("no answer to this")
+    rows = connection.execute("SELECT ai_generate(body) FROM docs WHERE id = 3").fetchall()
+    assert rows == [(None,)]
+    assert len(told) == 1 and "1 of 1 AI calls failed" in told[0]
+    with pytest.raises(psycopg.DataError, match="no answer to this"):
+        connection.execute("CREATE TABLE never AS SELECT ai_generate(body) FROM docs")
+    assert connection.execute("SELECT to_regclass('never')").fetchone() == (None,)
+    connection.execute("SET client_min_messages = error")
+    connection.execute("SELECT ai_generate(body) FROM docs WHERE id = 3")
+    assert len(told) == 1
+
+
+def test_cursors(connection: psycopg.Connection, generator: InstantGenerator) -> None:
+    expected = [(i, answer_text(body)) for i, body in enumerate(bodies())]
+    with connection.transaction(), connection.cursor("c") as cursor:
+        cursor.itersize = 7
+        cursor.execute("SELECT id, ai_generate(body) FROM docs ORDER BY id")
+        assert list(cursor) == expected
+    with connection.cursor("held", withhold=True) as cursor:
+        cursor.execute("SELECT id, ai_generate(body) FROM docs ORDER BY id")
+        assert cursor.fetchmany(3) == expected[:3]
+        assert cursor.fetchall() == expected[3:]
+    assert len(generator.prompts) == 54
+
+
+def test_copy_out(connection: psycopg.Connection) -> None:
+    with connection.cursor().copy(
+        "COPY (SELECT id, ai_generate(body) FROM docs WHERE id < 3 ORDER BY id) TO STDOUT"
+    ) as copy:
+        rows = list(copy.rows())
+    assert rows == [(str(i), answer_text(f"body {i}")) for i in range(3)]
+
+
+def test_several_statements_in_one_query(connection: psycopg.Connection) -> None:
+    cursor = connection.execute("SELECT 1; SELECT ai_generate('second'); SELECT 3")
+    results = [cursor.fetchall()]
+    while cursor.nextset():
+        results.append(cursor.fetchall())
+    assert results == [[(1,)], [(answer_text("second"),)], [(3,)]]
+    connection.execute("CREATE TEMP TABLE m (a text)")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        connection.execute("INSERT INTO m SELECT ai_generate('x'); SELECT 1 / 0")
+    assert connection.execute("SELECT count(*) FROM m").fetchone() == (0,)
+    connection.execute("BEGIN; INSERT INTO m SELECT ai_generate('x'); COMMIT; SELECT 1")
+    assert connection.execute("SELECT count(*) FROM m").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE VIEW v AS SELECT ai_generate(body) FROM docs",
+        "PREPARE p AS SELECT ai_generate(body) FROM docs",
+        "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT 1 $$; SELECT ai_generate('x'),"
+        " random()",
+    ],
+)
+def test_what_can_not_hold_calls_is_refused(connection: psycopg.Connection, text: str) -> None:
+    with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
+        connection.execute(text)
+    assert refused.value.diag.message_hint
+    assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_calls_outside_the_front_are_refused(postgres: PostgresServer, relay: RunningRelay) -> None:
+    refused = pytest.raises(psycopg.errors.FeatureNotSupported, match="no answer to this AI call")
+    with psycopg.connect(postgres.dsn) as direct, refused:
+        direct.execute("SELECT tierkv.ai_call(1, 'x')")
+
+
+def test_pipelines_with_calls(relay: RunningRelay) -> None:
+    with psycopg.connect(relay.dsn) as connection:
+        connection.execute("CREATE TEMP TABLE p (id int, a text)")
+        connection.commit()
+        with connection.pipeline():
+            connection.execute("INSERT INTO p VALUES (1, 'plain')")
+            cursor = connection.execute("SELECT ai_generate(a) FROM p")
+            connection.execute("INSERT INTO p SELECT 2, ai_generate('second')")
+            last = connection.execute("SELECT count(*) FROM p")
+        assert cursor.fetchall() == [(answer_text("plain"),)]
+        assert last.fetchone() == (2,)
+        connection.rollback()
+        assert connection.execute("SELECT count(*) FROM p").fetchone() == (0,)
+    with psycopg.connect(relay.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TEMP TABLE p (id int, a text)")
+        with pytest.raises(psycopg.errors.DivisionByZero), connection.pipeline():
+            connection.execute("INSERT INTO p VALUES (1, 'plain')")
+            connection.execute("INSERT INTO p SELECT 2, ai_generate('second')")
+            connection.execute("SELECT 1 / 0")
+        assert connection.execute("SELECT count(*) FROM p").fetchone() == (0,)
