@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
+from dbfront.kvcache_views import Baseline, block_row, node_rows, prefix_rows, tier_rows
 from dbfront.routing_views import VIEWS as ROUTING_VIEWS
 from dbfront.routing_views import routing_rows
-from kvcore.node import LoadChoiceStats, ModelInfo, TierStats
-from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
+from dbfront.view_rows import Row
+from kvcore.node import LoadChoiceStats, ModelInfo
+from metaserver.client import BlockListing, Namespace, NodeState
 from scheduler.dispatcher import WaitingRequest
 from scheduler.routing_view import RoutingView
 
 MAX_LISTED_BLOCKS = 100_000
 """Blocks shown by tierkv.kvcache_blocks; the stat views count all."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,18 @@ class ClusterSource(Protocol):
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
 
-async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> list[Row]:
+async def cluster_rows(
+    view: str, source: ClusterSource, *, now_s: float, baseline: Baseline | None = None
+) -> list[Row]:
     """Return the rows of a view about the cluster; of ``settings``, the configuration's.
 
     Args:
         view: its name without the schema.
         source: the cluster.
         now_s: Unix time, to turn ages into timestamps.
+        baseline: what nodes had counted when their counters were reset.
     """
+    baseline = baseline or {}
     if view == "models":
         return [_model(model) for model in await source.models()]
     if view == "namespaces":
@@ -89,82 +92,23 @@ async def cluster_rows(view: str, source: ClusterSource, *, now_s: float) -> lis
         ]
     if view == "kvcache_blocks":
         listing = await source.blocks(MAX_LISTED_BLOCKS)
-        return [_block(block, now_s) for block in listing.blocks]
+        return [block_row(block, now_s) for block in listing.blocks]
+    if view == "kvcache_prefixes":
+        listing = await source.blocks(MAX_LISTED_BLOCKS)
+        return prefix_rows(listing.blocks)
     nodes = await source.nodes()
     if view == "nodes":
         return [_node(node) for node in nodes]
     if view == "load_decisions":
         return [_load_choice(node, s) for node in nodes for s in node.report.load_choices]
     if view == "stat_kvcache":
-        return _tiers(tier for node in nodes for tier in node.report.tiers)
-    return [row for node in nodes for row in _node_tiers(node)]
+        return tier_rows(nodes, baseline)
+    return node_rows(nodes, baseline, now_s)
 
 
 def to_json(rows: Sequence[Row]) -> str:
     """Return the rows as the text a view unpacks."""
     return json.dumps(rows)
-
-
-def timestamp(unix_s: float) -> str:
-    """Return a UTC timestamp as the views read it."""
-    return datetime.fromtimestamp(unix_s, UTC).replace(tzinfo=None).isoformat(sep=" ")
-
-
-def _tiers(stats: Any) -> list[Row]:
-    """Sum counters over nodes, one row per tier.
-
-    Readers count queries and hits, owners capacity and use; both belong to the same tier.
-    """
-    sums: dict[str, Row] = {}
-    for tier in stats:
-        row = _tier(tier)
-        known = sums.setdefault(row["tier"], {})
-        for name, value in row.items():
-            known[name] = _joined(known.get(name), value)
-    for row in sums.values():
-        row["hit_ratio"] = _ratio(row)
-    return [sums[key] for key in sorted(sums)]
-
-
-def _joined(known: Any, value: Any) -> Any:
-    """Add numbers; list different names once each."""
-    if isinstance(value, int | float):
-        return (known or 0) + value
-    names = [name for name in (known or "").split(", ") if name]
-    return ", ".join([*names, value] if value and value not in names else names)
-
-
-def _tier(stats: TierStats) -> Row:
-    row = asdict(stats)
-    row["tier"] = str(stats.tier)
-    row["model_name"] = row.pop("model")
-    row["read_time"] = row.pop("read_time_s") * 1000
-    row["write_time"] = row.pop("write_time_s") * 1000
-    row["hit_ratio"] = _ratio(row)
-    return row
-
-
-def _ratio(row: Row) -> float:
-    asked = row["query_tokens"]
-    return row["hit_tokens"] / asked if asked else 0.0
-
-
-def _node_tiers(node: NodeState) -> list[Row]:
-    report = node.report
-    base: Row = {
-        "node_id": node.info.node_id,
-        "role": str(node.info.role),
-        "address": node.info.control_address,
-        "heartbeat_age_s": node.heartbeat_age_s,
-        "kv_cache_usage": report.load.kv_usage,
-        "requests_running": report.load.requests_running,
-        "requests_waiting": report.load.requests_waiting,
-        "transfer_bytes_in": report.transfer_bytes_in,
-        "transfer_bytes_out": report.transfer_bytes_out,
-        "transfer_errors": report.transfer_errors,
-        "cache_errors": sum(count for _, count in report.cache_errors),
-    }
-    return [base | _tier(tier) for tier in report.tiers] or [base]
 
 
 def _node(node: NodeState) -> Row:
@@ -237,23 +181,4 @@ def _waiting(request: WaitingRequest) -> Row:
         "waited_s": call.waited_s,
         "predicted_ttft_s": call.predicted_ttft_s,
         "node_id": call.node_id,
-    }
-
-
-def _block(block: BlockRecord, now_s: float) -> Row:
-    return {
-        "block_hash": block.key.hex(),
-        "parent_hash": block.parent.hex(),
-        "model_name": block.model,
-        "cache_scope": block.tenant,
-        "tier": block.tier,
-        "node_id": block.node_id,
-        "tokens": block.tokens,
-        "bytes": block.size_bytes,
-        "created_at": timestamp(now_s - block.age_s),
-        "last_access_at": timestamp(now_s - block.idle_s),
-        "hits": block.hits,
-        "session_id": block.session or None,
-        "heat": block.heat,
-        "leases": block.leases,
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from dbfront.answers import AnswerBook
+from dbfront.call_accounts import CallAccounts
 from dbfront.call_defaults import CallDefaults
 from dbfront.context_fields import ContextFields
 from dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
@@ -18,6 +19,7 @@ from dbfront.evaluation import Outcome, RowFailure, evaluate
 from dbfront.recipes.book import start_recipe
 from dbfront.recipes.generate import failed_detail
 from dbfront.recipes.recipe import Ask, Order
+from dbfront.statement_entry import StatementEntry
 from dbfront.statement_trace import StatementTrace
 from dbfront.statistics import AiStats, StatementProgress
 from kvcore import limits
@@ -93,6 +95,7 @@ class AiStatement:
         clock: Clock,
         stats: AiStats,
         on_progress: Callable[[StatementProgress], None] | None = None,
+        account: StatementEntry | None = None,
     ) -> None:
         self.plan = plan
         self.book = AnswerBook(plan.forms, plan.dialect)
@@ -108,6 +111,7 @@ class AiStatement:
         self._calls_total = 0
         self._stopped_at_default_length = 0
         self._blend_refusal = ""
+        self._accounts = CallAccounts(plan.forms, defaults, account)
 
     async def check_constants(self) -> None:
         """Refuse unknown models and unusable options before anything runs, rows or no rows.
@@ -122,7 +126,7 @@ class AiStatement:
                 step = next(start_recipe(Order(example, self._defaults)))
                 if isinstance(step, Ask):
                     for question in step.calls:
-                        await self._generator.prepare(question)
+                        self._accounts.prepared(await self._generator.prepare(question))
             except NoNodeError:
                 if self.plan.explain is not Explain.PLAN:
                     raise
@@ -160,6 +164,7 @@ class AiStatement:
     def settled(self) -> None:
         """Count the calls that the engine made for rows which are final."""
         self.stats.calls += self.book.total_lookups
+        self._accounts.settled(self.book.lookups)
         self.trace.settled(self.book.lookups, self.book.answered)
 
     def discard_rows(self) -> None:
@@ -250,9 +255,11 @@ class AiStatement:
 
     def _prepared(self, prepared: PreparedCall) -> None:
         self._blend_refusal = self._blend_refusal or prepared.blend_refusal
+        self._accounts.prepared(prepared)
 
     def _outcome(self, call: AiCall, outcome: Outcome) -> None:
         """Note one outcome; raise when this failure is one too many."""
+        self._accounts.outcome(call, outcome)
         function = AI_FUNCTIONS[call.function]
         failed = isinstance(outcome, RowFailure)
         answers = () if isinstance(outcome, RowFailure) else outcome.answers

@@ -47,10 +47,14 @@ _ROW_ERRORS = (ContextTooLongError, RowLevelError, DeadlineError)
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """A call's value, and the models' answers it was made of; each is counted by one call only."""
+    """A call's value, and the models' answers it was made of; each is counted by one call only.
+
+    ``retries`` says how often one of them was sent again, because there was no room.
+    """
 
     value: Any
     answers: tuple[TextAnswer, ...] = ()
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class RowFailure:
     """A call that failed by itself; the others go on."""
 
     error: TierKVError
+    retries: int = 0
 
 
 Outcome = CallAnswer | RowFailure
@@ -107,6 +112,7 @@ class _Asking:
         pending: what it asked and has no answer to yet.
         answers: to what it asked last.
         used: all answers it is charged for.
+        retries: how often what it asked was sent again.
     """
 
     call: AiCall
@@ -115,6 +121,7 @@ class _Asking:
     answers: dict[TextCall, TextAnswer] = field(default_factory=dict)
     pending: set[TextCall] = field(default_factory=set)
     used: list[TextAnswer] = field(default_factory=list)
+    retries: int = 0
     ended: bool = False
 
 
@@ -164,7 +171,11 @@ class _Batch:
         """Fail everyone who asked."""
         for asking in self._running[question]:
             if not asking.ended:
-                self._end(asking, RowFailure(error))
+                self._end(asking, RowFailure(error, asking.retries))
+
+    def retried(self, question: TextCall) -> None:
+        """Charge another try to the first of those who asked."""
+        self._running[question][0].retries += 1
 
     async def count_tokens(self) -> None:
         """Count for all recipes that ask for it, until none does."""
@@ -182,9 +193,9 @@ class _Batch:
         try:
             step: Step = asking.recipe.send(reply)
         except StopIteration as end:
-            self._end(asking, CallAnswer(end.value, tuple(asking.used)))
+            self._end(asking, CallAnswer(end.value, tuple(asking.used), asking.retries))
         except _ROW_ERRORS as error:
-            self._end(asking, RowFailure(error))
+            self._end(asking, RowFailure(error, asking.retries))
         else:
             if isinstance(step, CountTokens):
                 self._counting.append((asking, step))
@@ -334,6 +345,7 @@ class _Worker:
             finally:
                 self.sent.now -= 1
             await self.sent.room(retry_after_s)
+            self.batch.retried(self.questions[turn.index])
 
     async def _gather(self, turn: CallTurn) -> TextAnswer:
         pieces: list[str] = []

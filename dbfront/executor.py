@@ -17,6 +17,7 @@ from dbfront.command_tag import client_result
 from dbfront.contracts import Column, StatementResult, TextGenerator
 from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
 from dbfront.explain import ai_plan_text
+from dbfront.statement_entry import StatementEntry
 from dbfront.statistics import AiStats, StatementProgress
 from dbfront.transaction import ClientTransaction
 from kvcore.clock import Clock
@@ -40,6 +41,7 @@ class StatementContext:
         on_progress: told after each round and answer; None to skip.
         on_finished: told the counters of a statement with AI calls, failed or not.
         stats: filled while the statement runs.
+        account: told what the statement does; None where nobody keeps statistics.
     """
 
     connection: DuckDbConnection
@@ -52,6 +54,7 @@ class StatementContext:
     on_progress: Callable[[StatementProgress], None] | None = None
     on_finished: Callable[[AiStats], None] | None = None
     stats: AiStats = field(default_factory=AiStats)
+    account: StatementEntry | None = None
 
 
 async def run_statement(
@@ -70,6 +73,8 @@ async def run_statement(
         TierKVError: with SQLSTATE; nothing of a statement that writes remains.
     """
     plan = plan_statement(statement, key_base=context.connection.key_base)
+    if context.account is not None:
+        context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
     await context.refresh_views(plan.admin_views)
     if not plan.sites:
         return client_result(plan, await context.connection.run(plan.engine_sql, params))
@@ -99,6 +104,7 @@ class _Replay:
             context.clock,
             context.stats,
             context.on_progress,
+            context.account,
         )
 
     async def run(self) -> StatementResult:
@@ -107,6 +113,8 @@ class _Replay:
         await statement.check_constants()
         if self.plan.explain in (Explain.PLAN, Explain.ESTIMATE):
             return await self._explain()
+        if self.context.account is not None:
+            await self.context.account.began()
         async with self.context.transaction.for_statement():
             if self.plan.collect_sql is not None:
                 await self._collect(self.plan.collect_sql)

@@ -6,15 +6,13 @@ Column names and types are sql/views.py's; what is in them is the scheduler's (r
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from typing import Any
 
+from dbfront.view_rows import Row, timestamp
 from kvcore.location import Tier
 from scheduler.events import CandidateCost
 from scheduler.routing_stats import Decision
 from scheduler.routing_view import ErrorSummary, NodeCosts, RoutingView
 
-Row = dict[str, Any]
 VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
 _DIGITS = 7
 
@@ -30,12 +28,11 @@ def routing_rows(view: str, routing: RoutingView) -> list[Row]:
 
 def _decision(decision: Decision) -> Row:
     actual_s = decision.actual_ttft_s
-    decided = datetime.fromtimestamp(decision.decided_unix_s, UTC).replace(tzinfo=None)
     return {
         "request_id": decision.request_id,
         "attempt": decision.attempt,
         "stage": str(decision.stage),
-        "decided_at": decided.isoformat(sep=" "),
+        "decided_at": timestamp(decision.decided_unix_s),
         "model_name": decision.model,
         "prompt_tokens": decision.prompt_tokens,
         "node_id": decision.node_id,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dbfront.activity import Activity, activity_row
-from dbfront.admin_views import ClusterSource, Row, cluster_rows, to_json
+from dbfront.admin_views import ClusterSource, cluster_rows, to_json
 from dbfront.ai_statement import ErrorPolicy
 from dbfront.answers import AnswerBook
 from dbfront.contracts import (
@@ -27,8 +27,14 @@ from dbfront.contracts import (
 from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
 from dbfront.executor import StatementContext, run_statement
 from dbfront.settings import SessionSettings
+from dbfront.statement_entry import StatementEntry
+from dbfront.statement_log import StatementLog
+from dbfront.statistic_store import StatisticStore
+from dbfront.statistic_views import VIEWS as STATISTIC_VIEWS
+from dbfront.statistic_views import statistic_rows
 from dbfront.statistics import AiStats, StatementProgress
 from dbfront.transaction import ClientTransaction
+from dbfront.view_rows import Row, timestamp
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
@@ -100,6 +106,14 @@ class DuckDbSession:
     async def describe(self, sql: str) -> StatementDescription:
         """Say what columns and parameters a statement has; nothing is run, no model called."""
         _check_length(sql)
+        account = self._account(sql)
+        try:
+            return await self._describe(sql)
+        except TierKVError as error:
+            account.ended(AiStats(), error)
+            raise
+
+    async def _describe(self, sql: str) -> StatementDescription:
         types = parameter_types(sql)
         command = setting_command(tokenize(sql))
         if command is not None:
@@ -162,11 +176,29 @@ class DuckDbSession:
             self.activity.progress = None
 
     async def _execute(self, sql: str, params: Mapping[str, Any]) -> StatementResult:
+        account, stats = self._account(sql), AiStats()
         self.activity.state, self.activity.query = "active", sql
         self.activity.query_start_s = self._server.clock.wall()
+        self.activity.query_id = account.query_id
+        try:
+            result = await self._run(sql, params, account, stats)
+        except BaseException as error:
+            account.ended(stats, error)
+            raise
+        account.ended(stats)
+        return result
+
+    def _account(self, sql: str) -> StatementEntry:
+        tag = str(self.settings.get("tierkv.query_tag"))
+        return self._server.statements.open(self.client, self._pid, sql, tag)
+
+    async def _run(
+        self, sql: str, params: Mapping[str, Any], account: StatementEntry, stats: AiStats
+    ) -> StatementResult:
         tokens = tokenize(sql)
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
+            account.planned(kind.value, holds_calls=False)
             return await self._transaction_statement(kind, sql)
         if kind is StatementKind.SAVEPOINT:
             raise FeatureNotSupportedError(
@@ -175,17 +207,17 @@ class DuckDbSession:
         self._transaction.check_usable()
         command = setting_command(tokens)
         if command is not None:
+            account.planned(kind.value, holds_calls=False)
             return self._setting(command)
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
             return StatementResult("RESET")
-        stats = AiStats()
-        result = await run_statement(sql, params, self._context(stats))
+        result = await run_statement(sql, params, self._context(stats, account))
         if kind is not StatementKind.QUERY:
             self._transaction.changed = self._transaction.status == "T"
         return result
 
-    def _context(self, stats: AiStats) -> StatementContext:
+    def _context(self, stats: AiStats, account: StatementEntry) -> StatementContext:
         tenant = self._server.tenant_of(self.client)
         return StatementContext(
             connection=self._connection,
@@ -202,6 +234,7 @@ class DuckDbSession:
             on_progress=self._progress,
             on_finished=self._finished,
             stats=stats,
+            account=account,
         )
 
     def _progress(self, progress: StatementProgress) -> None:
@@ -284,6 +317,7 @@ class DuckDbSqlServer:
     Attributes:
         generator: the way to the models.
         clock: times of statistics and views.
+        statements: what is counted of statements; closed with the server.
         tenant_of: whose KV namespace a client's calls belong to.
     """
 
@@ -295,6 +329,7 @@ class DuckDbSqlServer:
         cluster: ClusterSource | None = None,
         session_defaults: Mapping[str, str] | None = None,
         clock: Clock | None = None,
+        statements: StatementLog | None = None,
         tenant_of: Callable[[ClientInfo], str] = lambda client: client.user,
     ) -> None:
         """Open the database.
@@ -305,6 +340,7 @@ class DuckDbSqlServer:
             cluster: what the admin views show; None shows the front's own only.
             session_defaults: defaults of ``tierkv.*`` settings, by full name.
             clock: the system's by default.
+            statements: where statements are counted; in memory by default.
             tenant_of: maps a client to its tenant; its user name by default.
 
         Raises:
@@ -313,12 +349,16 @@ class DuckDbSqlServer:
         """
         self.generator = generator
         self.clock = clock or SystemClock()
+        self.statements = statements or StatementLog(
+            StatisticStore(now_s=self.clock.wall()), self.clock
+        )
         self.tenant_of = tenant_of
         self._defaults = dict(session_defaults or {})
         SessionSettings(self._defaults)
         self._cluster = cluster
         self._engine = DuckDbEngine(config)
         self._engine.cancel_session = self._cancel_session
+        self._engine.reset_statistics = self._reset_statistics
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, DuckDbSession] = {}
         self._pids = itertools.count(1)
@@ -347,6 +387,10 @@ class DuckDbSqlServer:
         asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
         return True
 
+    def _reset_statistics(self, what: str | None) -> str:
+        """Reset what was counted, asked on an engine thread; the time of it."""
+        return timestamp(self.statements.reset(what))
+
     def forget(self, session: DuckDbSession) -> None:
         """Drop a closed session."""
         self._sessions.pop(session.pid, None)
@@ -356,14 +400,19 @@ class DuckDbSqlServer:
         for session in list(self._sessions.values()):
             await session.close()
         self._engine.close()
+        await self.statements.stop()
 
     async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
         """Return an admin view's rows, as ``asking`` may see them."""
         if view == "stat_activity":
             return [
-                activity_row(session.pid, session.client, session.activity)
+                activity_row(
+                    session.pid, session.client, session.activity, asking=asking.client.user
+                )
                 for session in self._sessions.values()
             ]
+        if view in STATISTIC_VIEWS:
+            return await statistic_rows(view, self.statements)
         rows: list[Row] = []
         if self._cluster is not None:
             rows = await cluster_rows(view, self._cluster, now_s=self.clock.wall())

@@ -128,6 +128,12 @@ def _name(text: str) -> str:
     return text
 
 
+def _tag(text: str) -> str:
+    if len(text) > limits.MAX_NAME_CHARS:
+        raise ValueError(f"must not have more than {limits.MAX_NAME_CHARS} characters")
+    return text
+
+
 def _choice(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -229,6 +235,9 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
         ),
         SettingSpec(
             "tierkv.request_timeout", 0.0, "time for one call, such as 30s; 0: none", _seconds
+        ),
+        SettingSpec(
+            "tierkv.query_tag", "", "shown with the session's statements in the statistics", _tag
         ),
         SettingSpec("tierkv.prefix_order", True, "run calls in order of shared prefix", _on_off),
         SettingSpec(

@@ -66,6 +66,8 @@ class DuckDbEngine:
         books: the AnswerBook each session's AI calls look into, by session number.
         cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
         simulations: what ``tierkv.simulate`` runs.
+        reset_statistics: what ``tierkv.stat_reset(what)`` calls, on an engine thread; the time of
+            the reset as text.
     """
 
     def __init__(self, config: DuckDbConfig) -> None:
@@ -76,6 +78,8 @@ class DuckDbEngine:
         """
         self.books: dict[int, AnswerBook] = {}
         self.cancel_session: Callable[[int], bool] = lambda pid: False
+        self.reset_statistics: Callable[[str | None], str] = lambda what: ""
+        self._reset_errors: dict[int, TierKVError] = {}
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
             self._root = duckdb.connect(config.path or ":memory:")
@@ -90,7 +94,7 @@ class DuckDbEngine:
         """Open a connection for session ``number``."""
         cursor = self._root.cursor()
         cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {int(number)}")
-        return DuckDbConnection(cursor, number, self.books, self.simulations)
+        return DuckDbConnection(cursor, number, self.books, self.simulations, self._reset_errors)
 
     def close(self) -> None:
         """Close the database; connections must be closed before."""
@@ -122,6 +126,14 @@ class DuckDbEngine:
             null_handling="special",  # type: ignore[call-overload]  # text is accepted
             side_effects=True,
         )
+        self._root.create_function(
+            "tierkv_stat_reset",
+            self._reset_statistics,
+            ["BIGINT", "VARCHAR"],
+            "VARCHAR",
+            null_handling="special",  # type: ignore[call-overload]  # text is accepted
+            side_effects=True,
+        )
         for statement in _settings(config):
             self._root.execute(statement)
         if (self._root.execute("SELECT current_database()").fetchone() or ("",))[0] == SCHEMA:
@@ -133,6 +145,14 @@ class DuckDbEngine:
         self._root.execute(simulate_ddl())
         if config.sandbox:
             self._root.execute("SET lock_configuration = true")
+
+    def _reset_statistics(self, session: int | None, what: str | None) -> str:
+        """Reset; the engine would make a text of an error, so it is kept for the connection."""
+        try:
+            return self.reset_statistics(what)
+        except TierKVError as error:
+            self._reset_errors[-1 if session is None else session] = error
+            raise
 
     def _look_up(self, key: int, text: str | None) -> str | None:
         """Answer one row's AI call; DuckDB calls it on its own threads."""
@@ -149,11 +169,13 @@ class DuckDbConnection:
         number: int,
         books: dict[int, AnswerBook],
         simulations: Simulations,
+        reset_errors: dict[int, TierKVError],
     ) -> None:
         self._cursor = cursor
         self._number = number
         self._books = books
         self._simulations = simulations
+        self._reset_errors = reset_errors
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
 
     @property
@@ -233,12 +255,14 @@ class DuckDbConnection:
             return EngineResult(columns, result.fetchall() if columns else [])
         except duckdb.Error as error:
             failed = self._simulations.take_error(self._number)
+            failed = failed or self._reset_errors.get(self._number)
             raise failed or to_tierkv_error(error, sql.text, sql.source_position) from None
         except RuntimeError as error:
             # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
             raise TierKVError(f"the engine failed: {error}") from error
         finally:
             self._books.pop(self._number, None)
+            self._reset_errors.pop(self._number, None)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
