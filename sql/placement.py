@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -48,14 +49,30 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Places by call number, and after how many rows an unordered LIMIT may stop."""
+    """Places by call number, and after how many rows an unordered LIMIT may stop.
+
+    Attributes:
+        tree: the parsed text, in which the call of number n is ``tierkv_site_n(...)``; None when
+            it could not be parsed.
+        marks: (offset in the parsed text, offset in the statement), ascending.
+    """
 
     places: dict[int, Place]
     stop_after_rows: int | None = None
+    tree: exp.Expr | None = None
+    marks: tuple[tuple[int, int], ...] = ()
 
     def place(self, number: int) -> Place:
         """Return where a call stands."""
         return self.places.get(number, Place())
+
+    def source_offset(self, parsed: int) -> int:
+        """Translate an offset in the parsed text."""
+        at = bisect_right(self.marks, (parsed, 1 << 62)) - 1
+        if at < 0:
+            return parsed
+        offset, source = self.marks[at]
+        return source + parsed - offset
 
 
 def place_calls(
@@ -64,8 +81,9 @@ def place_calls(
     """Place the calls of one statement; call numbers are their indexes in ``calls``."""
     if len(text) > _MAX_PARSED_CHARS:
         return Placement({})
+    marked, marks = _marked(text, tokens, calls)
     try:
-        tree = sqlglot.parse_one(_marked(text, tokens, calls), read=dialect.value)
+        tree = sqlglot.parse_one(marked, read=dialect.value)
         walk = _Walk()
         walk.visit(tree, 0, "?")
     except (SqlglotError, RecursionError, TypeError, AttributeError, IndexError):
@@ -77,18 +95,24 @@ def place_calls(
         for number, place in walk.places.items():
             if place.clause == "WHERE":
                 walk.places[number] = Place(place.clause, place.stage, place.kept_in_place, True)
-    return Placement(walk.places, stop_after)
+    return Placement(walk.places, stop_after, tree, marks)
 
 
-def _marked(text: str, tokens: list[Token], calls: list[FoundCall]) -> str:
-    """Give every call a function name of its own."""
+def _marked(
+    text: str, tokens: list[Token], calls: list[FoundCall]
+) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Give every call a function name of its own; return the text and where it comes from."""
     out: list[str] = []
-    copied = 0
+    marks: list[tuple[int, int]] = []
+    copied = length = 0
     for number, call in enumerate(calls):
         name = tokens[call.first]
-        out += [text[copied : name.start], f"tierkv_site_{number}"]
+        piece = f"{text[copied : name.start]}tierkv_site_{number}"
+        out.append(piece)
+        length += len(piece)
         copied = name.end
-    return "".join([*out, text[copied:]])
+        marks.append((length, copied))
+    return "".join([*out, text[copied:]]), tuple(marks)
 
 
 _PHASES: Final = {
@@ -117,21 +141,21 @@ class _Walk:
         """Place the calls below ``node``; return the stage of whatever depends on all of them."""
         if isinstance(node, exp.Select | exp.Update | exp.Delete):
             return self._statement(node, stage)
-        number = _site_number(node)
+        number = site_number(node)
         if number is not None:
-            stage = self._all(_children(node), stage, clause, kept)
+            stage = self._all(children_of(node), stage, clause, kept)
             self.places[number] = Place(clause, stage, kept)
             return stage + 1
         if isinstance(node, exp.Case):
             return self._case(node, stage, clause, kept)
         if isinstance(node, exp.If):
             stage = self.visit(node.this, stage, clause, kept)
-            return self._all(list(_children(node))[1:], stage, clause, kept)
+            return self._all(list(children_of(node))[1:], stage, clause, kept)
         if isinstance(node, exp.Coalesce | exp.And | exp.Or):
-            for child in _children(node):
+            for child in children_of(node):
                 stage = self.visit(child, stage, clause, kept)
             return stage
-        return self._all(_children(node), stage, clause, kept)
+        return self._all(children_of(node), stage, clause, kept)
 
     def _all(self, nodes: Iterable[exp.Expr], stage: int, clause: str, kept: bool) -> int:
         return max((self.visit(node, stage, clause, kept) for node in nodes), default=stage)
@@ -198,14 +222,16 @@ def _is_expression_subquery(node: exp.Expr) -> bool:
     return isinstance(node.parent, exp.Subquery | exp.Exists | exp.In)
 
 
-def _site_number(node: exp.Expr) -> int | None:
+def site_number(node: exp.Expr) -> int | None:
+    """Return the number of the call a node of the marked text stands for."""
     if not isinstance(node, exp.Anonymous) or not isinstance(node.this, str):
         return None
     match = _SITE.fullmatch(node.this)
     return int(match[1]) if match else None
 
 
-def _children(node: exp.Expr) -> list[exp.Expr]:
+def children_of(node: exp.Expr) -> list[exp.Expr]:
+    """Return a node's direct children."""
     return [child for value in node.args.values() for child in _expressions(value)]
 
 
@@ -269,7 +295,7 @@ def _stop_after_rows(tree: exp.Expr) -> int | None:
         name = key.strip("_")
         if value and name not in _PLAIN_CLAUSES:
             return None
-        if name in _SOURCES and any(map(_has_site, _expressions(value))):
+        if name in _SOURCES and any(map(has_site, _expressions(value))):
             return None
     if not all(map(_plain_output, tree.expressions)):
         return None
@@ -279,21 +305,22 @@ def _stop_after_rows(tree: exp.Expr) -> int | None:
         if where and isinstance(where.this, exp.And)
         else ([where.this] if where else [])
     )
-    filters = [conjunct for conjunct in conjuncts if _has_site(conjunct)]
+    filters = [conjunct for conjunct in conjuncts if has_site(conjunct)]
     if not filters or not all(map(_needs_answer, filters)):
         return None
     return int(count.name)
 
 
-def _has_site(node: exp.Expr) -> bool:
-    return any(_site_number(found) is not None for found in node.find_all(exp.Anonymous))
+def has_site(node: exp.Expr) -> bool:
+    """Say whether a call stands at or below a node."""
+    return any(site_number(found) is not None for found in node.find_all(exp.Anonymous))
 
 
 def _plain_output(node: exp.Expr) -> bool:
     """Say whether an output has no aggregate, window, subquery or unnest anywhere."""
     return all(
         isinstance(part, _PLAIN_OUTPUTS)
-        and (not isinstance(part, exp.Anonymous) or _site_number(part) is not None)
+        and (not isinstance(part, exp.Anonymous) or site_number(part) is not None)
         for part in node.walk()
     )
 
@@ -307,12 +334,12 @@ def _needs_answer(conjunct: exp.Expr) -> bool:
             return _strict(node.this)
     if not isinstance(node, _COMPARISONS) or node.args.get("query") is not None:
         return False
-    return all(not _has_site(child) or _strict(child) for child in _children(node))
+    return all(not has_site(child) or _strict(child) for child in children_of(node))
 
 
 def _strict(node: exp.Expr) -> bool:
-    if _site_number(node) is not None:
-        return not any(_has_site(child) for child in _children(node))
+    if site_number(node) is not None:
+        return not any(has_site(child) for child in children_of(node))
     return isinstance(node, _STRICT) and all(
-        not _has_site(child) or _strict(child) for child in _children(node)
+        not has_site(child) or _strict(child) for child in children_of(node)
     )

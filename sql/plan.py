@@ -21,6 +21,8 @@ from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.select_list import missing_aliases
 from sql.statement import StatementKind, classify
+from sql.stream_plan import StreamPlan, stream_plan
+from sql.stream_shape import NotStreamableError
 from sql.views import admin_views_in
 
 MAX_FORMS: Final = 4096
@@ -67,6 +69,7 @@ class StatementPlan:
         returning_sql: a SELECT with the columns of its RETURNING clause; None without one.
         shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
         dialect: of the engine it is for.
+        stream: how to run it as a stream; None with ``why_not_stream``, in words.
     """
 
     text: str
@@ -83,6 +86,8 @@ class StatementPlan:
     returning_sql: RewrittenSql | None = None
     shows: bool = False
     dialect: Dialect = Dialect.DUCKDB
+    stream: StreamPlan | None = None
+    why_not_stream: str = ""
 
     @property
     def writes(self) -> bool:
@@ -172,6 +177,7 @@ def plan_statement(
     )
     returning = returning_form(tokens, kind)
     collect = collect_form(tokens, kind) if kind.writes else None
+    stream, why_not = _stream(tokens, calls, placement, rewriter, kind)
     return StatementPlan(
         text=text,
         kind=kind,
@@ -183,7 +189,26 @@ def plan_statement(
         admin_views=views,
         returning_sql=rewriter.rewrite(returning) if returning else None,
         dialect=dialect,
+        stream=stream,
+        why_not_stream=why_not,
     )
+
+
+def _stream(
+    tokens: list[Token],
+    calls: list[FoundCall],
+    placement: Placement,
+    rewriter: SqlRewriter,
+    kind: StatementKind,
+) -> tuple[StreamPlan | None, str]:
+    if kind is not StatementKind.QUERY:
+        return None, "it writes"
+    if rewriter.dialect is not Dialect.DUCKDB:
+        return None, "PostgreSQL runs it whole"
+    try:
+        return stream_plan(tokens, calls, placement, rewriter), ""
+    except NotStreamableError as reason:
+        return None, str(reason)
 
 
 def _mode(options: ExplainOptions | None) -> Explain:
@@ -307,6 +332,7 @@ def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
         ),
         stage=min(place.stage for place in places),
         filters=all(place.filters for place in places),
+        unordered=call.gathering is not None and not call.gathering.ordered,
     )
 
 
