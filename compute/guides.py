@@ -15,13 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compute.json_grammar import compiler, grammar_of, parser_limits, schema_error
-from kvcore.errors import FeatureNotSupportedError, RowLevelError
+from kvcore.errors import (
+    FeatureNotSupportedError,
+    OverloadedError,
+    RowLevelError,
+    TransportError,
+)
 from kvcore.node import ModelInfo
 from kvcore.request import GenerateRequest
 
 BoolArray = NDArray[np.bool_]
 
 _SCHEMAS_KEPT = 64
+_MOST_COMPILING = 256
 _ERROR_CHARS = 200
 
 
@@ -73,7 +79,8 @@ class Guides:
         self._vocab_tokens = vocab_tokens
         self._tokenizer: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
-        self._compiling = asyncio.Lock()
+        self._compiling: dict[str, asyncio.Task[Any]] = {}
+        self._turn = asyncio.Lock()
 
     async def guide(self, request: GenerateRequest) -> Guide | None:
         """Return the guide of a request as far as its answer is known; None for free text.
@@ -85,6 +92,8 @@ class Guides:
             UdfArgumentError: the schema can't be followed.
             FeatureNotSupportedError: the model has no tokenizer.json, or there is no compiler.
             RowLevelError: what was generated before does not fit the schema.
+            OverloadedError: too many other schemas are waiting.
+            TransportError: the node is stopping.
         """
         if not request.guide:
             return None
@@ -99,15 +108,46 @@ class Guides:
         return guide
 
     async def _matcher(self, schema: str) -> Any:
-        """Return a schema's matcher, which has seen nothing and is only copied."""
-        if schema not in self._compiled:
-            async with self._compiling:
-                if schema not in self._compiled:
-                    self._compiled[schema] = await asyncio.to_thread(self._compile, schema)
-                    if len(self._compiled) > _SCHEMAS_KEPT:
-                        self._compiled.popitem(last=False)
-        self._compiled.move_to_end(schema)
-        return self._compiled[schema]
+        """Return a schema's matcher, which has seen nothing and is only copied.
+
+        Compiling goes on when the caller leaves: the next one may want it, and no more than one
+        thread is ever busy with it.
+        """
+        if schema in self._compiled:
+            self._compiled.move_to_end(schema)
+            return self._compiled[schema]
+        task = self._compiling.get(schema)
+        if task is None:
+            if len(self._compiling) >= _MOST_COMPILING:
+                raise OverloadedError(f"{_MOST_COMPILING} JSON schemas wait to be compiled")
+            task = asyncio.create_task(self._compile_in_turn(schema))
+            self._compiling[schema] = task
+            task.add_done_callback(lambda done: self._keep(schema, done))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or caller is None or caller.cancelling():
+                raise
+            raise TransportError("the node is stopping") from None
+
+    async def _compile_in_turn(self, schema: str) -> Any:
+        async with self._turn:
+            return await asyncio.to_thread(self._compile, schema)
+
+    def _keep(self, schema: str, done: asyncio.Task[Any]) -> None:
+        del self._compiling[schema]
+        if not done.cancelled() and done.exception() is None:
+            self._compiled[schema] = done.result()
+            if len(self._compiled) > _SCHEMAS_KEPT:
+                self._compiled.popitem(last=False)
+
+    async def close(self) -> None:
+        """Give up what is being compiled."""
+        tasks = list(self._compiling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _compile(self, schema: str) -> Any:
         grammar = grammar_of(schema)

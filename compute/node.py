@@ -137,6 +137,7 @@ class ComputeNode:
         """End all requests as cancelled, publish what is queued, stop all threads."""
         if self._running:
             self._running = False
+            await self._guides.close()
             # In a thread: the loop must stay free to answer the directory's last questions.
             await asyncio.to_thread(self._engine.stop)
 
@@ -156,7 +157,7 @@ class ComputeNode:
         Raises:
             UserError: the request can't work (unknown model, too long, bad token ids, a schema
                 that can't be followed).
-            OverloadedError: the queue is full.
+            OverloadedError: the queue is full, or too many schemas wait to be compiled.
             TransportError: the node is not running.
         """
         self._check(request)

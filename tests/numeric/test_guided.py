@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,13 @@ from compute.node import ComputeNode
 from dbfront.tokenizer import load_tokenizer
 from dmp.pool_node import PoolNode
 from kvcore import limits
-from kvcore.errors import FeatureNotSupportedError, RowLevelError, UdfArgumentError
+from kvcore.errors import (
+    FeatureNotSupportedError,
+    OverloadedError,
+    RowLevelError,
+    TransportError,
+    UdfArgumentError,
+)
 from kvcore.request import FinishReason, GenerateRequest
 from tests.fix_blend import all_given_back
 from tests.fix_model import answer, make_request, running_node, tiny_config
@@ -325,3 +332,67 @@ async def test_many_schemas_are_compiled_once_each(folder: Path) -> None:
             str(number) for number in [*range(70), *range(10, 70)]
         ]
         assert len(node._guides._compiled) == 64
+
+
+class SlowCompiler:
+    """Holds compiling threads until ``gate`` opens; counts them."""
+
+    def __init__(self, node: ComputeNode) -> None:
+        self.gate = threading.Event()
+        self.entered = self.busy = self.most_busy = 0
+        self._compile = node._guides._compile
+        node._guides._compile = self
+
+    def __call__(self, schema: str) -> Any:
+        self.entered += 1
+        self.busy += 1
+        self.most_busy = max(self.most_busy, self.busy)
+        assert self.gate.wait(30)
+        self.busy -= 1
+        return self._compile(schema)
+
+    async def until(self, entered: int) -> None:
+        async with asyncio.timeout(20):
+            while self.entered < entered:
+                await asyncio.sleep(0.001)
+
+
+async def test_nobody_waits_for_a_compiler_but_those_who_want_its_schema(folder: Path) -> None:
+    async with guided_node(folder) as node:
+        slow = SlowCompiler(node)
+        first = [asyncio.create_task(answer(node, guided(1))) for _ in range(2)]
+        await slow.until(1)
+        assert len((await answer(node, make_request(prompt_of(1))))[0]) == 12
+        first[0].cancel()  # The other one still wants it.
+        await asyncio.gather(first[0], return_exceptions=True)
+        slow.gate.set()
+        assert (await first[1])[1].finish_reason is FinishReason.STOP
+        assert slow.entered == 1
+
+
+async def test_callers_who_leave_do_not_pile_compilers_up(folder: Path) -> None:
+    schemas = [json.dumps({"enum": [number]}) for number in range(258)]
+    async with guided_node(folder) as node:
+        slow = SlowCompiler(node)
+        left = [asyncio.create_task(answer(node, guided(1, schema))) for schema in schemas]
+        await slow.until(1)
+        for task in left:
+            task.cancel()
+        ended = await asyncio.gather(*left, return_exceptions=True)
+        assert sum(isinstance(end, OverloadedError) for end in ended) == 2
+        slow.gate.set()
+        tokens, _ = await answer(node, guided(1, schemas[255]))
+        assert text_of(folder, tokens) == "255"
+        assert slow.entered == 256 and slow.most_busy == 1
+
+
+async def test_a_node_stops_while_a_schema_is_compiled(folder: Path) -> None:
+    async with guided_node(folder) as node:
+        slow = SlowCompiler(node)
+        asked = asyncio.create_task(answer(node, guided(1)))
+        await slow.until(1)
+        stopping = asyncio.create_task(node.stop())
+        with pytest.raises(TransportError, match="stopping"):
+            await asked
+        slow.gate.set()
+        await stopping
