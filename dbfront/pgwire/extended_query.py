@@ -16,6 +16,7 @@ from dbfront.pgwire.copy import run_copy
 from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_fields
 from dbfront.pgwire.implicit import ImplicitTransaction
+from dbfront.pgwire.inference import inferred_types, lookup_sql, parameter_uses
 from dbfront.pgwire.portals import Portal, PreparedStatement, bind, prepare
 from dbfront.pgwire.simple_query import check_length
 from dbfront.pgwire.sql_tokens import first_word, tokens
@@ -116,8 +117,18 @@ class ExtendedQuery:
 
     async def _description(self, statement: PreparedStatement) -> StatementDescription:
         if statement.description is None:
+            statement.inferred = await self._infer(statement)
             statement.description = await self._describe(statement, statement.described_sql())
         return statement.description
+
+    async def _infer(self, statement: PreparedStatement) -> dict[int, str]:
+        """Types of untyped parameters, from the columns they meet."""
+        if not statement.untyped() or self._exchange.session.transaction_status == "E":
+            return {}
+        uses = parameter_uses(statement.sql)
+        if not uses.tables or not (uses.columns or uses.positions):
+            return inferred_types(uses, ())
+        return inferred_types(uses, await self._exchange.session.own_rows(lookup_sql(uses)))
 
     async def _describe(self, statement: PreparedStatement, sql: str) -> StatementDescription:
         if not sql or statement.copy is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from dbfront.contracts import SqlSession, StatementResult
-from dbfront.pgwire.sql_tokens import first_word
+from dbfront.pgwire.sql_tokens import first_word, tokens
 
 _BEGIN: Final = frozenset({"BEGIN", "START"})
 _END: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
@@ -41,7 +41,7 @@ class ImplicitTransaction:
         if self.active and word in _BEGIN:
             self.active = False
             return StatementResult("BEGIN")
-        if word in _END:
+        if word in _END and not _goes_back(sql):
             self.active = False
         elif word not in _BEGIN | _ALONE and self._session.transaction_status == "I":
             await self._session.execute("BEGIN")
@@ -54,3 +54,8 @@ class ImplicitTransaction:
             self.active = False
             if self._session.transaction_status != "I":
                 await self._session.execute("ROLLBACK" if failed else "COMMIT")
+
+
+def _goes_back(sql: str) -> bool:
+    """Whether it is ROLLBACK TO, which does not end the transaction."""
+    return any(token.upper == "TO" for token in tokens(sql))

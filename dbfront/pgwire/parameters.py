@@ -8,6 +8,7 @@ type is the user's error (22P02, 22P03), not a broken connection.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import struct
 import uuid
 from collections.abc import Callable
@@ -81,6 +82,21 @@ def _plain_int(text: str) -> int:
     return int(text)
 
 
+_WITH_OFFSET = re.compile(r"(.*?\d)\s*(?:[+-]\d\d(?::?\d\d){0,2}|Z)", re.DOTALL)
+_DATE_WITH_OFFSET = re.compile(r"(\d{4,}-\d\d-\d\d)\s*(?:[+-]\d\d(?::?\d\d){0,2}|Z)")
+
+
+def _without_offset(text: str) -> str:
+    """A time or timestamp without zone ignores an offset, which JDBC sends with each."""
+    match = _WITH_OFFSET.fullmatch(text.strip(_SPACES)) if ":" in text else None
+    return match[1] if match else text
+
+
+def _date_text(text: str) -> str:
+    match = _DATE_WITH_OFFSET.fullmatch(text.strip(_SPACES))
+    return match[1] if match else text
+
+
 _FROM_TEXT: Final[dict[str, Callable[[str], Any]]] = {
     "bool": _bool,
     "int2": _plain_int,
@@ -91,6 +107,9 @@ _FROM_TEXT: Final[dict[str, Callable[[str], Any]]] = {
     "float8": float,
     "numeric": Decimal,
     "bytea": _bytea,
+    "date": _date_text,
+    "time": _without_offset,
+    "timestamp": _without_offset,
 }
 
 

@@ -15,7 +15,7 @@ from dbfront.contracts import StatementDescription, StatementResult
 from dbfront.pgwire.copy_statement import CopyStatement
 from dbfront.pgwire.messages import Bind
 from dbfront.pgwire.parameters import decode_parameter, is_text
-from dbfront.pgwire.sql_tokens import array_casts, parameter_count, replace_parameters
+from dbfront.pgwire.sql_tokens import long_casts, parameter_count, replace_parameters
 from dbfront.pgwire.types import TEXT, PgType, by_oid, pg_type
 from kvcore.errors import FeatureNotSupportedError, SqlError
 
@@ -33,7 +33,8 @@ class PreparedStatement:
         parameters: how many ``$n`` there are.
         copy: set if it is a COPY through the client.
         description: filled at the first Describe or Bind that needs it.
-        array_casts: parameters the text casts to arrays.
+        long_casts: types of parameters the text casts to arrays, or to a type with a zone.
+        inferred: DuckDB types of parameters (from 1) by the columns they meet.
     """
 
     sql: str
@@ -41,7 +42,22 @@ class PreparedStatement:
     parameters: int = 0
     copy: CopyStatement | None = None
     description: StatementDescription | None = None
-    array_casts: dict[int, str] = field(default_factory=dict)
+    long_casts: dict[int, str] = field(default_factory=dict)
+    inferred: dict[int, str] = field(default_factory=dict)
+
+    def untyped(self) -> bool:
+        """Whether a parameter has neither a declared type nor such a cast."""
+        return any(
+            self.declared_type(at) is None and at + 1 not in self.long_casts
+            for at in range(self.parameters)
+        )
+
+    def cast_type(self, at: int) -> PgType | None:
+        """The type parameter ``at`` is cast to: declared or inferred; None for no cast."""
+        kind = self.declared_type(at)
+        if kind is None and at + 1 in self.inferred:
+            kind = pg_type(self.inferred[at + 1])
+        return None if kind is None or is_text(kind) else kind
 
     def declared_type(self, at: int) -> PgType | None:
         """The declared type of parameter ``at`` (from 0), or None."""
@@ -54,9 +70,9 @@ class PreparedStatement:
         """The SQL to describe: declared parameters are cast to their types."""
         casts = {}
         for at in range(self.parameters):
-            kind = self.declared_type(at)
-            if kind is not None and not is_text(kind):
-                casts[at + 1] = kind.duckdb or "DECIMAL(18,3)"
+            kind = self.cast_type(at)
+            if kind is not None:
+                casts[at + 1] = kind.duckdb or self.inferred.get(at + 1, "DECIMAL(18,3)")
         return replace_parameters(self.sql, casts)
 
     def parameter_type(self, at: int) -> PgType:
@@ -64,8 +80,10 @@ class PreparedStatement:
         declared = self.declared_type(at)
         if declared is not None:
             return declared
-        if at + 1 in self.array_casts:
-            return pg_type(self.array_casts[at + 1])
+        if at + 1 in self.long_casts:
+            return pg_type(self.long_casts[at + 1])
+        if at + 1 in self.inferred:
+            return pg_type(self.inferred[at + 1])
         inferred = self.description.parameter_types if self.description else ()
         return pg_type(inferred[at]) if at < len(inferred) else TEXT
 
@@ -87,8 +105,8 @@ class PreparedStatement:
 def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
     """Make a prepared statement of one SQL statement."""
     count = max(parameter_count(sql), len(declared)) if sql else 0
-    casts = array_casts(sql) if count else {}
-    return PreparedStatement(sql, declared, count, copy, array_casts=casts)
+    casts = long_casts(sql) if count else {}
+    return PreparedStatement(sql, declared, count, copy, long_casts=casts)
 
 
 @dataclass(slots=True)
@@ -149,8 +167,8 @@ def _value(statement: PreparedStatement, at: int, data: bytes, code: int) -> Any
 def _casts(statement: PreparedStatement, values: Sequence[Any]) -> dict[int, str]:
     casts = {}
     for at, value in enumerate(values):
-        kind = statement.declared_type(at)
-        if kind is None or is_text(kind):
+        kind = statement.cast_type(at)
+        if kind is None:
             continue
         cast = kind.duckdb or (_decimal_cast(value) if kind.element is None else "")
         if cast:

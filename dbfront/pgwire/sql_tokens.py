@@ -36,6 +36,9 @@ _TYPE_NAMES: Final = {
 }
 
 
+_ZONED: Final = {"TIMESTAMP": "TIMESTAMP WITH TIME ZONE", "TIME": "TIME WITH TIME ZONE"}
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """A piece of SQL text. ``kind``: word, ident, string, number, param or symbol."""
@@ -102,15 +105,19 @@ def replace_parameters(sql: str, casts: dict[int, str]) -> str:
     return "".join(parts) + sql[at:]
 
 
-def array_casts(sql: str) -> dict[int, str]:
-    """Parameters that the text casts to an array (``$1::INT[]``), with the array's type.
+def long_casts(sql: str) -> dict[int, str]:
+    """Parameters that the text casts to an array (``$1::INT[]``) or a type with a zone.
 
     Only for these must a text parameter such as ``{1,2}`` be taken apart before DuckDB sees it.
     """
     found: dict[int, str] = {}
     words = tokens(sql)
     for index, token in enumerate(words):
-        after = [word.upper for word in words[index + 1 : index + 5]]
-        if token.parameter and after[:1] in (["::"], ["AS"]) and after[2:] == ["[", "]"]:
+        after = [word.upper for word in words[index + 1 : index + 6]]
+        if not token.parameter or after[:1] not in (["::"], ["AS"]):
+            continue
+        if after[2:4] == ["[", "]"]:
             found.setdefault(token.parameter, f"{_TYPE_NAMES.get(after[1], after[1])}[]")
+        elif after[2:] == ["WITH", "TIME", "ZONE"] and after[1] in _ZONED:
+            found.setdefault(token.parameter, _ZONED[after[1]])
     return found

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from dbfront.pgwire.types import PgType
+from dbfront.pgwire.types import INT2VECTOR, OIDVECTOR, PgType
 
 TextForm = Callable[[Any], str]
 
@@ -224,6 +224,8 @@ _FORMS: Final[dict[str, TextForm]] = {
 
 def text_form(kind: PgType, duckdb_name: str = "") -> TextForm:
     """The function from a value of that type to its text."""
+    if kind in (INT2VECTOR, OIDVECTOR):
+        return lambda value: " ".join(map(str, value))
     if kind.element is not None:
         return _array_text(text_form(kind.element))
     if duckdb_name.startswith("MAP("):

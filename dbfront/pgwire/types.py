@@ -55,6 +55,10 @@ TIMETZ: Final = PgType("timetz", 1266, 12, "TIMETZ")
 NUMERIC: Final = PgType("numeric", 1700, -1)
 UUID: Final = PgType("uuid", 2950, 16, "UUID")
 
+# Lists of the catalog, which have a text form of their own: numbers with spaces between.
+INT2VECTOR: Final = PgType("int2vector", 22, -1, element=INT2)
+OIDVECTOR: Final = PgType("oidvector", 30, -1, element=OID)
+
 _ARRAYS: Final = (
     (BOOL, 1000),
     (BYTEA, 1001),
@@ -134,6 +138,8 @@ DUCKDB_TYPES: Final = {
     "INTERVAL": INTERVAL,
     "UUID": UUID,
     "JSON": JSON,
+    "INT2VECTOR": INT2VECTOR,
+    "OIDVECTOR": OIDVECTOR,
 }
 
 _LIST = re.compile(r"(.*[^\]])\[\d*\]", re.DOTALL)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sql.functions import AI_FUNCTIONS
 from tests.fix_pgwire import RunningServer, running_pgwire
 
 pytestmark = [
@@ -26,6 +27,11 @@ def server() -> Iterator[RunningServer]:
             "price DECIMAL(10,2) CHECK (price > 0));"
             "CREATE INDEX docs_price ON docs (price);"
             "CREATE VIEW cheap AS SELECT * FROM docs WHERE price < 5;"
+            "CREATE TABLE orders (doc INTEGER REFERENCES docs (id));"
+            "CREATE SCHEMA sales; CREATE TABLE sales.totals (id INTEGER PRIMARY KEY);"
+            "CREATE SEQUENCE numbers START 7; CREATE TYPE mood AS ENUM ('sad', 'ok');"
+            "CREATE MACRO add_one(x) AS x + 1;"
+            "COMMENT ON TABLE docs IS 'papers'; COMMENT ON COLUMN docs.body IS 'the text';"
             "INSERT INTO docs VALUES (1, 'one', 1.5), (2, 'two', NULL)",
         )
         yield running
@@ -43,29 +49,67 @@ def psql(server: RunningServer, command: str, *flags: str, stdin: str | None = N
 
 
 def test_list_and_describe_tables(server: RunningServer) -> None:
-    assert " main   | docs | table | tierkv" in psql(server, "\\dt")
+    assert " main   | docs   | table | tierkv" in psql(server, "\\dt")
     described = psql(server, "\\d docs")
     assert " price  | numeric(10,2) |           |          | " in described
     assert " body   | text          |           | not null | 'x'" in described
     assert '"docs_id_pkey" PRIMARY KEY, btree (id)' in described
     assert '"docs_price" btree (price)' in described
-    assert "CHECK" in described
+    assert '"docs_price_check" CHECK ((price > 0))' in described
+    assert 'TABLE "orders" CONSTRAINT "orders_doc_id_fkey" FOREIGN KEY (doc)' in described
+    assert "FOREIGN KEY (doc) REFERENCES docs(id)" in psql(server, "\\d orders")
     assert "Did not find any relation" in psql(server, "\\d nowhere")
     assert 'View "main.cheap"' in psql(server, "\\d cheap")
+    assert "SELECT * FROM docs WHERE (price < 5)" in psql(server, "\\d+ cheap")
+    assert " price  | numeric(10,2) | yes  | price" in psql(server, "\\d docs_price")
+    assert " bigint |     7 |       1 |" in psql(server, "\\d numbers")
+    assert " id     | integer |           | not null | " in psql(server, "\\d sales.totals")
+
+
+def test_the_database_has_the_name_the_client_gave(server: RunningServer) -> None:
+    dsn = server.dsn.replace("dbname=main", "dbname=shop")
+    done = subprocess.run(
+        ["psql", "-X", "-w", "-At", "-c", "\\l", "-c", "SELECT current_database()", dsn],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert [line.split("|")[0] for line in done.stdout.splitlines()] == ["shop", "shop"]
+
+
+def test_the_ai_functions_are_listed(server: RunningServer) -> None:
+    listed = psql(server, "\\df ai*", "-At").splitlines()
+    assert {line.split("|")[1] for line in listed} == set(AI_FUNCTIONS)
+    generate = next(line for line in listed if line.split("|")[1] == "ai_generate")
+    assert generate.startswith("main|ai_generate|text|prompt text, model text DEFAULT NULL, ")
+    assert generate.endswith("|func")
+    assert "|agg" in next(line for line in listed if line.split("|")[1] == "ai_agg")
 
 
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("\\l", "memory"),
+        ("\\l", "main"),
+        ("\\l+", "pg_default"),
         ("\\dn", "main"),
+        ("\\dn s*", "sales"),
         ("\\du", "Superuser"),
-        ("\\df", "List of functions"),
+        ("\\du", "alice"),
+        ("\\df", "add_one"),
+        ("\\df+ add_one", "sql"),
+        ("\\sf add_one", "CREATE FUNCTION add_one(x any)"),
+        ("\\sv cheap", "SELECT * FROM docs"),
         ("\\dv", "cheap"),
         ("\\di", "docs_price"),
-        ("\\dt+", "permanent"),
-        ("\\d+ docs", "numeric(10,2)"),
-        ("\\dT", "Description"),
+        ("\\ds", "numbers"),
+        ("\\dt+", "papers"),
+        ("\\dt sales.*", "totals"),
+        ("\\dt *.*", "totals"),
+        ("\\d+ docs", "the text"),
+        ("\\dT", "mood"),
+        ("\\dT+", "sad"),
+        ("\\da", "ai_agg"),
+        ("\\dconfig", "application_name"),
         ("\\conninfo", 'as user "alice"'),
         ("\\dt tierkv.*", "Did not find any relation"),
         ("\\dv tierkv.*", "stat_kvcache"),
@@ -75,6 +119,19 @@ def test_backslash_commands(server: RunningServer, command: str, expected: str) 
     output = psql(server, command)
     assert expected in output
     assert "ERROR" not in output
+
+
+OTHERS = (
+    "d db dc dC dd dD ddp dE des det deu dew dF dFd dFp dFt dg dl dL dm do dO dp dP dPi drds dRp "
+    "dRs dx dX dy dA dAc dAf dAo dAp z dn+ di+ dv+ ds+ df+ dT+ dfa dfn dft dfw dtS diS"
+)
+
+
+@pytest.mark.parametrize("command", OTHERS.split())
+def test_commands_about_what_is_not_there_say_so(server: RunningServer, command: str) -> None:
+    output = psql(server, f"\\{command}")
+    assert "ERROR" not in output
+    assert output.strip()
 
 
 def test_errors_show_their_state(server: RunningServer) -> None:

@@ -1,6 +1,6 @@
 """Puts PostgreSQL's catalog into the engine: an attached in-memory database named tierkv_pg.
 
-The views and macros are in sql/ddl/pg_catalog.sql; the type tables come from types.py, so the OIDs
+The views and macros are in sql/ddl/pg_catalog*.sql; the type tables come from types.py, so the OIDs
 in the catalog are those on the wire. Nothing is ever written into the user's database.
 """
 
@@ -12,10 +12,14 @@ from functools import lru_cache
 from typing import Final
 
 from dbfront.contracts import SqlSession
-from dbfront.pgwire.catalog.rewrite import DATABASE, CatalogNames, qualify
+from dbfront.pgwire.catalog.ai_functions import ai_functions_view
+from dbfront.pgwire.catalog.rewrite import qualify
+from dbfront.pgwire.catalog.rewriter import DATABASE, INFORMATION_SCHEMA, CatalogNames
+from dbfront.pgwire.catalog.shapes import empty_catalogs, system_relations
 from dbfront.pgwire.sql_tokens import tokens
 from dbfront.pgwire.types import DUCKDB_TYPES, WIRE_TYPES, PgType
 
+_FILES: Final = ("pg_catalog.sql", "pg_catalog_functions.sql", "pg_catalog_information.sql")
 _FORMAT_NAMES: Final = {
     "bool": "boolean",
     "int2": "smallint",
@@ -29,10 +33,12 @@ _FORMAT_NAMES: Final = {
     "timestamptz": "timestamp with time zone",
 }
 _EXTRA_TYPES: Final = (  # known to clients, never sent by us
-    ("varchar", 1043, 1015, -1, "S", "character varying"),
-    ("bpchar", 1042, 1014, -1, "S", "character"),
-    ("name", 19, 1003, 64, "S", "name"),
-    ("jsonb", 3802, 3807, -1, "U", "jsonb"),
+    ("varchar", 1043, 1015, -1, "S", "character varying", 0),
+    ("bpchar", 1042, 1014, -1, "S", "character", 0),
+    ("name", 19, 1003, 64, "S", "name", 0),
+    ("int2vector", 22, 1006, -1, "A", "int2vector", 21),
+    ("oidvector", 30, 1013, -1, "A", "oidvector", 26),
+    ("jsonb", 3802, 3807, -1, "U", "jsonb", 0),
 )
 _CATEGORIES: Final = {"bool": "B", "text": "S", "interval": "T", "bytea": "U", "json": "U"}
 
@@ -57,29 +63,34 @@ def _type_rows() -> Iterator[str]:
             f"({kind.oid}::BIGINT, '{kind.name}', {array}::BIGINT, {kind.size}, "
             f"'{_category(kind)}', '{shown}', {kind.element.oid if kind.element else 0}::BIGINT)"
         )
-    for name, oid, array, size, category, shown in _EXTRA_TYPES:
-        yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', 0)"
+    for name, oid, array, size, category, shown, element in _EXTRA_TYPES:
+        yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', {element})"
 
 
 def _type_statements() -> list[str]:
-    oids = {name: kind.oid for name, kind in DUCKDB_TYPES.items()} | {"VARCHAR": 25}
+    oids = {name: kind.oid for name, kind in DUCKDB_TYPES.items() if kind.element is None} | {
+        "VARCHAR": 25
+    }
     array_oids = {t.element.oid: t.oid for t in WIRE_TYPES if t.element is not None}
     oids |= {f"{name}[]": array_oids[oid] for name, oid in list(oids.items())}
     pairs = ", ".join(f"'{name}': {oid}::BIGINT" for name, oid in oids.items())
     return [
-        f"CREATE VIEW type_names AS SELECT * FROM (VALUES {', '.join(_type_rows())}) "
+        f"CREATE VIEW own_type_names AS SELECT * FROM (VALUES {', '.join(_type_rows())}) "
         "v(oid, typname, typarray, typlen, typcategory, format_name, typelem)",
-        f"CREATE MACRO type_oid(type_text) AS coalesce(MAP {{{pairs}}}["
+        f"CREATE MACRO own_type_oid(type_text) AS coalesce(MAP {{{pairs}}}["
         r"regexp_replace(regexp_replace(type_text, '\(\d+,\s*\d+\)', ''), '\[\d+\]$', '[]')], 25)",
-        "CREATE MACRO type_modifier(type_text) AS CASE WHEN type_text LIKE 'DECIMAL(%)' "
+        "CREATE MACRO own_type_length(type_text) AS coalesce((SELECT tn_l FROM (SELECT "
+        "oid AS tn_o, typlen AS tn_l FROM own_type_names) "
+        "WHERE tn_o = own_type_oid(type_text)), -1)::SMALLINT",
+        "CREATE MACRO own_type_modifier(type_text) AS CASE WHEN type_text LIKE 'DECIMAL(%)' "
         r"THEN (regexp_extract(type_text, '\((\d+)', 1)::INTEGER << 16) + "
         r"regexp_extract(type_text, ',\s*(\d+)', 1)::INTEGER + 4 ELSE -1 END",
     ]
 
 
-def _file_statements() -> list[str]:
-    """The statements of pg_catalog.sql."""
-    text = (importlib.resources.files("sql") / "ddl" / "pg_catalog.sql").read_text()
+def _file_statements(name: str) -> list[str]:
+    """The statements of one file in sql/ddl."""
+    text = (importlib.resources.files("sql") / "ddl" / name).read_text()
     statements, start = [], 0
     for token in tokens(text):
         if token.text == ";":
@@ -88,23 +99,51 @@ def _file_statements() -> list[str]:
     return statements
 
 
+def _defined(statement: str) -> tuple[str, str]:
+    """VIEW or MACRO, and its name; information_schema's views with that prefix."""
+    words = [token for token, _ in zip(tokens(statement), range(5), strict=False)]
+    if words[3].text == ".":
+        return words[1].upper, f"{INFORMATION_SCHEMA}.{words[4].name}"
+    return words[1].upper, words[2].name
+
+
+@lru_cache(maxsize=1)
+def _statements() -> tuple[str, ...]:
+    made = [
+        *_type_statements(),
+        system_relations(),
+        ai_functions_view(),
+        *(statement for name in _FILES for statement in _file_statements(name)),
+    ]
+    return (f"CREATE SCHEMA {DATABASE}.information", *made)
+
+
 @lru_cache(maxsize=1)
 def catalog_names() -> CatalogNames:
-    """What there is: public views and functions, and all names, internal ones too."""
-    views: set[str] = set()
-    functions: set[str] = set()
-    for statement in (*_type_statements(), *_file_statements()):
-        words = [token for token, _ in zip(tokens(statement), range(3), strict=False)]
-        (views if words[1].upper == "VIEW" else functions).add(words[2].name)
-    return CatalogNames(frozenset(views), frozenset(functions))
+    """All names there are, those for our own DDL too."""
+    names = [_defined(statement) for statement in _statements()[1:]]
+    views = {name for kind, name in names if kind == "VIEW"}
+    prefix = f"{INFORMATION_SCHEMA}."
+    return CatalogNames(
+        views=frozenset(name for name in views if not name.startswith(prefix)),
+        functions=frozenset(name for kind, name in names if kind == "MACRO"),
+        information=frozenset(n.removeprefix(prefix) for n in views if n.startswith(prefix)),
+        empty=empty_catalogs(views),
+    )
+
+
+@lru_cache(maxsize=1)
+def client_names() -> CatalogNames:
+    """What clients may name."""
+    return catalog_names().for_clients()
 
 
 @lru_cache(maxsize=1)
 def catalog_statements() -> tuple[str, ...]:
     """All statements, in order, with every name of ours qualified."""
     names = catalog_names()
-    statements = (*_type_statements(), *_file_statements())
-    return tuple(qualify(statement, names) for statement in statements)
+    schema, *statements = _statements()
+    return (schema, *(qualify(statement, names) for statement in statements))
 
 
 async def install(session: SqlSession) -> None:

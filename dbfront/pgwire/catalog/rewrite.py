@@ -8,88 +8,48 @@ without any of the telling words is given back untouched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from dbfront.pgwire.sql_tokens import Token, tokens
-
-DATABASE: Final = "tierkv_pg"
+from dbfront.pgwire.catalog.casts import cast_of_call, cast_of_value, cast_type
+from dbfront.pgwire.catalog.rewriter import (
+    DATABASE,
+    INFORMATION_SCHEMA,
+    CatalogNames,
+    Rewriter,
+    Rule,
+)
+from dbfront.pgwire.parameters import decode_parameter
+from dbfront.pgwire.types import pg_type
 
 _TELLING: Final = re.compile(
-    r"pg_|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
+    r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"
+    r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
     r"|\bcurrent_(?:user|role|catalog)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
     r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
-_TYPES: Final = {
-    "name": "VARCHAR",
-    "char": "VARCHAR",
-    "bpchar": "VARCHAR",
-    "oid": "BIGINT",
-    "xid": "BIGINT",
-    "oidvector": "BIGINT[]",
-    "int2vector": "INTEGER[]",
-    "jsonb": "JSON",
-    "regproc": "VARCHAR",
-    "regprocedure": "VARCHAR",
-    "regoper": "VARCHAR",
-    "regrole": "VARCHAR",
-    "regclass": "VARCHAR",
-    "regtype": "VARCHAR",
-    "regnamespace": "VARCHAR",
+_RENAMED: Final = {
+    "json_build_object": "json_object",
+    "jsonb_build_object": "json_object",
+    "json_build_array": "json_array",
+    "jsonb_build_array": "json_array",
 }
-_FROM_LITERAL: Final = {"regclass": "to_regclass", "regtype": "to_regtype"}
-_FROM_OID: Final = {
-    "regclass": "regclass_name({})",
-    "regtype": "format_type({}, NULL)",
-    "regnamespace": "regnamespace_name({})",
-}
+_TEXT_ARRAY: Final = pg_type("VARCHAR[]")
+_MATCHES: Final = {"~": "", "!~": "", "~*": "(?i)", "!~*": "(?i)"}
+_SETS: Final = frozenset(
+    {"generate_series", "generate_subscripts", "string_to_array", "pg_partition_ancestors"}
+)
+_AFTER_TABLE: Final = frozenset(
+    {"where", "join", "left", "right", "inner", "cross", "full", "natural", "on", "using", "group"}
+    | {"order", "limit", "offset", "fetch", "having", "union", "except", "intersect", "window"}
+    | {"for", "lateral", "tablesample"}
+)
+_FACTS_OF_CATALOG: Final = frozenset({"user", "current_schema"})
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogNames:
-    """Views and functions of the database ``DATABASE``."""
-
-    views: frozenset[str]
-    functions: frozenset[str]
-
-
-class _Rewriter:
-    """One pass over the tokens; each rule answers how many tokens it used up, or 0."""
-
-    def __init__(self, sql: str, names: CatalogNames, literals: Mapping[str, str]) -> None:
-        self.sql = sql
-        self.tokens: Sequence[Token] = list(tokens(sql))
-        self.names = names
-        self.literals = literals
-        self.out: list[str] = []
-        self.copied = 0
-
-    def at(self, index: int) -> str:
-        """The token's folded text, or an empty string beyond the ends."""
-        if not 0 <= index < len(self.tokens):
-            return ""
-        token = self.tokens[index]
-        return token.text.lower() if token.kind == "word" else token.text
-
-    def replace(self, first: int, count: int, text: str) -> int:
-        """Put ``text`` in place of tokens [first, first + count)."""
-        start, end = self.tokens[first].start, self.tokens[first + count - 1].end
-        self.out += [self.sql[self.copied : start], text]
-        self.copied = end
-        return count
-
-    def run(self, rules: Sequence[Callable[[_Rewriter, int], int]]) -> str:
-        index = 0
-        while index < len(self.tokens):
-            used = next((n for rule in rules if (n := rule(self, index))), 1)
-            index += used
-        return "".join(self.out) + self.sql[self.copied :]
-
-
-def _collate(r: _Rewriter, i: int) -> int:
+def _collate(r: Rewriter, i: int) -> int:
     """``COLLATE "C"`` and ``COLLATE [pg_catalog.]default``: DuckDB compares bytes anyway."""
     if r.at(i) != "collate":
         return 0
@@ -99,7 +59,7 @@ def _collate(r: _Rewriter, i: int) -> int:
     return r.replace(i, width + 1, "")
 
 
-def _operator(r: _Rewriter, i: int) -> int:
+def _operator(r: Rewriter, i: int) -> int:
     """``OPERATOR(pg_catalog.~)`` is ``~``."""
     if (r.at(i), r.at(i + 1)) != ("operator", "("):
         return 0
@@ -113,46 +73,7 @@ def _operator(r: _Rewriter, i: int) -> int:
     return r.replace(i, end + 1 - i, symbol)
 
 
-def _cast_width(r: _Rewriter, i: int) -> tuple[int, str]:
-    """Tokens of ``:: [pg_catalog .] type`` at ``i``, and the type's name."""
-    if r.at(i) != "::":
-        return 0, ""
-    width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2
-    return width, r.at(i + width - 1).strip('"')
-
-
-def _cast_of_value(r: _Rewriter, i: int) -> int:
-    """``'t'::regclass``, ``c.oid::regclass``: lookups by name, and of names."""
-    long = r.at(i + 1) == "." and r.tokens[i].kind in ("word", "ident")
-    length = 3 if long else 1
-    width, name = _cast_width(r, i + length)
-    if not width or r.at(i - 1) == ".":
-        return 0
-    kind = r.tokens[i].kind
-    if kind == "string" and name in _FROM_LITERAL:
-        value = r.tokens[i].text
-        # The next cast, such as ::oid, then applies to the number.
-        return r.replace(i, length + width, f"{DATABASE}.main.{_FROM_LITERAL[name]}({value})")
-    if kind in ("word", "ident") and name in _FROM_OID:
-        value = r.sql[r.tokens[i].start : r.tokens[i + length - 1].end]
-        return r.replace(i, length + width, f"{DATABASE}.main.{_FROM_OID[name].format(value)}")
-    return 0
-
-
-def _cast_type(r: _Rewriter, i: int) -> int:
-    """``::name``, ``::pg_catalog.text``, ``CAST(x AS oid)``."""
-    width, name = _cast_width(r, i)
-    if not width and r.at(i) == "as":
-        width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2
-        name = r.at(i + width - 1).strip('"')
-        if r.at(i + width) not in (")", "["):
-            return 0
-    if not width or (width == 2 and name not in _TYPES):
-        return 0
-    return r.replace(i, width, f"{r.at(i)} {_TYPES.get(name, name)}")
-
-
-def _named(r: _Rewriter, first: int, after: int, literal: str) -> str:
+def _named(r: Rewriter, first: int, after: int, literal: str) -> str:
     """A literal that is a whole column of the select list keeps the name of what it replaces."""
     depth = sum({"(": 1, ")": -1}.get(r.at(index), 0) for index in range(first))
     alone = r.at(first - 1) in ("select", ",") and r.at(after) in ("", ",", ";", "from")
@@ -160,12 +81,14 @@ def _named(r: _Rewriter, first: int, after: int, literal: str) -> str:
     return f'{literal} AS "{name}"' if alone and depth == 0 else literal
 
 
-def _literal(r: _Rewriter, i: int) -> int:
+def _literal(r: Rewriter, i: int) -> int:
     """Session facts: ``current_user``, ``pg_backend_pid()``, ``current_setting('...')``."""
     start = i + 2 if (r.at(i), r.at(i + 1)) == ("pg_catalog", ".") else i
     if start == i and r.at(i - 1) == ".":
         return 0
     name = r.at(start)
+    if name in _FACTS_OF_CATALOG and not r.of_catalog:
+        return 0
     if r.at(start + 1) != "(":
         if name in r.literals and r.at(start + 1) != "." and r.at(i - 1) != "as":
             return r.replace(i, start - i + 1, _named(r, i, start + 1, r.literals[name]))
@@ -182,9 +105,115 @@ def _literal(r: _Rewriter, i: int) -> int:
     return 0
 
 
-def _catalog_name(r: _Rewriter, i: int) -> int:
+def _array_literal(r: Rewriter, i: int) -> int:
+    """``'{a,b}'::text[]`` is a list in PostgreSQL's spelling."""
+    if r.tokens[i].kind != "string" or r.at(i + 1) != "::":
+        return 0
+    width = 4 if (r.at(i + 2), r.at(i + 3)) == ("pg_catalog", ".") else 2
+    if (r.at(i + 1 + width), r.at(i + 2 + width)) != ("[", "]"):
+        return 0
+    text = r.tokens[i].value
+    if not text.lstrip().startswith("{"):
+        return 0
+    items = decode_parameter(text.encode(), _TEXT_ARRAY, 0)
+    return r.replace(i, 1, _list_literal(items))
+
+
+def _list_literal(items: Sequence[Any]) -> str:
+    words = (
+        "NULL"
+        if item is None
+        else _list_literal(item)
+        if isinstance(item, list)
+        else "'" + str(item).replace("'", "''") + "'"
+        for item in items
+    )
+    return f"[{', '.join(words)}]"
+
+
+def _regex(r: Rewriter, i: int) -> int:
+    """PostgreSQL's ``~`` looks for a match anywhere, DuckDB's wants all of the text to match."""
+    symbol = r.at(i)
+    if not r.of_catalog or symbol not in _MATCHES or i + 1 >= len(r.tokens):
+        return 0
+    pattern = r.tokens[i + 1]
+    if pattern.kind == "string":
+        shown = "'" + pattern.value.replace("'", "''") + "'"
+    elif pattern.kind == "param":
+        shown = pattern.text
+    else:
+        return 0
+    flags = _MATCHES[symbol]
+    wide = f"('{flags}(?s).*(?:' || {shown} || ').*')"
+    return r.replace(i, 2, f"{symbol.rstrip('*')} {wide}")
+
+
+def _set_in_from(r: Rewriter, first: int) -> int:
+    """``FROM f(...) [AS] a``: in PostgreSQL ``a`` is also the name of its column."""
+    i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
+    if not r.of_catalog or r.at(i) not in _SETS or r.at(i + 1) != "(" or not r.in_from(first):
+        return 0
+    end = r.closing(i + 1)
+    if r.at(i) == "pg_partition_ancestors":  # of a table without partitions: itself
+        inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
+        last = end + 2 if (r.at(end + 1), r.at(end + 2)) == ("with", "ordinality") else end
+        return r.replace(first, last + 1 - first, f"(SELECT {inner} AS relid, 1 AS depth)")
+    alias = end + 2 if r.at(end + 1) == "as" else end + 1
+    if alias >= len(r.tokens) or r.tokens[alias].kind != "word" or r.at(alias + 1) == "(":
+        return 0
+    name = r.tokens[alias].text
+    call = r.nested(r.sql[r.tokens[i].start : r.tokens[end].end])
+    if r.at(i) == "string_to_array":
+        return r.replace(first, alias + 1 - first, f"(SELECT {call} AS {name}) {name}")
+    return r.replace(first, alias + 1 - first, f"{call} AS {name}({name})")
+
+
+def _aliased(r: Rewriter, after: int, query: str, name: str) -> str:
+    """A query in the place of a table, with the table's name unless an alias follows."""
+    token = r.tokens[after] if after < len(r.tokens) else None
+    named = token is not None and (
+        token.kind == "ident" or (token.kind == "word" and r.at(after) not in _AFTER_TABLE)
+    )
+    return query if named else f'{query} AS "{name}"'
+
+
+def _information(r: Rewriter, i: int) -> int:
+    """``information_schema.tables``, and ``information_schema.tables.table_name``."""
+    if r.tokens[i].kind not in ("word", "ident") or r.at(i - 1) == "." or r.at(i + 1) != ".":
+        return 0
+    if r.tokens[i].name != INFORMATION_SCHEMA or i + 2 >= len(r.tokens):
+        return 0
+    name = r.tokens[i + 2].name
+    if name == "_pg_expandarray":
+        return r.replace(i, 3, f"{DATABASE}.main.own_expandarray")
+    full = f"{INFORMATION_SCHEMA}.{name}"
+    if name not in r.names.information and full not in r.names.empty:
+        return 0
+    if r.at(i + 3) == ".":
+        return r.replace(i, 3, f'"{name}"')
+    if full in r.names.empty:
+        return r.replace(i, 3, _aliased(r, i + 3, r.names.empty[full], name))
+    return r.replace(i, 3, f'{DATABASE}.information."{name}"')
+
+
+def _renamed(r: Rewriter, i: int) -> int:
+    """Functions DuckDB has under another name, and ``format('%I', x)``."""
+    start = i + 2 if (r.at(i), r.at(i + 1)) == ("pg_catalog", ".") else i
+    name = r.at(start)
+    if r.at(start + 1) != "(" or (start == i and r.at(i - 1) == "."):
+        return 0
+    if name in _RENAMED:
+        return r.replace(i, start - i + 1, _RENAMED[name])
+    if name == "current_setting" and r.of_catalog:  # of a literal: a rule before this one
+        return r.replace(i, start - i + 1, f"{DATABASE}.main.own_setting")
+    if name == "format" and r.of_catalog and r.at(start + 2).startswith("'%"):
+        return r.replace(i, start - i + 1, f"{DATABASE}.main.own_format")
+    return 0
+
+
+def _catalog_name(r: Rewriter, i: int) -> int:
     """``[pg_catalog.]pg_class`` and ``[pg_catalog.]format_type(``."""
-    qualified = (r.at(i), r.at(i + 1)) == ("pg_catalog", ".")
+    qualified = (r.at(i).strip('"'), r.at(i + 1)) == ("pg_catalog", ".")
     start = i + 2 if qualified else i
     if start >= len(r.tokens) or r.tokens[start].kind not in ("word", "ident"):
         return 0
@@ -196,12 +225,34 @@ def _catalog_name(r: _Rewriter, i: int) -> int:
         return r.replace(i, count, f"{DATABASE}.main.{name}")
     if after not in ("(", ".") and name in r.names.views:
         return r.replace(i, count, f"{DATABASE}.main.{name}")
+    if after not in ("(", ".") and name in r.names.empty:
+        return r.replace(i, count, _aliased(r, start + 1, r.names.empty[name], name))
     if qualified:  # a function DuckDB has, a type, or pg_class.relname
         return r.replace(i, count, r.sql[r.tokens[start].start : r.tokens[start].end])
     return 0
 
 
-_RULES: Final = (_collate, _operator, _cast_of_value, _cast_type, _literal, _catalog_name)
+def _own_information(r: Rewriter, i: int) -> int:
+    """``information.tables`` in our own DDL."""
+    if (r.at(i), r.at(i + 1)) != ("information", ".") or r.at(i - 1) == ".":
+        return 0
+    return r.replace(i, 3, f'{DATABASE}.information."{r.tokens[i + 2].name}"')
+
+
+_RULES: Final[tuple[Rule, ...]] = (
+    _collate,
+    _operator,
+    _array_literal,
+    cast_of_value,
+    cast_of_call,
+    cast_type,
+    _regex,
+    _literal,
+    _information,
+    _renamed,
+    _set_in_from,
+    _catalog_name,
+)
 
 
 def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> str:
@@ -215,9 +266,9 @@ def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> str:
     """
     if not _TELLING.search(sql):
         return sql
-    return _Rewriter(sql, names, literals).run(_RULES)
+    return Rewriter(sql, names, literals).run(_RULES)
 
 
 def qualify(sql: str, names: CatalogNames) -> str:
     """Qualify the names in our own DDL."""
-    return _Rewriter(sql, names, {}).run((_catalog_name,))
+    return Rewriter(sql, names, {}).run((_own_information, _catalog_name))

@@ -7,6 +7,7 @@ itself; catalog queries are rewritten and passed on. Everything else goes throug
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,12 @@ from dbfront.contracts import (
 )
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
-from dbfront.pgwire.catalog.install import catalog_names, install
-from dbfront.pgwire.catalog.rewrite import DATABASE, rewrite
-from dbfront.pgwire.catalog.settings import SERVER_VERSION, Settings
+from dbfront.pgwire.catalog.ddl import rewrite_create
+from dbfront.pgwire.catalog.install import client_names, install
+from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.rewriter import DATABASE
+from dbfront.pgwire.catalog.settings import SERVER_VERSION, SPECS, Settings
+from dbfront.pgwire.catalog.transactions import Transactions
 from dbfront.pgwire.sql_tokens import first_word, tokens
 from kvcore.errors import FeatureNotSupportedError, SqlError
 
@@ -42,6 +46,8 @@ _OUR_SETTINGS: Final = (
     "SELECT name, setting, description FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
 )
 _PASSED_ON: Final = {"timezone": "TimeZone", "search_path": "search_path"}
+_SEARCH_PATH: Final = "coalesce(nullif(current_setting('search_path'), ''), 'main')"
+_READ_SETTINGS: Final = (f"{DATABASE}.main.pg_settings", f"{DATABASE}.main.own_setting")
 _LOCKED: Final = "42501"
 _SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
 
@@ -57,6 +63,7 @@ class CatalogSession:
     def __init__(self, inner: SqlSession, client: ClientInfo) -> None:
         self.settings = Settings(client.user, client.application_name)
         self.cursors = Cursors()
+        self._transactions = Transactions(inner)
         self._inner = inner
         self._client = client
         self._deallocate: Deallocator = lambda _sql: None
@@ -64,7 +71,9 @@ class CatalogSession:
             "current_user": _literal(client.user),
             "session_user": _literal(client.user),
             "current_role": _literal(client.user),
-            "current_catalog": "current_database()",
+            "user": _literal(client.user),
+            "current_catalog": _literal(client.database),
+            "current_database()": _literal(client.database),
             "pg_backend_pid()": str(inner.pid),
             "version()": _literal(f"PostgreSQL {SERVER_VERSION} on DuckDB"),
             "current_user()": _literal(client.user),
@@ -86,6 +95,10 @@ class CatalogSession:
         """Make the catalog if it is missing, and apply the settings of the startup message."""
         async with install_lock:
             await install(self._inner)
+        await self._inner.execute(
+            f"SET VARIABLE tierkv_pg_client = {{'user': {_literal(self._client.user)}, "
+            f"'database': {_literal(self._client.database)}}}"
+        )
         zone = (await self._inner.execute("SELECT current_setting('TimeZone')")).rows[0][0]
         self.settings.time_zone = str(zone)
         for name, value in self._startup_settings():
@@ -114,17 +127,37 @@ class CatalogSession:
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
+        self._transactions.savepoints.changes += 1
         return await self._inner.copy_in(table, columns, rows)
 
     def _rewrite(self, sql: str) -> str:
         facts: Mapping[str, str] = self._facts
-        if "current_setting" in sql.lower():
+        lowered = sql.lower()
+        if "current_setting" in lowered:
             known = {
                 f"current_setting {name.lower()}": _literal(value)
                 for name, value, _ in self.settings.all()
             }
-            facts = {**self._facts, **known}
-        return rewrite(sql, catalog_names(), facts)
+            facts = {**self._facts, **known, "current_setting search_path": _SEARCH_PATH}
+        if "duckdb_" in lowered:  # the engine's own catalog knows the database by its own name
+            facts = {name: text for name, text in facts.items() if name != "current_database()"}
+        return rewrite(sql, client_names(), facts)
+
+    async def own_rows(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        """Rows of a query of our own, for what the protocol needs to know."""
+        return (await self._inner.execute(sql)).rows
+
+    async def _fill_settings(self, rewritten: str) -> None:
+        """Put the settings where the view pg_settings reads them."""
+        if not any(name in rewritten for name in _READ_SETTINGS):
+            return
+        rows = [
+            {"name": name, "setting": value, "default": SPECS[name.lower()].default}
+            for name, value, _ in self.settings.all()
+        ]
+        rows.append({"name": "TimeZone", "setting": self.settings.time_zone, "default": "UTC"})
+        text = _literal(json.dumps(rows))
+        await self._inner.execute(f"SET VARIABLE tierkv_pg_settings = {text}")
 
     async def describe(self, sql: str) -> StatementDescription:
         word = first_word(sql)
@@ -146,23 +179,19 @@ class CatalogSession:
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
         word = first_word(sql)
         handler = _HANDLERS.get(word)
+        self._transactions.savepoints.note(sql)
         try:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
                 rewritten = self._rewrite(sql)
+                await self._fill_settings(rewritten)
                 result = _with_oids(await self._inner.execute(rewritten, params), rewritten)
         finally:
             if self.transaction_status == "I":
                 self.settings.end_transaction()
                 self.cursors.end_transaction()
+                self._transactions.savepoints.end_transaction()
         return result
-
-    def _refuse_if_aborted(self) -> None:
-        if self.transaction_status == "E":
-            raise SqlError(
-                "current transaction is aborted, commands ignored until end of transaction block",
-                sqlstate="25P02",
-            )
 
     # Settings
 
@@ -182,7 +211,7 @@ class CatalogSession:
             return None
         if command.verb == "SHOW":
             return await self._show(command)
-        self._refuse_if_aborted()
+        self._transactions.refuse_if_aborted()
         if command.verb == "RESET":
             return await self._reset(command)
         handled = await self._assign(command)
@@ -193,7 +222,7 @@ class CatalogSession:
     async def _show(self, command: SettingCommand) -> StatementResult | None:
         if not self._shows(command):
             return None
-        self._refuse_if_aborted()
+        self._transactions.refuse_if_aborted()
         columns = self._show_columns(command)
         if command.name.lower() == "all":
             ours = (await self._inner.execute(_OUR_SETTINGS)).rows
@@ -267,6 +296,21 @@ class CatalogSession:
             return None
         return await self._on_setting(sql, params)
 
+    async def _on_create(self, sql: str, params: Params) -> StatementResult | None:
+        """Tables in PostgreSQL's spelling; sequences of serial columns start anew with them."""
+        definition = rewrite_create(sql)
+        if definition is None:
+            return None
+        schema = _literal(definition.schema) if definition.schema else "current_schema()"
+        there = await self._inner.execute(
+            "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
+            f"AND schema_name = {schema} AND table_name = {_literal(definition.table)}"
+        )
+        if not there.rows:
+            for name, options in definition.sequences:
+                await self._inner.execute(f"CREATE OR REPLACE SEQUENCE {name} {options}")
+        return await self._inner.execute(definition.sql, params)
+
     async def _on_declare(self, sql: str, params: Params) -> StatementResult | None:
         declaration = parse_declare(sql)
         if self.transaction_status == "I" and not declaration.hold:
@@ -277,7 +321,7 @@ class CatalogSession:
         return self.cursors.declare(declaration, result)
 
     async def _on_fetch(self, sql: str, params: Params) -> StatementResult | None:
-        self._refuse_if_aborted()
+        self._transactions.refuse_if_aborted()
         return self.cursors.fetch(sql)
 
     async def _on_close(self, sql: str, params: Params) -> StatementResult | None:
@@ -287,31 +331,13 @@ class CatalogSession:
         return StatementResult("CLOSE CURSOR ALL" if name == "all" else "CLOSE CURSOR")
 
     async def _on_begin(self, sql: str, params: Params) -> StatementResult | None:
-        """Drop transaction modes DuckDB does not parse; its isolation is always a snapshot."""
-        self._refuse_if_aborted()
-        if self.transaction_status == "T":
-            warning = Notice("WARNING", "there is already a transaction in progress", "25001")
-            return StatementResult("BEGIN", notices=(warning,))
-        read_only = re.search(r"\bread\s+only\b", sql, re.IGNORECASE) is not None
-        result = await self._inner.execute(
-            "BEGIN TRANSACTION READ ONLY" if read_only else "BEGIN TRANSACTION"
-        )
-        tag = "START TRANSACTION" if first_word(sql) == "START" else "BEGIN"
-        return StatementResult(tag, notices=result.notices)
+        return await self._transactions.begin(sql)
 
     async def _on_end(self, sql: str, params: Params) -> StatementResult | None:
-        """COMMIT and ROLLBACK outside a transaction are warnings, as in PostgreSQL."""
-        words = [token.upper for token in tokens(sql) if token.text != ";"]
-        if "TO" in words or "PREPARED" in words:
-            return None
-        tag = "COMMIT" if words[0] in ("COMMIT", "END") else "ROLLBACK"
-        if self.transaction_status == "I":
-            warning = Notice("WARNING", "there is no transaction in progress", "25P01")
-            return StatementResult(tag, notices=(warning,))
-        if self.transaction_status == "E":
-            tag = "ROLLBACK"
-        result = await self._inner.execute(tag)
-        return StatementResult(tag, notices=result.notices)
+        return await self._transactions.end(sql)
+
+    async def _on_savepoint(self, sql: str, params: Params) -> StatementResult | None:
+        return self._transactions.savepoint(sql)
 
     async def _on_discard(self, sql: str, params: Params) -> StatementResult | None:
         words = [token.upper for token in tokens(sql) if token.text != ";"]
@@ -330,12 +356,6 @@ class CatalogSession:
     async def _on_unlisten(self, sql: str, params: Params) -> StatementResult | None:
         return StatementResult("UNLISTEN")
 
-    async def _on_savepoint(self, sql: str, params: Params) -> StatementResult | None:
-        raise FeatureNotSupportedError(
-            "savepoints are not supported by the DuckDB engine",
-            hint="use one transaction per unit of work",
-        )
-
 
 Handler = Callable[..., Any]
 _HANDLERS: Final[dict[str, Handler]] = {
@@ -343,6 +363,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "RESET": CatalogSession._on_setting,
     "SHOW": CatalogSession._on_setting,
     "SELECT": CatalogSession._on_select,
+    "CREATE": CatalogSession._on_create,
     "DECLARE": CatalogSession._on_declare,
     "FETCH": CatalogSession._on_fetch,
     "MOVE": CatalogSession._on_fetch,
@@ -366,13 +387,14 @@ _HANDLERS: Final[dict[str, Handler]] = {
 _Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
 
 
+_VECTORS: Final = {"BIGINT[]": "OID[]", "SMALLINT[]": "INT2VECTOR", "UINTEGER[]": "OIDVECTOR"}
+
+
 def _with_oids(shaped: _Shaped, rewritten: str) -> _Shaped:
-    """Lists of numbers in catalog queries are ``oid[]``: asyncpg can't read any other there."""
+    """Lists of numbers in catalog queries have PostgreSQL's types for them; drivers insist."""
     if shaped.columns is None or DATABASE not in rewritten:
         return shaped
-    columns = tuple(
-        Column(c.name, "OID[]") if c.type_name == "BIGINT[]" else c for c in shaped.columns
-    )
+    columns = tuple(Column(c.name, _VECTORS.get(c.type_name, c.type_name)) for c in shaped.columns)
     return replace(shaped, columns=columns)
 
 

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import duckdb
 import pytest
 
 from dbfront.contracts import Column, StatementResult
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
-from dbfront.pgwire.catalog.install import catalog_names, catalog_statements
+from dbfront.pgwire.catalog.ddl import rewrite_create
+from dbfront.pgwire.catalog.install import catalog_names, catalog_statements, client_names
 from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.rewriter import DATABASE
+from dbfront.pgwire.catalog.savepoints import Savepoints
 from dbfront.pgwire.catalog.settings import Settings, milliseconds
+from dbfront.pgwire.catalog.shapes import shapes
 from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting datestyle": "'ISO'"}
@@ -30,7 +35,7 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
         ("SELECT 't'::regclass::oid", "SELECT tierkv_pg.main.to_regclass('t'):: BIGINT"),
         (
             "SELECT c.oid::pg_catalog.regclass::pg_catalog.text",
-            "SELECT tierkv_pg.main.regclass_name(c.oid):: text",
+            "SELECT tierkv_pg.main.own_regclass_name(c.oid):: text",
         ),
         ('SELECT CAST(x AS name), x::"char"', "SELECT CAST(x as VARCHAR), x:: VARCHAR"),
         ("SELECT pg_backend_pid()", 'SELECT 7 AS "pg_backend_pid"'),
@@ -38,6 +43,32 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
         ("SELECT t.current_user, current_user", "SELECT t.current_user, 'al' AS \"current_user\""),
         ("SELECT current_setting('DateStyle', true) x", "SELECT 'ISO' x"),
         ("SELECT current_setting('threads')", "SELECT current_setting('threads')"),
+        (
+            "SELECT tables.table_name FROM information_schema.tables",
+            'SELECT tables.table_name FROM tierkv_pg.information."tables"',
+        ),
+        ("SELECT information_schema.tables.x", 'SELECT "tables".x'),
+        ("SELECT CAST($1 AS regclass)", "SELECT tierkv_pg.main.to_regclass(CAST($1 AS VARCHAR))"),
+        (
+            "SELECT (a || '.' || b)::regclass::oid",
+            "SELECT tierkv_pg.main.to_regclass(CAST((a || '.' || b) AS VARCHAR)):: BIGINT",
+        ),
+        ("SELECT '{r,\"a b\",NULL}'::text[]", "SELECT ['r', 'a b', NULL]::text[]"),
+        ("SELECT '{\"a\": 1}'::json", "SELECT '{\"a\": 1}'::json"),
+        ("SELECT x ~ '^a' FROM t", "SELECT x ~ '^a' FROM t"),
+        (
+            "SELECT nspname !~ '^pg_' FROM pg_namespace",
+            "SELECT nspname !~ ('(?s).*(?:' || '^pg_' || ').*') FROM tierkv_pg.main.pg_namespace",
+        ),
+        ("SELECT json_build_object('a', 1)", "SELECT json_object('a', 1)"),
+        (
+            "SELECT s[i] FROM pg_class, generate_series(1, 2) AS i",
+            "SELECT s[i] FROM tierkv_pg.main.pg_class, generate_series(1, 2) AS i(i)",
+        ),
+        (
+            "SELECT 'array_in'::regproc FROM pg_type",
+            "SELECT replace('array_in', 'pg_catalog.', '') FROM tierkv_pg.main.pg_type",
+        ),
     ],
 )
 def test_rewrite(sql: str, expected: str) -> None:
@@ -45,9 +76,85 @@ def test_rewrite(sql: str, expected: str) -> None:
 
 
 def test_ddl_names_are_qualified() -> None:
-    assert all("tierkv_pg.main." in statement for statement in catalog_statements())
+    assert all("tierkv_pg." in statement for statement in catalog_statements())
     assert "pg_class" in catalog_names().views
     assert "to_regclass" in catalog_names().functions
+    assert "columns" in catalog_names().information
+
+
+def test_clients_may_not_name_what_our_ddl_keeps_for_itself() -> None:
+    ours = {n for n in catalog_names().views | catalog_names().functions if n.startswith("own_")}
+    assert "own_relations" in ours
+    assert not ours & (client_names().views | client_names().functions)
+    for name in ("relations", "keys", "client", "own_keys"):
+        sql = f"SELECT * FROM {name} WHERE pg_typeof(1) = 'integer'"
+        assert rewrite(sql, client_names(), FACTS) == sql
+
+
+def test_catalogs_without_rows_are_queries() -> None:
+    rewritten = rewrite("SELECT * FROM pg_catalog.pg_cast, pg_trigger t", client_names(), FACTS)
+    assert "pg_cast" not in catalog_names().views
+    assert 'WHERE false) AS "pg_cast", (SELECT ' in rewritten
+    assert rewritten.endswith("WHERE false) t")
+
+
+def test_every_catalog_with_rows_has_postgresqls_columns() -> None:
+    engine = duckdb.connect()
+    engine.execute(f"ATTACH ':memory:' AS {DATABASE}")
+    for statement in catalog_statements():
+        engine.execute(statement)
+    for shape in shapes():
+        if shape.name in client_names().empty:
+            continue
+        schema, _, name = shape.name.rpartition(".")
+        place = "information" if schema else "main"
+        described = engine.execute(f'DESCRIBE {DATABASE}.{place}."{name}"').fetchall()
+        missing = {column for column, _ in shape.columns} - {row[0] for row in described}
+        assert (shape.name, missing) == (shape.name, set())
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected", "sequences"),
+    [
+        ("CREATE TABLE t (a INTEGER)", None, ()),
+        ("CREATE TABLE t AS SELECT (1) AS serial", None, ()),
+        (
+            "CREATE TABLE s.t (id SERIAL PRIMARY KEY, b JSONB NOT NULL)",
+            """CREATE TABLE s.t (id INTEGER DEFAULT nextval('"s"."t_id_seq"') PRIMARY KEY, """
+            "b JSON NOT NULL)",
+            (('"s"."t_id_seq"', ""),),
+        ),
+        (
+            "CREATE TABLE t (id BIGINT GENERATED BY DEFAULT AS IDENTITY (START WITH 5), x INT)",
+            """CREATE TABLE t (id BIGINT DEFAULT nextval('"t_id_seq"'), x INT)""",
+            (('"t_id_seq"', "START WITH 5"),),
+        ),
+        (
+            "CREATE TABLE IF NOT EXISTS t (serial INT, a TIMESTAMP(3) WITH TIME ZONE, n DEC(5,2))",
+            "CREATE TABLE IF NOT EXISTS t (serial INT, a TIMESTAMP WITH TIME ZONE, n DEC(5,2))",
+            (),
+        ),
+    ],
+)
+def test_create_table(sql: str, expected: str | None, sequences: tuple) -> None:
+    definition = rewrite_create(sql)
+    assert (definition.sql if definition else None) == expected
+    assert (definition.sequences if definition else ()) == sequences
+
+
+def test_savepoints_count_what_may_have_changed_something() -> None:
+    points = Savepoints()
+    points.note("SELECT 1")
+    points.set("a")
+    points.note("INSERT INTO t VALUES (1)")
+    points.set("b")
+    assert points.go_back("b").changes == 1
+    assert points.go_back("a").changes == 0
+    with pytest.raises(SqlError, match='savepoint "b" does not exist'):
+        points.go_back("b")
+    points.release("a")
+    with pytest.raises(SqlError):
+        points.release("a")
 
 
 @pytest.mark.parametrize(
