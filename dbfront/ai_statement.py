@@ -15,6 +15,7 @@ from dbfront.call_accounts import CallAccounts
 from dbfront.call_defaults import CallDefaults
 from dbfront.context_fields import ContextFields
 from dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
+from dbfront.estimate import Estimate, estimate
 from dbfront.evaluation import Outcome, RowFailure, evaluate
 from dbfront.recipes.book import start_recipe
 from dbfront.recipes.generate import failed_detail
@@ -159,6 +160,16 @@ class AiStatement:
             f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
             sqlstate="54001",
             hint="Store the inner calls' answers in a table first.",
+        )
+
+    async def estimate(self, rounds: EngineRounds[object]) -> Estimate:
+        """Run once, and say what it would take to answer what was missed; no model is asked."""
+        self.book.start_round()
+        await self._round(rounds)
+        if self.book.fatal is not None:
+            raise self.book.fatal
+        return await estimate(
+            self.book, self.plan.forms, self._generator, self._defaults, self._contexts
         )
 
     def settled(self) -> None:

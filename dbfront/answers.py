@@ -67,6 +67,12 @@ class AnswerBook:
         return any(self._missed.values())
 
     @property
+    def missed_stage(self) -> int | None:
+        """Lowest stage of missed calls; None when none was missed."""
+        stages = (form.stage for key, form in self._forms.items() if self._missed[key])
+        return min(stages, default=None)
+
+    @property
     def total_lookups(self) -> int:
         """Calls with an argument that the engine made in this round."""
         return sum(self.lookups.values())
