@@ -41,6 +41,8 @@ class TextCall:
 
     Instead of free text it may ask for JSON of a schema (``json_schema``, JSON text), for one of
     ``labels`` with their probabilities, or for the prompt's embedding (``embed``); at most one.
+    JSON that ends with FinishReason.LENGTH is not whole; it takes no ``stop``. Labels and
+    embeddings generate nothing: how tokens are chosen and how many does not matter to them.
     """
 
     messages: tuple[Message, ...] | None = None
