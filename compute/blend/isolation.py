@@ -143,6 +143,9 @@ class Isolation:
             sampling=SamplingParams(max_tokens=1),
             priority=request.priority if wanted.is_popular else _LOWEST_PRIORITY,
             blend=None,
+            guide="",
+            score_token_ids=(),
+            embed=False,
         )
         seq = make_sequence(
             next(self._numbers), request, arrival_s=0.0, block_tokens=self._block_tokens

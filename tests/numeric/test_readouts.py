@@ -162,6 +162,17 @@ async def test_blending_everything_again_reads_out_the_exact_numbers() -> None:
             close(torch.tensor(blended.embedding), torch.tensor(plain.embedding))
 
 
+@pytest.mark.parametrize("form", [{"score_token_ids": ASKED}, {"embed": True}])
+async def test_chunks_of_readouts_are_computed_in_isolation_too(form) -> None:
+    async with running_node(MemoryPoolNode()) as node:
+        _, last = await answer(node, doc_request(DOCS[:3], **form))
+        assert last.usage.selector is None
+        assert await node.flush()
+        _, last = await answer(node, doc_request([DOCS[2], DOCS[0], DOCS[1]], **form))
+        assert last.usage.blended_tokens > 60 and last.finish_reason is FinishReason.STOP
+        assert bool(last.scores) != bool(last.embedding)
+
+
 async def test_readouts_beside_answers_change_neither() -> None:
     """Few pages, so that some of them lose theirs and begin again."""
     prompts = [prompt_of(length) for length in (30, 31, 33, 38)]
