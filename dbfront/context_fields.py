@@ -23,6 +23,9 @@ _WRITTEN_AT_ONCE: Final = 256
 _NOT_BEFORE: Final = frozenset({CONTEXT, "options"})
 """Arguments that say nothing about the text before the fields."""
 
+_BEHIND: Final = frozenset({"input", "predicate", "criteria", "instruction", "categories"})
+"""Where a call has an input, it and what is asked about it follow the fields."""
+
 
 class ContextFields:
     """Writes contexts so that the calls of a statement share long beginnings."""
@@ -52,4 +55,5 @@ class ContextFields:
 
 def _head(call: AiCall) -> Hashable:
     """Name what stands before a call's context; calls that differ in it share no field."""
-    return tuple(argument for argument in call.arguments if argument[0] not in _NOT_BEFORE)
+    after = _NOT_BEFORE if call.get("input") is None else _NOT_BEFORE | _BEHIND
+    return tuple(argument for argument in call.arguments if argument[0] not in after)

@@ -1,7 +1,7 @@
 """From an AI call to the text a model is asked with; shared by all recipes.
 
 A prompt begins with what a row brings and ends with the question, so that several questions about
-the same documents share the documents' KV.
+the same documents share the documents' KV. Its context stands before that, because rows share it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def ask_model(
 
     Args:
         order: whose settings it takes.
-        prompt: what the user message begins with; the order's context fields follow it.
+        prompt: without a question, what the user message begins with; the order's context fields
+            follow it. With one, the row's own text, which follows the context.
         question: what it ends with, if anything.
         json_schema: what the answer is held to.
         labels: what the answer is one of.
@@ -73,10 +74,10 @@ def embed_text(order: Order, text: str) -> TextCall:
 
 
 def _user_text(order: Order, prompt: str, question: str) -> str:
-    if not order.context and not question:
-        return prompt
-    asked = f"Question: {question}" if question else ""
-    return "\n".join(filter(None, (prompt, order.context, asked)))
+    if not question:
+        return f"{prompt}\n{order.context}" if order.context else prompt
+    before = f"{order.context}\n\n" if order.context else ""
+    return f"{before}{prompt}\nQuestion: {question}"
 
 
 def _given(value: T | None, default: T) -> T:

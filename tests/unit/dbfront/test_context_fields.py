@@ -122,3 +122,33 @@ async def test_a_null_field_is_left_out_and_equal_contexts_are_one_call(
         "FROM (VALUES (1, NULL), (1, NULL), (NULL, NULL), (2, 3)) v(a, b)",
     )
     assert sorted(sent) == [["q"], ["q", "a: 1"], ["q", "a: 2", "b: 3"]]
+
+
+async def test_where_a_row_has_a_text_of_its_own_its_context_stands_before_it(
+    reviews: DuckDbSession, generator: InstantGenerator
+) -> None:
+    """The text differs in every row, the context does not: rows share their beginnings."""
+    sent = await asked(
+        reviews,
+        generator,
+        "SELECT id, ai_classify(body, ['good', 'bad'], context => {'product': product, "
+        "'kind': kind}) FROM reviews",
+    )
+    assert len(sent) == 40
+    for lines in sent:
+        kind, product, blank, body, question = lines
+        assert (kind[:5], product[:8], blank, body[:5]) == ("kind:", "product:", "", "text ")
+        assert question.startswith("Question: ")
+
+
+async def test_only_what_stands_before_the_context_parts_rows(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    """Behind each prompt of its own no field is shared: statistics say nothing then."""
+    sent = await asked(
+        session,
+        generator,
+        "SELECT ai_generate('About ' || i, context => {'n': i, 'group': 'a group ' || i % 2}) "
+        "FROM range(8) t(i)",
+    )
+    assert [keys(lines) for lines in sent] == [["n", "group"]] * 8
