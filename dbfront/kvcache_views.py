@@ -16,8 +16,8 @@ from kvcore.ids import BlockKey
 from kvcore.node import TierStats
 from metaserver.client import BlockRecord, NodeState
 
-Baseline = Mapping[str, Mapping[str, float]]
-"""Counters at the last reset, by node, its incarnation, tier, medium and model."""
+Baseline = Mapping[str, float]
+"""Counters at the last reset, by node, its incarnation, tier, medium, model and name."""
 
 _COUNTERS: Final = (
     "query_tokens",
@@ -53,9 +53,11 @@ _NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-4:]))
 def baseline_of(nodes: Iterable[NodeState]) -> Baseline:
     """Return what nodes have counted by now."""
     return {
-        _life(node, row): {name: row[name] for name in _COUNTERS if name in row}
+        f"{_life(node, row)}/{name}": row[name]
         for node in nodes
         for row in _counted(node)
+        for name in _COUNTERS
+        if row.get(name)
     }
 
 
@@ -64,7 +66,7 @@ def node_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> l
     rows = []
     for node in nodes:
         for row in _counted(node):
-            counted = _since(row, baseline.get(_life(node, row), {}))
+            counted = _since(row, _life(node, row), baseline)
             rows.append(_who(node, now_s) | _with_ratio(counted))
     return rows
 
@@ -202,8 +204,16 @@ def _life(node: NodeState, row: Row) -> str:
     return "/".join(map(str, (node.info.node_id, int(node.info.incarnation), *names)))
 
 
-def _since(row: Row, before: Mapping[str, float]) -> Row:
-    return row | {name: row[name] - value for name, value in before.items() if name in row}
+def _since(row: Row, life: str, baseline: Baseline) -> Row:
+    if not baseline:
+        return row
+    counted = (name for name in _COUNTERS if name in row)
+    return row | {name: row[name] - _number(baseline.get(f"{life}/{name}", 0)) for name in counted}
+
+
+def _number(value: float) -> float:
+    """A whole number again, where it was one."""
+    return int(value) if value == int(value) else value
 
 
 def _with_ratio(row: Row) -> Row:

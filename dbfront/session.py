@@ -26,6 +26,7 @@ from dbfront.contracts import (
 )
 from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
 from dbfront.executor import StatementContext, run_statement
+from dbfront.kvcache_views import baseline_of
 from dbfront.settings import SessionSettings
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_log import StatementLog
@@ -49,6 +50,7 @@ from sql.parameters import parameter_types
 from sql.plan import Explain, StatementPlan, plan_statement
 from sql.settings import SettingCommand, setting_command, setting_spec
 from sql.statement import StatementKind, classify, split_statements
+from sql.view_columns import VIEW_COLUMNS
 from sql.views import view_variable
 
 T = TypeVar("T")
@@ -389,7 +391,15 @@ class DuckDbSqlServer:
 
     def _reset_statistics(self, what: str | None) -> str:
         """Reset what was counted, asked on an engine thread; the time of it."""
-        return timestamp(self.statements.reset(what))
+        assert self._loop is not None, "a session asks"
+        resetting = asyncio.run_coroutine_threadsafe(self._reset(what), self._loop)
+        return resetting.result()
+
+    async def _reset(self, what: str | None) -> str:
+        nodes = None
+        if self._cluster is not None and what in (None, "kvcache"):
+            nodes = baseline_of(await self._cluster.nodes())
+        return timestamp(await asyncio.to_thread(self.statements.reset, what, nodes))
 
     def forget(self, session: DuckDbSession) -> None:
         """Drop a closed session."""
@@ -415,11 +425,20 @@ class DuckDbSqlServer:
             return await statistic_rows(view, self.statements)
         rows: list[Row] = []
         if self._cluster is not None:
-            rows = await cluster_rows(view, self._cluster, now_s=self.clock.wall())
+            rows = await self._cluster_rows(view, self._cluster)
         if view == "settings":
             names = ("name", "setting", "source", "description")
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
+
+    async def _cluster_rows(self, view: str, cluster: ClusterSource) -> list[Row]:
+        now_s = self.clock.wall()
+        if "stats_reset" not in VIEW_COLUMNS[view]:
+            return await cluster_rows(view, cluster, now_s=now_s)
+        baseline, reset_s = await self.statements.kvcache_baseline()
+        rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
+        reset = None if reset_s is None else timestamp(reset_s)
+        return [row | {"stats_reset": reset} for row in rows]
 
 
 def _warned(tag: str, message: str, sqlstate: str) -> StatementResult:

@@ -90,10 +90,20 @@ class StatementLog:
         """Return since when each group counts, in Unix time."""
         return await asyncio.to_thread(self.store.resets, self.clock.wall())
 
-    def reset(self, what: str | None) -> float:
+    async def kvcache_baseline(self) -> tuple[dict[str, float], float | None]:
+        """Return what nodes had counted at the last reset, and its Unix time; None: never."""
+        now_s = self.clock.wall()
+        baseline = await asyncio.to_thread(self.store.baseline, now_s)
+        return baseline, (await self.resets())["kvcache"] if baseline else None
+
+    def reset(self, what: str | None, nodes: Mapping[str, float] | None = None) -> float:
         """Forget what one group counted, or all counters; may be called from any thread.
 
         The log of statements is forgotten only when it is named.
+
+        Args:
+            what: the group; None: all.
+            nodes: what nodes have counted by now, where that is to be forgotten.
 
         Returns:
             the Unix time of the reset.
@@ -108,7 +118,8 @@ class StatementLog:
         chosen = GROUPS if what is None else (what,)
         now_s = self.clock.wall()
         self._count_scheduling()
-        self.store.reset([one for one in chosen if one != QUERY_LOG_GROUP or what], now_s)
+        forgotten = [one for one in chosen if one != QUERY_LOG_GROUP or what]
+        self.store.reset(forgotten, now_s, nodes)
         return now_s
 
     def open(self, client: ClientInfo, pid: int, text: str, query_tag: str = "") -> StatementEntry:

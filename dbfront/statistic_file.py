@@ -84,6 +84,7 @@ def _make_tables(database: sqlite3.Connection, now_s: float) -> None:
         columns = ", ".join(f"{name} {kind}" for name, kind in QUERY_LOG.items())
         database.execute(f"CREATE TABLE query_log (id INTEGER PRIMARY KEY, {columns})")
         database.execute("CREATE TABLE resets (name TEXT PRIMARY KEY, value REAL)")
+        database.execute("CREATE TABLE baselines (name TEXT PRIMARY KEY, value REAL)")
         database.executemany(
             "INSERT INTO resets VALUES (?, ?)", [(group, now_s) for group in GROUPS]
         )

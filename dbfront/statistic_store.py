@@ -144,8 +144,21 @@ class StatisticStore:
         rows = self.select("SELECT name, value FROM resets", now_s)
         return dict.fromkeys(GROUPS, now_s) | {row["name"]: row["value"] for row in rows}
 
-    def reset(self, groups: Iterable[str], now_s: float) -> None:
-        """Forget what some groups counted."""
+    def baseline(self, now_s: float) -> dict[str, float]:
+        """Return what others had counted when ``reset`` was told so."""
+        rows = self.select("SELECT name, value FROM baselines", now_s)
+        return {row["name"]: row["value"] for row in rows}
+
+    def reset(
+        self, groups: Iterable[str], now_s: float, baseline: Mapping[str, float] | None = None
+    ) -> None:
+        """Forget what some groups counted.
+
+        Args:
+            groups: of dbfront/statistic_tables.py.
+            now_s: Unix time.
+            baseline: what others, who can't be reset, have counted by now; None keeps the old one.
+        """
         chosen = set(groups)
         with self._writing:
             self._flush(now_s)
@@ -156,6 +169,10 @@ class StatisticStore:
                             database.execute(f"DELETE FROM {table.name}")
                     if QUERY_LOG_GROUP in chosen:
                         database.execute("DELETE FROM query_log")
+                    if baseline is not None:
+                        database.execute("DELETE FROM baselines")
+                        rows = baseline.items()
+                        database.executemany("INSERT INTO baselines VALUES (?, ?)", rows)
                     for group in chosen:
                         database.execute("REPLACE INTO resets VALUES (?, ?)", (group, now_s))
             except sqlite3.Error as error:

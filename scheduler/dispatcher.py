@@ -26,6 +26,7 @@ from kvcore.node import ModelInfo
 from kvcore.request import GenerateEvent, GenerateRequest
 from metaserver.client import LocateReply, MetaClient, NamespaceGrant
 from scheduler.admission import WaitingCall
+from scheduler.affinity import Affinity
 from scheduler.cluster_view import ClusterView
 from scheduler.config import SchedulerConfig
 from scheduler.directory_client import DirectoryClient
@@ -43,6 +44,7 @@ from scheduler.events import (
     RequestArrived,
     RequestCancelled,
     RequestFailed,
+    Stage,
     Wait,
     WaitOver,
     WantedModel,
@@ -86,6 +88,7 @@ class Dispatcher:
         view: the nodes and the connections to them.
         state: who runs what; read-only for others.
         stats: counters and decisions.
+        affinity: counters of where prompts went.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Dispatcher:
         self.config = config or SchedulerConfig()
         self.state = SchedulerState(self.config)
         self.stats = RoutingStats(self.config.decisions_logged)
+        self.affinity = Affinity()
         self._clock = clock or SystemClock()
         self._directory = DirectoryClient(
             meta, config=self.config, stats=self.stats, clock=self._clock
@@ -304,6 +308,9 @@ class Dispatcher:
             model=job.wanted.name,
             prompt_tokens=job.answer.total_tokens,
         )
+        layout = self._layout(job.wanted)
+        if layout is not None and dispatch.stage is not Stage.DECODE:
+            self.affinity.of(job.wanted.name).decided(dispatch.candidates, layout.block_tokens)
         if not dispatch.candidates[0].cost.service.load_s:
             # What is reused lies in the node's own pages, if anything is: nothing needs keeping.
             self._leases.abort(job.lease)
@@ -322,8 +329,9 @@ class Dispatcher:
 
     async def _wait(self, job: Job, until_s: float) -> None:
         job.woken.clear()
+        began_s = self._clock.now()
         try:
-            async with asyncio.timeout(max(0.0, until_s - self._clock.now())):
+            async with asyncio.timeout(max(0.0, until_s - began_s)):
                 await job.woken.wait()
         except TimeoutError:
             if job.todo is None:
@@ -331,6 +339,8 @@ class Dispatcher:
                 self._perform(
                     self.state.handle(WaitOver(job.request_id), max(until_s, self._clock.now()))
                 )
+        finally:
+            self.affinity.of(job.wanted.name).waited(self._clock.now() - began_s)
 
     # -- the state and its instructions
 

@@ -28,6 +28,7 @@ from scheduler.dispatcher import Dispatcher, WaitingRequest
 from scheduler.routing_view import RoutingView
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.settings import FrontSettings
+from tierkv.statistics_part import statement_log
 
 if TYPE_CHECKING:
     from dbfront.http.server import HttpServer
@@ -105,6 +106,7 @@ class FrontPart:
         generation: from text to text.
         sql: opens SQL sessions.
         metrics: what /metrics shows.
+        statements: what is counted of statements; closed with ``sql``.
     """
 
     def __init__(
@@ -137,6 +139,8 @@ class FrontPart:
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
         self.metrics = Metrics(self.dispatcher.snapshot)
         self.generation.observe(self.metrics.record_call)
+        self.statements = statement_log(settings)
+        self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.sql = DuckDbSqlServer(
             DuckDbConfig(
                 path=settings.database,
@@ -146,6 +150,7 @@ class FrontPart:
             self.generation,
             cluster=MetaSource(meta, self.generation, self.dispatcher, config),
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
+            statements=self.statements,
         )
         self._config = config
         self._meta = meta
@@ -155,6 +160,7 @@ class FrontPart:
     async def start(self) -> None:
         """Find the nodes and keep watching them."""
         await self.dispatcher.start()
+        await self.statements.start()
 
     async def open_doors(self) -> dict[str, str]:
         """Listen for SQL and REST clients.

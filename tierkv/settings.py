@@ -73,6 +73,24 @@ class FrontSettings(Section):
     max_calls: int = Field(
         default=1000, ge=0, description="AI calls a statement may make; 0: any number"
     )
+    stats_path: str = Field(
+        default="",
+        description="SQLite file of statistics and query log; empty: in memory (sql, serve) or in "
+        "run_dir (up)",
+    )
+    stats_interval_s: float = Field(
+        default=5.0,
+        gt=0.0,
+        le=3_600.0,
+        description="seconds between writes of statistics; a killed front loses so much",
+    )
+    stats_days: float = Field(
+        default=30.0, gt=0.0, description="days that usage and query log are kept"
+    )
+    query_log: Literal["ai", "all", "off"] = Field(
+        default="ai",
+        description="statements in tierkv.query_log: ai (those with AI calls), all, or off",
+    )
     max_requests: int = Field(
         default=limits.MAX_QUEUED_REQUESTS,
         ge=1,

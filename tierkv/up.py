@@ -117,7 +117,8 @@ def _complete(settings: Settings, run_dir: Path) -> Settings:
         }
     )
     database = settings.front.database or str(run_dir / "tables.duckdb")
-    front = settings.front.model_copy(update={"database": database})
+    statistics = settings.front.stats_path or str(run_dir / "statistics.sqlite")
+    front = settings.front.model_copy(update={"database": database, "stats_path": statistics})
     return settings.model_copy(update={"cluster": cluster, "meta": meta, "front": front})
 
 

@@ -380,6 +380,9 @@ async def test_requests_follow_the_cached_prefix() -> None:
         assert [c.node_id for c in decision.candidates] == ["c2", "c1"]
         assert decision.actual_ttft_s is not None
         assert len(cluster.meta.located[0]) == 2
+        counts = cluster.dispatcher.affinity.counts()["tiny"]
+        assert (counts["decisions"], counts["affinity_hit"], counts["queued"]) == (1, 1, 0)
+        assert counts["matched_tokens"] == counts["predicted_tokens"] == 32
 
 
 async def test_without_directory_requests_still_run_and_it_is_counted() -> None:
