@@ -36,6 +36,7 @@ _TYPE_NAMES: Final = {
 }
 
 
+_AFTER_ITEM: Final = frozenset({",", "FROM", "AS", ";"})
 _ZONED: Final = {"TIMESTAMP": "TIMESTAMP WITH TIME ZONE", "TIME": "TIME WITH TIME ZONE"}
 
 
@@ -120,4 +121,19 @@ def long_casts(sql: str) -> dict[int, str]:
             found.setdefault(token.parameter, f"{_TYPE_NAMES.get(after[1], after[1])}[]")
         elif after[2:] == ["WITH", "TIME", "ZONE"] and after[1] in _ZONED:
             found.setdefault(token.parameter, _ZONED[after[1]])
+    return found
+
+
+def selected_parameters(sql: str) -> set[int]:
+    """Parameters that are a column of the select list by themselves (``SELECT $1, a``).
+
+    Untyped, they are text in PostgreSQL; DuckDB 1.5 would say they are integers.
+    """
+    found, depth, words = set(), 0, tokens(sql)
+    for index, token in enumerate(words):
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        before = words[index - 1].upper if index else ""
+        after = words[index + 1].upper if index + 1 < len(words) else ";"
+        if token.parameter and depth == 0 and before in ("SELECT", ",") and after in _AFTER_ITEM:
+            found.add(token.parameter)
     return found

@@ -27,7 +27,10 @@ CREATE VIEW pg_namespace AS
   SELECT oid, CASE database_name WHEN 'temp' THEN 'pg_temp_1' ELSE schema_name END AS nspname,
          10::BIGINT AS nspowner, NULL::VARCHAR AS nspacl, 2615::BIGINT AS tableoid
   FROM duckdb_schemas() WHERE database_name IN (current_database(), 'temp')
-    AND (database_name = 'temp' OR schema_name NOT IN ('pg_catalog', 'information_schema'))
+    AND CASE database_name
+        WHEN 'temp' THEN (SELECT count(*) FROM duckdb_tables() WHERE temporary) > 0
+                      OR (SELECT count(*) FROM duckdb_views() WHERE temporary AND NOT internal) > 0
+        ELSE schema_name NOT IN ('pg_catalog', 'information_schema') END
   UNION ALL VALUES (11, 'pg_catalog', 10, NULL, 2615), (13000, 'information_schema', 10, NULL, 2615);
 
 CREATE VIEW own_constraint_indexes AS

@@ -19,7 +19,7 @@ CREATE MACRO pg_table_is_visible(rel_oid) AS
 CREATE MACRO pg_type_is_visible(t_oid) AS true;
 CREATE MACRO pg_function_is_visible(fn_oid) AS true;
 CREATE MACRO format_type(t_oid, t_mod) AS
-  CASE WHEN t_oid = 1700 AND t_mod >= 4
+  CASE WHEN t_oid IS NULL THEN NULL WHEN t_oid = 1700 AND t_mod >= 4
        THEN 'numeric(' || ((t_mod - 4) >> 16) || ',' || ((t_mod - 4) & 65535) || ')'
        ELSE coalesce((SELECT tn_f FROM (SELECT oid AS tn_o, format_name AS tn_f FROM own_type_names)
                       WHERE tn_o = t_oid),
@@ -158,6 +158,9 @@ CREATE MACRO pg_relation_filenode(rel_oid) AS rel_oid;
 CREATE MACRO pg_relation_is_updatable(rel_oid, triggers) AS 28;
 CREATE MACRO pg_column_is_updatable(rel_oid, col, triggers) AS true;
 CREATE MACRO pg_describe_object(class_oid, obj_oid, sub_id) AS obj_oid::VARCHAR;
+CREATE MACRO pg_stat_get_numscans(rel_oid) AS 0::BIGINT;
+CREATE MACRO pg_stat_get_live_tuples(rel_oid) AS 0::BIGINT;
+CREATE MACRO pg_stat_get_dead_tuples(rel_oid) AS 0::BIGINT;
 CREATE MACRO pg_postmaster_start_time() AS now();
 CREATE MACRO inet_server_addr() AS NULL::VARCHAR;
 CREATE MACRO inet_server_port() AS NULL::INTEGER;

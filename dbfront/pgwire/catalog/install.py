@@ -40,6 +40,18 @@ _EXTRA_TYPES: Final = (  # known to clients, never sent by us
     ("oidvector", 30, 1013, -1, "A", "oidvector", 26),
     ("jsonb", 3802, 3807, -1, "U", "jsonb", 0),
 )
+_ACTIVITY: Final = (
+    "(SELECT NULL::BIGINT AS datid, c.database_name AS datname, pid::INTEGER AS pid, "
+    "NULL::INTEGER AS leader_pid, 16384::BIGINT AS usesysid, usename, application_name, "
+    "NULL::VARCHAR AS client_addr, NULL::VARCHAR AS client_hostname, NULL::INTEGER AS client_port, "
+    "NULL::TIMESTAMPTZ AS backend_start, query_start AS xact_start, query_start, "
+    "query_start AS state_change, NULL::VARCHAR AS wait_event_type, NULL::VARCHAR AS wait_event, "
+    "state, NULL::BIGINT AS backend_xid, NULL::BIGINT AS backend_xmin, NULL::BIGINT AS query_id, "
+    "query, 'client backend' AS backend_type "
+    f"FROM tierkv.stat_activity, {DATABASE}.main.own_client c)"
+)
+"""Rows of another view, which the session fills when a statement names it."""
+
 _CATEGORIES: Final = {"bool": "B", "text": "S", "interval": "T", "bytea": "U", "json": "U"}
 
 
@@ -128,7 +140,7 @@ def catalog_names() -> CatalogNames:
         views=frozenset(name for name in views if not name.startswith(prefix)),
         functions=frozenset(name for kind, name in names if kind == "MACRO"),
         information=frozenset(n.removeprefix(prefix) for n in views if n.startswith(prefix)),
-        empty=empty_catalogs(views),
+        empty={**empty_catalogs(views), "pg_stat_activity": _ACTIVITY},
     )
 
 

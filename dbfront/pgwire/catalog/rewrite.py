@@ -24,6 +24,7 @@ from dbfront.pgwire.types import pg_type
 
 _TELLING: Final = re.compile(
     r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"
+    r"|\bselect\s+from\b"
     r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
     r"|\bcurrent_(?:user|role|catalog)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
@@ -148,6 +149,16 @@ def _regex(r: Rewriter, i: int) -> int:
     return r.replace(i, 2, f"{symbol.rstrip('*')} {wide}")
 
 
+def _like(r: Rewriter, i: int) -> int:
+    r"""``LIKE 'ai\_%'``: in PostgreSQL a backslash escapes unless another character is named."""
+    if not r.of_catalog or r.at(i) not in ("like", "ilike") or i + 1 >= len(r.tokens):
+        return 0
+    pattern = r.tokens[i + 1]
+    if pattern.kind not in ("string", "param") or r.at(i + 2) in ("escape", "||", "::"):
+        return 0
+    return r.replace(i, 2, f"{r.at(i)} {pattern.text} ESCAPE '\\'")
+
+
 def _set_in_from(r: Rewriter, first: int) -> int:
     """``FROM f(...) [AS] a``: in PostgreSQL ``a`` is also the name of its column."""
     i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
@@ -239,6 +250,21 @@ def _own_information(r: Rewriter, i: int) -> int:
     return r.replace(i, 3, f'{DATABASE}.information."{r.tokens[i + 2].name}"')
 
 
+def _whole_division(r: Rewriter, i: int) -> int:
+    """``current_setting('server_version_num')::int / 100`` is a whole number in PostgreSQL."""
+    if r.at(i) != "/" or r.at(i - 1) not in ("int", "integer", "int4") or r.at(i - 2) != "::":
+        return 0
+    version = r.at(i - 4) == "'server_version_num'" and r.at(i - 6) == "current_setting"
+    return r.replace(i, 1, "//") if version or r.of_catalog else 0
+
+
+def _no_columns(r: Rewriter, i: int) -> int:
+    """``EXISTS (SELECT FROM t)``: a select list may be empty in PostgreSQL."""
+    if (r.at(i), r.at(i + 1)) != ("select", "from") or r.at(i - 2) != "exists":
+        return 0
+    return r.replace(i, 1, "SELECT 1")
+
+
 _RULES: Final[tuple[Rule, ...]] = (
     _collate,
     _operator,
@@ -247,10 +273,13 @@ _RULES: Final[tuple[Rule, ...]] = (
     cast_of_call,
     cast_type,
     _regex,
+    _like,
     _literal,
     _information,
     _renamed,
     _set_in_from,
+    _whole_division,
+    _no_columns,
     _catalog_name,
 )
 

@@ -118,7 +118,9 @@ class Rewriter:
 
     def nested(self, sql: str) -> str:
         """Rewrite a part of the text by the same rules."""
-        return Rewriter(sql, self.names, self.literals).run(self.rules)
+        part = Rewriter(sql, self.names, self.literals)
+        part.of_catalog = self.of_catalog
+        return part.run(self.rules)
 
     def run(self, rules: Sequence[Rule]) -> str:
         """Rewrite all of the text."""

@@ -60,6 +60,11 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
             "SELECT nspname !~ '^pg_' FROM pg_namespace",
             "SELECT nspname !~ ('(?s).*(?:' || '^pg_' || ').*') FROM tierkv_pg.main.pg_namespace",
         ),
+        (
+            r"SELECT 1 FROM pg_class WHERE relname LIKE 'a\_b' OR x NOT LIKE $1",
+            r"SELECT 1 FROM tierkv_pg.main.pg_class WHERE relname like 'a\_b' ESCAPE '\' "
+            r"OR x NOT like $1 ESCAPE '\'",
+        ),
         ("SELECT json_build_object('a', 1)", "SELECT json_object('a', 1)"),
         (
             "SELECT s[i] FROM pg_class, generate_series(1, 2) AS i",
