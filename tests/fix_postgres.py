@@ -19,8 +19,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from dbfront.postgres.ai_run import AiServices
+from dbfront.postgres.attendant import AiAttendant
 from dbfront.postgres.config import RelayConfig
+from dbfront.postgres.install import install
+from dbfront.postgres.relay import Relay
 from dbfront.postgres.server import MakeAttendant, RelayServer
+from kvcore.clock import SystemClock
+from tests.fix_sql import InstantGenerator
 
 START_S = 30.0
 USER = "alice"
@@ -60,7 +66,9 @@ class PostgresServer:
         self._control("start", "-l", str(self.folder / "log"), "-o", f"-p {self.port}")
 
     def stop(self, mode: str = "fast") -> None:
-        self._control("stop", "-m", mode)
+        """Stop it, if it runs."""
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self._control("stop", "-m", mode)
 
     def _control(self, *arguments: str) -> None:
         command = [str(self.programs / "pg_ctl"), "-w", "-D", str(self.folder / "data")]
@@ -199,6 +207,40 @@ def running_relay(
         assert not thread.is_alive()
     if errors:
         raise errors[0]
+
+
+def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
+    """Answer AI calls of relayed sessions with a generator."""
+
+    def make() -> MakeAttendant:
+        services = AiServices(generator, SystemClock())
+
+        def attendant(relay: Relay) -> AiAttendant:
+            return AiAttendant(relay, services)
+
+        return attendant
+
+    return make
+
+
+TABLES = """
+DROP TABLE IF EXISTS docs, topics;
+CREATE TABLE docs (id int PRIMARY KEY, topic int, body text);
+INSERT INTO docs SELECT i, i % 4, CASE WHEN i % 10 = 7 THEN NULL ELSE 'body ' || (i % 30) END
+  FROM generate_series(0, 59) i;
+CREATE TABLE topics (id int PRIMARY KEY, name text);
+INSERT INTO topics VALUES (0, 'sport'), (1, 'music'), (2, NULL), (5, 'food');
+"""
+
+
+@pytest.fixture
+def ai_relay(postgres: PostgresServer, generator: InstantGenerator) -> Iterator[RunningRelay]:
+    """A relay whose AI calls the generator answers, over fresh tables."""
+    asyncio.run(install(postgres.dsn))
+    with psycopg.connect(postgres.dsn) as direct:
+        direct.execute(TABLES)
+    with running_relay(postgres.dsn, attendants(generator)) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

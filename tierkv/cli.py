@@ -45,6 +45,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any setting, such as dmp.capacity=4GiB."),
 ]
+PostgresOption = Annotated[
+    str | None,
+    typer.Option("--postgres", metavar="DSN", help="PostgreSQL server behind the SQL port."),
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Model folder (Hugging Face layout, safetensors).")
 ]
@@ -137,6 +141,7 @@ def up(
     pg_port: Annotated[int | None, typer.Option(help="PostgreSQL wire port (5433).")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST port (8000).")] = None,
     model: ModelOption = None,
+    postgres: PostgresOption = None,
     compute: Annotated[int, typer.Option(min=0, help="Nodes that prefill and decode.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill-only nodes.")] = 0,
     decode: Annotated[int, typer.Option(min=0, help="Decode-only nodes.")] = 0,
@@ -154,7 +159,12 @@ def up(
     from tierkv.up import ClusterShape, run_cluster
 
     loaded = _load(
-        config, settings, front__pg_port=pg_port, front__http_port=http_port, compute__model=model
+        config,
+        settings,
+        front__pg_port=pg_port,
+        front__http_port=http_port,
+        front__postgres=postgres,
+        compute__model=model,
     )
     if prefill or decode:
         if not (prefill and decode):
@@ -176,6 +186,7 @@ def serve(
     capacity: Annotated[
         str | None, typer.Option(help="Memory of a dmp node, such as 4GiB.")
     ] = None,
+    postgres: PostgresOption = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="End when standard input closes.")
     ] = False,
@@ -189,21 +200,26 @@ def serve(
     """
     from tierkv.serve import serve_role
 
-    loaded = _load(config, settings, **_role_flags(role, port, capacity))
+    loaded = _load(config, settings, **_role_flags(role, port, capacity, postgres))
     name = node_id or ""
     raise typer.Exit(
         asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
     )
 
 
-def _role_flags(role: Role, port: int | None, capacity: str | None) -> dict[str, Any]:
-    """Turn --port and --capacity into settings of the role's section."""
+def _role_flags(
+    role: Role, port: int | None, capacity: str | None, postgres: str | None
+) -> dict[str, Any]:
+    """Turn --port, --capacity and --postgres into settings of the role's section."""
+    if postgres is not None and role is not Role.FRONT:
+        raise typer.BadParameter("--postgres is for fronts")
     if capacity is not None and role is not Role.DMP:
         raise typer.BadParameter("--capacity is for dmp nodes")
     if port is not None and role is Role.FRONT:
         raise typer.BadParameter("a front has two ports: --set front.pg_port, front.http_port")
     section = role.value if role in (Role.META, Role.DMP) else "compute"
-    return {"dmp__capacity": capacity} | ({f"{section}__port": port} if port is not None else {})
+    flags = {"dmp__capacity": capacity, "front__postgres": postgres}
+    return flags | ({f"{section}__port": port} if port is not None else {})
 
 
 @app.command()
@@ -224,6 +240,17 @@ def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
     from tierkv.doctor import print_report
 
     raise typer.Exit(print_report(_load(config, settings)))
+
+
+@app.command("postgres-sql")
+def postgres_sql() -> None:
+    """Print the SQL that makes schema tierkv in a PostgreSQL database, to run by hand.
+
+    Example: tierkv postgres-sql | psql app
+    """
+    from dbfront.postgres.install import install_sql
+
+    typer.echo(install_sql())
 
 
 @app.command()

@@ -29,6 +29,7 @@ SECRET_KEYS = frozenset(
         "cluster.secret",
         "front.users",
         "front.api_keys",
+        "front.postgres",
         "dmp.archive_options",
     }
 )

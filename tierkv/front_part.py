@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dbfront.http.server import HttpServer
     from dbfront.pgwire.config import PgWireConfig
     from dbfront.pgwire.server import PgWireServer
+    from dbfront.postgres.server import RelayServer
 
 
 @contextmanager
@@ -143,7 +144,7 @@ class FrontPart:
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.sql = DuckDbSqlServer(
             DuckDbConfig(
-                path=settings.database,
+                path="" if settings.postgres else settings.database,
                 sandbox=not _is_open(settings, external_access),
                 trace_dir=settings.trace_dir,
             ),
@@ -154,7 +155,7 @@ class FrontPart:
         )
         self._config = config
         self._meta = meta
-        self._pg: PgWireServer | None = None
+        self._pg: PgWireServer | RelayServer | None = None
         self._http: HttpServer | None = None
 
     async def start(self) -> None:
@@ -171,14 +172,21 @@ class FrontPart:
         Raises:
             ConfigError: a port is taken, or a public address has no authentication.
         """
-        # `tierkv sql` opens no door and should not wait for their import.
-        from dbfront.pgwire.server import PgWireServer
-
         settings = self._config.settings.front
-        self._pg = PgWireServer(_pg_config(settings), self.sql, SystemClock())
+        self._pg = await self._sql_door(settings)
         pg_port = await self._pg.start()
         http_port = await self.open_http()
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
+
+    async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
+        # `tierkv sql` opens no door and should not wait for their import.
+        if settings.postgres:
+            from tierkv.postgres_door import relay_door
+
+            return await relay_door(settings, self.generation)
+        from dbfront.pgwire.server import PgWireServer
+
+        return PgWireServer(_pg_config(settings), self.sql, SystemClock())
 
     async def open_http(self) -> int:
         """Listen for REST clients only; answers the port."""
@@ -191,7 +199,8 @@ class FrontPart:
             self.generation,
             metrics=self.metrics,
             checks={"directory": self._check_directory},
-            sql=self.sql,
+            # With PostgreSQL behind, SQL over REST would show another database's tables.
+            sql=None if settings.postgres else self.sql,
         )
         return await self._http.start()
 

@@ -62,6 +62,10 @@ class FrontSettings(Section):
     database: str = Field(
         default="", description="DuckDB file; empty: in memory (sql) or in run_dir (up)"
     )
+    postgres: str = Field(
+        default="",
+        description="DSN of a PostgreSQL server that runs the SQL instead of DuckDB; empty: none",
+    )
     default_model: str = Field(default="", description="model of calls that name none")
     external_access: Literal["auto", "on", "off"] = Field(
         default="auto",

@@ -203,17 +203,28 @@ def dialable(address: str) -> tuple[str, str]:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(host, host), port
 
 
+def _sql_names(settings: Settings) -> tuple[str, str]:
+    """Return a user and a database that a client may name."""
+    if not settings.front.postgres:
+        return next(iter(settings.front.users), "tierkv"), "main"
+    from psycopg.conninfo import conninfo_to_dict  # only with a PostgreSQL behind
+
+    given = conninfo_to_dict(settings.front.postgres)
+    user = str(given.get("user") or "postgres")
+    return user, str(given.get("dbname") or user)
+
+
 def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: Path) -> None:
     front = ready["front"]
     pg_host, pg_port = dialable(front["pg"])
     http_host, http_port = dialable(front["http"])
-    user = next(iter(settings.front.users), "tierkv")
+    user, database = _sql_names(settings)
     typer.echo(f"\nTierKV is up: {len(ready)} processes, logs in {run_dir / 'logs'}")
-    typer.echo(f"  SQL   postgresql://{user}@{pg_host}:{pg_port}/main")
+    typer.echo(f"  SQL   postgresql://{user}@{pg_host}:{pg_port}/{database}")
     typer.echo(f"  REST  http://{http_host}:{http_port}/v1")
     typer.echo("\nNow type, in another terminal:")
     typer.echo(
-        f"  psql -h {pg_host.strip('[]')} -p {pg_port} -U {user} main "
+        f"  psql -h {pg_host.strip('[]')} -p {pg_port} -U {user} {database} "
         "-c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
     )
     typer.echo("Ctrl-C stops everything.")

@@ -2,60 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
-from dbfront.postgres.ai_run import AiServices
-from dbfront.postgres.attendant import AiAttendant
-from dbfront.postgres.install import install
-from dbfront.postgres.relay import Relay
-from dbfront.postgres.server import MakeAttendant
-from kvcore.clock import SystemClock
-from tests.fix_postgres import PostgresServer, RunningRelay, running_relay
+from tests.fix_postgres import PostgresServer, RunningRelay
 from tests.fix_sql import InstantGenerator, answer_text
 
 pytestmark = pytest.mark.integration
 
-TABLES = """
-DROP TABLE IF EXISTS docs, topics;
-CREATE TABLE docs (id int PRIMARY KEY, topic int, body text);
-INSERT INTO docs SELECT i, i % 4, CASE WHEN i % 10 = 7 THEN NULL ELSE 'body ' || (i % 30) END
-  FROM generate_series(0, 59) i;
-CREATE TABLE topics (id int PRIMARY KEY, name text);
-INSERT INTO topics VALUES (0, 'sport'), (1, 'music'), (2, NULL), (5, 'food');
-"""
-
-
-@pytest.fixture
-def generator() -> InstantGenerator:
-    return InstantGenerator()
-
-
-@pytest.fixture
-def relay(postgres: PostgresServer, generator: InstantGenerator) -> Iterator[RunningRelay]:
-    def attendants() -> MakeAttendant:
-        services = AiServices(generator, SystemClock())
-
-        def make(relay: Relay) -> AiAttendant:
-            return AiAttendant(relay, services)
-
-        return make
-
-    asyncio.run(install(postgres.dsn))
-    with psycopg.connect(postgres.dsn) as direct:
-        direct.execute(TABLES)
-    with running_relay(postgres.dsn, attendants) as running:
-        yield running
-
 
 @pytest.fixture(params=["extended", "simple"])
-def connection(relay: RunningRelay, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
+def connection(
+    ai_relay: RunningRelay, request: pytest.FixtureRequest
+) -> Iterator[psycopg.Connection]:
     """A connection whose statements go by one of the protocols."""
     factory = psycopg.ClientCursor if request.param == "simple" else psycopg.Cursor
-    with psycopg.connect(relay.dsn, autocommit=True, cursor_factory=factory) as connection:
+    with psycopg.connect(ai_relay.dsn, autocommit=True, cursor_factory=factory) as connection:
         yield connection
 
 
@@ -124,11 +88,8 @@ def test_inside_a_transaction(connection: psycopg.Connection) -> None:
         )
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
     assert connection.execute("SELECT a FROM w").fetchall() == [(answer_text("kept"),)]
-    for leak in (
-        "SELECT to_regclass('pg_temp.tierkv_memo')",
-        "SELECT current_setting('tierkv.round', true)",
-    ):
-        assert connection.execute(leak).fetchone()[0] in (None, "")
+    for leak in ("to_regclass('pg_temp.tierkv_memo')", "current_setting('tierkv.round', true)"):
+        assert connection.execute(f"SELECT {leak}").fetchone()[0] in (None, "")
 
 
 def test_our_errors_abort_a_transaction_as_postgresql_s_do(connection: psycopg.Connection) -> None:
@@ -260,14 +221,16 @@ def test_what_can_not_hold_calls_is_refused(connection: psycopg.Connection, text
     assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_calls_outside_the_front_are_refused(postgres: PostgresServer, relay: RunningRelay) -> None:
+def test_calls_outside_the_front_are_refused(
+    postgres: PostgresServer, ai_relay: RunningRelay
+) -> None:
     refused = pytest.raises(psycopg.errors.FeatureNotSupported, match="no answer to this AI call")
     with psycopg.connect(postgres.dsn) as direct, refused:
         direct.execute("SELECT tierkv.ai_call(1, 'x')")
 
 
-def test_pipelines_with_calls(relay: RunningRelay) -> None:
-    with psycopg.connect(relay.dsn) as connection:
+def test_pipelines_with_calls(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn) as connection:
         connection.execute("CREATE TEMP TABLE p (id int, a text)")
         connection.commit()
         with connection.pipeline():
@@ -279,7 +242,7 @@ def test_pipelines_with_calls(relay: RunningRelay) -> None:
         assert last.fetchone() == (2,)
         connection.rollback()
         assert connection.execute("SELECT count(*) FROM p").fetchone() == (0,)
-    with psycopg.connect(relay.dsn, autocommit=True) as connection:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
         connection.execute("CREATE TEMP TABLE p (id int, a text)")
         with pytest.raises(psycopg.errors.DivisionByZero), connection.pipeline():
             connection.execute("INSERT INTO p VALUES (1, 'plain')")
