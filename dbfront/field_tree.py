@@ -7,7 +7,7 @@ branches that are there as far as they fit, and only what is left makes new ones
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -159,17 +159,18 @@ class _Growth:
     def _grow(self, at: _Place, rows: Sequence[int]) -> Sequence[int]:
         """Take groups out of ``rows``, best first, and place each; answer what is left."""
         groups = _Groups(self, at.columns, rows)
+        left = set(at.columns)
         while (found := groups.take()) is not None:
             column, group = found
-            node = _Node(self._fields(column, at.columns))
+            node = _Node(self._fields(column, left))
             at.node.branches[self._branch(column, group[0])] = node
             self.place(at.below(node, self.table.names), group)
         return sorted(groups.alive)
 
-    def _fields(self, column: int, columns: Sequence[int]) -> tuple[str, ...]:
+    def _fields(self, column: int, columns: Set[int]) -> tuple[str, ...]:
         return tuple(self.table.names[one] for one in (*self.determined(column, columns), column))
 
-    def determined(self, column: int, columns: Sequence[int]) -> list[int]:
+    def determined(self, column: int, columns: Set[int]) -> list[int]:
         """Return those of ``columns`` that ``column`` determines, coarse ones first."""
         return [one for one in self._determined[column] if one in columns]
 
@@ -196,9 +197,10 @@ class _Groups:
         self._left: dict[int, dict[int, int]] = {}
         self._worth: dict[tuple[int, int], int] = {}
         self._heap: list[_Group] = []
+        left = set(columns)
         for column in columns:
             self._gather(column, rows)
-            self._weigh(column, growth.determined(column, columns))
+            self._weigh(column, growth.determined(column, left))
         heapq.heapify(self._heap)
 
     def take(self) -> tuple[int, list[int]] | None:

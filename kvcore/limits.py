@@ -42,6 +42,9 @@ MAX_CHAIN_BLOCKS: Final = 8_192
 MAX_CHUNKS: Final = 1_024
 """Chunks (documents) in one prompt."""
 
+MAX_CONTEXT_FIELDS: Final = 256
+"""Fields in one call's context; ordering them compares each with each."""
+
 MAX_LABELS: Final = 1_024
 """Labels one answer may be chosen from; each costs at least a token's probability."""
 
@@ -71,6 +74,12 @@ MAX_REPLAY_ROUNDS: Final = 64
 """Rounds of collect, evaluate, replay before a statement is refused as not converging."""
 
 MAX_CALLS_PER_STATEMENT: Final = 1_000_000
+MAX_RETRIES: Final = 10
+"""Tries after the first that one call may ask for."""
+
+MAX_PRIORITY: Final = 100
+"""Of SQL: from so much earlier to so much later than other calls."""
+
 MAX_QUEUED_REQUESTS: Final = 100_000
 MAX_LEASE_S: Final = 3_600.0
 """Longest time one reserve or extend may ask for; a lost owner holds memory no longer than that."""

@@ -122,11 +122,17 @@ def _context(value: Any) -> dict[str, str]:
             f"context must be a JSON object, not {type(value).__name__}",
             hint=_HINTS[CONTEXT],
         )
-    return {
+    fields = {
         key: item if isinstance(item, str) else _dumped(item)
         for key, item in value.items()
         if item is not None
     }
+    if len(fields) > limits.MAX_CONTEXT_FIELDS:
+        raise UdfArgumentError(
+            f"{len(fields)} fields were given, at most {limits.MAX_CONTEXT_FIELDS} are allowed",
+            hint="Put what belongs together into one field of context.",
+        )
+    return fields
 
 
 def _check_schema(function: AiFunction, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dbfront.session import DuckDbSession
+from kvcore.errors import UdfArgumentError
 from tests.fix_sql import InstantGenerator, answer_text
 
 REVIEWS = (
@@ -152,3 +153,16 @@ async def test_only_what_stands_before_the_context_parts_rows(
         "FROM range(8) t(i)",
     )
     assert [keys(lines) for lines in sent] == [["n", "group"]] * 8
+
+
+@pytest.mark.parametrize("width", [256, 257])
+async def test_a_context_has_only_so_many_fields(
+    session: DuckDbSession, generator: InstantGenerator, width: int
+) -> None:
+    fields = ", ".join(f"'f{number}': {number}" for number in range(width))
+    sql = f"SELECT ai_generate('q', context => {{{fields}}})"
+    if width > 256:
+        with pytest.raises(UdfArgumentError, match="257 fields were given, at most 256"):
+            await session.execute(sql)
+    else:
+        assert [len(lines) for lines in await asked(session, generator, sql)] == [1 + width]
