@@ -1,0 +1,171 @@
+"""What the scheduler says a statement would take: hits by tier, seconds, and nothing done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from kvcore.ids import HostId, NodeId
+from kvcore.node import NodeLoad
+from kvcore.request import HitTokens
+from metaserver.client import LocateReply, NodeCoverage
+from scheduler import forecast as forecast_module
+from scheduler.cluster_view import ClusterView
+from scheduler.dispatcher import Dispatcher
+from scheduler.forecast import Forecast, shared_before
+from scheduler.plan_tree import PlannedPrompt, build_tree
+from scheduler.statement_run import PlannedCall
+from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
+
+FAST_LOADS = NodeLoad(
+    prefill_tokens_per_s=100.0,
+    prefill_token_s=0.01,
+    decode_tokens_per_s=50.0,
+    l2_bytes_per_s=1e12,
+    l3_bytes_per_s=1e12,
+    l4_bytes_per_s=1e12,
+)
+
+
+class Cluster:
+    """A dispatcher over fake nodes of one speed."""
+
+    def __init__(self, *names: str, load: NodeLoad = FAST_LOADS) -> None:
+        infos = [make_info(name, host=HostId(name)) for name in names]
+        self.meta = FakeMeta()
+        for info in infos:
+            self.meta.put(info, load=load)
+        self.nodes = {info.node_id: FakeCompute(info) for info in infos}
+        self.dispatcher = Dispatcher(
+            ClusterView(meta=self.meta, connect=lambda info: self.nodes[info.node_id]),
+            meta=self.meta,
+        )
+
+    async def forecast(self, prompts: Sequence[Sequence[int]], **changes: object) -> Forecast:
+        await self.dispatcher.refresh()
+        calls = [
+            PlannedCall(make_request(f"q{at}", token_ids=tuple(ids), **changes), make_model())
+            for at, ids in enumerate(prompts)
+        ]
+        found = await self.dispatcher.forecast(calls, max_in_flight=4)
+        self.dispatcher.state.check_invariants()
+        assert self.dispatcher.state.arrived == 0
+        assert not any(node.seen or node.prefetched for node in self.nodes.values())
+        return found
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Cluster]:
+    cluster = Cluster("c1")
+    yield cluster
+    await cluster.dispatcher.stop()
+
+
+def prompt(blocks: int, *, first: int = 0, extra: int = 3) -> list[int]:
+    """Tokens of some whole blocks and a little more; prompts of equal ``first`` begin alike."""
+    return [first + 2 + at for at in range(16 * blocks + extra)]
+
+
+async def test_nothing_cached_and_nothing_shared_is_computed(one: Cluster) -> None:
+    found = await one.forecast([prompt(4), prompt(2, first=500)])
+    assert [call.prompt_tokens for call in found.calls] == [67, 35]
+    assert [call.hits for call in found.calls] == [HitTokens(), HitTokens()]
+    assert [call.node_id for call in found.calls] == ["c1", "c1"]
+    assert found.calls[0].busy_s == pytest.approx(0.67, rel=0.01)
+    assert found.prefill_s == pytest.approx(1.02, rel=0.01)
+    assert found.decode_s(100.0) == pytest.approx(100 / 50 / 2)
+    assert found.total_s(100.0) == pytest.approx(found.prefill_s + 1.0)
+    assert (found.nodes, found.measured, found.looked_up, found.wait_s) == (1, True, 2, 0.0)
+
+
+async def test_what_an_earlier_call_has_is_computed_once(one: Cluster) -> None:
+    whole, longer = prompt(4), [*prompt(4, extra=0), *range(900, 905)]
+    found = await one.forecast([longer, whole, prompt(1, first=700)])
+    shared = sorted(call.shared_tokens for call in found.calls)
+    assert shared == [0, 0, 64]
+    assert sum(call.hits.l1 for call in found.calls) == 64
+    assert all(call.found == HitTokens() for call in found.calls)
+
+
+async def test_what_is_cached_is_told_by_the_nearest_tier(one: Cluster) -> None:
+    near = NodeCoverage(NodeId("c1"), l1_blocks=1, l2_blocks=2)
+    one.meta.reply = LocateReply(coverage=(near,), prefix_blocks=4, memory_blocks=3)
+    (call,) = (await one.forecast([prompt(6)])).calls
+    assert call.found == HitTokens(16, 16, 16, 16)
+    assert call.hits == HitTokens(16, 16, 16, 16)
+    assert call.busy_s == pytest.approx((99 - 64) * 0.01, rel=0.02)
+    # The last token is always computed: of four full blocks without more, three can be hits.
+    (call,) = (await one.forecast([prompt(4, extra=0)])).calls
+    assert call.found == HitTokens(16, 16, 16, 0)
+
+
+async def test_what_is_slower_to_load_than_to_compute_is_found_but_no_hit() -> None:
+    slow = NodeLoad(prefill_tokens_per_s=1e6, prefill_token_s=1e-6, l3_bytes_per_s=1.0)
+    cluster = Cluster("c1", load=slow)
+    cluster.meta.reply = LocateReply(prefix_blocks=3, memory_blocks=3)
+    (call,) = (await cluster.forecast([prompt(4)])).calls
+    assert call.found == HitTokens(l3=48)
+    assert call.hits == HitTokens()
+    await cluster.dispatcher.stop()
+
+
+async def test_a_prompt_goes_where_its_blocks_are_and_nodes_share_the_work() -> None:
+    cluster = Cluster("c1", "c2")
+    near = NodeCoverage(NodeId("c2"), l1_blocks=4, l2_blocks=4)
+    cluster.meta.reply = LocateReply(coverage=(near,))
+    found = await cluster.forecast([prompt(4), prompt(4, first=300)])
+    assert [call.node_id for call in found.calls] == ["c2", "c2"]
+    assert found.nodes == 2
+    assert found.prefill_s == pytest.approx(sum(call.busy_s for call in found.calls) / 2)
+    await cluster.dispatcher.stop()
+
+
+async def test_calls_that_may_not_use_the_cache_find_nothing(one: Cluster) -> None:
+    one.meta.reply = LocateReply(prefix_blocks=4, memory_blocks=4)
+    found = await one.forecast([prompt(4), prompt(4)], use_cache=False)
+    assert one.meta.located == []
+    assert all(call.found.total == call.shared_tokens == 0 for call in found.calls)
+
+
+async def test_without_nodes_or_directory_tokens_are_still_counted() -> None:
+    nobody = Cluster()
+    found = await nobody.forecast([prompt(4), prompt(4)])
+    assert [call.prompt_tokens for call in found.calls] == [67, 67]
+    assert sum(call.shared_tokens for call in found.calls) == 64
+    assert (found.nodes, found.prefill_s, found.token_s) == (0, 0.0, 0.0)
+    lonely = Cluster("c1", load=NodeLoad())
+    await lonely.dispatcher.refresh()
+    lonely.meta.down = True
+    found = await lonely.forecast([prompt(4)])
+    assert found.calls[0].found == HitTokens()
+    assert not found.measured
+    assert found.calls[0].busy_s > 0
+    await nobody.dispatcher.stop()
+    await lonely.dispatcher.stop()
+
+
+async def test_of_many_prompts_some_are_looked_up(
+    one: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.meta.reply = LocateReply(prefix_blocks=2, memory_blocks=2)
+    prompts = [prompt(4, first=100 * at) for at in range(10)]
+    every = await one.forecast(prompts)
+    one.meta.located.clear()
+    monkeypatch.setattr(forecast_module, "MOST_LOOKED_UP", 4)
+    some = await one.forecast(prompts)
+    assert len(one.meta.located) == some.looked_up == 4
+    assert [call.hits for call in some.calls] == [call.hits for call in every.calls]
+    assert some.prefill_s == pytest.approx(every.prefill_s)
+    assert (await one.forecast([])).calls == ()
+
+
+def test_what_comes_before_is_shared_in_the_order_of_the_tree() -> None:
+    prompts = [prompt(3), prompt(1, first=90), prompt(2), prompt(3, extra=9), prompt(1, first=90)]
+    tree = build_tree([PlannedPrompt(tuple(ids), b"", 16) for ids in prompts])
+    shared = shared_before(tree)
+    for at, index in enumerate(tree.order):
+        blocks = [tuple(prompts[index][: 16 * n]) for n in range(1, len(prompts[index]) // 16 + 1)]
+        before = [tuple(prompts[other]) for other in tree.order[:at]]
+        known = [b for b in blocks if any(other[: len(b)] == b for other in before)]
+        assert shared[at] == len(known)
