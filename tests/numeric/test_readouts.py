@@ -93,9 +93,9 @@ async def test_readouts_of_a_prompt_in_the_pool(reference: Reference, host: str)
     prompts = [prompt_of(length) for length in LENGTHS]
     async with running_node(pool, **reference.node) as node:
         for ids in prompts:
-            _, last = await answer(node, embedding(ids))
-            assert last.usage is not None and last.usage.written_tokens == len(ids) // 8 * 8
+            await answer(node, embedding(ids))
         assert await node.flush()
+        assert len(pool.sealed_keys) == sum(len(ids) // 8 for ids in prompts)
     for ids in prompts:
         async with running_node(pool, **reference.node) as node:
             assert await check(node, reference, ids) == (len(ids) - 1) // 8 * 8
