@@ -78,10 +78,19 @@ class FieldTable:
 
         A column without equal values determines none: nothing follows from it.
         """
-        pair = (column, other)
+        pair = (self._alike[column], self._alike[other])
         if pair not in self._determines:
-            self._determines[pair] = self._found_to_determine(column, other)
+            self._determines[pair] = self._found_to_determine(*pair)
         return self._determines[pair]
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """Per column the first one whose rows are equal and different where its own are.
+
+        Values are numbered as they appear, so such columns have the same numbers.
+        """
+        first: dict[tuple[int, ...], int] = {}
+        return [first.setdefault(tuple(values), at) for at, values in enumerate(self.values)]
 
     def _found_to_determine(self, column: int, other: int) -> bool:
         if not self.distinct[other] <= self.distinct[column] < self.rows:
