@@ -23,12 +23,14 @@ class AnswerBook:
 
     Attributes:
         fatal: the first per-row argument that can't be used; the statement must fail with it.
+        fatal_form: key of the form that got it.
         lookups: calls that the engine made in this round, by form key.
         answered: distinct calls among all it made whose answer is known, by form key.
     """
 
     def __init__(self, forms: Iterable[CallForm], dialect: Dialect = Dialect.DUCKDB) -> None:
         self.fatal: UserError | None = None
+        self.fatal_form = -1
         self.lookups: dict[int, int] = {}
         self._dialect = dialect
         self._forms = {form.key: form for form in forms}
@@ -120,6 +122,13 @@ class AnswerBook:
             self._memos[key][text] = self._text(key, value)
             self.answered[key] += 1
 
+    def forget_oldest(self, most: int) -> None:
+        """Keep the latest ``most`` answers of each kind; the others may be missed again."""
+        kept: list[dict[Any, Any]] = [self._values, *self._memos.values()]
+        for answers in kept:
+            for _ in range(len(answers) - most):
+                del answers[next(iter(answers))]
+
     def _first_seen(self, form: CallForm, text: str) -> str | None:
         """Resolve a text the form has not sent before; answer it if another form was answered."""
         limited = form.filters and self._budget is not None
@@ -128,7 +137,8 @@ class AnswerBook:
         try:
             call = resolve_call(form, text)
         except UserError as error:
-            self.fatal = self.fatal or error
+            if self.fatal is None:
+                self.fatal, self.fatal_form = error, form.key
             return None
         if call is not None and form.unordered:
             # The engine may gather the same rows in another order in each round.

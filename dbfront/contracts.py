@@ -112,6 +112,7 @@ class TextAnswer:
             the product, token by token, of the chance among the tokens that labels go on with.
             ``text`` is the likeliest label. Labels that can't be it may share what is left evenly.
         embedding: [hidden] of unit length, where it was asked for; ``text`` is empty then.
+        model: who answered; empty where nobody wrote it down.
     """
 
     text: str
@@ -122,6 +123,7 @@ class TextAnswer:
     node_id: str = ""
     label_probabilities: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,27 @@ class StatementResult:
     notices: tuple[Notice, ...] = ()
 
 
+class RowStream(Protocol):
+    """Rows of a statement that come while it runs.
+
+    1. ``columns`` are known from the start.
+    2. ``next_rows`` waits for the next rows; none means the end, and ``result`` is there: tag and
+       notices, without rows. An error of the statement is raised there.
+    3. Rows that are not taken stop the statement from making more.
+    4. ``close`` stops the statement, wherever it is.
+    """
+
+    @property
+    def columns(self) -> tuple[Column, ...]: ...
+
+    @property
+    def result(self) -> StatementResult | None: ...
+
+    async def next_rows(self) -> Sequence[tuple[Any, ...]]: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StatementDescription:
     """Shape of a statement, found without running it or any model.
@@ -290,6 +313,9 @@ class SqlSession(Protocol):
        becomes ``E`` until ROLLBACK.
     4. ``cancel`` may come from another task; the running statement ends in CancelledByUserError.
     5. ``copy_in`` loads rows of text or CSV data into a table and answers the row count.
+    6. ``execute_rows`` is ``execute`` for clients that take rows as they come; a statement that
+       can't be streamed gives its whole result. The next statement of the session runs a stream
+       that is still open to its end first, and its rows are kept.
     """
 
     @property
@@ -305,6 +331,10 @@ class SqlSession(Protocol):
     async def execute(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult: ...
+
+    async def execute_rows(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult | RowStream: ...
 
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]

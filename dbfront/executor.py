@@ -3,27 +3,40 @@
 ``run_statement`` collects, evaluates and replays: the engine runs the user's own statement, unknown
 AI calls are answered NULL and noted, all distinct ones are evaluated as one batch, and the engine
 runs again until it missed nothing. Types, names, row order and NULL logic stay the engine's.
+Statements of a simple shape are streamed instead (dbfront/stream_executor.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbfront.ai_statement import AiStatement, ErrorPolicy
+from dbfront.ai_statement import AiStatement
 from dbfront.call_defaults import CallDefaults
-from dbfront.command_tag import client_result
-from dbfront.contracts import Column, StatementResult, TextGenerator
+from dbfront.command_tag import client_result, command_tag
+from dbfront.contracts import StatementResult, TextGenerator
 from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
-from dbfront.explain import ai_plan_text
+from dbfront.error_policy import ErrorPolicy
+from dbfront.explain import STREAM
+from dbfront.explain_statement import explain_statement
 from dbfront.statement_entry import StatementEntry
+from dbfront.statement_rows import RowsNotWantedError
 from dbfront.statistics import AiStats, StatementProgress
+from dbfront.stream_executor import CannotStreamError, RowSink, StreamedStatement
 from dbfront.transaction import ClientTransaction
 from kvcore.clock import Clock
-from kvcore.errors import CancelledByUserError, SqlError, TierKVError
-from sql.plan import Explain, StatementPlan, plan_statement
+from kvcore.errors import (
+    CancelledByUserError,
+    FeatureNotSupportedError,
+    SqlError,
+    TierKVError,
+)
+from sql.field_reorder import FieldReorder
+from sql.plan import StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql
+from sql.stream_plan import StreamPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,8 @@ class StatementContext:
         on_finished: told the counters of a statement with AI calls, failed or not.
         stats: filled while the statement runs.
         account: told what the statement does; None where nobody keeps statistics.
+        execution: ``auto``, ``stream`` or ``replay``.
+        sink: takes rows as they come; None where only the whole result is of use.
     """
 
     connection: DuckDbConnection
@@ -55,6 +70,8 @@ class StatementContext:
     on_finished: Callable[[AiStats], None] | None = None
     stats: AiStats = field(default_factory=AiStats)
     account: StatementEntry | None = None
+    execution: str = "auto"
+    sink: RowSink | None = None
 
 
 async def run_statement(
@@ -76,10 +93,12 @@ async def run_statement(
     if context.account is not None:
         context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
     await context.refresh_views(plan.admin_views)
-    if not plan.sites:
+    if not plan.sites and plan.explained is None:
         return client_result(plan, await context.connection.run(plan.engine_sql, params))
     started = context.clock.now()
     try:
+        if plan.explained is not None:
+            return await explain_statement(plan, plan.explained, params, context, _Replay)
         return await _Replay(plan, params, context).run()
     finally:
         context.stats.wall_s += context.clock.now() - started
@@ -111,10 +130,11 @@ class _Replay:
         """Run the statement in one transaction: the client's, or one of its own."""
         statement = self.statement
         await statement.check_constants()
-        if self.plan.explain in (Explain.PLAN, Explain.ESTIMATE):
-            return await self._explain()
         if self.context.account is not None:
             await self.context.account.began()
+        streamed = await self._streamed()
+        if streamed is not None:
+            return streamed
         async with self.context.transaction.for_statement():
             if self.plan.collect_sql is not None:
                 await self._collect(self.plan.collect_sql)
@@ -122,16 +142,108 @@ class _Replay:
             rounds = self._rounds(self.plan.engine_sql, self.plan.writes, stop_after)
             result = await statement.until_answered(rounds, may_stop=stop_after is not None)
         statement.report("done")
-        if self.plan.explain is Explain.ANALYZE:
-            result = self._with_ai_plan(result)
         return client_result(self.plan, result, statement.notices())
+
+    async def _streamed(self) -> StatementResult | None:
+        """Run the statement as a stream; None when it is to be replayed."""
+        stream = self._stream_plan()
+        if stream is None:
+            return None
+        try:
+            async with self.context.transaction.for_statement():
+                run = await self._open_stream(stream)
+                rows = await self._stream_rows(run)
+        except CannotStreamError as reason:
+            self._refuse_replay(str(reason))
+            self.statement.trace.why_not_stream = str(reason)
+            return None
+        self.statement.trace.executor = STREAM
+        self.statement.report("done")
+        tag = command_tag(self.plan, run.count)
+        return StatementResult(tag, run.columns, rows, self.statement.notices())
+
+    def _stream_plan(self) -> StreamPlan | None:
+        """Return how to stream, if that is wanted and of use."""
+        plan, context = self.plan, self.context
+        if context.execution == "replay":
+            self.statement.trace.why_not_stream = "tierkv.execution is replay"
+            return None
+        if plan.stream is None:
+            self._refuse_replay(plan.why_not_stream)
+        elif context.execution == "auto":
+            # Whoever waits for the whole result gets it soonest when all prompts are planned
+            # together, and fields of contexts are ordered by all rows.
+            reordered = context.defaults.field_reorder is not FieldReorder.OFF and any(
+                "context" in form.row_parameters for form in plan.forms
+            )
+            stops_early = plan.stream.filters and plan.stream.limit is not None
+            if reordered or not (context.sink is not None or stops_early):
+                self.statement.trace.why_not_stream = (
+                    "fields of contexts are ordered by all rows"
+                    if reordered
+                    else "the client takes the whole result"
+                )
+                return None
+        return plan.stream
+
+    def _refuse_replay(self, reason: str) -> None:
+        if self.context.execution == "stream":
+            raise FeatureNotSupportedError(
+                f"this statement can't be streamed: {reason}",
+                hint="SET tierkv.execution = auto replays such statements.",
+            )
+
+    async def _open_stream(self, stream: StreamPlan) -> StreamedStatement:
+        context = self.context
+        run = StreamedStatement(
+            stream,
+            self.params,
+            context.connection,
+            self.statement,
+            max_concurrency=context.defaults.max_concurrency,
+        )
+        try:
+            await run.open()
+        except CancelledByUserError:
+            raise
+        except TierKVError as error:
+            # The base query is not the user's, so the error may not be the statement's own.
+            if not await context.transaction.start_again():
+                raise
+            raise CannotStreamError(error.message) from error
+        return run
+
+    async def _stream_rows(self, run: StreamedStatement) -> list[tuple[Any, ...]]:
+        """Hand the rows to whoever takes them; else return them."""
+        sink, kept = self.context.sink, list[tuple[Any, ...]]()
+        if sink is not None:
+            await sink.begin(run.columns)
+        try:
+            async with aclosing(run.rows()) as windows:
+                async for rows in windows:
+                    if sink is None:
+                        kept += rows
+                    else:
+                        await sink.put(rows)
+        except RowsNotWantedError:
+            pass
+        await self.context.connection.end_rows()
+        return kept
+
+    def streams(self) -> bool:
+        """Say whether it would be streamed."""
+        return self._stream_plan() is not None
+
+    def collecting(self, sql: RewrittenSql) -> _DuckDbRounds:
+        """Return rounds of a query that only collects."""
+        return self._rounds(sql, False, None)
 
     def _rounds(self, sql: RewrittenSql, writes: bool, stop_after: int | None) -> _DuckDbRounds:
         return _DuckDbRounds(self.statement, self.context, sql, self.params, writes, stop_after)
 
     async def _collect(self, sql: RewrittenSql) -> None:
         """Learn the answers a write needs, with the SELECT that meets the same calls."""
-        rounds = self._rounds(sql, False, None)
+        rounds = self.collecting(sql)
         try:
             await self.statement.until_answered(rounds)
         except TierKVError as error:
@@ -142,22 +254,6 @@ class _Replay:
             if not await self.context.transaction.start_again():
                 raise
         self.statement.discard_rows()
-
-    async def _explain(self) -> StatementResult:
-        """Show the engine's plan and ours; unknown calls are NULL, and nobody is asked."""
-        result = await self.context.connection.run(
-            self.plan.engine_sql, self.params, self.statement.book
-        )
-        return client_result(self.plan, self._with_ai_plan(result))
-
-    def _with_ai_plan(self, result: EngineResult) -> EngineResult:
-        analyzed = self.context.stats if self.plan.explain is Explain.ANALYZE else None
-        text = ai_plan_text(self.plan, self.context.defaults, analyzed)
-        columns = result.columns or (
-            Column("explain_key", "VARCHAR"),
-            Column("explain_value", "VARCHAR"),
-        )
-        return EngineResult(columns, [*result.rows, ("ai_plan", text)])
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from dbfront.activity import Activity, activity_row
 from dbfront.admin_views import ClusterSource, cluster_rows, to_json
-from dbfront.ai_statement import ErrorPolicy
 from dbfront.answers import AnswerBook
 from dbfront.contracts import (
     ClientInfo,
     Column,
     Notice,
+    RowStream,
     StatementDescription,
     StatementResult,
     TextGenerator,
@@ -30,6 +30,7 @@ from dbfront.kvcache_views import baseline_of
 from dbfront.settings import SessionSettings
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_log import StatementLog
+from dbfront.statement_rows import StatementRows
 from dbfront.statistic_store import StatisticStore
 from dbfront.statistic_views import VIEWS as STATISTIC_VIEWS
 from dbfront.statistic_views import statistic_rows
@@ -88,6 +89,7 @@ class DuckDbSession:
         self._transaction = ClientTransaction(connection)
         self._pid = pid
         self._running: asyncio.Task[Any] | None = None
+        self._rows: StatementRows | None = None
         self._cancelling = False
 
     @property
@@ -136,6 +138,19 @@ class DuckDbSession:
         _check_length(sql)
         return await self._exclusively(self._execute(sql, _named(params)))
 
+    async def execute_rows(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult | RowStream:
+        """Run one statement whose rows are taken as they come; see the contract."""
+        _check_length(sql)
+        rows = StatementRows()
+        task = await self._start(self._execute(sql, _named(params), rows))
+        result = await rows.started(task)
+        if result is not None:
+            return result
+        self._rows = rows
+        return rows
+
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
@@ -158,13 +173,22 @@ class DuckDbSession:
 
     async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work as the session's one running task, so that ``cancel`` can reach it."""
+        return await (await self._start(work))
+
+    async def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        if self._rows is not None:
+            rows, self._rows = self._rows, None
+            await rows.keep_rest()
         if self._running is not None and not self._running.done():
             work.close()
             raise SqlError("the session is already running a statement", sqlstate="55000")
         self._cancelling = False
-        self._running = task = asyncio.create_task(work)
+        self._running = task = asyncio.create_task(self._noting_failure(work))
+        return task
+
+    async def _noting_failure(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return await task
+            return await work
         except asyncio.CancelledError:
             self._transaction.fail()
             if not self._cancelling:
@@ -177,13 +201,16 @@ class DuckDbSession:
             self.activity.state = _STATES[self._transaction.status]
             self.activity.progress = None
 
-    async def _execute(self, sql: str, params: Mapping[str, Any]) -> StatementResult:
+    async def _execute(
+        self, sql: str, params: Mapping[str, Any], sink: StatementRows | None = None
+    ) -> StatementResult:
         account, stats = self._account(sql), AiStats()
         self.activity.state, self.activity.query = "active", sql
         self.activity.query_start_s = self._server.clock.wall()
         self.activity.query_id = account.query_id
         try:
-            result = await self._run(sql, params, account, stats)
+            context = self._context(stats, account, sink)
+            result = await self._run(sql, params, account, context)
         except BaseException as error:
             account.ended(stats, error)
             raise
@@ -195,7 +222,11 @@ class DuckDbSession:
         return self._server.statements.open(self.client, self._pid, sql, tag)
 
     async def _run(
-        self, sql: str, params: Mapping[str, Any], account: StatementEntry, stats: AiStats
+        self,
+        sql: str,
+        params: Mapping[str, Any],
+        account: StatementEntry,
+        context: StatementContext,
     ) -> StatementResult:
         tokens = tokenize(sql)
         kind = classify(tokens)
@@ -214,29 +245,29 @@ class DuckDbSession:
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
             return StatementResult("RESET")
-        result = await run_statement(sql, params, self._context(stats, account))
+        result = await run_statement(sql, params, context)
         if kind is not StatementKind.QUERY:
             self._transaction.changed = self._transaction.status == "T"
         return result
 
-    def _context(self, stats: AiStats, account: StatementEntry) -> StatementContext:
+    def _context(
+        self, stats: AiStats, account: StatementEntry, sink: StatementRows | None
+    ) -> StatementContext:
         tenant = self._server.tenant_of(self.client)
         return StatementContext(
             connection=self._connection,
             generator=self._server.generator,
             transaction=self._transaction,
             defaults=self.settings.call_defaults(tenant),
-            policy=ErrorPolicy(
-                on_error=str(self.settings.get("tierkv.on_error")),
-                max_error_ratio=float(self.settings.get("tierkv.max_error_ratio") or 0),
-                max_calls=int(self.settings.get("tierkv.max_calls") or 0),
-            ),
+            policy=self.settings.error_policy(),
             clock=self._server.clock,
             refresh_views=self._refresh_views,
             on_progress=self._progress,
             on_finished=self._finished,
             stats=stats,
             account=account,
+            execution=str(self.settings.get("tierkv.execution")),
+            sink=sink,
         )
 
     def _progress(self, progress: StatementProgress) -> None:

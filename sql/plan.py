@@ -15,7 +15,7 @@ from sql.ai_call import CallForm
 from sql.calls import FoundCall, find_calls, find_templates
 from sql.collect import collect_form, returning_form
 from sql.dialect import Dialect
-from sql.explain_options import ExplainOptions, explain_options
+from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.lexer import Token, TokenKind, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
@@ -40,7 +40,11 @@ class Explain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """One AI call as written; ``position`` counts characters from 1."""
+    """One AI call as written; positions count characters from 1.
+
+    Attributes:
+        arguments: where each argument's value begins, by parameter name.
+    """
 
     number: int
     function: str
@@ -48,6 +52,7 @@ class CallSite:
     stage: int
     position: int
     form: CallForm
+    arguments: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +233,15 @@ def _explained(
     inner = plan_statement(" " * start + text[start:], key_base=key_base, dialect=dialect)
     if inner.explain is not Explain.NO:
         raise SqlSyntaxError("EXPLAIN can't explain an EXPLAIN", position=start + 1)
-    prefix = options.engine_prefix(dialect, analyze=options.analyze)
-    engine_sql = RewrittenSql(
-        prefix + inner.engine_sql.text,
-        tuple((offset + len(prefix), source) for offset, source in inner.engine_sql.marks),
-        inner.engine_sql.parameters,
-    )
+    body, analyze = inner.engine_sql, options.analyze
+    if options.estimate and dialect is Dialect.POSTGRES:
+        # What PostgreSQL runs is taken back, so it can say what would be asked by itself.
+        body, analyze = inner.collect_sql or body, True
+    prefix = options.engine_prefix(dialect, analyze=analyze)
     return replace(
         inner,
         text=text,
-        engine_sql=engine_sql,
+        engine_sql=explaining(prefix, body),
         explain=_mode(options),
         explained=inner,
         explain_json=options.as_json,
@@ -312,6 +316,10 @@ def _sites(
                 stage=placement.place(number).stage,
                 position=tokens[call.first].start + 1,
                 form=forms[number],
+                arguments=tuple(
+                    (name, tokens[argument.first].start + 1)
+                    for name, argument in call.arguments.items()
+                ),
             ),
             kept_of[number],
         )

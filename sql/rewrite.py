@@ -124,11 +124,17 @@ class SqlRewriter:
         self._marks: list[tuple[int, int]] = []
         self._used: dict[str, None] = {}
         self._computed = _NOTHING_COMPUTED
+        self._named = True
 
     def rewrite(
-        self, pieces: Sequence[Piece], computed: Computed = _NOTHING_COMPUTED
+        self,
+        pieces: Sequence[Piece],
+        computed: Computed = _NOTHING_COMPUTED,
+        *,
+        named: bool = True,
     ) -> RewrittenSql:
-        """Write the pieces one after the other."""
+        """Write the pieces one after the other; ``named``: with names for unnamed columns."""
+        self._named = named
         self._out, self._length, self._marks, self._used = [], 0, [], {}
         self._computed = computed
         for piece in pieces:
@@ -169,7 +175,7 @@ class SqlRewriter:
                 index, copied = index + 1, token.end
             else:
                 index += 1
-            if index in self._aliases and not (inside and index >= last):
+            if self._named and index in self._aliases and not (inside and index >= last):
                 end = self.tokens[index - 1].end
                 self._copy(copied, end)
                 self._insert(f" AS {self._aliases[index]}")

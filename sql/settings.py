@@ -206,6 +206,7 @@ _ON_OFF: Final = {"on": True, "true": True, "1": True, "yes": True} | {
     "no": False,
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)?")
+_MOST_TOKENS: Final = (1 << 63) - 1
 _DURATION_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 SETTINGS: Final[dict[str, SettingSpec]] = {
@@ -239,6 +240,36 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
         SettingSpec(
             "tierkv.query_tag", "", "shown with the session's statements in the statistics", _tag
         ),
+        SettingSpec(
+            "tierkv.max_retries",
+            0,
+            "tries after the first of a call whose time ran out or whose node was lost",
+            _whole(0, limits.MAX_RETRIES),
+        ),
+        SettingSpec(
+            "tierkv.max_prompt_tokens",
+            0,
+            "most prompt tokens a statement may send; 0 is no limit",
+            _whole(0, _MOST_TOKENS),
+        ),
+        SettingSpec(
+            "tierkv.max_completion_tokens",
+            0,
+            "most tokens a statement may have generated; 0 is no limit",
+            _whole(0, _MOST_TOKENS),
+        ),
+        SettingSpec(
+            "tierkv.priority",
+            0,
+            "of calls that have none; lower runs earlier",
+            _whole(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
+        ),
+        SettingSpec(
+            "tierkv.dry_run",
+            False,
+            "count calls and prompt tokens, send nothing, answer NULL",
+            _on_off,
+        ),
         SettingSpec("tierkv.prefix_order", True, "run calls in order of shared prefix", _on_off),
         SettingSpec(
             "tierkv.plan",
@@ -251,6 +282,12 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
             FieldReorder.STATS.value,
             f"how the fields of context are ordered in a prompt: {', '.join(FieldReorder)}",
             _choice(*FieldReorder),
+        ),
+        SettingSpec(
+            "tierkv.execution",
+            "auto",
+            "auto; stream: rows as they come, or an error; replay: all calls as one batch",
+            _choice("auto", "stream", "replay"),
         ),
         SettingSpec("tierkv.max_concurrency", 64, "calls in flight at once", _whole(1, 4096)),
         SettingSpec(

@@ -9,6 +9,7 @@ everything else says why not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,6 +43,15 @@ WINDOW_ROWS: Final = "tierkv_rows"
 
 ROW_NUMBER: Final = "tierkv_n"
 """Its first column: the row's number in the window."""
+
+WINDOW_FUNCTION: Final = "tierkv_window"
+"""The engine function that gives it a cell: column (counted from the session's key base), row."""
+
+_SAME_AS_TEXT: Final = re.compile(
+    r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT)|FLOAT|DOUBLE|DECIMAL\(\d+,\d+\)"
+    r"|DATE|TIME|TIMESTAMP|UUID|VARCHAR|JSON"
+)
+"""Types whose values are the same again after a cast to text and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,46 @@ class StreamPlan:
     outputs_sql: RewrittenSql | None
     limit: int | None = None
     offset: int = 0
+
+
+def why_not_bound(bound: Bound, type_name: str) -> str:
+    """Say why a column of a type can't be read by window statements; empty when it can."""
+    if bound.is_call_text:
+        return ""
+    if not _SAME_AS_TEXT.fullmatch(type_name):
+        return f"a column of type {type_name} stands beside an AI call"
+    if bound.compared and type_name in ("VARCHAR", "JSON"):
+        return "a comparison beside an AI call has a column of text"
+    return ""
+
+
+def window_statement(
+    sql: RewrittenSql, bound: Sequence[Bound], types: Sequence[str], *, key_base: int, rows: int
+) -> RewrittenSql:
+    """Put the definition of the window's rows in front of a filter or of the outputs.
+
+    Args:
+        sql: of a StreamPlan.
+        bound: the StreamPlan's.
+        types: of ``bound``.
+        key_base: the session's, see ``plan_statement``.
+        rows: in the window.
+    """
+    cells = (
+        f", {_cell(column, type_name, key_base + number)} AS {column.name}"
+        for number, (column, type_name) in enumerate(zip(bound, types, strict=True))
+    )
+    head = (
+        f"WITH {WINDOW_ROWS} AS (SELECT range AS {ROW_NUMBER}{''.join(cells)} "
+        f"FROM range({int(rows)})) "
+    )
+    marks = tuple((offset + len(head), source) for offset, source in sql.marks)
+    return RewrittenSql(head + sql.text, marks, sql.parameters)
+
+
+def _cell(column: Bound, type_name: str, key: int) -> str:
+    text = f"{WINDOW_FUNCTION}({key}, range)"
+    return text if column.is_call_text else f"CAST({text} AS {type_name})"
 
 
 def stream_plan(
@@ -171,8 +221,8 @@ class _Builder:
         cuts = self._cuts([span for _, span in filters], [span for _, span in outputs])
         limit, offset = self._limits() if filters else (None, 0)
         return StreamPlan(
-            base_sql=self.rewriter.rewrite(self._base(cuts, as_text=True)),
-            types_sql=self.rewriter.rewrite(self._base(cuts, as_text=False)),
+            base_sql=self.rewriter.rewrite(self._base(cuts, as_text=True), named=False),
+            types_sql=self.rewriter.rewrite(self._base(cuts, as_text=False), named=False),
             bound=tuple(self.bound),
             placeholders=tuple(_placeholder(index) for index in range(len(outputs))),
             filters=tuple(

@@ -86,6 +86,11 @@ class PlainSession:
     ) -> StatementResult:
         return await asyncio.to_thread(self._execute, sql, params)
 
+    async def execute_rows(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult:
+        return await self.execute(sql, params)
+
     def _execute(self, sql: str, params: Any) -> StatementResult:
         word = tokenize(sql)[0].upper
         if self.transaction_status == "E" and word not in ("ROLLBACK", "COMMIT", "END", "ABORT"):

@@ -8,8 +8,9 @@ registered here only look answers up in the AnswerBook of the statement being ru
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -23,9 +24,13 @@ from kvcore.errors import ConfigError, TierKVError
 from sql.dialect import Dialect, engine_function
 from sql.plan import MAX_FORMS
 from sql.rewrite import RewrittenSql
+from sql.stream_plan import WINDOW_FUNCTION
 from sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 
 T = TypeVar("T")
+
+Window = Sequence[Sequence[str | None]]
+"""Columns of text, as long as each other."""
 
 _INTERRUPT_AGAIN_S: Final = 0.05
 _COPY_BATCH_ROWS: Final = 4096
@@ -64,8 +69,10 @@ class DuckDbEngine:
 
     Attributes:
         books: the AnswerBook each session's AI calls look into, by session number.
+        windows: columns of text that a session's window statements read, by session number.
         cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
         simulations: what ``tierkv.simulate`` runs.
+        reset_errors: what that raised, by session number.
         reset_statistics: what ``tierkv.stat_reset(what)`` calls, on an engine thread; the time of
             the reset as text.
     """
@@ -77,9 +84,10 @@ class DuckDbEngine:
             ConfigError: it can't be opened or configured.
         """
         self.books: dict[int, AnswerBook] = {}
+        self.windows: dict[int, Window] = {}
         self.cancel_session: Callable[[int], bool] = lambda pid: False
         self.reset_statistics: Callable[[str | None], str] = lambda what: ""
-        self._reset_errors: dict[int, TierKVError] = {}
+        self.reset_errors: dict[int, TierKVError] = {}
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
             self._root = duckdb.connect(config.path or ":memory:")
@@ -94,7 +102,7 @@ class DuckDbEngine:
         """Open a connection for session ``number``."""
         cursor = self._root.cursor()
         cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {int(number)}")
-        return DuckDbConnection(cursor, number, self.books, self.simulations, self._reset_errors)
+        return DuckDbConnection(cursor, number, self)
 
     def close(self) -> None:
         """Close the database; connections must be closed before."""
@@ -111,6 +119,13 @@ class DuckDbEngine:
                 null_handling="special",  # type: ignore[call-overload]  # text is accepted
                 side_effects=kept,
             )
+        self._root.create_function(
+            WINDOW_FUNCTION,
+            self._window_text,
+            ["BIGINT", "BIGINT"],
+            "VARCHAR",
+            null_handling="special",  # type: ignore[call-overload]  # text is accepted
+        )
         self._root.create_function(
             "pg_cancel_backend",
             lambda pid: self.cancel_session(pid),
@@ -151,13 +166,18 @@ class DuckDbEngine:
         try:
             return self.reset_statistics(what)
         except TierKVError as error:
-            self._reset_errors[-1 if session is None else session] = error
+            self.reset_errors[-1 if session is None else session] = error
             raise
 
     def _look_up(self, key: int, text: str | None) -> str | None:
         """Answer one row's AI call; DuckDB calls it on its own threads."""
         book = self.books.get(key // MAX_FORMS)
         return None if book is None else book.look_up(key, text)
+
+    def _window_text(self, column: int, row: int) -> str | None:
+        """Read one cell of a session's window; ``column`` counts from the session's key base."""
+        window = self.windows.get(column // MAX_FORMS)
+        return None if window is None else window[column % MAX_FORMS][row]
 
 
 class DuckDbConnection:
@@ -167,15 +187,17 @@ class DuckDbConnection:
         self,
         cursor: duckdb.DuckDBPyConnection,
         number: int,
-        books: dict[int, AnswerBook],
-        simulations: Simulations,
-        reset_errors: dict[int, TierKVError],
+        engine: DuckDbEngine,
     ) -> None:
         self._cursor = cursor
         self._number = number
-        self._books = books
-        self._simulations = simulations
-        self._reset_errors = reset_errors
+        self._engine = engine
+        self._books = engine.books
+        self._windows = engine.windows
+        self._simulations = engine.simulations
+        self._reset_errors = engine.reset_errors
+        self._beside: DuckDbConnection | None = None
+        self._fetched = RewrittenSql("", (), ())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
 
     @property
@@ -201,6 +223,56 @@ class DuckDbConnection:
         """
         used = {name: value for name, value in (params or {}).items() if name in sql.parameters}
         return await self._in_thread(lambda: self._run(sql, used, book))
+
+    async def open_rows(
+        self, sql: RewrittenSql, params: Mapping[str, Any] | None = None
+    ) -> tuple[Column, ...]:
+        """Start a query whose rows are fetched as they are needed; return its columns.
+
+        It ends when its last row is fetched, or when the connection runs anything else.
+        """
+        used = {name: value for name, value in (params or {}).items() if name in sql.parameters}
+        return await self._in_thread(lambda: self._open(sql, used))
+
+    async def fetch_rows(self, most: int) -> list[tuple[Any, ...]]:
+        """Fetch the next rows of the query that ``open_rows`` started; fewer are the last."""
+        return await self._in_thread(lambda: self._fetch(most))
+
+    async def end_rows(self) -> None:
+        """End that query, its rows fetched or not; the transaction goes on."""
+        await self.command("SELECT 0")
+
+    async def run_window(
+        self,
+        sql: RewrittenSql,
+        params: Mapping[str, Any],
+        book: AnswerBook | None,
+        window: Window,
+    ) -> EngineResult:
+        """Run a statement over columns of text, beside the query whose rows are being fetched.
+
+        Another connection runs it: it sees neither the transaction nor temporary tables.
+        """
+        beside = self._helper()
+        self._windows[self._number] = window
+        try:
+            return await beside.run(sql, params, book)
+        finally:
+            self._windows.pop(self._number, None)
+
+    async def describe_window(self, sql: RewrittenSql) -> tuple[Column, ...]:
+        """Return the columns of a statement for ``run_window``."""
+        return await self._helper().describe(sql, None)
+
+    async def settings_beside(self, names: Sequence[str]) -> tuple[list[Any], list[Any]]:
+        """Return engine settings, of this connection and of the one for windows."""
+        text = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
+        return (await self.command(text)).rows, (await self._helper().command(text)).rows
+
+    def _helper(self) -> DuckDbConnection:
+        if self._beside is None:
+            self._beside = DuckDbConnection(self._cursor.cursor(), self._number, self._engine)
+        return self._beside
 
     async def command(self, text: str) -> EngineResult:
         """Run a statement of our own making, such as BEGIN."""
@@ -237,6 +309,8 @@ class DuckDbConnection:
 
     async def close(self) -> None:
         """Interrupt what runs and free the connection."""
+        if self._beside is not None:
+            await self._beside.close()
         self._simulations.cancel(self._number)
         self._cursor.interrupt()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._cursor.close)
@@ -248,11 +322,30 @@ class DuckDbConnection:
         if book is not None:
             self._books[self._number] = book
         try:
-            result = self._cursor.execute(sql.text, dict(params) if params else None)
-            columns = tuple(
-                Column(item[0], _type_name(str(item[1]))) for item in result.description or ()
-            )
-            return EngineResult(columns, result.fetchall() if columns else [])
+            with self._translated(sql):
+                columns = self._execute(sql, params)
+                return EngineResult(columns, self._cursor.fetchall() if columns else [])
+        finally:
+            self._books.pop(self._number, None)
+            self._reset_errors.pop(self._number, None)
+
+    def _open(self, sql: RewrittenSql, params: Mapping[str, Any]) -> tuple[Column, ...]:
+        self._fetched = sql
+        with self._translated(sql):
+            return self._execute(sql, params)
+
+    def _fetch(self, most: int) -> list[tuple[Any, ...]]:
+        with self._translated(self._fetched):
+            return self._cursor.fetchmany(most)
+
+    def _execute(self, sql: RewrittenSql, params: Mapping[str, Any]) -> tuple[Column, ...]:
+        result = self._cursor.execute(sql.text, dict(params) if params else None)
+        return tuple(Column(item[0], _type_name(str(item[1]))) for item in result.description or ())
+
+    @contextmanager
+    def _translated(self, sql: RewrittenSql) -> Iterator[None]:
+        try:
+            yield
         except duckdb.Error as error:
             failed = self._simulations.take_error(self._number)
             failed = failed or self._reset_errors.get(self._number)
@@ -260,9 +353,6 @@ class DuckDbConnection:
         except RuntimeError as error:
             # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
             raise TierKVError(f"the engine failed: {error}") from error
-        finally:
-            self._books.pop(self._number, None)
-            self._reset_errors.pop(self._number, None)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 
-from dbfront.contracts import StatementResult
+from dbfront.contracts import RowStream, StatementResult
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
 from dbfront.pgwire.binary_format import binary_encoder
@@ -89,6 +89,17 @@ class Exchange:
         """Send DataRows; a slow client slows us down instead of filling memory."""
         for at in range(0, len(rows), _ROWS_AT_ONCE):
             await self.send_much(replies.data_rows(rows[at : at + _ROWS_AT_ONCE], encoders))
+
+    async def send_stream(self, rows: RowStream, encoders: Sequence[Encoder]) -> StatementResult:
+        """Send DataRows as they come, each at once; return the result at their end."""
+        try:
+            while batch := await rows.next_rows():
+                await self.send_rows(batch, encoders)
+                await self.flush()
+        finally:
+            await rows.close()
+        assert rows.result is not None, "the last rows were taken"
+        return rows.result
 
     def send_notices(self, result: StatementResult) -> None:
         """Send what the statement had to say, and settings that changed."""

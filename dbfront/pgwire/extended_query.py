@@ -7,9 +7,9 @@ Syncs is one transaction unless the client opened its own.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from dbfront.contracts import Column, StatementDescription, StatementResult
+from dbfront.contracts import Column, RowStream, StatementDescription, StatementResult
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
 from dbfront.pgwire.copy import run_copy
@@ -17,7 +17,7 @@ from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_fields
 from dbfront.pgwire.implicit import ImplicitTransaction
 from dbfront.pgwire.inference import inferred_types, lookup_sql, parameter_uses
-from dbfront.pgwire.portals import Portal, PreparedStatement, bind, prepare
+from dbfront.pgwire.portals import Portal, PreparedStatement, bind, describable, prepare
 from dbfront.pgwire.simple_query import check_length
 from dbfront.pgwire.sql_tokens import first_word, tokens
 from dbfront.pgwire.types import pg_type
@@ -25,6 +25,7 @@ from kvcore.errors import SqlError, TierKVError
 
 _ENDS_TRANSACTION: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 _NO_RESULT: Final = StatementDescription(columns=None)
+_ALL_ROWS: Final = 1 << 62
 _MAX_STATEMENTS: Final = 10_000
 """Prepared statements a client may hold; pools keep hundreds, a leak should get an error."""
 
@@ -62,7 +63,7 @@ class ExtendedQuery:
             case m.Execute():
                 await self._execute(message)
             case m.Close():
-                self._close(message)
+                await self._close(message)
             case m.Flush():
                 await self._exchange.flush()
             case _:
@@ -77,13 +78,19 @@ class ExtendedQuery:
             self._exchange.send_error(error)
         status = self._exchange.session.transaction_status
         if status == "I":
-            self._portals.clear()
+            await self._close_portals(*self._portals)
         self._exchange.send(self._exchange.connection.send_ready(status))
 
-    def forget_unnamed(self) -> None:
+    async def forget_unnamed(self) -> None:
         """A simple Query drops the unnamed statement and portal."""
         self._statements.pop("", None)
-        self._portals.pop("", None)
+        await self._close_portals("")
+
+    async def _close_portals(self, *names: str) -> None:
+        for name in names:
+            portal = self._portals.pop(name, None)
+            if portal is not None:
+                await portal.close()
 
     def _parse(self, message: m.Parse) -> None:
         check_length(message.sql)
@@ -112,7 +119,9 @@ class ExtendedQuery:
             raise SqlError(f'portal "{message.portal}" already exists', sqlstate="42P03")
         if statement.needs_description():
             await self._description(statement)
-        self._portals[message.portal] = bind(statement, message)
+        bound = bind(statement, message)
+        await self._close_portals(message.portal)
+        self._portals[message.portal] = bound
         self._exchange.send(replies.BIND_COMPLETE)
 
     async def _description(self, statement: PreparedStatement) -> StatementDescription:
@@ -149,10 +158,11 @@ class ExtendedQuery:
         portal = self._portal(name)
         if portal.described is None:
             statement = portal.statement
-            if portal.sql == statement.described_sql():
+            sql = describable(portal.sql)
+            if sql == statement.described_sql():
                 portal.described = await self._description(statement)
             else:
-                portal.described = await self._describe(statement, portal.sql)
+                portal.described = await self._describe(statement, sql)
         self._send_shape(portal.described.columns, portal.result_formats)
 
     def _send_shape(self, columns: tuple[Column, ...] | None, formats: tuple[int, ...]) -> None:
@@ -168,15 +178,23 @@ class ExtendedQuery:
         if not sql:
             self._exchange.send(replies.EMPTY_QUERY)
             return
+        if portal.stream is not None:
+            await self._exchange.run(self._send_stream(portal, portal.stream, message.max_rows))
+            return
         if portal.result is None:
             self._refuse_if_aborted(sql)
-            portal.result = await self._run(portal)
+            opened = await self._run(portal)
+            if not isinstance(opened, StatementResult):
+                portal.stream = opened
+                await self._exchange.run(self._send_stream(portal, opened, message.max_rows))
+                return
+            portal.result = opened
             self._exchange.send_notices(portal.result)
         elif portal.result.columns is None:
             raise SqlError(f'portal "{message.portal}" cannot be run again', sqlstate="55000")
         await self._send_portal(portal, portal.result, message.max_rows)
 
-    async def _run(self, portal: Portal) -> StatementResult:
+    async def _run(self, portal: Portal) -> StatementResult | RowStream:
         """Run the portal's statement, in the batch's transaction if the batch has more to it."""
         exchange = self._exchange
         sql = portal.statement.sql
@@ -188,7 +206,23 @@ class ExtendedQuery:
             return StatementResult(await run_copy(exchange, portal.statement.copy))
         if result := self._deallocate(sql):
             return result
-        return await exchange.run(exchange.session.execute(portal.sql, portal.values or None))
+        return await exchange.run(exchange.session.execute_rows(portal.sql, portal.values or None))
+
+    async def _send_stream(self, portal: Portal, stream: RowStream, max_rows: int) -> None:
+        """Send rows as they come, up to ``max_rows`` (0 is all)."""
+        codes = _check_formats(portal.result_formats, len(stream.columns))
+        row_encoders = _encoders_as_described(portal, stream.columns, codes)
+        left = max_rows or _ALL_ROWS
+        while left and (rows := await portal.take(left)):
+            left -= len(rows)
+            await self._exchange.send_rows(rows, row_encoders)
+            await self._exchange.flush()
+        sent = (max_rows or _ALL_ROWS) - left
+        if stream.result is None:
+            self._exchange.send(replies.PORTAL_SUSPENDED)
+            return
+        self._exchange.send_notices(stream.result)
+        self._exchange.send(replies.command_complete(f"SELECT {sent}"))
 
     async def _send_portal(self, portal: Portal, result: StatementResult, max_rows: int) -> None:
         if result.columns is None:
@@ -230,9 +264,11 @@ class ExtendedQuery:
             return StatementResult("DEALLOCATE")
         return None
 
-    def _close(self, message: m.Close) -> None:
-        store: dict[str, Any] = self._statements if message.kind == "S" else self._portals
-        store.pop(message.name, None)
+    async def _close(self, message: m.Close) -> None:
+        if message.kind == "S":
+            self._statements.pop(message.name, None)
+        else:
+            await self._close_portals(message.name)
         self._exchange.send(replies.CLOSE_COMPLETE)
 
     def _statement(self, name: str) -> PreparedStatement:

@@ -231,7 +231,7 @@ class ClientHandler:
         while (message := await exchange.next_message()) is not None:
             match message:
                 case m.Query(sql):
-                    extended.forget_unnamed()
+                    await extended.forget_unnamed()
                     await simple_query(exchange, sql)
                 case m.Sync():
                     await extended.sync()

@@ -6,16 +6,22 @@ cast in the SQL text, so that describing and running a statement agree on its ty
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from dbfront.contracts import StatementDescription, StatementResult
+from dbfront.contracts import RowStream, StatementDescription, StatementResult
 from dbfront.pgwire.copy_statement import CopyStatement
 from dbfront.pgwire.messages import Bind
 from dbfront.pgwire.parameters import decode_parameter, is_text
-from dbfront.pgwire.sql_tokens import long_casts, parameter_count, replace_parameters
+from dbfront.pgwire.sql_tokens import (
+    long_casts,
+    parameter_count,
+    replace_parameters,
+    selected_parameters,
+)
 from dbfront.pgwire.types import TEXT, PgType, by_oid, pg_type
 from kvcore.errors import FeatureNotSupportedError, SqlError
 
@@ -73,7 +79,7 @@ class PreparedStatement:
             kind = self.cast_type(at)
             if kind is not None:
                 casts[at + 1] = kind.duckdb or self.inferred.get(at + 1, "DECIMAL(18,3)")
-        return replace_parameters(self.sql, casts)
+        return describable(replace_parameters(self.sql, casts))
 
     def parameter_type(self, at: int) -> PgType:
         """Declared, else inferred by the engine, else text."""
@@ -102,6 +108,11 @@ class PreparedStatement:
         )
 
 
+def describable(sql: str) -> str:
+    """Cast untyped parameters that are columns to text, so that each DuckDB says they are."""
+    return replace_parameters(sql, dict.fromkeys(selected_parameters(sql), "VARCHAR"))
+
+
 def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
     """Make a prepared statement of one SQL statement."""
     count = max(parameter_count(sql), len(declared)) if sql else 0
@@ -119,6 +130,8 @@ class Portal:
         values: the parameters.
         result_formats: as in Bind.
         result: set by the first Execute.
+        stream: set by the first Execute of a statement whose rows come while it runs.
+        waiting: rows of it that were taken and not sent.
         sent: rows sent so far.
     """
 
@@ -127,8 +140,22 @@ class Portal:
     values: tuple[Any, ...] = ()
     result_formats: tuple[int, ...] = ()
     result: StatementResult | None = None
+    stream: RowStream | None = None
+    waiting: deque[tuple[Any, ...]] = field(default_factory=deque)
     sent: int = 0
     described: StatementDescription | None = field(default=None)
+
+    async def close(self) -> None:
+        """Stop the statement if it still runs."""
+        if self.stream is not None:
+            await self.stream.close()
+
+    async def take(self, most: int) -> list[tuple[Any, ...]]:
+        """Take up to ``most`` rows of the stream as soon as there are any; none at its end."""
+        assert self.stream is not None, "it is a stream"
+        if not self.waiting:
+            self.waiting.extend(await self.stream.next_rows())
+        return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
 
 
 def bind(statement: PreparedStatement, message: Bind) -> Portal:

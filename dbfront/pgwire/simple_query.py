@@ -43,8 +43,22 @@ async def _one(exchange: Exchange, sql: str, implicit: ImplicitTransaction | Non
         exchange.send(replies.command_complete(await run_copy(exchange, copy)))
         return
     if result is None:
-        result = await exchange.run(exchange.session.execute(sql))
+        result = await exchange.run(_run(exchange, sql))
+        if result is None:
+            return
     await _send_result(exchange, result)
+
+
+async def _run(exchange: Exchange, sql: str) -> StatementResult | None:
+    """Run a statement; None when its rows were sent as they came."""
+    opened = await exchange.session.execute_rows(sql)
+    if isinstance(opened, StatementResult):
+        return opened
+    exchange.send(replies.row_description(result_fields(opened.columns)))
+    result = await exchange.send_stream(opened, encoders(opened.columns, [0] * len(opened.columns)))
+    exchange.send_notices(result)
+    exchange.send(replies.command_complete(result.command_tag))
+    return None
 
 
 async def _send_result(exchange: Exchange, result: StatementResult) -> None:

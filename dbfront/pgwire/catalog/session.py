@@ -18,6 +18,7 @@ from dbfront.contracts import (
     ClientInfo,
     Column,
     Notice,
+    RowStream,
     SqlSession,
     StatementDescription,
     StatementResult,
@@ -26,27 +27,32 @@ from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_comman
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.ddl import rewrite_create
 from dbfront.pgwire.catalog.install import client_names, install
+from dbfront.pgwire.catalog.intervals import has_interval, query_with_text, returning_with_text
 from dbfront.pgwire.catalog.rewrite import rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.catalog.settings import SERVER_VERSION, SPECS, Settings
 from dbfront.pgwire.catalog.transactions import Transactions
 from dbfront.pgwire.sql_tokens import first_word, tokens
 from kvcore.errors import FeatureNotSupportedError, SqlError
+from sql.lexer import tokenize
+from sql.statement import StatementKind, classify
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 Deallocator = Callable[[str], StatementResult | None]
 
+_GIVES_UP: Final = frozenset({"ROLLBACK", "ABORT"})
 _NO_ROWS: Final = frozenset(
     {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SET", "RESET", "DISCARD"}
     | {"DEALLOCATE", "CLOSE", "LISTEN", "UNLISTEN", "NOTIFY", "LOCK", "MOVE", "SAVEPOINT"}
     | {"RELEASE", "CHECKPOINT", "VACUUM", "USE", "ATTACH", "DETACH", "LOAD", "INSTALL"}
 )
 
+_STREAMED: Final = frozenset({"SELECT", "WITH"})
 _OUR_SETTINGS: Final = (
     "SELECT name, setting, description FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
 )
-_PASSED_ON: Final = {"timezone": "TimeZone", "search_path": "search_path"}
 _SEARCH_PATH: Final = "coalesce(nullif(current_setting('search_path'), ''), 'main')"
+_PASSED_ON: Final = {"timezone": "current_setting('TimeZone')", "search_path": _SEARCH_PATH}
 _READ_SETTINGS: Final = (f"{DATABASE}.main.pg_settings", f"{DATABASE}.main.own_setting")
 _LOCKED: Final = "42501"
 _SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
@@ -143,6 +149,33 @@ class CatalogSession:
             facts = {name: text for name, text in facts.items() if name != "current_database()"}
         return rewrite(sql, client_names(), facts)
 
+    async def _run(self, sql: str, params: Params) -> StatementResult:
+        """Run a statement that the engine understands, once its catalog names are ours."""
+        rewritten = self._rewrite(sql)
+        await self._fill_settings(rewritten)
+        kind = classify(tokenize(rewritten))
+        if kind is not StatementKind.QUERY:
+            return await self._run_returning(rewritten, params)
+        if "nextval" in rewritten.lower():  # the one effect a query has: it must run once
+            columns = (await self._inner.describe(rewritten)).columns
+            if columns is not None and has_interval(columns):
+                result = await self._inner.execute(query_with_text(rewritten, columns), params)
+                return replace(result, columns=columns)
+        result = await self._inner.execute(rewritten, params)
+        if result.columns is not None and has_interval(result.columns):
+            again = await self._inner.execute(query_with_text(rewritten, result.columns), params)
+            result = replace(result, rows=again.rows)
+        return _with_oids(result, rewritten)
+
+    async def _run_returning(self, rewritten: str, params: Params) -> StatementResult:
+        columns = None
+        if "returning" in rewritten.lower():
+            columns = (await self._inner.describe(rewritten)).columns
+        if columns is None or not has_interval(columns):
+            return await self._inner.execute(rewritten, params)
+        result = await self._inner.execute(returning_with_text(rewritten, columns), params)
+        return replace(result, columns=columns)
+
     async def own_rows(self, sql: str) -> Sequence[tuple[Any, ...]]:
         """Rows of a query of our own, for what the protocol needs to know."""
         return (await self._inner.execute(sql)).rows
@@ -180,18 +213,31 @@ class CatalogSession:
         word = first_word(sql)
         handler = _HANDLERS.get(word)
         self._transactions.savepoints.note(sql)
+        failed = self.transaction_status == "E"
         try:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
-                rewritten = self._rewrite(sql)
-                await self._fill_settings(rewritten)
-                result = _with_oids(await self._inner.execute(rewritten, params), rewritten)
+                result = await self._run(sql, params)
         finally:
             if self.transaction_status == "I":
                 self.settings.end_transaction()
-                self.cursors.end_transaction()
+                self.cursors.end_transaction(committed=word not in _GIVES_UP and not failed)
                 self._transactions.savepoints.end_transaction()
         return result
+
+    async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
+        """Run a statement whose rows are taken as they come; only AI calls take that long."""
+        lowered = sql.lower()
+        if first_word(sql) not in _STREAMED or "ai_" not in lowered or "set_config" in lowered:
+            return await self.execute(sql, params)
+        rewritten = self._rewrite(sql)
+        await self._fill_settings(rewritten)
+        opened = await self._inner.execute_rows(rewritten, params)
+        if has_interval(opened.columns):
+            if not isinstance(opened, StatementResult):
+                await opened.close()
+            return await self.execute(sql, params)
+        return _with_oids(opened, rewritten) if isinstance(opened, StatementResult) else opened
 
     # Settings
 
@@ -228,8 +274,7 @@ class CatalogSession:
             ours = (await self._inner.execute(_OUR_SETTINGS)).rows
             return StatementResult("SHOW", columns, [*self.settings.all(), *ours])
         if command.name.lower() in _PASSED_ON:
-            asked = f"SELECT current_setting('{_PASSED_ON[command.name.lower()]}')"
-            rows = (await self._inner.execute(asked)).rows
+            rows = await self.own_rows(f"SELECT {_PASSED_ON[command.name.lower()]}")
             return StatementResult("SHOW", columns, [(str(rows[0][0]),)])
         return StatementResult("SHOW", columns, [(self.settings.get(command.name),)])
 
@@ -261,7 +306,7 @@ class CatalogSession:
         return StatementResult("SET", notices=notices)
 
     async def _pass_on(self, command: SettingCommand) -> tuple[Notice, ...]:
-        name = _PASSED_ON.get(command.name.lower(), command.name)
+        name = "TimeZone" if command.name.lower() == "timezone" else command.name.lower()
         if command.value is None:
             await self._inner.execute(f"RESET {name}")
             return ()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
-from dbfront.evaluation import Sent
+from dbfront.question_runner import Sent
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.errors import (
     CancelledByUserError,
@@ -47,6 +47,10 @@ async def test_limit_stops_early(
     found = await rows(session, f"SELECT id FROM big WHERE {condition} LIMIT 5")
     expected = [(i,) for i in range(5000) if answer_text(f"p{i}") == "yes"][:5]
     assert found == expected
+    assert len(generator.prompts) <= 32
+    await session.execute("SET tierkv.execution = replay")
+    generator.prompts.clear()
+    assert await rows(session, f"SELECT id FROM big WHERE {condition} LIMIT 5") == expected
     assert len(generator.prompts) == 64
 
 
