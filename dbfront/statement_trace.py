@@ -29,7 +29,8 @@ class FormTrace:
         distinct: different calls among all it ever made that were answered, or failed.
         asked: of those, how many were on its account; others had asked for the rest before.
         requests: what models were asked for these.
-        errors: of these, how many failed.
+        errors: of those asked, how many failed.
+        retries: requests that were sent again after a failure.
         prompt_tokens: of answered requests; so are ``completion_tokens`` and ``hit_tokens``.
         ttft_s: times to first token of answered requests.
         wall_s: from the beginning of each batch with its calls to the last answer to them.
@@ -40,6 +41,7 @@ class FormTrace:
     asked: int = 0
     requests: int = 0
     errors: int = 0
+    retries: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     hit_tokens: HitTokens = field(default_factory=HitTokens)
@@ -95,12 +97,16 @@ class StatementTrace:
         forms: counters by form key, in the order of the text.
         rounds: in order.
         nodes: requests answered, by node.
+        executor: ``replay``, or ``stream``.
+        why_not_stream: what kept it from being streamed although its text did not.
     """
 
     def __init__(self, keys: Sequence[int]) -> None:
         self.forms: dict[int, FormTrace] = {key: FormTrace() for key in keys}
         self.rounds: list[RoundTrace] = []
         self.nodes: Counter[str] = Counter()
+        self.executor = "replay"
+        self.why_not_stream = ""
         self._batch_began_s = 0.0
         self._batch_walls: dict[int, float] = {}
 
@@ -137,11 +143,18 @@ class StatementTrace:
             self.forms[key].asked += 1
 
     def call_ended(
-        self, key: int, answers: Sequence[TextAnswer], now_s: float, *, failed: bool = False
+        self,
+        key: int,
+        answers: Sequence[TextAnswer],
+        now_s: float,
+        *,
+        retries: int = 0,
+        failed: bool = False,
     ) -> None:
         """One of them was answered, or failed."""
         form = self.forms[key]
         form.errors += failed
+        form.retries += retries
         form.add_answers(answers)
         for answer in answers:
             self.nodes[answer.node_id] += 1

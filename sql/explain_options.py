@@ -12,6 +12,7 @@ from typing import Final
 from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
 from sql.dialect import Dialect
 from sql.lexer import Token, TokenKind, closing_index, string_value
+from sql.rewrite import RewrittenSql
 
 ESTIMATE_OPTION: Final = "AI_ESTIMATE"
 _QUERIES: Final = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
@@ -92,6 +93,15 @@ def explain_options(tokens: list[Token]) -> ExplainOptions | None:
         close = closing_index(tokens, index)
         listed, index = _items(tokens[index + 1 : close]), close + 1
     return _options(index, words, listed)
+
+
+def explaining(prefix: str, sql: RewrittenSql, suffix: str = "") -> RewrittenSql:
+    """Put words around a text for the engine; its positions stay those of the user's text."""
+    return RewrittenSql(
+        f"{prefix}{sql.text}{suffix}",
+        tuple((offset + len(prefix), source) for offset, source in sql.marks),
+        sql.parameters,
+    )
 
 
 def _opens_list(tokens: list[Token], index: int) -> bool:

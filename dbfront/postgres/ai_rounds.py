@@ -13,8 +13,10 @@ from typing import Final
 from dbfront.ai_statement import AiStatement
 from dbfront.postgres import messages
 from dbfront.postgres.exchange import Exchange, Reply
+from dbfront.postgres.explained import actual_rows
 from kvcore.errors import SqlError, TierKVError
 from sql.ai_call import CallForm
+from sql.plan import Explain
 
 _SAVEPOINT: Final = messages.own_statement("SAVEPOINT tierkv")
 _UNDO: Final = messages.own_statement("ROLLBACK TO SAVEPOINT tierkv")
@@ -78,6 +80,7 @@ class RelayRounds:
         self._exchange = exchange
         self._statement = statement
         self._forms: dict[int, CallForm] = {form.key: form for form in statement.plan.forms}
+        self._analyzes = statement.plan.explain is Explain.ANALYZE
         self._run_once = run_once
         self._sync = sync
         self._stop_after = stop_after
@@ -110,6 +113,8 @@ class RelayRounds:
         if self.cancelled is not None:
             raise self.cancelled
         self._rows = reply.rows
+        if self._stop_after is not None and self._analyzes and reply.rows:
+            self._rows = actual_rows(reply)
         self._note(reply)
         if reply.error is None:
             return reply
@@ -175,3 +180,33 @@ class RelayRounds:
         if keys:
             await self.own(messages.own_arrays(_FILL, keys, questions, answers))
         self._told.clear()
+
+
+class LastReply:
+    """EngineRounds that keep what the last round was answered.
+
+    Attributes:
+        reply: None when it failed on a missing answer.
+    """
+
+    def __init__(self, rounds: RelayRounds) -> None:
+        self.reply: Reply | None = None
+        self._rounds = rounds
+
+    @property
+    def behind(self) -> bool:
+        """See EngineRounds."""
+        return self._rounds.behind
+
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return self._rounds.enough()
+
+    async def run(self) -> Reply | None:
+        """See EngineRounds."""
+        self.reply = await self._rounds.run()
+        return self.reply
+
+    async def undo(self) -> None:
+        """See EngineRounds."""
+        await self._rounds.undo()

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dbfront.ai_statement import AiStatement
 from dbfront.call_defaults import CallDefaults
 from dbfront.contracts import ClientInfo, TextGenerator
-from dbfront.explain import ai_plan_text
+from dbfront.estimate import Estimate
+from dbfront.explain import Analysis, Explanation
 from dbfront.pgwire.errors import notice_fields
 from dbfront.postgres import messages
-from dbfront.postgres.ai_rounds import PostgresError, RelayRounds
+from dbfront.postgres.ai_rounds import LastReply, PostgresError, RelayRounds
 from dbfront.postgres.block import Block
 from dbfront.postgres.encoding import shown
 from dbfront.postgres.exchange import Exchange, Reply
+from dbfront.postgres.explained import add_ai_plan
 from dbfront.postgres.session_values import SessionValues
 from dbfront.postgres.statement import Statement
 from dbfront.statistics import AiStats, StatementProgress
@@ -80,6 +82,7 @@ class AiRun:
         self._task: asyncio.Task[Reply] | None = None
         self._cancelled: TierKVError | None = None
         self._values: SessionValues | None = None
+        self._estimate: Estimate | None = None
 
     @property
     def values(self) -> SessionValues:
@@ -139,11 +142,11 @@ class AiRun:
         started = self._services.clock.now()
         timer = self._timer()
         try:
-            if self._plan.explain is Explain.PLAN:
+            if self._plan.explain in (Explain.PLAN, Explain.ESTIMATE):
                 reply = await self._explained()
             else:
                 reply = await self._until_answered(stop_after is not None)
-            await self._rounds.release()
+                await self._rounds.release()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -154,13 +157,21 @@ class AiRun:
         return reply
 
     async def _explained(self) -> Reply:
-        """Run EXPLAIN once: nobody is asked, whatever planning it misses."""
-        assert self._rounds is not None
-        reply = await self._rounds.run()
-        if reply is None:
+        """Run EXPLAIN once and take it back: nobody is asked, whatever it misses.
+
+        To estimate, PostgreSQL is given EXPLAIN ANALYZE, so that it meets the statement's calls.
+        """
+        assert self._ai is not None and self._rounds is not None
+        rounds = LastReply(self._rounds)
+        if self._plan.explain is Explain.ESTIMATE:
+            self._estimate = await self._ai.estimate(rounds)
+        else:
+            await rounds.run()
+        if rounds.reply is None:
             assert self._rounds.error is not None
             raise self._rounds.error
-        return reply
+        await self._rounds.undo()
+        return rounds.reply
 
     async def _until_answered(self, may_stop: bool) -> Reply:
         assert self._ai is not None and self._rounds is not None
@@ -196,14 +207,20 @@ class AiRun:
         return asyncio.get_running_loop().call_later(timeout_s, self.cancel, late)
 
     def _add_plan(self, reply: Reply) -> None:
-        """Show our part of the plan below PostgreSQL's, where that is lines of text."""
-        explain = self._plan.explain
-        if explain is Explain.NO or "FORMAT" in self._statement.text.upper():
+        """Show our part of the plan beside PostgreSQL's."""
+        if self._plan.explain is Explain.NO:
             return
-        analyzed = self.stats if explain is Explain.ANALYZE else None
-        text = ai_plan_text(self._plan, self.defaults, analyzed)
-        for line in text.splitlines():
-            reply.output.add(messages.data_row([line.encode()]))
+        assert self._ai is not None
+        told = Explanation(
+            self._plan,
+            self.defaults,
+            why_not_stream=self._plan.why_not_stream,
+            max_calls=self.values.policy.max_calls,
+            estimate=self._estimate,
+        )
+        if self._plan.explain is Explain.ANALYZE:
+            told = replace(told, analysis=Analysis(self.stats, self._ai.trace))
+        add_ai_plan(reply, told, as_json=self._plan.explain_json)
 
     def notices(self, parameters: dict[str, str]) -> list[bytes]:
         """Return frames of what the client wants to be told beside the rows."""

@@ -244,7 +244,10 @@ class _PortalRuns:
         self._inner = b""
         plan = portal.prepared.statement.plan
         assert plan is not None
-        self._keep = plan.stop_after_rows is not None or plan.explain is Explain.PLAN
+        self._keep = plan.stop_after_rows is not None or plan.explain in (
+            Explain.PLAN,
+            Explain.ESTIMATE,
+        )
 
     async def prepare_inner(self, text: bytes) -> None:
         """Run the query of a DECLARE instead, as a statement and portal of the relay's own."""

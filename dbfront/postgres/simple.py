@@ -124,10 +124,13 @@ class SimpleQuery:
         plan = statement.plan
         assert plan is not None
         text = statement.inner.text if statement.declare else statement.engine_text
-        keep = plan.stop_after_rows is not None or plan.explain is Explain.PLAN
+        keep = plan.stop_after_rows is not None or plan.explain in _ASKS_NOBODY
         return await self._exchange.ask(
             messages.query(encoded(text, self._parameters)), keep_with_misses=keep
         )
+
+
+_ASKS_NOBODY: Final = (Explain.PLAN, Explain.ESTIMATE)
 
 
 def _refuse_copy(statement: Statement) -> None:
