@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Installs the system programs the tests use as real clients and for faults (psql, openssl, strace) where they are missing.
+# Installs the system programs the tests use as real clients and for faults (psql and a PostgreSQL server, node, openssl, strace) where they are missing.
 set -euo pipefail
 missing=()
 command -v psql >/dev/null || missing+=(postgresql-client)
+command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
+command -v npm >/dev/null || missing+=(nodejs npm)
 command -v openssl >/dev/null || missing+=(openssl)
 command -v strace >/dev/null || missing+=(strace)
 [ ${#missing[@]} -eq 0 ] && exit 0
