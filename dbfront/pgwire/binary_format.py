@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
+from dbfront.pgwire.interval_format import interval_parts
 from dbfront.pgwire.numeric_format import numeric_binary
 from dbfront.pgwire.replies import Encoder
 from dbfront.pgwire.text_format import text_encoder
@@ -108,10 +109,10 @@ def timestamp_binary(value: Any) -> bytes:
     return _INT8(days * _DAY_MICROS + micros)
 
 
-def interval_binary(value: dt.timedelta) -> bytes:
+def interval_binary(value: Any) -> bytes:
     """Microseconds, days, months."""
-    micros = value.seconds * 1_000_000 + value.microseconds
-    return struct.pack("!qii", micros, value.days, 0)
+    parts = interval_parts(value)
+    return struct.pack("!qii", parts.micros, parts.days, parts.months)
 
 
 def uuid_binary(value: Any) -> bytes:

@@ -104,11 +104,11 @@ class PgConnection:
         self._expect(Phase.AUTH)
         self.phase = Phase.READY
 
-    def send_copy_in(self, columns: int) -> bytes:
+    def send_copy_in(self, columns: int, *, binary: bool = False) -> bytes:
         """Ask for COPY data."""
         self._expect(Phase.READY)
         self.phase = Phase.COPY_IN
-        return replies.copy_in_response(columns)
+        return replies.copy_in_response(columns, binary=binary)
 
     def end_copy_in(self) -> None:
         """All COPY data came."""

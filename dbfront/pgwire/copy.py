@@ -6,15 +6,19 @@ Loading is atomic: it runs in the client's transaction, or in one of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from dbfront.contracts import Column
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
+from dbfront.pgwire.copy_binary import BinaryReader, BinaryWriter
 from dbfront.pgwire.copy_format import CopyReader, CopyWriter, Row
 from dbfront.pgwire.copy_statement import CopyStatement
+from dbfront.pgwire.copy_values import text_converter
 from dbfront.pgwire.exchange import Exchange
 from dbfront.pgwire.implicit import ImplicitTransaction
+from dbfront.pgwire.types import pg_type
 from kvcore.errors import CancelledByUserError, SqlError
 
 _ROWS_PER_LOAD: Final = 8_192
@@ -33,13 +37,18 @@ async def _copy_out(exchange: Exchange, statement: CopyStatement) -> str:
     if result.columns is None:
         raise SqlError("COPY query must return rows", sqlstate="42601")
     exchange.send_notices(result)
-    writer = CopyWriter(result.columns, statement.options)
-    exchange.send(replies.copy_out_response(len(result.columns)))
+    binary = statement.options.binary
+    writer = (
+        BinaryWriter(result.columns) if binary else CopyWriter(result.columns, statement.options)
+    )
+    exchange.send(replies.copy_out_response(len(result.columns), binary=binary))
     if header := writer.header():
         exchange.send(replies.copy_data(header))
     for at in range(0, len(result.rows), _LINES_AT_ONCE):
         lines = map(writer.line, result.rows[at : at + _LINES_AT_ONCE])
         await exchange.send_much(b"".join(map(replies.copy_data, lines)))
+    if trailer := writer.trailer():
+        exchange.send(replies.copy_data(trailer))
     exchange.send(replies.COPY_DONE)
     return f"COPY {len(result.rows)}"
 
@@ -51,13 +60,14 @@ async def _columns(exchange: Exchange, statement: CopyStatement) -> tuple[Column
 
 
 async def _copy_in(exchange: Exchange, statement: CopyStatement) -> str:
-    names = [column.name for column in await _columns(exchange, statement)]
+    columns = await _columns(exchange, statement)
+    binary = statement.options.binary
     transaction = ImplicitTransaction(exchange.session)
     await transaction.before("COPY")
     failed = True
     try:
-        exchange.send(exchange.connection.send_copy_in(len(names)))
-        count = await _load(exchange, statement, names)
+        exchange.send(exchange.connection.send_copy_in(len(columns), binary=binary))
+        count = await _load(exchange, statement, columns)
         exchange.connection.end_copy_in()
         failed = False
     finally:
@@ -65,9 +75,17 @@ async def _copy_in(exchange: Exchange, statement: CopyStatement) -> str:
     return f"COPY {count}"
 
 
-async def _load(exchange: Exchange, statement: CopyStatement, names: list[str]) -> int:
+def _reader(statement: CopyStatement, columns: Sequence[Column]) -> BinaryReader | CopyReader:
+    kinds = [pg_type(column.type_name) for column in columns]
+    if statement.options.binary:
+        return BinaryReader(kinds)
+    return CopyReader(len(kinds), statement.options, [text_converter(kind) for kind in kinds])
+
+
+async def _load(exchange: Exchange, statement: CopyStatement, columns: Sequence[Column]) -> int:
     """Feed what the client sends to the table until it says it is done."""
-    reader = CopyReader(len(names), statement.options)
+    reader = _reader(statement, columns)
+    names = [column.name for column in columns]
     rows: list[Row] = []
     count = 0
     while True:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from dbfront.contracts import Column
 from dbfront.pgwire.copy_statement import CopyOptions
+from dbfront.pgwire.copy_values import CellConverter
 from dbfront.pgwire.text_format import text_form
 from dbfront.pgwire.types import pg_type
 from kvcore.errors import SqlError
@@ -59,6 +60,10 @@ class CopyWriter:
             cells = ['"\\."']  # alone on a line it would end the data
         return self._line(cells)
 
+    def trailer(self) -> bytes:
+        """What ends the data: nothing."""
+        return b""
+
     def _line(self, cells: Iterable[str]) -> bytes:
         return (self._options.delimiter.join(cells) + "\n").encode("utf-8", "replace")
 
@@ -77,8 +82,11 @@ class CopyWriter:
 class CopyReader:
     """Turns COPY data into rows; mutated only through ``feed`` and ``finish``."""
 
-    def __init__(self, width: int, options: CopyOptions) -> None:
+    def __init__(
+        self, width: int, options: CopyOptions, converters: Sequence[CellConverter | None] = ()
+    ) -> None:
         self._width = width
+        self._converters = [(at, c) for at, c in enumerate(converters) if c is not None]
         self._options = options
         self._partial = b""
         self._open_lines: list[bytes] = []
@@ -145,7 +153,9 @@ class CopyReader:
 
     def _decode(self, line: bytes) -> str:
         try:
-            return line.decode()
+            if b"\0" not in line:
+                return line.decode()
+            raise SqlError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
         except UnicodeDecodeError:
             raise SqlError(
                 "invalid byte sequence for encoding UTF8",
@@ -159,6 +169,10 @@ class CopyReader:
             raise self._bad("missing data for a column")
         if len(row) > self._width:
             raise self._bad("extra data after last expected column")
+        for at, convert in self._converters:
+            cell = row[at]
+            if cell is not None:
+                row[at] = convert(cell)
         return row
 
     def _bad(self, why: str) -> SqlError:

@@ -6,7 +6,7 @@ statements (files on the server) are not ours: ``parse_copy`` answers None and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,6 +26,7 @@ class CopyOptions:
     escape: str = '"'
     force_quote: tuple[str, ...] = ()
     force_quote_all: bool = False
+    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def parse_copy(sql: str) -> CopyStatement | None:
 
     Raises:
         SqlSyntaxError, SqlError: it is one, but malformed or with impossible options.
-        FeatureNotSupportedError: the binary format.
+        FeatureNotSupportedError: an option.
     """
     if not sql.lstrip()[:4].upper().startswith(("COPY", "--", "/*")):
         return None
@@ -220,7 +221,7 @@ def _build(raw: dict[str, str | tuple[str, ...]]) -> CopyOptions:
     formats = [str(v) for k, v in raw.items() if k == "FORMAT" or k.startswith("FORMAT ")]
     kind = formats[0].lower() if formats else "text"
     if kind == "binary":
-        raise FeatureNotSupportedError("COPY in binary format is not supported; use text or csv")
+        return _build_binary(raw)
     if kind not in ("text", "csv"):
         raise SqlError(f'COPY format "{kind}" not recognized', sqlstate="22023")
     csv = kind == "csv"
@@ -238,6 +239,13 @@ def _build(raw: dict[str, str | tuple[str, ...]]) -> CopyOptions:
     )
     _check(options, raw)
     return options
+
+
+def _build_binary(raw: Mapping[str, object]) -> CopyOptions:
+    textual = {"DELIMITER", "NULL", "HEADER", "QUOTE", "ESCAPE", "FORCE_QUOTE"} & set(raw)
+    if textual:
+        raise SqlSyntaxError(f"cannot specify {min(textual)} in BINARY mode")
+    return CopyOptions(binary=True)
 
 
 def _check(options: CopyOptions, names: Sequence[str] | dict[str, str | tuple[str, ...]]) -> None:

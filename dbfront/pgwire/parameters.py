@@ -39,7 +39,7 @@ def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
         SqlError: 22P02 or 22P03, the value does not fit the type; 22021, not UTF-8.
     """
     try:
-        return _from_binary(data, kind) if format_code else _from_text(data.decode(), kind)
+        value = _from_binary(data, kind) if format_code else _from_text(data.decode(), kind)
     except UnicodeDecodeError:
         raise SqlError("invalid byte sequence for encoding UTF8", sqlstate="22021") from None
     except (ValueError, InvalidOperation, struct.error, OverflowError, ProtocolError):
@@ -48,6 +48,9 @@ def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
         raise SqlError(
             f"invalid {form} representation for type {kind.name}{shown}", sqlstate=state
         ) from None
+    if isinstance(value, str) and "\0" in value:  # PostgreSQL's text can't hold it
+        raise SqlError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
+    return value
 
 
 def _bool(text: str) -> bool:
@@ -107,6 +110,7 @@ _FROM_TEXT: Final[dict[str, Callable[[str], Any]]] = {
     "float8": float,
     "numeric": Decimal,
     "bytea": _bytea,
+    "interval": lambda text: text.replace("+", ""),  # DuckDB knows no plus sign
     "date": _date_text,
     "time": _without_offset,
     "timestamp": _without_offset,

@@ -78,7 +78,8 @@ class PreparedStatement:
         for at in range(self.parameters):
             kind = self.cast_type(at)
             if kind is not None:
-                casts[at + 1] = kind.duckdb or self.inferred.get(at + 1, "DECIMAL(18,3)")
+                decimal = _decimal_cast(None, array=kind.element is not None)
+                casts[at + 1] = kind.duckdb or self.inferred.get(at + 1, decimal)
         return describable(replace_parameters(self.sql, casts))
 
     def parameter_type(self, at: int) -> PgType:
@@ -197,20 +198,33 @@ def _casts(statement: PreparedStatement, values: Sequence[Any]) -> dict[int, str
         kind = statement.cast_type(at)
         if kind is None:
             continue
-        cast = kind.duckdb or (_decimal_cast(value) if kind.element is None else "")
+        cast = kind.duckdb or _decimal_cast(value, array=kind.element is not None)
         if cast:
             casts[at + 1] = cast
     return casts
 
 
-def _decimal_cast(value: Any) -> str:
-    """The narrowest DECIMAL that holds the value exactly; DOUBLE if none does; '' for NULL."""
-    if not isinstance(value, Decimal):
-        return "DECIMAL(18,3)" if value is None else ""
-    if not value.is_finite():
-        return "DOUBLE"
-    _, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    scale = max(0, -exponent)
-    precision = max(len(digits) + max(0, exponent), scale, 1)
+def _decimal_cast(value: Any, *, array: bool) -> str:
+    """The narrowest DECIMAL that holds the value, or all of an array, exactly; else DOUBLE."""
+    if value is None:
+        return "DECIMAL(18,3)[]" if array else "DECIMAL(18,3)"
+    if array:
+        numbers = [item for item in value if item is not None]
+        return f"{_narrowest(numbers)}[]" if _are_decimals(numbers) else ""
+    return _narrowest([value]) if isinstance(value, Decimal) else ""
+
+
+def _are_decimals(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, Decimal) for item in items)
+
+
+def _narrowest(numbers: Sequence[Decimal]) -> str:
+    whole = scale = 0
+    for number in numbers:
+        _, digits, exponent = number.as_tuple()
+        if not isinstance(exponent, int):  # infinite, or not a number
+            return "DOUBLE"
+        scale = max(scale, -exponent)
+        whole = max(whole, len(digits) + exponent)
+    precision = max(whole + scale, 1)
     return f"DECIMAL({precision},{scale})" if precision <= _MAX_DECIMAL_DIGITS else "DOUBLE"

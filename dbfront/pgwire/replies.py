@@ -127,14 +127,19 @@ def command_complete(tag: str) -> bytes:
     return message(b"C", _text(tag))
 
 
-def copy_out_response(columns: int) -> bytes:
-    """COPY data (text) will follow."""
-    return message(b"H", struct.pack(f"!BH{columns}H", 0, columns, *([0] * columns)))
+def _copy_response(type_byte: bytes, columns: int, *, binary: bool) -> bytes:
+    codes = [int(binary)] * columns
+    return message(type_byte, struct.pack(f"!BH{columns}H", binary, columns, *codes))
 
 
-def copy_in_response(columns: int) -> bytes:
-    """Ready for COPY data (text)."""
-    return message(b"G", struct.pack(f"!BH{columns}H", 0, columns, *([0] * columns)))
+def copy_out_response(columns: int, *, binary: bool = False) -> bytes:
+    """COPY data will follow."""
+    return _copy_response(b"H", columns, binary=binary)
+
+
+def copy_in_response(columns: int, *, binary: bool = False) -> bytes:
+    """Ready for COPY data."""
+    return _copy_response(b"G", columns, binary=binary)
 
 
 def copy_data(data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
+from dbfront.pgwire.interval_format import interval_text
 from dbfront.pgwire.types import INT2VECTOR, OIDVECTOR, PgType
 
 TextForm = Callable[[Any], str]
@@ -134,22 +135,6 @@ def timestamptz_text(value: Any) -> str:
     if not isinstance(value, dt.datetime):
         return _foreign_date(value)
     return _trim(value.replace(tzinfo=None).isoformat(" ")) + _offset(value)
-
-
-def interval_text(value: Any) -> str:
-    """Such as ``3 days -01:02:03.5``; DuckDB hands months over as 30 days each."""
-    if not isinstance(value, dt.timedelta):
-        return str(value)
-    micros = (value.seconds * 1_000_000) + value.microseconds
-    days = value.days
-    if days < 0 and micros:
-        days, micros = days + 1, micros - 86_400_000_000
-    parts = [f"{days} day{'' if days == 1 else 's'}"] if days else []
-    if micros or not parts:
-        seconds, fraction = divmod(abs(micros), 1_000_000)
-        clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        parts.append(_trim(f"{'-' if micros < 0 else ''}{clock}.{fraction:06d}").rstrip("."))
-    return " ".join(parts)
 
 
 def plain_text(value: Any) -> str:

@@ -121,7 +121,59 @@ async def test_copy_through_asyncpg(server: RunningServer, tmp_path: object) -> 
 
     await conn.copy_from_query("SELECT * FROM c ORDER BY id", output=keep, format="csv")
     assert bytes(gathered) == b'1,one\n2,"t\nwo"\n'
-    with pytest.raises(asyncpg.FeatureNotSupportedError):
-        await conn.copy_records_to_table("c", records=[(1, "x")])
-    assert await conn.fetchval("SELECT count(*) FROM c") == 2
+    copied = await conn.copy_records_to_table("c", records=[(3, "x"), (4, None)])
+    assert copied == "COPY 2"
+    assert await conn.fetchval("SELECT count(*) FROM c") == 4
+    await conn.close()
+
+
+async def test_parameters_have_the_types_of_the_columns_they_meet(server: RunningServer) -> None:
+    conn = await connect(server)
+    await conn.execute(
+        "CREATE OR REPLACE TABLE p (id INTEGER, made TIMESTAMPTZ, price DECIMAL(10,2), "
+        "tags VARCHAR[])"
+    )
+    made = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    await conn.execute(
+        "INSERT INTO p VALUES ($1, $2, $3, $4)", 7, made, Decimal("1.25"), ["a", None]
+    )
+    row = await conn.fetchrow("SELECT * FROM p WHERE id = $1 AND made <= $2 LIMIT $3", 7, made, 5)
+    assert tuple(row) == (7, made, Decimal("1.25"), ["a", None])
+    await conn.execute("UPDATE p SET price = $1 WHERE id IN ($2, $3)", Decimal("2.5"), 7, 8)
+    assert await conn.fetchval("SELECT price FROM p WHERE id BETWEEN $1 AND $2", 1, 9) == Decimal(
+        "2.50"
+    )
+    await conn.close()
+
+
+async def test_many_types_copied_in_binary_and_back(server: RunningServer) -> None:
+    conn = await connect(server)
+    await conn.execute(
+        "CREATE OR REPLACE TABLE m (b BOOLEAN, i SMALLINT, n DECIMAL(20,5), d DATE, t TIME, "
+        "s TIMESTAMP, z TIMESTAMPTZ, u UUID, y BLOB, a INTEGER[], w VARCHAR[], f FLOAT, v INTERVAL)"
+    )
+    record = (
+        True, 5, Decimal("-12.50000"), dt.date(1999, 12, 31), dt.time(1, 2, 3, 4),
+        dt.datetime(2024, 2, 29, 1, 2), dt.datetime(2024, 2, 29, tzinfo=dt.UTC), uuid.UUID(int=9),
+        b"\\\0\xff", [1, None, -3], ["", "NULL", 'q"', "a,b", None], 0.5,
+        dt.timedelta(days=3, seconds=4),
+    )  # fmt: skip
+    nothing = (None,) * len(record)
+    assert await conn.copy_records_to_table("m", records=[record, nothing]) == "COPY 2"
+    assert [tuple(row) for row in await conn.fetch("SELECT * FROM m")] == [record, nothing]
+    gathered = bytearray()
+
+    async def keep(data: bytes) -> None:
+        gathered.extend(data)
+
+    async def pieces():
+        for at in range(0, len(gathered), 5):
+            yield bytes(gathered[at : at + 5])
+
+    for form in ("binary", "text", "csv"):
+        gathered.clear()
+        await conn.copy_from_query("SELECT * FROM m", output=keep, format=form)
+        await conn.execute("DELETE FROM m")
+        assert await conn.copy_to_table("m", source=pieces(), format=form) == "COPY 2"
+        assert [tuple(row) for row in await conn.fetch("SELECT * FROM m")] == [record, nothing]
     await conn.close()

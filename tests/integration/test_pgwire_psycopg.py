@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 import threading
 import uuid
 from collections.abc import Iterator
@@ -46,7 +47,15 @@ VALUES = [
     (dt.datetime(2024, 2, 29, 1, 2, 3, 456), "TIMESTAMP"),
     (dt.timedelta(days=3, seconds=5, microseconds=7), "INTERVAL"),
     (uuid.UUID(int=2**100 + 7), "UUID"),
+    (dt.datetime(2024, 2, 29, 1, 2, 3, 456, tzinfo=dt.UTC), "TIMESTAMPTZ"),
     ([1, None, 3], "INTEGER[]"),
+    ([Decimal("1.50"), None], "DECIMAL(10,2)[]"),
+    ([b"\0\\", None], "BLOB[]"),
+    ([uuid.UUID(int=3)], "UUID[]"),
+    ([dt.date(2024, 2, 29), None], "DATE[]"),
+    ([dt.timedelta(days=2, seconds=1)], "INTERVAL[]"),
+    ([True, None, False], "BOOLEAN[]"),
+    ([1.5, float("inf")], "DOUBLE[]"),
     (["a", 'b "q"', None, "", "x,y"], "VARCHAR[]"),
 ]
 
@@ -232,6 +241,102 @@ def test_named_cursor(server: RunningServer) -> None:
         cursor.scroll(2)
         assert cursor.fetchone() == (5,)
         assert cursor.fetchall() == [(6,), (7,), (8,), (9,)]
+
+
+class AsText(psycopg.adapt.Loader):
+    def load(self, data: object) -> str:
+        return bytes(data).decode()  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT INTERVAL '1 year 2 months 3 days 04:05:06'", "1 year 2 mons 3 days 04:05:06"),
+        ("SELECT x FROM (VALUES (INTERVAL '-1 month')) t(x) ORDER BY x", "-1 mons"),
+        ("SELECT * FROM (SELECT INTERVAL '1 month' AS x, 1 AS x)", "1 mon"),
+        ("SELECT nextval('turns') * INTERVAL '1 month'", "1 mon"),
+        ("INSERT INTO waits VALUES (INTERVAL '2 months', 5) RETURNING *", "2 mons"),
+        ("UPDATE waits SET n = 6 RETURNING waits.x AS y, n + 1", "2 mons"),
+        ("DELETE FROM waits RETURNING x, 'a, b'", "2 mons"),
+        ("WITH w AS (SELECT [INTERVAL '1 month', NULL] AS a) SELECT a FROM w", '{"1 mon",NULL}'),
+        ("SELECT {'a': INTERVAL '1 month'}", "{'a': 1 month}"),
+    ],
+)
+def test_months_stay_months(server: RunningServer, sql: str, expected: str) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        for oid in (1186, 1187):
+            connection.adapters.register_loader(oid, AsText)
+        connection.execute("CREATE OR REPLACE SEQUENCE turns")
+        connection.execute("CREATE TABLE IF NOT EXISTS waits (x INTERVAL, n INTEGER)")
+        row = connection.execute(sql).fetchone()
+        assert row is not None
+        assert row[0] == expected
+        if "nextval" in sql:
+            assert connection.execute("SELECT nextval('turns')").fetchone() == (2,)
+
+
+def test_months_stay_months_in_binary(conn: psycopg.Connection) -> None:
+    row = conn.execute("SELECT INTERVAL '14 months 3 days' = %b", [dt.timedelta(1)]).fetchone()
+    assert row == (False,)
+    result = conn.pgconn.exec_params(
+        b"SELECT INTERVAL '14 months 3 days 1 second'", None, result_format=1
+    )
+    assert result.get_value(0, 0) == struct.pack("!qii", 1_000_000, 3, 14)
+
+
+def test_a_cursor_held_over_the_transaction(server: RunningServer) -> None:
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("DECLARE kept CURSOR WITH HOLD FOR SELECT range FROM range(5)")
+        connection.commit()
+        assert connection.execute("FETCH 2 FROM kept").fetchall() == [(0,), (1,)]
+        assert connection.execute("MOVE FORWARD 1 FROM kept").statusmessage == "MOVE 1"
+        assert connection.execute("FETCH ALL kept").fetchall() == [(3,), (4,)]
+        connection.execute("DECLARE lost CURSOR WITH HOLD FOR SELECT 1")
+        connection.rollback()
+        with pytest.raises(psycopg.errors.InvalidCursorName):
+            connection.execute("FETCH lost")
+        connection.rollback()
+        connection.execute("CLOSE kept")
+        with pytest.raises(psycopg.errors.InvalidCursorName):
+            connection.execute("CLOSE kept")
+
+
+def test_savepoints_where_nothing_was_changed_before(server: RunningServer) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("CREATE OR REPLACE TABLE s (n INTEGER)")
+        with connection.transaction():
+            with pytest.raises(psycopg.errors.UndefinedTable), connection.transaction():
+                connection.execute("SELECT * FROM nowhere")
+            with pytest.raises(ZeroDivisionError), connection.transaction():
+                connection.execute("INSERT INTO s VALUES (1)")
+                raise ZeroDivisionError
+            connection.execute("INSERT INTO s VALUES (2)")
+            with connection.transaction():
+                connection.execute("INSERT INTO s VALUES (3)")
+        assert connection.execute("SELECT n FROM s ORDER BY n").fetchall() == [(2,), (3,)]
+        refused = pytest.raises(psycopg.errors.FeatureNotSupported, match="changed something")
+        with refused, connection.transaction():
+            connection.execute("INSERT INTO s VALUES (4)")
+            connection.execute("SAVEPOINT a")
+            connection.execute("INSERT INTO s VALUES (5)")
+            connection.execute("ROLLBACK TO SAVEPOINT a")
+        assert connection.execute("SELECT n FROM s ORDER BY n").fetchall() == [(2,), (3,)]
+        with pytest.raises(psycopg.errors.NoActiveSqlTransaction):
+            connection.execute("SAVEPOINT a")
+
+
+@pytest.mark.parametrize("sql", ["LISTEN a", "NOTIFY a, 'b'", "SELECT pg_notify('a', 'b')"])
+def test_notifications_are_refused(conn: psycopg.Connection, sql: str) -> None:
+    with pytest.raises(psycopg.Error, match="LISTEN and NOTIFY are not supported"):
+        conn.execute(sql)
+    assert conn.execute("UNLISTEN *").statusmessage == "UNLISTEN"
+
+
+@pytest.mark.parametrize("sql", ["SELECT $1::text", "SELECT $1"])
+def test_text_can_not_hold_a_nul(conn: psycopg.Connection, sql: str) -> None:
+    result = conn.pgconn.exec_params(sql.encode(), [b"a\0b"], param_formats=[1])
+    assert result.error_field(psycopg.pq.DiagnosticField.SQLSTATE) == b"22021"
+    assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_settings_and_session_facts(conn: psycopg.Connection) -> None:

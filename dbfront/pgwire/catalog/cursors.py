@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from dbfront.contracts import Column, StatementResult
 from dbfront.pgwire.sql_tokens import Token, tokens
-from kvcore.errors import SqlError, SqlSyntaxError
+from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 _OPTIONS: Final = frozenset({"BINARY", "INSENSITIVE", "ASENSITIVE", "NO", "SCROLL"})
-_WORDS: Final = {"NEXT": 1, "PRIOR": -1}
 _ALL: Final = 1 << 62
 
 
@@ -26,14 +25,22 @@ class Declaration:
     name: str
     query: str
     hold: bool
+    scroll: bool = True
 
 
 @dataclass(slots=True)
 class _Cursor:
+    """An open cursor; ``at`` is the current row from 1, 0 before the first, n + 1 after the last.
+
+    A held cursor survives its transaction once that is committed.
+    """
+
     columns: tuple[Column, ...]
     rows: Sequence[tuple[Any, ...]]
     hold: bool
-    at: int = 0  # rows before the position
+    scroll: bool
+    committed: bool = False
+    at: int = 0
 
 
 def parse_declare(sql: str) -> Declaration:
@@ -46,6 +53,12 @@ def parse_declare(sql: str) -> Declaration:
     at = 2
     while at < len(words) and words[at].upper in _OPTIONS:
         at += 1
+    options = [word.upper for word in words[2:at]]
+    if "BINARY" in options:
+        raise FeatureNotSupportedError(
+            "binary cursors are not supported", hint="Ask for binary results in Bind instead."
+        )
+    scroll = "NO" not in options
     hold = False
     if at < len(words) and words[at].upper == "CURSOR":
         at += 1
@@ -53,7 +66,9 @@ def parse_declare(sql: str) -> Declaration:
             hold = words[at].upper == "WITH"
             at += 2
         if at + 1 < len(words) and words[at].upper == "FOR":
-            return Declaration(words[1].name, sql[words[at].end :].strip().rstrip(";"), hold)
+            return Declaration(
+                words[1].name, sql[words[at].end :].strip().rstrip(";"), hold, scroll
+            )
     raise SqlSyntaxError("syntax error in DECLARE CURSOR")
 
 
@@ -73,7 +88,9 @@ class Cursors:
             raise SqlError(f'cursor "{declaration.name}" already exists', sqlstate="42P03")
         if result.columns is None:
             raise SqlError("DECLARE CURSOR needs a query", sqlstate="42601")
-        self._open[declaration.name] = _Cursor(result.columns, result.rows, declaration.hold)
+        self._open[declaration.name] = _Cursor(
+            result.columns, result.rows, declaration.hold, declaration.scroll
+        )
         return StatementResult("DECLARE CURSOR", notices=result.notices)
 
     def columns(self, name: str) -> tuple[Column, ...] | None:
@@ -113,13 +130,34 @@ class Cursors:
         elif self._open.pop(name, None) is None:
             raise SqlError(f'cursor "{name}" does not exist', sqlstate="34000")
 
-    def end_transaction(self) -> None:
-        """Close the cursors that are not held."""
-        self._open = {name: cursor for name, cursor in self._open.items() if cursor.hold}
+    def end_transaction(self, *, committed: bool = True) -> None:
+        """Close the cursors that are not held, and those that a failed transaction declared."""
+        self._open = {
+            name: cursor
+            for name, cursor in self._open.items()
+            if cursor.hold and (committed or cursor.committed)
+        }
+        for cursor in self._open.values():
+            cursor.committed = True
 
 
 def _move(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
-    """Move as FETCH's direction says and give the rows passed over."""
+    """Move as FETCH's direction says and give the rows passed over.
+
+    Raises:
+        SqlError: 55000, backwards in a NO SCROLL cursor.
+    """
+    before = cursor.at
+    rows = _directed(cursor, words)
+    if not cursor.scroll and (cursor.at < before or words[:1] in (["PRIOR"], ["BACKWARD"])):
+        cursor.at = before
+        raise SqlError(
+            "cursor can only scan forward", sqlstate="55000", hint="Declare it with SCROLL."
+        )
+    return rows
+
+
+def _directed(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
     match words:
         case [] | ["NEXT"] | ["FORWARD"]:
             return _step(cursor, 1)
@@ -155,7 +193,9 @@ def _number(words: list[str]) -> int:
 def _step(cursor: _Cursor, count: int) -> Sequence[tuple[Any, ...]]:
     """Pass over ``count`` rows, backwards if negative; ``at`` is the current row, from 1."""
     total = len(cursor.rows)
-    if count >= 0:
+    if count == 0:  # the current row again
+        return cursor.rows[cursor.at - 1 : cursor.at] if 1 <= cursor.at <= total else []
+    if count > 0:
         start = min(cursor.at, total)
         end = min(start + count, total)
         cursor.at = end if end - start == count else total + 1

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dbfront.contracts import Column
+from dbfront.pgwire.copy_binary import BinaryReader, BinaryWriter
 from dbfront.pgwire.copy_format import CopyReader, CopyWriter
 from dbfront.pgwire.copy_statement import CopyOptions, CopyStatement, parse_copy
-from kvcore.errors import FeatureNotSupportedError, SqlError, UserError
+from dbfront.pgwire.copy_values import text_converter
+from dbfront.pgwire.types import pg_type
+from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
 
 
 @pytest.mark.parametrize(
@@ -47,7 +53,7 @@ def test_parse(sql: str, expected: CopyStatement | None) -> None:
 @pytest.mark.parametrize(
     ("sql", "error"),
     [
-        ("COPY t FROM STDIN (FORMAT binary)", FeatureNotSupportedError),
+        ("COPY t FROM STDIN (FORMAT binary, HEADER)", SqlSyntaxError),
         ("COPY t FROM STDIN (FORMAT xml)", SqlError),
         ("COPY t FROM STDIN (DELIMITER ',,')", SqlError),
         ("COPY t FROM STDIN (QUOTE '\"')", SqlError),
@@ -112,3 +118,77 @@ def test_end_marker_escapes_and_crlf() -> None:
     reader = CopyReader(2, CopyOptions())
     assert reader.feed(b"a\\x41\\102\tb\\\tc\r\n\\.\nignored\tline\n") == [["aAB", "b\tc"]]
     assert reader.finish() == []
+
+
+HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+KINDS = ("INTEGER", "VARCHAR", "BLOB", "VARCHAR[]", "DECIMAL(18,3)", "TIMESTAMP", "UUID", "BOOLEAN")
+
+
+def test_binary_rows_in_any_pieces() -> None:
+    columns = [Column(f"c{at}", kind) for at, kind in enumerate(KINDS)]
+    rows = [
+        (1, 'a"b', b"\0\xff", ["x", None, 'q"\\'], Decimal("-1.250"), dt.datetime(2024, 1, 2), None,
+         True),
+        (None,) * len(KINDS),
+    ]  # fmt: skip
+    writer = BinaryWriter(columns)
+    data = writer.header() + b"".join(map(writer.line, rows)) + writer.trailer()
+    for step in (1, 7, len(data)):
+        reader = BinaryReader([pg_type(kind) for kind in KINDS])
+        found = [
+            row for at in range(0, len(data), step) for row in reader.feed(data[at : at + step])
+        ]
+        assert reader.finish() == []
+        assert found == [
+            ["1", 'a"b', "\\x00\\xFF", '["x", NULL, "q\\"\\\\"]', "-1.250", "2024-01-02 00:00:00",
+             None, "true"],
+            [None] * len(KINDS),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "state"),
+    [
+        (b"PGCOPX", "22P04"),
+        (HEADER[:11] + b"\0\1\0\0" + bytes(4), "22P04"),
+        (HEADER + b"\0\2", "22P04"),
+        (HEADER + b"\0\1\0\0\0\2\0\0", "22P03"),
+        (HEADER + b"\0\1\xff\xff\xff\xf0", "22P04"),
+        (HEADER + b"\xff\xff\0", "22P04"),
+        (HEADER + b"\0\1\0\0", "22P04"),
+        (HEADER[:5], "22P04"),
+    ],
+)
+def test_broken_binary_data_is_refused(data: bytes, state: str) -> None:
+    reader = BinaryReader([pg_type("INTEGER")])
+    with pytest.raises(SqlError) as caught:
+        reader.feed(data)
+        reader.finish()
+    assert caught.value.sqlstate == state
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "text"),
+    [
+        ("BLOB", "\\x00ff", "\\x00\\xFF"),
+        ("BOOLEAN", "on", "true"),
+        ("INTEGER[]", "{{1,2},{3,NULL}}", "[[1, 2], [3, NULL]]"),
+        ("VARCHAR[]", '{a,"b ""\\"",NULL}', None),
+        ("INTERVAL", "-1 mons +2 days", "-1 mons 2 days"),
+        ("TIMESTAMP", "2024-01-02 03:04:05+09", "2024-01-02 03:04:05"),
+        ("DATE", "2024-01-02 +09", "2024-01-02"),
+    ],
+)
+def test_cells_are_written_anew(kind: str, cell: str, text: str | None) -> None:
+    convert = text_converter(pg_type(kind))
+    assert convert is not None
+    if text is None:
+        with pytest.raises(SqlError):
+            convert(cell)
+    else:
+        assert convert(cell) == text
+
+
+def test_what_reads_the_same_stays() -> None:
+    assert text_converter(pg_type("VARCHAR")) is None
+    assert text_converter(pg_type("BIGINT")) is None

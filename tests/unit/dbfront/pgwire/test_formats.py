@@ -28,7 +28,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "FLOAT": st.floats(width=32, allow_nan=False),
     "DECIMAL(38,6)": st.decimals(places=6, allow_nan=False, allow_infinity=False),
     "BLOB": st.binary(),
-    "VARCHAR": st.text(st.characters(codec="utf-8")),
+    "VARCHAR": st.text(st.characters(codec="utf-8", exclude_characters="\0")),
 }
 BINARY_ONLY: dict[str, st.SearchStrategy[Any]] = {
     "DATE": st.dates(),
@@ -188,3 +188,40 @@ def test_hostile_parameters_only_raise_sql_errors(data: bytes, name: str) -> Non
 def test_uuid_text() -> None:
     value = uuid.UUID(int=1)
     assert text_encoder(pg_type("UUID"))(value) == str(value).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "parts"),
+    [  # DuckDB's text, and what PostgreSQL 15 writes
+        ("1 year 2 months 3 days 04:05:06.007", "1 year 2 mons 3 days 04:05:06.007",
+         (14, 3, 14_706_007_000)),
+        ("-1 year -2 months 3 days -04:05:06.007", "-1 years -2 mons +3 days -04:05:06.007",
+         (-14, 3, -14_706_007_000)),
+        ("1 month -1 days", "1 mon -1 days", (1, -1, 0)),
+        ("25:00:00", "25:00:00", (0, 0, 90_000_000_000)),
+        ("1 month -00:00:01", "1 mon -00:00:01", (1, 0, -1_000_000)),
+        ("-1 month 00:00:01.5", "-1 mons +00:00:01.5", (-1, 0, 1_500_000)),
+        ("00:00:00", "00:00:00", (0, 0, 0)),
+        ("-1 days 00:00:01", "-1 days +00:00:01", (0, -1, 1_000_000)),
+        (dt.timedelta(days=1, seconds=3), "1 day 00:00:03", (0, 1, 3_000_000)),
+        (dt.timedelta(days=-1, seconds=86_399), "-00:00:01", (0, 0, -1_000_000)),
+    ],
+)  # fmt: skip
+def test_intervals_keep_months_days_and_microseconds(
+    value: Any, text: str, parts: tuple[int, int, int]
+) -> None:
+    kind = pg_type("INTERVAL")
+    assert text_encoder(kind)(value) == text.encode()
+    assert struct.unpack("!qii", binary_encoder(kind)(value)) == (parts[2], parts[1], parts[0])
+
+
+def test_what_is_no_interval_is_refused() -> None:
+    with pytest.raises(SqlError):
+        text_encoder(pg_type("INTERVAL"))("1 fortnight")
+
+
+def test_text_with_a_nul_is_refused() -> None:
+    with pytest.raises(SqlError) as caught:
+        decode_parameter(b"a\0b", pg_type("VARCHAR"), 0)
+    assert caught.value.sqlstate == "22021"
+    assert decode_parameter(b"a\0b", pg_type("BLOB"), 1) == b"a\0b"

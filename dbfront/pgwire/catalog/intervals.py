@@ -1,0 +1,84 @@
+"""Queries whose intervals DuckDB writes as text: its Python values would make months 30 days each.
+
+catalog/session.py asks which columns of a result hold intervals, and runs the rewritten query in
+their place. A query has no effects but a sequence's, so it may be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dbfront.contracts import Column
+from dbfront.pgwire.copy_statement import quote_name
+from dbfront.pgwire.sql_tokens import Token, tokens
+
+
+def has_interval(columns: Sequence[Column] | None) -> bool:
+    """Whether a column is an interval or has intervals inside."""
+    return any("INTERVAL" in column.type_name for column in columns or ())
+
+
+def _cast(column: Column, value: str) -> str:
+    if "INTERVAL" not in column.type_name:
+        return value
+    return f"{value}::VARCHAR[]" if column.type_name == "INTERVAL[]" else f"{value}::VARCHAR"
+
+
+def query_with_text(sql: str, columns: Sequence[Column]) -> str:
+    """The query with its intervals as text; names that occur twice may."""
+    names = [f"own_{at}" for at in range(len(columns))]
+    items = ", ".join(
+        f"{_cast(column, name)} AS {quote_name(column.name)}"
+        for column, name in zip(columns, names, strict=True)
+    )
+    inner = sql.strip().rstrip(";")
+    return f"SELECT {items} FROM ({inner}\n) AS own_rows({', '.join(names)})"
+
+
+def returning_with_text(sql: str, columns: Sequence[Column]) -> str:
+    """The same of what a RETURNING gives, where its items are columns or ``*``."""
+    words = [word for word in tokens(sql) if word.text != ";"]
+    start = _last_returning(words)
+    if start is None:
+        return sql
+    head = sql[: words[start].end]
+    if [word.text for word in words[start + 1 :]] == ["*"]:
+        items = [_cast(c, quote_name(c.name)) + f" AS {quote_name(c.name)}" for c in columns]
+        return f"{head} {', '.join(items)}"
+    items = _items(sql, words[start + 1 :])
+    if len(items) != len(columns):
+        return sql
+    cast = (
+        f"{_cast(column, f'({_without_alias(item)})')} AS {quote_name(column.name)}"
+        if has_interval((column,))
+        else item
+        for item, column in zip(items, columns, strict=True)
+    )
+    return f"{head} {', '.join(cast)}"
+
+
+def _last_returning(words: Sequence[Token]) -> int | None:
+    found = [at for at, word in enumerate(words) if word.upper == "RETURNING"]
+    return found[-1] if found else None
+
+
+def _items(sql: str, words: Sequence[Token]) -> list[str]:
+    """Cut a select list at its commas."""
+    items, depth, start = [], 0, words[0].start if words else 0
+    for word in words:
+        depth += {"(": 1, ")": -1}.get(word.text, 0)
+        if word.text == "," and depth == 0:
+            items.append(sql[start : word.start].strip())
+            start = word.end
+    return [*items, sql[start : words[-1].end].strip()] if words else []
+
+
+def _without_alias(item: str) -> str:
+    """``x AS y`` and ``x y`` without the ``y``."""
+    words = tokens(item)
+    if len(words) < 2 or words[-1].kind not in ("word", "ident"):
+        return item
+    if words[-2].upper == "AS":
+        return item[: words[-2].start].strip()
+    follows = words[-2].kind in ("word", "ident") or words[-2].text == ")"
+    return item[: words[-1].start].strip() if follows else item
