@@ -29,6 +29,7 @@ from dbfront.executor import StatementContext, run_statement
 from dbfront.kvcache_views import baseline_of
 from dbfront.settings import SessionSettings
 from dbfront.statement_entry import StatementEntry
+from dbfront.statement_input import check_length, named_parameters
 from dbfront.statement_log import StatementLog
 from dbfront.statement_rows import StatementRows
 from dbfront.statistic_store import StatisticStore
@@ -37,14 +38,12 @@ from dbfront.statistic_views import statistic_rows
 from dbfront.statistics import AiStats, StatementProgress
 from dbfront.transaction import ClientTransaction
 from dbfront.view_rows import Row, timestamp
-from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
     CancelledByUserError,
     FeatureNotSupportedError,
     SqlError,
     TierKVError,
-    UserError,
 )
 from sql.lexer import tokenize
 from sql.parameters import parameter_types
@@ -104,12 +103,12 @@ class DuckDbSession:
 
     def split(self, sql: str) -> list[str]:
         """Cut a string into statements."""
-        _check_length(sql)
+        check_length(sql)
         return split_statements(sql)
 
     async def describe(self, sql: str) -> StatementDescription:
         """Say what columns and parameters a statement has; nothing is run, no model called."""
-        _check_length(sql)
+        check_length(sql)
         account = self._account(sql)
         try:
             return await self._describe(sql)
@@ -124,6 +123,7 @@ class DuckDbSession:
             shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
             return StatementDescription(shown, types)
         plan = plan_statement(sql, key_base=self._connection.key_base)
+        await self._keep_rows()
         self._transaction.check_usable()
         try:
             return StatementDescription(await self._columns(plan), types)
@@ -135,16 +135,16 @@ class DuckDbSession:
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult:
         """Run one statement; see the contract."""
-        _check_length(sql)
-        return await self._exclusively(self._execute(sql, _named(params)))
+        check_length(sql)
+        return await self._exclusively(self._execute(sql, named_parameters(params)))
 
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult | RowStream:
         """Run one statement whose rows are taken as they come; see the contract."""
-        _check_length(sql)
+        check_length(sql)
         rows = StatementRows()
-        task = await self._start(self._execute(sql, _named(params), rows))
+        task = await self._start(self._execute(sql, named_parameters(params), rows))
         result = await rows.started(task)
         if result is not None:
             return result
@@ -176,15 +176,19 @@ class DuckDbSession:
         return await (await self._start(work))
 
     async def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        if self._rows is not None:
-            rows, self._rows = self._rows, None
-            await rows.keep_rest()
+        await self._keep_rows()
         if self._running is not None and not self._running.done():
             work.close()
             raise SqlError("the session is already running a statement", sqlstate="55000")
         self._cancelling = False
         self._running = task = asyncio.create_task(self._noting_failure(work))
         return task
+
+    async def _keep_rows(self) -> None:
+        """Run a stream that is still open to its end: the engine is needed for something else."""
+        if self._rows is not None:
+            rows, self._rows = self._rows, None
+            await rows.keep_rest()
 
     async def _noting_failure(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -474,24 +478,3 @@ class DuckDbSqlServer:
 
 def _warned(tag: str, message: str, sqlstate: str) -> StatementResult:
     return StatementResult(tag, notices=(Notice("WARNING", message, sqlstate=sqlstate),))
-
-
-def _named(params: Sequence[Any] | Mapping[str, Any] | None) -> dict[str, Any]:
-    if params is None:
-        return {}
-    if isinstance(params, Mapping):
-        return {str(name): value for name, value in params.items()}
-    return {str(number): value for number, value in enumerate(params, 1)}
-
-
-def _check_length(sql: str) -> None:
-    if len(sql) > limits.MAX_SQL_BYTES:
-        raise UserError(
-            f"the SQL text has more than {limits.MAX_SQL_BYTES} characters",
-            hint="Load data with COPY.",
-        )
-    try:
-        sql.encode()
-    except UnicodeEncodeError:
-        # Python reads bytes it can't decode as lone surrogates; the engine takes text only.
-        raise SqlError("the SQL text is not valid UTF-8", sqlstate="22021") from None

@@ -197,7 +197,7 @@ class DuckDbConnection:
         self._simulations = engine.simulations
         self._reset_errors = engine.reset_errors
         self._beside: DuckDbConnection | None = None
-        self._fetched = RewrittenSql("", (), ())
+        self._fetched: RewrittenSql | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
 
     @property
@@ -330,15 +330,18 @@ class DuckDbConnection:
             self._reset_errors.pop(self._number, None)
 
     def _open(self, sql: RewrittenSql, params: Mapping[str, Any]) -> tuple[Column, ...]:
-        self._fetched = sql
         with self._translated(sql):
-            return self._execute(sql, params)
+            columns = self._execute(sql, params)
+        self._fetched = sql
+        return columns
 
     def _fetch(self, most: int) -> list[tuple[Any, ...]]:
+        assert self._fetched is not None, "something else was run while rows were fetched"
         with self._translated(self._fetched):
             return self._cursor.fetchmany(most)
 
     def _execute(self, sql: RewrittenSql, params: Mapping[str, Any]) -> tuple[Column, ...]:
+        self._fetched = None
         result = self._cursor.execute(sql.text, dict(params) if params else None)
         return tuple(Column(item[0], _type_name(str(item[1]))) for item in result.description or ())
 

@@ -1,0 +1,134 @@
+"""Rows of a streamed statement through the wire: psycopg and asyncpg see them as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import psycopg
+import pytest
+
+from dbfront.contracts import PreparedCall, TextEvent
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.pgwire.config import PgWireConfig
+from dbfront.pgwire.server import PgWireServer
+from dbfront.session import DuckDbSqlServer
+from kvcore.clock import SystemClock
+from tests.fix_sql import InstantGenerator, answer_text
+
+pytestmark = pytest.mark.integration
+
+QUERY = "SELECT i, ai_generate('p' || i) FROM range(200) r(i)"
+
+
+class HeldGenerator(InstantGenerator):
+    """Holds back the answers about rows from 100 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = asyncio.Event()
+        self.waiting = asyncio.Event()
+
+    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
+        assert prepared.call.messages is not None
+        if len(prepared.call.messages[-1].content) > 3:
+            self.waiting.set()
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        async for event in InstantGenerator.stream(self, prepared):
+            yield event
+
+
+@pytest.fixture
+def generator() -> HeldGenerator:
+    return HeldGenerator()
+
+
+@pytest.fixture
+async def port(generator: HeldGenerator) -> AsyncIterator[int]:
+    sql_server = DuckDbSqlServer(
+        DuckDbConfig(threads=1), generator, session_defaults={"tierkv.max_concurrency": "8"}
+    )
+    server = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+    yield await server.start()
+    await server.stop()
+    await sql_server.close()
+
+
+EXPECTED = [(i, answer_text(f"p{i}")) for i in range(200)]
+
+
+async def test_psycopg_gets_rows_while_answers_are_missing(
+    port: int, generator: HeldGenerator
+) -> None:
+    conn = await psycopg.AsyncConnection.connect(
+        f"host=127.0.0.1 port={port} user=ann dbname=main sslmode=disable", autocommit=True
+    )
+    rows = []
+    async for row in conn.cursor().stream(QUERY):
+        rows.append(row)
+        if len(rows) == 8:
+            assert len(generator.prompts) < 100
+            generator.release.set()
+    assert rows == EXPECTED
+    cursor = await conn.execute(QUERY)
+    assert await cursor.fetchall() == EXPECTED
+    assert cursor.statusmessage == "SELECT 200"
+    await conn.close()
+
+
+async def test_a_cursor_reads_part_and_leaves_the_transaction_usable(
+    port: int, generator: HeldGenerator
+) -> None:
+    conn = await asyncpg.connect(
+        host="127.0.0.1", port=port, user="ann", database="main", ssl=False
+    )
+    async with conn.transaction():
+        cursor = await conn.cursor(QUERY)
+        assert [tuple(row) for row in await cursor.fetch(5)] == EXPECTED[:5]
+        assert [tuple(row) for row in await cursor.fetch(10)] == EXPECTED[5:15]
+        assert len(generator.prompts) < 100
+        # Another statement of the same transaction while the portal is open.
+        generator.release.set()
+        assert await conn.fetchval("SELECT 42") == 42
+        assert [tuple(row) for row in await cursor.fetch(500)] == EXPECTED[15:]
+        assert await cursor.fetch(5) == []
+    assert await conn.fetchval("SELECT 43") == 43
+    await conn.close()
+
+
+async def test_cancel_reaches_a_stream(port: int, generator: HeldGenerator) -> None:
+    conn = await psycopg.AsyncConnection.connect(
+        f"host=127.0.0.1 port={port} user=ann dbname=main sslmode=disable", autocommit=True
+    )
+
+    async def read() -> None:
+        async for _ in conn.cursor().stream(QUERY):
+            pass
+
+    reading = asyncio.create_task(read())
+    await generator.waiting.wait()
+    await conn.cancel_safe()
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        await reading
+    assert generator.cancelled
+    assert await (await conn.execute("SELECT 1")).fetchone() == (1,)
+    await conn.close()
+
+
+async def test_a_client_that_goes_away_stops_the_calls(port: int, generator: HeldGenerator) -> None:
+    conn = await asyncpg.connect(
+        host="127.0.0.1", port=port, user="ann", database="main", ssl=False
+    )
+    reading = asyncio.create_task(conn.fetch(QUERY))
+    await generator.waiting.wait()
+    conn.terminate()
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)):
+        await reading
+    while not generator.cancelled:
+        await asyncio.sleep(0.01)
+    assert not generator.release.is_set()

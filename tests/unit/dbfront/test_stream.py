@@ -1,0 +1,238 @@
+"""Streamed statements: first rows early, nothing made ahead, and they end as cleanly as others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from dbfront.contracts import ClientInfo, PreparedCall, RowStream, StatementResult, TextEvent
+from dbfront.session import DuckDbSession, DuckDbSqlServer
+from kvcore.errors import CancelledByUserError, FeatureNotSupportedError, RowLevelError
+from tests.fix_sql import InstantGenerator, answer_text
+
+
+@dataclass
+class HeldGenerator(InstantGenerator):
+    """Holds back answers to prompts with ``held`` in them; ``waiting`` is set when one waits."""
+
+    held: str = "\0"
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
+        assert prepared.call.messages is not None
+        if self.held in prepared.call.messages[-1].content:
+            self.waiting.set()
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        async for event in InstantGenerator.stream(self, prepared):
+            yield event
+
+
+@pytest.fixture
+def generator() -> HeldGenerator:
+    return HeldGenerator()
+
+
+async def opened(session: DuckDbSession, sql: str) -> RowStream:
+    stream = await session.execute_rows(sql)
+    assert not isinstance(stream, StatementResult)
+    return stream
+
+
+async def rest(stream: RowStream) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    while batch := await stream.next_rows():
+        rows += batch
+    return rows
+
+
+async def big(session: DuckDbSession, rows: int = 1000) -> None:
+    await session.execute(f"CREATE TABLE big AS SELECT i, 'p' || i AS p FROM range({rows}) r(i)")
+    await session.execute("SET tierkv.max_concurrency = 4")
+
+
+async def test_first_rows_come_before_the_last_answers(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session)
+    await session.execute("SET tierkv.max_calls = 0")
+    generator.held = "p999"
+    stream = await opened(session, "SELECT i, ai_generate(p) AS a FROM big")
+    assert [column.name for column in stream.columns] == ["i", "a"]
+    rows = list(await stream.next_rows())
+    assert rows == [(i, answer_text(f"p{i}")) for i in range(4)]
+    reading = asyncio.create_task(rest(stream))
+    await generator.waiting.wait()
+    assert not reading.done()
+    generator.release.set()
+    rows += await reading
+    assert rows == [(i, answer_text(f"p{i}")) for i in range(1000)]
+    assert stream.result == StatementResult("SELECT 1000", stream.columns, [])
+
+
+async def test_rows_that_nobody_takes_stop_the_statement(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session)
+    stream = await opened(session, "SELECT ai_generate(p) FROM big")
+    assert len(await stream.next_rows()) == 4
+    for _ in range(100):
+        await asyncio.sleep(0)
+    asked = len(generator.prompts)
+    assert asked == 4
+    await stream.next_rows()
+    assert len(generator.prompts) == 12
+    await stream.close()
+    assert (await session.execute("SELECT 1")).rows == [(1,)]
+    assert len(generator.prompts) == 12
+
+
+async def test_cancel_stops_calls_and_the_session_goes_on(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session)
+    generator.held = "p5"
+    stream = await opened(session, "SELECT ai_generate(p) FROM big")
+    await stream.next_rows()
+    reading = asyncio.create_task(rest(stream))
+    await generator.waiting.wait()
+    await session.cancel()
+    with pytest.raises(CancelledByUserError):
+        await reading
+    assert generator.cancelled
+    assert session.transaction_status == "I"
+    assert (await session.execute("SELECT count(*) FROM big")).rows == [(1000,)]
+
+
+async def test_it_sees_the_transaction_and_leaves_it_usable(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await session.execute("BEGIN")
+    await session.execute("CREATE TEMP TABLE mine AS SELECT i, 'p' || i AS p FROM range(300) r(i)")
+    stream = await opened(session, "SELECT i, ai_generate(p) FROM mine")
+    await stream.next_rows()
+    await stream.close()
+    assert session.transaction_status == "T"
+    await session.execute("INSERT INTO mine VALUES (7, 'seven')")
+    found = await session.execute("SELECT i FROM mine WHERE ai_generate(p) <> '' LIMIT 2")
+    assert found.rows == [(0,), (1,)]
+    await session.execute("COMMIT")
+    assert (await session.execute("SELECT count(*) FROM mine")).rows == [(301,)]
+
+
+async def test_all_rows_are_of_one_snapshot(
+    server: DuckDbSqlServer, session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session, 200)
+    stream = await opened(session, "SELECT i, ai_generate(p) FROM big")
+    rows = list(await stream.next_rows())
+    other = await server.open_session(ClientInfo(user="bob"))
+    await other.execute("INSERT INTO big VALUES (1000, 'late')")
+    await other.execute("DELETE FROM big WHERE i = 150")
+    rows += await rest(stream)
+    assert [row[0] for row in rows] == list(range(200))
+
+
+async def test_the_next_statement_keeps_the_rest(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session, 100)
+    stream = await opened(session, "SELECT i, ai_generate(p) FROM big")
+    rows = list(await stream.next_rows())
+    await session.execute("DELETE FROM big")
+    rows += await rest(stream)
+    assert [row[0] for row in rows] == list(range(100))
+
+
+async def test_a_failing_call_ends_the_stream(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session, 100)
+    await session.execute("SET tierkv.on_error = error")
+    generator.failing["p50"] = RowLevelError("no")
+    stream = await opened(session, "SELECT i, ai_generate(p) FROM big")
+    with pytest.raises(RowLevelError):
+        await rest(stream)
+    assert (await session.execute("SELECT 1")).rows == [(1,)]
+
+
+async def test_failures_are_told_at_the_end(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session, 100)
+    generator.failing["p50"] = RowLevelError("no")
+    stream = await opened(session, "SELECT i, ai_generate(p) FROM big")
+    rows = await rest(stream)
+    assert rows[50] == (50, None)
+    assert stream.result is not None
+    (notice,) = stream.result.notices
+    assert notice.message.startswith("1 of 100 AI calls failed")
+
+
+async def test_filters_are_asked_by_what_they_save(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    """The second filter is short and drops most rows, so it goes first once that is known."""
+    await big(session, 400)
+    await session.execute("SET tierkv.execution = stream")
+    long = "'" + "x" * 200 + "' || p"
+    text = f"SELECT i FROM big WHERE ai_generate({long}) <> 'red' AND ai_generate(p) = 'red'"
+    found = (await session.execute(text)).rows
+    red = [i for i in range(400) if answer_text(f"p{i}") == "red"]
+    assert found == [(i,) for i in red if answer_text("x" * 200 + f"p{i}") != "red"]
+    asked_long = [prompt for prompt in generator.prompts if prompt.startswith("x")]
+    measured = 4 + 8 + 16
+    assert len(asked_long) <= measured + len([i for i in red if i >= measured])
+    assert len(generator.prompts) - len(asked_long) == 400
+
+
+async def test_a_huge_source_with_a_limit_ends_at_once(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    text = "SELECT i FROM range(10_000_000) r(i) WHERE ai_generate('n' || i % 10) <> '' LIMIT 5"
+    assert (await session.execute(text)).rows == [(i,) for i in range(5)]
+    assert len(generator.prompts) <= 10
+
+
+async def test_order_by_a_column_stops_early_too(
+    session: DuckDbSession, generator: HeldGenerator
+) -> None:
+    await big(session)
+    text = "SELECT i FROM big WHERE ai_generate(p) <> 'no' ORDER BY i DESC LIMIT 3"
+    expected = [(i,) for i in range(999, 0, -1) if answer_text(f"p{i}") != "no"][:3]
+    assert (await session.execute(text)).rows == expected
+    assert len(generator.prompts) == 16
+
+
+async def test_execution_can_be_asked_for(session: DuckDbSession, generator: HeldGenerator) -> None:
+    await session.execute("SET tierkv.execution = stream")
+    with pytest.raises(FeatureNotSupportedError, match="an aggregate needs all rows"):
+        await session.execute("SELECT count(ai_generate(body)) FROM docs")
+    await session.execute("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+    await session.execute("CREATE TABLE moods AS SELECT 'sad'::mood AS m, 'p' AS p")
+    statement = "SELECT CASE WHEN ai_generate(p) <> '' THEN m END FROM moods"
+    with pytest.raises(FeatureNotSupportedError, match="type ENUM"):
+        await session.execute(statement)
+    await session.execute("SET tierkv.execution = replay")
+    whole = await session.execute_rows(statement)
+    assert isinstance(whole, StatementResult)
+    assert whole.rows == [("sad",)]
+
+
+async def test_old_answers_are_forgotten_and_asked_again(
+    session: DuckDbSession, generator: HeldGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept is bounded; rows that ask for something older get the same answer again."""
+    monkeypatch.setattr("dbfront.stream_executor.KEPT_ANSWERS", 8)
+    await big(session, 120)
+    stream = await opened(session, "SELECT i, ai_generate('q' || i % 30) FROM big")
+    assert await rest(stream) == [(i, answer_text(f"q{i % 30}")) for i in range(120)]
+    assert 30 < len(generator.prompts) <= 120

@@ -1,0 +1,112 @@
+"""Which statements are streamed, in which texts, and why the others are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from sql.clauses import conjunct_ranges, select_clauses
+from sql.dialect import Dialect
+from sql.lexer import tokenize
+from sql.plan import plan_statement
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("SELECT count(ai_generate(b)) FROM t", "an aggregate needs all rows"),
+        ("SELECT any_value(g), ai_generate('x') FROM t", "an aggregate needs all rows"),
+        ("SELECT row_number() OVER (), ai_generate(b) FROM t", "window functions need all rows"),
+        ("SELECT unnest(l), ai_generate(b) FROM t", "UNNEST in its select list makes rows"),
+        ("SELECT DISTINCT ai_generate(b) FROM t", "DISTINCT needs all rows"),
+        ("SELECT ai_generate(b) FROM t GROUP BY b", "GROUP BY needs all rows"),
+        ("SELECT b FROM t QUALIFY ai_filter(b)", "QUALIFY needs all rows"),
+        ("SELECT ai_generate(b) FROM t UNION SELECT 'a'", "it is not one plain SELECT"),
+        ("SELECT b FROM t ORDER BY ai_score('x', b)", "an AI call stands in ORDER BY"),
+        ("SELECT t.b FROM t JOIN u ON ai_filter(t.b || u.b)", "an AI call stands in JOINS"),
+        ("SELECT x FROM (SELECT ai_generate(b) AS x FROM t)", "an AI call stands in FROM"),
+        (
+            "WITH w AS (SELECT ai_generate(b) AS x FROM t) SELECT * FROM w",
+            "an AI call stands in WITH",
+        ),
+        (
+            "SELECT ai_generate(b) AS v FROM t ORDER BY v",
+            '"v" may stand for an AI answer elsewhere',
+        ),
+        ("SELECT b, ai_generate(b) FROM t ORDER BY 2", "ORDER BY needs all answers"),
+        ("SELECT *, ai_generate(b) FROM t ORDER BY 2", "its ORDER BY may order by answers"),
+        ("SELECT ai_generate(b) FROM t ORDER BY ai_generate", '"ai_generate" may stand for'),
+        ("SELECT ai_generate(ai_generate(b)) FROM t", "an AI call is an argument of another"),
+        ("SELECT mine(ai_generate(b)) FROM t", "mine() stands around an AI call"),
+        ("SELECT ai_generate(b)::TIMESTAMPTZ FROM t", "an answer is cast to TIMESTAMPTZ"),
+        ("SELECT mine(b), ai_generate('a') FROM t", "a function in its select list may be an agg"),
+        ("SELECT a / 2 FROM t WHERE ai_filter(b)", "a / 2 may fail for rows that don't need it"),
+        ("SELECT CASE WHEN a > 0 THEN ai_generate(b::INT) END FROM t", "CAST(b AS INT) may fail"),
+        ("SELECT b FROM t WHERE ai_filter(b) LIMIT $1", "its LIMIT is not a plain number"),
+        ("INSERT INTO t SELECT ai_generate(b) FROM t", "it writes"),
+    ],
+)
+def test_why_a_statement_is_not_streamed(text: str, why: str) -> None:
+    plan = plan_statement(text)
+    assert plan.stream is None
+    assert plan.why_not_stream.startswith(why)
+
+
+def test_the_base_query_and_the_windows_statements() -> None:
+    plan = plan_statement(
+        "SELECT t.*, CASE WHEN ai_filter('q', b) THEN g END AS x FROM t "
+        "WHERE g > 1 AND NOT ai_filter(b) AND a BETWEEN 1 AND 2 ORDER BY g LIMIT 5 OFFSET 2"
+    )
+    stream = plan.stream
+    assert stream is not None and plan.why_not_stream == ""
+    assert " ".join(stream.base_sql.text.split()) == (
+        "SELECT t.*, NULL AS tierkv_item_0 , CAST(b AS VARCHAR) AS tierkv_bound_0, "
+        "CAST(b AS VARCHAR) AS tierkv_bound_1, CAST(g AS VARCHAR) AS tierkv_bound_2 FROM t "
+        "WHERE g > 1 AND TRUE AND a BETWEEN 1 AND 2 ORDER BY g"
+    )
+    (only,) = stream.filters
+    assert only.text == (
+        "SELECT tierkv_n FROM tierkv_rows "
+        "WHERE (NOT CAST(tierkv_ai_call_kept(1, tierkv_bound_0) AS BOOLEAN))"
+    )
+    assert stream.outputs_sql is not None
+    assert stream.outputs_sql.text == (
+        "SELECT CASE WHEN CAST(tierkv_ai_call(0, tierkv_bound_1) AS BOOLEAN) "
+        "THEN tierkv_bound_2 END AS x FROM tierkv_rows ORDER BY tierkv_n"
+    )
+    assert (stream.limit, stream.offset) == (5, 2)
+
+
+def test_a_limit_without_filters_is_the_engines() -> None:
+    stream = plan_statement("SELECT ai_generate(b) FROM t LIMIT 5").stream
+    assert stream is not None and stream.limit is None
+    assert stream.base_sql.text.endswith("LIMIT 5")
+
+
+def test_postgresql_runs_it_whole() -> None:
+    plan = plan_statement("SELECT ai_generate(b) FROM t", dialect=Dialect.POSTGRES)
+    assert plan.stream is None and plan.why_not_stream
+
+
+@pytest.mark.parametrize(
+    ("predicate", "pieces"),
+    [
+        ("a AND b", ["a", "b"]),
+        ("a OR b AND c", ["a OR b AND c"]),
+        ("(a OR b) AND c", ["( a OR b )", "c"]),
+        ("a BETWEEN 1 AND 2 AND b", ["a BETWEEN 1 AND 2", "b"]),
+        ("CASE WHEN a AND b THEN c OR d END AND e", ["CASE WHEN a AND b THEN c OR d END", "e"]),
+    ],
+)
+def test_predicates_are_cut_at_their_ands(predicate: str, pieces: list[str]) -> None:
+    tokens = tokenize(predicate)
+    ranges = conjunct_ranges(tokens, 0, len(tokens))
+    assert [" ".join(t.text for t in tokens[first:last]) for first, last in ranges] == pieces
+
+
+def test_clauses_of_a_select() -> None:
+    tokens = tokenize("SELECT a, f(b, c) d FROM t JOIN u USING (x) WHERE a IS DISTINCT FROM b")
+    clauses = select_clauses(tokens, 0)
+    assert clauses is not None
+    assert len(clauses.items) == 2 and len(clauses.conjuncts) == 1
+    assert clauses.order is None and clauses.limits is None
+    assert select_clauses(tokenize("FROM t"), 0) is None
