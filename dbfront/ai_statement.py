@@ -181,6 +181,7 @@ class AiStatement:
     def discard_rows(self) -> None:
         """Forget calls that were only made to collect; the statement itself makes them again."""
         self.stats.calls = 0
+        self._accounts.discard_rows()
         self.trace.discard_rows()
 
     async def _round(self, rounds: EngineRounds[Result]) -> Result | None:

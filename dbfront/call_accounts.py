@@ -52,20 +52,24 @@ class CallAccounts:
             )
 
     def settled(self, lookups: Mapping[int, int]) -> None:
-        """Note for how many rows the engine asked each form, when it ran last.
+        """Count for how many rows that are final the engine asked each form.
 
         The model is empty where each row names its own.
         """
         if self._account is None:
             return
-        rows: dict[tuple[str, str], int] = {}
+        rows = self._account.rows
         for form in self._forms:
             if not form.function.local:
                 named = AiCall(form.function.canonical, form.constants)
                 by_row = "model" in form.row_parameters
                 key = (form.function.canonical, "" if by_row else self._model_of(named))
                 rows[key] = rows.get(key, 0) + lookups[form.key]
-        self._account.rows = rows
+
+    def discard_rows(self) -> None:
+        """Forget the rows: they were only collected for."""
+        if self._account is not None:
+            self._account.rows.clear()
 
     def _model_of(self, call: AiCall) -> str:
         """Name the model that answers a call; what was asked for when none ever was prepared."""

@@ -52,7 +52,7 @@ class StatementEntry:
         query_id: of this run, a UUID that sorts by time.
         queryid: of the statement without its literals; None until it began.
         kind: what it does, such as ``query`` or ``insert``.
-        rows: how many the engine asked each function for, by function and model, when it ran last.
+        rows: for how many the engine asked each function, by function and model.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StatementEntry:
         self.query_id = new_query_id(clock.wall())
         self.queryid: int | None = None
         self.kind = ""
-        self.rows: Mapping[tuple[str, str], int] = {}
+        self.rows: dict[tuple[str, str], int] = {}
         self._holds_calls: bool | None = None
         self._store = store
         self._clock = clock

@@ -260,6 +260,21 @@ async def test_a_write_counts_its_rows_once(front: Front) -> None:
     assert (row["ai_calls"], row["ai_calls_deduped"]) == (54, 27)
 
 
+async def test_a_streamed_statement_counts_the_rows_of_all_windows(front: Front) -> None:
+    session = await front.session(execution="stream", query_tag="streams")
+    await session.execute("CREATE TABLE many AS SELECT i % 100 AS n FROM range(9000) r(i)")
+    result = await session.execute("SELECT n, ai_generate('Note ' || n) FROM many")
+    assert len(result.rows) == 9000
+    assert counted(await front.view("stat_functions"), "calls", "rows") == [(100, 9000)]
+    ((row),) = await front.view("stat_statements")
+    assert (row["ai_calls"], row["ai_calls_deduped"], row["failures"]) == (9000, 8900, 0)
+    log = await front.view("query_log")
+    assert counted(log, "type", "query_tag", "ai_calls") == [
+        ("QueryStart", "streams", None),
+        ("QueryFinish", "streams", 9000),
+    ]
+
+
 async def test_a_cancelled_statement(front: Front) -> None:
     session = await front.session()
     front.generator.gate = asyncio.Event()
