@@ -6,26 +6,27 @@ The executor (DuckDB) and the relay (PostgreSQL) each run the engine their own w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dbfront.answers import AnswerBook
+from dbfront.blame import blame
 from dbfront.call_accounts import CallAccounts
 from dbfront.call_defaults import CallDefaults
 from dbfront.context_fields import ContextFields
 from dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
+from dbfront.error_policy import ErrorPolicy, Failures, Spending
 from dbfront.estimate import Estimate, estimate
-from dbfront.evaluation import Outcome, RowFailure, evaluate
+from dbfront.evaluation import Outcome, RowFailure, evaluate, rehearse
 from dbfront.recipes.book import start_recipe
 from dbfront.recipes.generate import failed_detail
-from dbfront.recipes.recipe import Ask, Order
+from dbfront.recipes.recipe import Ask, CountTokens, Order
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_trace import StatementTrace
 from dbfront.statistics import AiStats, StatementProgress
 from kvcore import limits
 from kvcore.clock import Clock
-from kvcore.errors import NoNodeError, SqlError, TierKVError
+from kvcore.errors import FeatureNotSupportedError, NoNodeError, SqlError, UserError
 from kvcore.request import FinishReason
 from sql.ai_call import AiCall
 from sql.functions import AI_FUNCTIONS, Returns
@@ -36,23 +37,6 @@ Result = TypeVar("Result")
 
 FIRST_BUDGET = 64
 """Calls of a filter in the first round of a LIMIT that may stop early; doubled each round."""
-
-MAX_WARNED_MESSAGES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorPolicy:
-    """What failed calls and big statements lead to.
-
-    Attributes:
-        on_error: ``null``, ``error``, or ``auto``: null in reads, error in writes.
-        max_error_ratio: share of failures above which the statement fails anyway.
-        max_calls: most distinct calls; 0 is no limit.
-    """
-
-    on_error: str = "auto"
-    max_error_ratio: float = 1.0
-    max_calls: int = 1000
 
 
 class EngineRounds(Protocol[Result_co]):
@@ -82,7 +66,6 @@ class AiStatement:
     Attributes:
         plan: the statement's.
         book: what is known and what was missed.
-        errors: messages of failed calls, in order of arrival.
         stats: counters, live.
         trace: the same by call and round.
     """
@@ -100,16 +83,16 @@ class AiStatement:
     ) -> None:
         self.plan = plan
         self.book = AnswerBook(plan.forms, plan.dialect)
-        self.errors: list[str] = []
         self.stats = stats
         self.trace = StatementTrace([form.key for form in plan.forms])
         self._generator = generator
         self._defaults = defaults
         self._policy = policy
+        self._spending = Spending(policy)
+        self._failures = Failures(policy, writes=plan.writes)
         self._clock = clock
         self._on_progress = on_progress
         self._contexts = ContextFields(defaults.field_reorder)
-        self._calls_total = 0
         self._stopped_at_default_length = 0
         self._blend_refusal = ""
         self._accounts = CallAccounts(plan.forms, defaults, account)
@@ -118,19 +101,37 @@ class AiStatement:
         """Refuse unknown models and unusable options before anything runs, rows or no rows.
 
         Raises:
-            UserError: such an argument.
+            UserError: such an argument, or a dry run of a statement that writes.
             NoNodeError: nobody can say; not for EXPLAIN, which asks nobody.
         """
-        examples = {example for form in self.plan.forms if (example := form.example) is not None}
-        for example in examples:
+        if self._policy.dry_run and self.plan.writes:
+            raise FeatureNotSupportedError(
+                "tierkv.dry_run is on, and this statement would write NULL for AI answers",
+                hint="EXPLAIN shows its calls; RESET tierkv.dry_run runs it.",
+            )
+        checked: set[AiCall] = set()
+        for form in self.plan.forms:
+            example = form.example
+            if example is None or example in checked:
+                continue
+            checked.add(example)
             try:
-                step = next(start_recipe(Order(example, self._defaults)))
-                if isinstance(step, Ask):
-                    for question in step.calls:
-                        self._accounts.prepared(await self._generator.prepare(question))
+                await self._check(example)
             except NoNodeError:
                 if self.plan.explain is not Explain.PLAN:
                     raise
+            except UserError as error:
+                blame(error, self.plan, [form.key])
+                raise
+
+    async def _check(self, example: AiCall) -> None:
+        """Prepare what a call asks first, and send nothing."""
+        step = next(start_recipe(Order(example, self._defaults)))
+        if isinstance(step, CountTokens):
+            await self._generator.count_tokens((), step.model)
+        elif isinstance(step, Ask):
+            for question in step.calls:
+                self._accounts.prepared(await self._generator.prepare(question))
 
     async def until_answered(
         self, rounds: EngineRounds[Result], *, may_stop: bool = False
@@ -146,6 +147,7 @@ class AiStatement:
             self.book.start_round(budget)
             result = await self._round(rounds)
             if self.book.fatal is not None:
+                blame(self.book.fatal, self.plan, [self.book.fatal_form])
                 raise self.book.fatal
             enough = result is not None and may_stop and rounds.enough()
             batch = self.book.next_batch(without_filters=enough)
@@ -168,9 +170,7 @@ class AiStatement:
         await self._round(rounds)
         if self.book.fatal is not None:
             raise self.book.fatal
-        return await estimate(
-            self.book, self.plan.forms, self._generator, self._defaults, self._contexts
-        )
+        return await estimate(self.book, self.plan, self._generator, self._defaults, self._contexts)
 
     def settled(self) -> None:
         """Count the calls that the engine made for rows which are final."""
@@ -197,20 +197,21 @@ class AiStatement:
 
     async def evaluate(self, batch: list[AiCall]) -> None:
         """Answer one batch of distinct calls and note the answers in the book."""
-        self._calls_total += sum(not AI_FUNCTIONS[call.function].local for call in batch)
-        self._check_max_calls()
+        self._spending.add_calls(sum(not AI_FUNCTIONS[call.function].local for call in batch))
         self.report("llm")
         started = self._clock.now()
         summary = PlanSummary()
         self.trace.batch_begins([self.book.missed_forms(call)[0] for call in batch], started)
+        run = rehearse if self._policy.dry_run else evaluate
         try:
-            summary = await evaluate(
+            summary = await run(
                 batch,
                 self._generator,
                 self._defaults,
                 self._outcome,
-                self._prepared,
+                self._wave,
                 self._contexts,
+                self._refused,
             )
             self.stats.add_plan(summary)
         finally:
@@ -226,31 +227,22 @@ class AiStatement:
                     phase=phase,
                     round=self.stats.rounds,
                     calls_done=self.stats.distinct_calls,
-                    calls_total=self._calls_total,
+                    calls_total=self._spending.calls,
                     stats=self.stats,
                 )
             )
 
     def notices(self) -> tuple[Notice, ...]:
         """Return what the client is told beside the rows."""
-        notices: list[Notice] = []
-        if self.errors:
-            messages = self._distinct_errors()
-            notices.append(
-                Notice(
-                    "WARNING",
-                    f"{len(self.errors)} of {self._calls_total} AI calls failed and gave NULL: "
-                    f"{'; '.join(messages)}",
-                    sqlstate="01000",
-                    hint="SET tierkv.on_error = 'error' makes the statement fail instead.",
-                )
-            )
+        notices = self._failures.notices(self._spending.calls)
+        if self._policy.dry_run:
+            notices.append(self._spending.rehearsed())
         if self._stopped_at_default_length:
             notices.append(
                 Notice(
                     "NOTICE",
-                    f"{self._stopped_at_default_length} of {self._calls_total} answers were cut at "
-                    f"tierkv.max_tokens = {self._defaults.max_tokens}",
+                    f"{self._stopped_at_default_length} of {self._spending.calls} answers were "
+                    f"cut at tierkv.max_tokens = {self._defaults.max_tokens}",
                 )
             )
         if self._blend_refusal:
@@ -265,9 +257,15 @@ class AiStatement:
             )
         return tuple(notices)
 
-    def _prepared(self, prepared: PreparedCall) -> None:
-        self._blend_refusal = self._blend_refusal or prepared.blend_refusal
-        self._accounts.prepared(prepared)
+    def _wave(self, wave: Sequence[PreparedCall]) -> None:
+        """Note what is going to be asked; raise when it is too much."""
+        for prepared in wave:
+            self._blend_refusal = self._blend_refusal or prepared.blend_refusal
+            self._accounts.prepared(prepared)
+        self._spending.add_wave(wave)
+
+    def _refused(self, call: AiCall, error: UserError) -> None:
+        blame(error, self.plan, self.book.missed_forms(call))
 
     def _outcome(self, call: AiCall, outcome: Outcome) -> None:
         """Note one outcome; raise when this failure is one too many."""
@@ -276,10 +274,13 @@ class AiStatement:
         failed = isinstance(outcome, RowFailure)
         answers = () if isinstance(outcome, RowFailure) else outcome.answers
         key = self.book.missed_forms(call)[0]
-        self.trace.call_ended(key, answers, self._clock.now(), failed=failed)
+        self.trace.call_ended(
+            key, answers, self._clock.now(), retries=outcome.retries, failed=failed
+        )
         if not isinstance(outcome, RowFailure):
             if not function.local:
                 self.stats.add_answers(outcome.answers)
+                self._spending.add_answers(outcome.answers)
             self.book.add(call, outcome.value)
             if any(answer.finish_reason is FinishReason.LENGTH for answer in outcome.answers):
                 self._stopped_at_default_length += call.options.max_tokens is None
@@ -288,35 +289,6 @@ class AiStatement:
             self.book.add(call, failed_detail(Order(call, self._defaults), outcome.error))
         else:
             self.stats.add_failure()
-            self._failed(outcome.error)
+            self._failures.add(outcome.error, self._spending.calls)
             self.book.add(call, None)
         self.report("llm")
-
-    def _failed(self, error: TierKVError) -> None:
-        on_error = self._policy.on_error
-        if on_error == "auto":
-            on_error = "error" if self.plan.writes else "null"
-        if on_error == "error":
-            raise error
-        self.errors.append(error.message)
-        if len(self.errors) > self._policy.max_error_ratio * self._calls_total:
-            raise SqlError(
-                f"{len(self.errors)} of {self._calls_total} AI calls failed, more than "
-                f"tierkv.max_error_ratio allows",
-                sqlstate="22000",
-                detail="\n".join(self._distinct_errors()),
-            )
-
-    def _check_max_calls(self) -> None:
-        allowed = self._policy.max_calls
-        if allowed and self._calls_total > allowed:
-            raise SqlError(
-                f"this statement needs at least {self._calls_total} AI calls; "
-                f"tierkv.max_calls allows {allowed}",
-                sqlstate="53400",
-                hint=f"SET tierkv.max_calls = {self._calls_total} (0 is no limit), "
-                "or ask for fewer rows.",
-            )
-
-    def _distinct_errors(self) -> list[str]:
-        return list(dict.fromkeys(self.errors))[:MAX_WARNED_MESSAGES]

@@ -1,14 +1,13 @@
-"""Running a batch of distinct AI calls: start their recipes, plan what they ask, run it, gather.
+"""Running a batch of distinct AI calls: start their recipes, ask in waves what they ask, gather.
 
 dbfront/ai_statement.py calls ``evaluate``; whatever a recipe asks goes through the TextGenerator
-like a chat request. A call that fails for reasons of its own becomes a RowFailure; any other error
-ends the batch.
+like a chat request (dbfront/question_runner.py). A call that fails for reasons of its own becomes a
+RowFailure; any other error ends the batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,40 +15,27 @@ from typing import Any
 from dbfront.call_defaults import CallDefaults
 from dbfront.context_fields import ContextFields
 from dbfront.contracts import (
-    CallPlan,
-    CallTurn,
     PlanSummary,
     PreparedCall,
     TextAnswer,
     TextCall,
-    TextEvent,
     TextGenerator,
+    TokenCounts,
 )
-from dbfront.prefix_order import SortedCalls
+from dbfront.question_runner import ROW_ERRORS, Pace, Patience, run_questions
 from dbfront.recipes.book import start_recipe
 from dbfront.recipes.recipe import Ask, CountTokens, Order, Recipe, Reply, Step
-from kvcore.errors import (
-    ContextTooLongError,
-    DeadlineError,
-    OverloadedError,
-    RowLevelError,
-    TierKVError,
-)
+from kvcore.errors import TierKVError, UserError
 from sql.ai_call import AiCall
 
-MAX_OVERLOAD_RETRIES = 5
 _PREPARED_BETWEEN_YIELDS = 64
-_PLANNED_AT_ONCE = 256
-"""Calls that are planned in the event loop, about 20 ms of work; more are in a thread."""
-
-_ROW_ERRORS = (ContextTooLongError, RowLevelError, DeadlineError)
 
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
     """A call's value, and the models' answers it was made of; each is counted by one call only.
 
-    ``retries`` says how often one of them was sent again, because there was no room.
+    ``retries`` says how often something it asked was sent again.
     """
 
     value: Any
@@ -73,13 +59,21 @@ async def evaluate(
     generator: TextGenerator,
     defaults: CallDefaults,
     on_outcome: Callable[[AiCall, Outcome], None],
-    on_prepared: Callable[[PreparedCall], None] = lambda prepared: None,
+    on_wave: Callable[[Sequence[PreparedCall]], None] = lambda wave: None,
     contexts: ContextFields | None = None,
+    on_refused: Callable[[AiCall, UserError], None] = lambda call, error: None,
 ) -> PlanSummary:
     """Answer every call once and hand each outcome to ``on_outcome`` as it comes.
 
-    ``on_prepared`` is told each request as it will be sent, before the first one of its wave is.
-    ``contexts`` writes the calls' contexts; a statement has one for all its batches.
+    Args:
+        calls: distinct ones.
+        generator: the way to the models.
+        defaults: what calls take from the session.
+        on_outcome: told each call's outcome.
+        on_wave: told what is going to be asked at the same time, before any of it is; an error it
+            raises ends the batch.
+        contexts: writes the calls' contexts; a statement has one for all its batches.
+        on_refused: told whose argument an error speaks of that ends the batch.
 
     Returns:
         what the plans they ran by were like, added up.
@@ -88,20 +82,38 @@ async def evaluate(
         TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
             error that ``on_outcome`` raises ends the batch the same way.
     """
-    batch = _Batch(generator, defaults, on_outcome)
+    batch = _Batch(generator, defaults, on_outcome, on_refused)
     contexts = contexts or ContextFields(defaults.field_reorder)
     await batch.start(calls, await contexts.written(calls))
+    pace = Pace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
     summary = PlanSummary()
-    while wave := batch.next_wave():
-        prepared = await _prepare(wave, batch)
-        for _, ready in prepared:
-            on_prepared(ready)
-        planned = await _run_wave(prepared, batch)
+    while await batch.next_wave():
+        on_wave(batch.wave)
+        planned = await run_questions(batch.wave, generator, pace, batch)
         summary = PlanSummary(
             summary.runs + planned.runs, summary.shared_tokens + planned.shared_tokens
         )
         await batch.count_tokens()
     return summary
+
+
+async def rehearse(
+    calls: Sequence[AiCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    on_outcome: Callable[[AiCall, Outcome], None],
+    on_wave: Callable[[Sequence[PreparedCall]], None] = lambda wave: None,
+    contexts: ContextFields | None = None,
+    on_refused: Callable[[AiCall, UserError], None] = lambda call, error: None,
+) -> PlanSummary:
+    """Do as ``evaluate`` does until something would be sent; who would ask is answered NULL."""
+    batch = _Batch(generator, defaults, on_outcome, on_refused)
+    contexts = contexts or ContextFields(defaults.field_reorder)
+    await batch.start(calls, await contexts.written(calls))
+    await batch.next_wave()
+    on_wave(batch.wave)
+    batch.abandon()
+    return PlanSummary()
 
 
 @dataclass(slots=True, eq=False)
@@ -126,19 +138,26 @@ class _Asking:
 
 
 class _Batch:
-    """The recipes of a batch; equal questions of several recipes are asked once."""
+    """The recipes of a batch, and the Asker of their questions; equal ones are asked once.
+
+    Attributes:
+        wave: the questions that are asked now; ``_askers`` has who asked which, in the same order.
+    """
 
     def __init__(
         self,
         generator: TextGenerator,
         defaults: CallDefaults,
         on_outcome: Callable[[AiCall, Outcome], None],
+        on_refused: Callable[[AiCall, UserError], None],
     ) -> None:
-        self.generator = generator
-        self.defaults = defaults
+        self.wave: list[PreparedCall] = []
+        self._generator = generator
+        self._defaults = defaults
         self._on_outcome = on_outcome
-        self._wave: dict[TextCall, list[_Asking]] = {}
-        self._running: dict[TextCall, list[_Asking]] = {}
+        self._on_refused = on_refused
+        self._askers: list[list[_Asking]] = []
+        self._next: dict[TextCall, list[_Asking]] = {}
         self._counting: list[tuple[_Asking, CountTokens]] = []
 
     async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
@@ -146,55 +165,102 @@ class _Batch:
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
-            recipe = start_recipe(Order(call, self.defaults, contexts.get(call, "")))
+            recipe = start_recipe(Order(call, self._defaults, contexts.get(call, "")))
             self._go_on(_Asking(call, recipe), None)
         await self.count_tokens()
 
-    def next_wave(self) -> list[TextCall]:
-        """Return the distinct questions that are asked now."""
-        self._running, self._wave = self._wave, {}
-        return list(self._running)
+    async def next_wave(self) -> bool:
+        """Prepare the distinct questions that recipes wait for; False when none does.
 
-    def answered(self, question: TextCall, answer: TextAnswer) -> None:
+        Those that can't be asked fail here, and recipes that go on all the same may ask more.
+        """
+        asked, self._next = self._next, {}
+        self.wave, self._askers = [], []
+        for index, (question, askers) in enumerate(asked.items()):
+            if index % _PREPARED_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+            try:
+                prepared = await self._generator.prepare(question)
+            except ROW_ERRORS as error:
+                self._fail(askers, error)
+            except UserError as error:
+                self._on_refused(askers[0].call, error)
+                raise
+            else:
+                self.wave.append(prepared)
+                self._askers.append(askers)
+        return bool(asked)
+
+    def patience(self, index: int) -> Patience:
+        """Give a question the longest time, and the most tries, of those who ask it."""
+        askers = self._askers[index]
+        times = [self._timeout_s(asking.call) for asking in askers]
+        retries = [asking.call.options.retries for asking in askers]
+        return Patience(
+            None if None in times else max(time for time in times if time is not None),
+            max(self._defaults.max_retries if one is None else one for one in retries),
+        )
+
+    def retried(self, index: int) -> None:
+        """Charge another try to the first of those who asked."""
+        self._askers[index][0].retries += 1
+
+    def answered(self, index: int, answer: TextAnswer) -> None:
         """Tell an answer to everyone who asked; the first of them is charged for it."""
-        for order, asking in enumerate(self._running[question]):
+        question = self.wave[index].call
+        charged = False
+        for asking in self._askers[index]:
             if asking.ended:
                 continue
             asking.answers[question] = answer
             asking.pending.discard(question)
-            if order == 0:
+            if not charged:
                 asking.used.append(answer)
+                charged = True
             if not asking.pending:
                 self._go_on(asking, tuple(asking.answers[one] for one in asking.asked))
 
-    def failed(self, question: TextCall, error: TierKVError) -> None:
+    def failed(self, index: int, error: TierKVError) -> None:
         """Fail everyone who asked."""
-        for asking in self._running[question]:
-            if not asking.ended:
-                self._end(asking, RowFailure(error, asking.retries))
+        self._fail(self._askers[index], error)
 
-    def retried(self, question: TextCall) -> None:
-        """Charge another try to the first of those who asked."""
-        self._running[question][0].retries += 1
+    def abandon(self) -> None:
+        """Answer NULL to everyone who still asks."""
+        for asking in (asking for askers in self._askers for asking in askers):
+            if not asking.ended:
+                self._end(asking, CallAnswer(None))
 
     async def count_tokens(self) -> None:
         """Count for all recipes that ask for it, until none does."""
         while self._counting:
-            asking, step = self._counting.pop()
-            counts = await self.generator.count_tokens(step.texts, step.model)
-            self._go_on(asking, counts)
+            counting, self._counting = self._counting, []
+            by_model: dict[str | None, list[tuple[_Asking, CountTokens]]] = {}
+            for asking, step in counting:
+                by_model.setdefault(step.model, []).append((asking, step))
+            for model, steps in by_model.items():
+                await self._count_tokens(model, steps)
 
-    def timeout_s(self, question: TextCall) -> float | None:
-        """Return the time a question has: the longest of those who ask it."""
-        times = [_timeout_s(asking.call, self.defaults) for asking in self._running[question]]
-        return None if None in times else max(time for time in times if time is not None)
+    async def _count_tokens(
+        self, model: str | None, steps: Sequence[tuple[_Asking, CountTokens]]
+    ) -> None:
+        texts = tuple(text for _, step in steps for text in step.texts)
+        try:
+            counted = await self._generator.count_tokens(texts, model)
+        except UserError as error:
+            self._on_refused(steps[0][0].call, error)
+            raise
+        at = 0
+        for asking, step in steps:
+            counts = counted.counts[at : at + len(step.texts)]
+            at += len(step.texts)
+            self._go_on(asking, TokenCounts(counts, counted.context_tokens))
 
     def _go_on(self, asking: _Asking, reply: Reply | None) -> None:
         try:
             step: Step = asking.recipe.send(reply)
         except StopIteration as end:
             self._end(asking, CallAnswer(end.value, tuple(asking.used), asking.retries))
-        except _ROW_ERRORS as error:
+        except ROW_ERRORS as error:
             self._end(asking, RowFailure(error, asking.retries))
         else:
             if isinstance(step, CountTokens):
@@ -205,170 +271,20 @@ class _Batch:
     def _asks(self, asking: _Asking, step: Ask) -> None:
         asking.asked, asking.answers = step.calls, {}
         asking.pending = set(step.calls)
-        for question in asking.pending:
-            self._wave.setdefault(question, []).append(asking)
+        for question in dict.fromkeys(step.calls):
+            self._next.setdefault(question, []).append(asking)
+
+    def _fail(self, askers: Sequence[_Asking], error: TierKVError) -> None:
+        for asking in askers:
+            if not asking.ended:
+                self._end(asking, RowFailure(error, asking.retries))
 
     def _end(self, asking: _Asking, outcome: Outcome) -> None:
         asking.ended = True
         asking.recipe.close()
         self._on_outcome(asking.call, outcome)
 
-
-async def _prepare(wave: Sequence[TextCall], batch: _Batch) -> list[tuple[TextCall, PreparedCall]]:
-    prepared: list[tuple[TextCall, PreparedCall]] = []
-    for index, question in enumerate(wave):
-        if index % _PREPARED_BETWEEN_YIELDS == 0:
-            await asyncio.sleep(0)
-        try:
-            prepared.append((question, await batch.generator.prepare(question)))
-        except _ROW_ERRORS as error:
-            batch.failed(question, error)
-    return prepared
-
-
-async def _run_wave(
-    prepared: Sequence[tuple[TextCall, PreparedCall]], batch: _Batch
-) -> PlanSummary:
-    asked = [question for question, _ in prepared]
-    plan = await _plan([ready for _, ready in prepared], batch.generator, batch.defaults)
-    worker = _Worker(asked, plan, batch)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(batch.defaults.max_concurrency, len(prepared))):
-                group.create_task(worker.run())
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    finally:
-        await plan.close()
-    return plan.summary
-
-
-async def _plan(
-    prepared: Sequence[PreparedCall], generator: TextGenerator, defaults: CallDefaults
-) -> CallPlan:
-    def make() -> CallPlan:
-        if defaults.plan and defaults.prefix_order:
-            return generator.plan(prepared, max_in_flight=defaults.max_concurrency)
-        return SortedCalls(prepared, sort=defaults.prefix_order)
-
-    if len(prepared) <= _PLANNED_AT_ONCE:
-        return make()
-    return await asyncio.to_thread(make)
-
-
-@dataclass(slots=True)
-class Sent:
-    """The calls of a statement that the scheduler has now, and those it refused.
-
-    Attributes:
-        now: how many it has.
-        refused: one event for each that waits for another try.
-    """
-
-    now: int = 0
-    refused: deque[asyncio.Event] = field(default_factory=deque)
-
-    def make_room(self) -> None:
-        """A call was answered: let one that was refused try again at once."""
-        if self.refused:
-            self.refused.popleft().set()
-
-    async def room(self, timeout_s: float) -> None:
-        """Wait until a call of the same statement was answered, but no longer than told."""
-        answered = asyncio.Event()
-        self.refused.append(answered)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await answered.wait()
-        except TimeoutError:
-            pass
-        finally:
-            if not answered.is_set():  # It may have been, just when the time was over.
-                self.refused.remove(answered)
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """Runs questions when their turn comes; several of its ``run`` share one plan."""
-
-    questions: Sequence[TextCall]
-    plan: CallPlan
-    batch: _Batch
-    sent: Sent = field(default_factory=Sent)
-
-    async def run(self) -> None:
-        """Take turns until none is left."""
-        while (turn := await self.plan.take()) is not None:
-            question, answered = self.questions[turn.index], False
-            failure: TierKVError | None = None
-            try:
-                answer = await self._answer(turn)
-                answered = True
-            except _ROW_ERRORS as error:
-                failure = error
-            finally:
-                self.plan.ended(turn.index, answered=answered)
-            if failure is None:
-                self.batch.answered(question, answer)
-            else:
-                self.batch.failed(question, failure)
-
-    async def _answer(self, turn: CallTurn) -> TextAnswer:
-        timeout_s = self.batch.timeout_s(self.questions[turn.index])
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._gather_when_there_is_room(turn)
-        except TimeoutError:
-            raise DeadlineError(
-                f"no answer within {timeout_s:g} s",
-                hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
-            ) from None
-
-    async def _gather_when_there_is_room(self, turn: CallTurn) -> TextAnswer:
-        """Try again when told to; for ever while the statement's own calls are before it.
-
-        A statement fails for its size only if others leave it no room at all, again and again.
-        """
-        refusals = 0
-        while True:
-            self.sent.now += 1
-            try:
-                answer = await self._gather(turn)
-            except OverloadedError as error:
-                refusals += self.sent.now == 1
-                if refusals > MAX_OVERLOAD_RETRIES:
-                    raise
-                retry_after_s = error.retry_after_ms / 1000
-            else:
-                self.sent.make_room()
-                return answer
-            finally:
-                self.sent.now -= 1
-            await self.sent.room(retry_after_s)
-            self.batch.retried(self.questions[turn.index])
-
-    async def _gather(self, turn: CallTurn) -> TextAnswer:
-        pieces: list[str] = []
-        last = TextEvent()
-        async for last in self.batch.generator.stream(turn.prepared):
-            if not pieces:
-                self.plan.prefilled(turn.index)
-            pieces.append(last.text)
-        if last.finish_reason is None or last.usage is None:
-            raise RowLevelError("the answer ended without a finish reason")
-        return TextAnswer(
-            text="".join(pieces),
-            finish_reason=last.finish_reason,
-            usage=last.usage,
-            ttft_s=last.ttft_s,
-            total_s=last.total_s,
-            node_id=last.node_id,
-            label_probabilities=last.label_probabilities,
-            embedding=last.embedding,
-        )
-
-
-def _timeout_s(call: AiCall, defaults: CallDefaults) -> float | None:
-    timeout_ms = call.options.timeout_ms
-    timeout_s = defaults.timeout_s if timeout_ms is None else timeout_ms / 1000
-    return timeout_s or None
+    def _timeout_s(self, call: AiCall) -> float | None:
+        timeout_ms = call.options.timeout_ms
+        timeout_s = self._defaults.timeout_s if timeout_ms is None else timeout_ms / 1000
+        return timeout_s or None

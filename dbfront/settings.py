@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dbfront.call_defaults import CallDefaults
+from dbfront.error_policy import ErrorPolicy
 from kvcore.request import BlendSelector
 from sql.field_reorder import FieldReorder
 from sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
@@ -87,6 +88,17 @@ class SessionSettings:
             for spec in SETTINGS.values()
         ]
 
+    def error_policy(self) -> ErrorPolicy:
+        """Return what failed calls and big statements of this session lead to."""
+        return ErrorPolicy(
+            on_error=str(self.get("tierkv.on_error")),
+            max_error_ratio=float(self.get("tierkv.max_error_ratio") or 0),
+            max_calls=int(self.get("tierkv.max_calls") or 0),
+            max_prompt_tokens=int(self.get("tierkv.max_prompt_tokens") or 0),
+            max_completion_tokens=int(self.get("tierkv.max_completion_tokens") or 0),
+            dry_run=bool(self.get("tierkv.dry_run")),
+        )
+
     def call_defaults(self, tenant: str) -> CallDefaults:
         """Return what this session's AI calls take when they don't say it themselves."""
         seed = self.get("tierkv.seed")
@@ -109,6 +121,8 @@ class SessionSettings:
             else None,
             chunk_separator=str(self.get("tierkv.chunk_separator")),
             field_reorder=FieldReorder(str(self.get("tierkv.field_reorder"))),
+            priority=int(self.get("tierkv.priority") or 0),
+            max_retries=int(self.get("tierkv.max_retries") or 0),
         )
 
     def _source(self, name: str) -> str:

@@ -30,6 +30,7 @@ class CallOptions:
         cache: False neither reads nor publishes KV.
         timeout_ms: time for this call; 0 is no limit.
         priority: lower runs earlier.
+        retries: tries after the first of a call that may pass when tried again.
         blend: False answers exactly although the namespace blends documents; True asks for it.
         recompute_ratio: share of reused document tokens computed again, at least.
         selector: which of them.
@@ -43,6 +44,7 @@ class CallOptions:
     cache: bool | None = None
     timeout_ms: int | None = None
     priority: int | None = None
+    retries: int | None = None
     blend: bool | None = None
     recompute_ratio: float | None = None
     selector: BlendSelector | None = None
@@ -68,7 +70,8 @@ def parse_options(value: Any) -> CallOptions:
             f"options must be a JSON object, not {type(value).__name__}",
             hint="Write options => '{\"max_tokens\": 64}'.",
         )
-    return CallOptions(**{key: _check(key, item) for key, item in value.items()})
+    checked = {key: _check(key, item) for key, item in value.items()}
+    return CallOptions(**{key: item for key, item in checked.items() if key not in _ONLY_CHECKED})
 
 
 def _from_json(text: str) -> Any:
@@ -121,6 +124,27 @@ def _flag(value: Any) -> bool:
     return value
 
 
+def _dedup(value: Any) -> None:
+    if not _flag(value):
+        raise UdfArgumentError(
+            "equal calls of a statement always have one answer; dedup can't be false",
+            hint="For samples of their own, make the calls differ: put a key of the row into seed, "
+            "such as options => {'temperature': 1, 'seed': id}.",
+        )
+
+
+def _response_format(value: Any) -> None:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return
+    if kind in ("json_object", "json_schema"):
+        raise UdfArgumentError(
+            'option "response_format" can\'t ask for JSON, which is another type of result',
+            hint="Call ai_generate_json(prompt, schema).",
+        )
+    raise ValueError('must be {"type": "text"}')
+
+
 def _stop_strings(value: Any) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
@@ -146,8 +170,13 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "seed": _integer(-(1 << 63), (1 << 63) - 1),
     "cache": _flag,
     "timeout_ms": _integer(0, 86_400_000),
-    "priority": _integer(-100, 100),
+    "priority": _integer(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
+    "retries": _integer(0, limits.MAX_RETRIES),
+    "dedup": _dedup,
+    "response_format": _response_format,
     "blend": _flag,
     "recompute_ratio": _number(0, 1, open_low=True),
     "selector": _selector,
 }
+_ONLY_CHECKED: Final = frozenset({"dedup", "response_format"})
+"""Options with one value that works, which is what happens anyway."""

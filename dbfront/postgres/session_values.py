@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dbfront.ai_statement import ErrorPolicy
 from dbfront.call_defaults import CallDefaults
+from dbfront.error_policy import ErrorPolicy
 from dbfront.settings import SessionSettings
 from sql.settings import SETTINGS
 
@@ -80,11 +80,7 @@ class SessionValues:
     @property
     def policy(self) -> ErrorPolicy:
         """What failed calls and big statements lead to."""
-        return ErrorPolicy(
-            on_error=str(self.settings.get("tierkv.on_error")),
-            max_error_ratio=float(self.settings.get("tierkv.max_error_ratio") or 0),
-            max_calls=int(self.settings.get("tierkv.max_calls") or 0),
-        )
+        return self.settings.error_policy()
 
     def wants(self, severity: str) -> bool:
         """Whether the client wants messages of that severity."""

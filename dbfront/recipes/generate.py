@@ -34,7 +34,7 @@ def generate_detail(order: Order) -> Recipe:
         "value": answer.text,
         "error": None,
         "error_code": None,
-        "model": asked.model,
+        "model": answer.model or asked.model,
         "finish_reason": answer.finish_reason.value,
         "prompt_tokens": answer.usage.prompt_tokens,
         "cached_tokens": answer.usage.hit_tokens.total,
