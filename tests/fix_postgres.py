@@ -25,6 +25,11 @@ from dbfront.postgres.config import RelayConfig
 from dbfront.postgres.install import install
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.server import MakeAttendant, RelayServer
+from dbfront.statement_log import StatementLog
+from dbfront.statistic_store import StatisticStore
+from dbfront.statistic_views import VIEWS as STATISTIC_VIEWS
+from dbfront.statistic_views import statistic_rows
+from dbfront.view_rows import Row
 from kvcore.clock import SystemClock
 from tests.fix_sql import InstantGenerator
 
@@ -213,7 +218,12 @@ def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
     """Answer AI calls of relayed sessions with a generator."""
 
     def make() -> MakeAttendant:
-        services = AiServices(generator, SystemClock())
+        log = StatementLog(StatisticStore(now_s=SystemClock().wall()), SystemClock())
+
+        async def view_rows(view: str) -> list[Row]:
+            return await statistic_rows(view, log) if view in STATISTIC_VIEWS else []
+
+        services = AiServices(generator, SystemClock(), statements=log, view_rows=view_rows)
 
         def attendant(relay: Relay) -> AiAttendant:
             return AiAttendant(relay, services)

@@ -183,7 +183,7 @@ class FrontPart:
         if settings.postgres:
             from tierkv.postgres_door import relay_door
 
-            return await relay_door(settings, self.generation)
+            return await relay_door(settings, self.generation, self.sql)
         from dbfront.pgwire.server import PgWireServer
 
         return PgWireServer(_pg_config(settings), self.sql, SystemClock())

@@ -6,24 +6,38 @@ would install.
 
 from __future__ import annotations
 
-from dbfront.contracts import TextGenerator
+from dbfront.contracts import ClientInfo, TextGenerator
 from dbfront.postgres.ai_run import AiServices
 from dbfront.postgres.attendant import AiAttendant
 from dbfront.postgres.config import RelayConfig
 from dbfront.postgres.install import install
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.server import RelayServer
+from dbfront.session import DuckDbSqlServer
+from dbfront.view_rows import Row
 from kvcore.clock import SystemClock
 from tierkv.settings import FrontSettings
 
 
-async def relay_door(settings: FrontSettings, generator: TextGenerator) -> RelayServer:
+async def relay_door(
+    settings: FrontSettings, generator: TextGenerator, sql: DuckDbSqlServer
+) -> RelayServer:
     """Install schema ``tierkv`` and make the door; it does not listen yet.
+
+    Args:
+        settings: of the front.
+        generator: answers AI calls.
+        sql: what knows the rows of the admin views; no client reaches it.
 
     Raises:
         ConfigError: the server can't be reached, or its user may not install.
     """
-    services = AiServices(generator, SystemClock())
+    viewer = await sql.open_session(ClientInfo())
+
+    async def view_rows(view: str) -> list[Row]:
+        return await sql.view_rows(view, viewer)
+
+    services = AiServices(generator, SystemClock(), statements=sql.statements, view_rows=view_rows)
 
     def attendant(relay: Relay) -> AiAttendant:
         return AiAttendant(relay, services)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from weakref import WeakSet
 
 from dbfront.ai_statement import AiStatement
 from dbfront.call_defaults import CallDefaults
@@ -24,11 +26,20 @@ from dbfront.postgres.exchange import Exchange, Reply
 from dbfront.postgres.explained import add_ai_plan
 from dbfront.postgres.session_values import SessionValues
 from dbfront.postgres.statement import Statement
+from dbfront.statement_entry import StatementEntry
+from dbfront.statement_log import StatementLog
 from dbfront.statistics import AiStats, StatementProgress
+from dbfront.view_rows import Row
 from kvcore.clock import Clock
 from kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from sql.plan import Explain, StatementPlan
 from sql.statement import StatementKind
+
+
+class Watched(Protocol):
+    """A session that can say what it does."""
+
+    def activity_row(self, asking: str) -> Row: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +50,17 @@ class AiServices:
         generator: the way to the models.
         clock: for statistics.
         tenant_of: whose KV namespace a client's calls belong to.
-        on_finished: told the counters of each statement with AI calls.
+        statements: where statements with AI calls are counted and logged.
+        view_rows: rows of an admin view, but of stat_activity.
+        sessions: who is asked for stat_activity; they come and go by themselves.
     """
 
     generator: TextGenerator
     clock: Clock
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
-    on_finished: Callable[[AiStats], None] = lambda stats: None
+    statements: StatementLog | None = None
+    view_rows: Callable[[str], Awaitable[list[Row]]] | None = None
+    sessions: WeakSet[Watched] = field(default_factory=WeakSet)
 
 
 class AiRun:
@@ -54,6 +69,7 @@ class AiRun:
     Attributes:
         values: the session's settings as it began.
         stats: its counters.
+        account: where it is counted; after ``open``.
     """
 
     def __init__(
@@ -65,6 +81,7 @@ class AiRun:
         client: ClientInfo,
         *,
         sync: bool,
+        pid: int = 0,
         on_progress: Callable[[StatementProgress], None] | None = None,
     ) -> None:
         assert statement.plan is not None
@@ -76,6 +93,8 @@ class AiRun:
         self._services = services
         self._client = client
         self._sync = sync
+        self._pid = pid
+        self.account: StatementEntry | None = None
         self._on_progress = on_progress
         self._ai: AiStatement | None = None
         self._rounds: RelayRounds | None = None
@@ -107,6 +126,14 @@ class AiRun:
             TierKVError: nothing of the statement ran.
         """
         self._values = await self._block.values()
+        self.account = self._account()
+        try:
+            await self._open()
+        except TierKVError as error:
+            self._ended(error)
+            raise
+
+    async def _open(self) -> None:
         self._ai = AiStatement(
             self._plan,
             self._services.generator,
@@ -115,6 +142,7 @@ class AiRun:
             self._services.clock,
             self.stats,
             self._on_progress,
+            self.account,
         )
         await self._ai.check_constants()
         await self._block.open(self.values, reads=self._only_reads)
@@ -141,20 +169,38 @@ class AiRun:
         )
         started = self._services.clock.now()
         timer = self._timer()
+        failure: BaseException | None = None
         try:
             if self._plan.explain in (Explain.PLAN, Explain.ESTIMATE):
                 reply = await self._explained()
             else:
+                if self.account is not None:
+                    await self.account.began()
                 reply = await self._until_answered(stop_after is not None)
                 await self._rounds.release()
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
             self.stats.wall_s += self._services.clock.now() - started
-            self._services.on_finished(self.stats)
+            self._ended(failure)
         self._ai.report("done")
         self._add_plan(reply)
         return reply
+
+    def _account(self) -> StatementEntry | None:
+        if self._services.statements is None:
+            return None
+        tag = str(self.values.settings.get("tierkv.query_tag"))
+        account = self._services.statements.open(self._client, self._pid, self._statement.text, tag)
+        account.planned(self._plan.kind.value, holds_calls=True)
+        return account
+
+    def _ended(self, error: BaseException | None) -> None:
+        if self.account is not None:
+            self.account.ended(self.stats, error)
 
     async def _explained(self) -> Reply:
         """Run EXPLAIN once and take it back: nobody is asked, whatever it misses.

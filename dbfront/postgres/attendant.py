@@ -6,6 +6,11 @@ in the task that the relay makes for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
+from dbfront.activity import Activity, activity_row
+from dbfront.admin_views import to_json
 from dbfront.contracts import ClientInfo
 from dbfront.postgres import messages
 from dbfront.postgres.ai_run import AiRun, AiServices
@@ -17,6 +22,7 @@ from dbfront.postgres.relay import Relay
 from dbfront.postgres.simple import SimpleQuery
 from dbfront.postgres.statement import Planner, Statement, may_matter
 from dbfront.statistics import StatementProgress
+from dbfront.view_rows import Row
 from kvcore.errors import TierKVError
 
 
@@ -24,13 +30,14 @@ class AiAttendant:
     """See dbfront/postgres/relay.py::Attendant.
 
     Attributes:
-        progress: of the statement with AI calls that runs now.
+        activity: the statement with AI calls that runs now.
     """
 
     def __init__(self, relay: Relay, services: AiServices) -> None:
-        self.progress: StatementProgress | None = None
+        self.activity = Activity()
         self._relay = relay
         self._services = services
+        services.sessions.add(self)
         self._exchange = Exchange(relay)
         self._planner = Planner()
         self._names = Names({}, {})
@@ -73,7 +80,7 @@ class AiAttendant:
                 await self._batch(message)
         finally:
             self._run = None
-            self.progress = None
+            self.activity = Activity()
 
     def cancel(self) -> bool:
         """See Attendant."""
@@ -81,7 +88,7 @@ class AiAttendant:
 
     async def _query(self, message: bytes) -> None:
         parameters = self._relay.books.parameters
-        query = SimpleQuery(self._exchange, parameters, self._make_run)
+        query = SimpleQuery(self._exchange, parameters, self._make_run, self._refresh)
         try:
             statements = self._planner.statements(decoded(message[5:-1], parameters))
         except TierKVError as error:
@@ -96,7 +103,7 @@ class AiAttendant:
         await query.run(statements)
 
     async def _batch(self, message: bytes) -> None:
-        batch = Batch(self._relay, self._exchange, self._names, self._make_run)
+        batch = Batch(self._relay, self._exchange, self._names, self._make_run, self._refresh)
         try:
             statement = self._parsed(message)
         except TierKVError as error:
@@ -144,9 +151,51 @@ class AiAttendant:
             self._services,
             self._client,
             sync=sync,
+            pid=self._relay.login.pid,
             on_progress=self._progress,
         )
+        self.activity.state, self.activity.query = "active", statement.text
+        self.activity.query_start_s = self._services.clock.wall()
         return self._run
 
     def _progress(self, progress: StatementProgress) -> None:
-        self.progress = progress
+        self.activity.progress = progress
+        if self._run is not None and self._run.account is not None:
+            self.activity.query_id = self._run.account.query_id
+
+    def activity_row(self, asking: str) -> Row:
+        """Return the session's row of tierkv.stat_activity."""
+        activity = self.activity
+        if activity.state != "active":
+            busy = self._relay.books.waits_for_ready
+            state = "active" if busy else _STATES[self._relay.books.status]
+            activity = replace(activity, state=state)
+        return activity_row(self._relay.login.pid, self._client, activity, asking=asking)
+
+    async def _refresh(self, views: frozenset[str], block: Block) -> None:
+        """Put the rows of admin views where they unpack them."""
+        for view in sorted(views):
+            rows = to_json(await self._view_rows(view, block))
+            await block.before(
+                messages.own_statement(
+                    f"SELECT pg_catalog.set_config('tierkv.view_{view}', "
+                    "pg_catalog.convert_from($1, 'UTF8'), false)",
+                    [rows.encode()],
+                    [messages.BYTEA],
+                )
+            )
+
+    async def _view_rows(self, view: str, block: Block) -> list[Row]:
+        services = self._services
+        if view == "stat_activity":
+            return [session.activity_row(self._client.user) for session in services.sessions]
+        rows = [] if services.view_rows is None else await services.view_rows(view)
+        if view != "settings":
+            return rows
+        own = (await block.values()).settings.rows()
+        names = ("name", "setting", "source", "description")
+        rows = [row for row in rows if not row["name"].startswith("tierkv.")]
+        return rows + [dict(zip(names, row, strict=True)) for row in own]
+
+
+_STATES: Final = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

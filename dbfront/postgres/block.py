@@ -57,14 +57,22 @@ class Block:
             raise PostgresError(reply.error)
         return reply
 
-    async def values(self) -> SessionValues:
-        """Read the session's settings."""
+    async def before(self, *statements: bytes) -> Reply:
+        """Run statements of the relay's own ahead of the block, if it is not open yet.
+
+        Raises:
+            PostgresError: one failed.
+        """
         # Where nothing of the batch ran a Sync does no harm, and the block to come is fresh.
         fresh = not self.own and not self.uncertain and self._exchange.status == "I"
-        reply = await self._exchange.own(_READ_VALUES, sync=self._sync or fresh)
+        reply = await self._exchange.own(*statements, sync=self._sync or fresh)
         if reply.error is not None:
             raise PostgresError(reply.error)
-        row = reply.first_row()
+        return reply
+
+    async def values(self) -> SessionValues:
+        """Read the session's settings."""
+        row = (await self.before(_READ_VALUES)).first_row()
         return SessionValues.from_row(
             [None if value is None else value.decode("utf-8", "replace") for value in row]
         )

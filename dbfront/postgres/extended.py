@@ -19,7 +19,7 @@ from dbfront.postgres.block import Block
 from dbfront.postgres.encoding import encoded, shown
 from dbfront.postgres.exchange import Exchange, Reply
 from dbfront.postgres.relay import Relay
-from dbfront.postgres.simple import MakeRun
+from dbfront.postgres.simple import MakeRun, Refresh
 from dbfront.postgres.statement import Statement
 from kvcore.errors import TierKVError
 from sql.plan import Explain
@@ -41,6 +41,12 @@ class Prepared:
 
     statement: Statement
     types: bytes
+
+    @property
+    def views(self) -> frozenset[str]:
+        """Admin views that it reads."""
+        plan = self.statement.plan
+        return frozenset() if plan is None else plan.admin_views
 
 
 @dataclass(slots=True)
@@ -71,11 +77,14 @@ class Names:
 class Batch:
     """What is left of one batch."""
 
-    def __init__(self, relay: Relay, exchange: Exchange, names: Names, make_run: MakeRun) -> None:
+    def __init__(
+        self, relay: Relay, exchange: Exchange, names: Names, make_run: MakeRun, refresh: Refresh
+    ) -> None:
         self._relay = relay
         self._exchange = exchange
         self._names = names
         self._make_run = make_run
+        self._refresh = refresh
         self._block = Block(exchange, sync=False)
         self._block.uncertain = relay.books.in_batch
         self._failed = relay.books.failed
@@ -178,6 +187,8 @@ class Batch:
         portal, name = messages.names(message)
         self._names.portals.pop(portal, None)
         prepared = self._names.prepared.get(name)
+        if prepared is not None and self._exchange.status != "E":
+            await self._refresh(prepared.views, self._block)
         if prepared is None or not prepared.statement.has_calls or self._exchange.status == "E":
             self._block.uncertain = not self._block.own
             await self._plain(message)

@@ -13,6 +13,7 @@ from typing import Final
 
 from kvcore.errors import ConfigError
 from sql.functions import RESULT_FIELDS
+from sql.view_columns import VIEW_COLUMNS
 
 _LOCK: Final = 0x746965726B76
 """Advisory lock, so that two fronts don't install at the same time."""
@@ -22,9 +23,33 @@ def install_sql() -> str:
     """Return the statements that make the schema; they can be run again and again."""
     text = resources.files("sql").joinpath("ddl/postgres.sql").read_text(encoding="utf-8")
     fields = ", ".join(f'"{name}" {type_name}' for name, type_name in RESULT_FIELDS.items())
-    text = text.replace("/*ai_result*/", fields)
+    text = text.replace("/*ai_result*/", fields).replace("/*views*/", _views())
     version = blake2b(text.encode(), digest_size=8).hexdigest()
     return text.replace("/*version*/", version)
+
+
+_TYPES: Final = {
+    "VARCHAR": "text",
+    "BIGINT": "bigint",
+    "DOUBLE": "double precision",
+    "BOOLEAN": "boolean",
+    "TIMESTAMP": "timestamp",
+    "VARCHAR[]": "text[]",
+}
+_VIEW: Final = """
+DROP VIEW IF EXISTS tierkv.{view};
+CREATE VIEW tierkv.{view} AS SELECT * FROM jsonb_to_recordset(
+  coalesce(nullif(current_setting('tierkv.view_{view}', true), ''), '[]')::jsonb) AS t ({columns});
+"""
+
+
+def _views() -> str:
+    """Return the admin views: each unpacks a setting that the front fills just before."""
+    texts = []
+    for view, columns in VIEW_COLUMNS.items():
+        listed = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in columns.items())
+        texts.append(_VIEW.format(view=view, columns=listed))
+    return "".join(texts)
 
 
 async def install(dsn: str) -> bool:

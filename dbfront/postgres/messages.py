@@ -24,7 +24,9 @@ SSL_REQUEST: Final = struct.pack("!II", 8, frontend.SSL_REQUEST_CODE)
 ANSWERS_OF_OWN: Final = 5
 """Messages that answer one ``own_statement``."""
 
-_BYTEA: Final = 17
+BYTEA: Final = 17
+"""OID of a parameter in binary form."""
+
 _INT8: Final = 20
 _BYTEA_ARRAY: Final = 1001
 _INT8_ARRAY: Final = 1016
@@ -82,7 +84,7 @@ def own_statement(
 def own_arrays(text: str, numbers: Sequence[int], *texts: Sequence[bytes | None]) -> bytes:
     """Make an own statement with a bigint array ``$1`` and bytea arrays ``$2`` ..."""
     values = [_array(_INT8, [struct.pack("!q", number) for number in numbers])]
-    values += [_array(_BYTEA, column) for column in texts]
+    values += [_array(BYTEA, column) for column in texts]
     return own_statement(text, values, [_INT8_ARRAY, *[_BYTEA_ARRAY] * len(texts)])
 
 

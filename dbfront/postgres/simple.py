@@ -6,7 +6,7 @@ block of the relay's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from dbfront.pgwire import replies
@@ -27,15 +27,20 @@ _FAIL: Final = messages.own_statement("AI statement refused by the TierKV front"
 """Not SQL: PostgreSQL answers it with an error, which leaves the client's block as any error."""
 
 MakeRun = Callable[[Statement, Block, bool], AiRun]
+Refresh = Callable[[frozenset[str], Block], Awaitable[None]]
+"""Fills admin views, ahead of a statement that names them."""
 
 
 class SimpleQuery:
     """One Query message."""
 
-    def __init__(self, exchange: Exchange, parameters: dict[str, str], make_run: MakeRun) -> None:
+    def __init__(
+        self, exchange: Exchange, parameters: dict[str, str], make_run: MakeRun, refresh: Refresh
+    ) -> None:
         self._exchange = exchange
         self._parameters = parameters
         self._make_run = make_run
+        self._refresh = refresh
         self._block = Block(exchange, sync=True)
 
     async def run(self, statements: list[Statement]) -> None:
@@ -82,6 +87,8 @@ class SimpleQuery:
         Raises:
             TierKVError: it failed.
         """
+        if statement.plan is not None and self._exchange.status != "E":
+            await self._refresh(statement.plan.admin_views, self._block)
         if statement.has_calls and self._exchange.status != "E":
             return await self._with_calls(statement)
         if statement.kind in _TRANSACTION:

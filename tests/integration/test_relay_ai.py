@@ -249,3 +249,32 @@ def test_pipelines_with_calls(ai_relay: RunningRelay) -> None:
             connection.execute("INSERT INTO p SELECT 2, ai_generate('second')")
             connection.execute("SELECT 1 / 0")
         assert connection.execute("SELECT count(*) FROM p").fetchone() == (0,)
+
+
+def test_admin_views(connection: psycopg.Connection, ai_relay: RunningRelay) -> None:
+    connection.execute("SELECT ai_generate(body) FROM docs")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        connection.execute("SELECT ai_generate('x'), 1 / 0")
+    pid = connection.info.backend_pid
+    for _ in range(2):
+        rows = connection.execute(
+            "SELECT usename, state FROM tierkv.stat_activity WHERE pid = %s", (pid,)
+        ).fetchall()
+        assert rows == [("alice", "idle")]
+    assert connection.execute(
+        "SELECT query, calls, rounds, errors FROM tierkv.stat_statements ORDER BY query"
+    ).fetchall() == [
+        ("SELECT ai_generate($1), $2 / $3", 1, 1, 0),
+        ("SELECT ai_generate(body) FROM docs", 1, 2, 0),
+    ]
+    logged = connection.execute("SELECT type, exception_code FROM tierkv.query_log").fetchall()
+    assert logged[-1] == ("ExceptionWhileProcessing", "22012") and len(logged) == 4
+    assert connection.execute(
+        "SELECT setting FROM tierkv.settings WHERE name = 'tierkv.max_calls'"
+    ).fetchall() == [("1000",)]
+    with connection.transaction():
+        connection.execute("SET LOCAL tierkv.max_calls = 3")
+        shown = "SELECT setting FROM tierkv.settings WHERE name = 'tierkv.max_calls'"
+        assert connection.execute(shown).fetchall() == [("3",)]
+        text = "SELECT ai_generate(name) FROM (SELECT name FROM tierkv.settings LIMIT 1) s"
+        assert connection.execute(text).fetchone()[0] is not None

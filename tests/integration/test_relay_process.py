@@ -82,6 +82,8 @@ def test_answers_equal_those_of_the_other_door(tmp_path: Path, postgres: Postgre
                 "INSERT INTO notes VALUES (%s, %s)", list(enumerate(NOTES))
             )
             assert connection.execute(QUESTION).fetchall() == expected
+            roles = connection.execute("SELECT DISTINCT role FROM tierkv.nodes ORDER BY 1")
+            assert [role for (role,) in roles] == ["compute", "dmp", "front", "meta"]
             # What was computed is loaded now, and gives the same tokens.
             assert connection.execute(QUESTION).fetchall() == expected
 
