@@ -1,0 +1,276 @@
+"""The relay where it is awkward: encodings, isolation, half messages, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import subprocess
+
+import asyncpg
+import psycopg
+import pytest
+
+from dbfront.postgres import messages
+from tests.fix_postgres import PASSWORD, USER, PostgresServer, RunningRelay
+from tests.fix_sql import InstantGenerator, answer_text
+
+pytestmark = pytest.mark.integration
+
+
+def test_other_client_encodings(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(f"{ai_relay.dsn} client_encoding=latin1", autocommit=True) as connection:
+        assert connection.execute("SELECT ai_generate('né')").fetchone() == (answer_text("né"),)
+        # This question can't even be written in the client's encoding.
+        row = connection.execute("SELECT ai_generate('n' || chr(8364)), 'é'").fetchone()
+        assert row == (answer_text("n€"), "é")
+        with pytest.raises(psycopg.errors.UndefinedColumn) as refused:
+            connection.execute("SELECT 'é', ai_generate('x'), nothing")
+        assert refused.value.diag.statement_position == "31"
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_isolation_levels(ai_relay: RunningRelay, level: str) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute(f"SET default_transaction_isolation = '{level}'")
+        assert connection.execute("SELECT ai_generate('x')").fetchone() == (answer_text("x"),)
+        connection.execute("UPDATE docs SET body = ai_generate(body) WHERE id = 1")
+        row = connection.execute("SELECT body FROM docs WHERE id = 1").fetchone()
+        assert row == (answer_text("body 1"),)
+
+
+def test_a_row_that_comes_while_models_answer_is_not_seen_by_a_query(
+    ai_relay: RunningRelay, generator: InstantGenerator, postgres: PostgresServer
+) -> None:
+    generator.gate = asyncio.Event()
+
+    async def run() -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=ai_relay.port, user=USER, password=PASSWORD, database="app"
+        )
+        running = asyncio.create_task(connection.fetch("SELECT ai_generate(body) FROM docs"))
+        while not generator.started.is_set():
+            await asyncio.sleep(0.01)
+        with psycopg.connect(postgres.dsn) as direct:
+            direct.execute("INSERT INTO docs VALUES (1000, 0, 'new')")
+        assert generator.gate is not None
+        ai_relay.loop.call_soon_threadsafe(generator.gate.set)
+        rows = await running
+        await connection.close()
+        return rows
+
+    assert len(asyncio.run(run())) == 60
+    assert "new" not in generator.prompts
+
+
+def test_sessions_that_only_read(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = on")
+        assert connection.execute("SELECT ai_generate('x')").fetchone() == (answer_text("x"),)
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            connection.execute("CREATE TABLE never AS SELECT ai_generate('x')")
+        with pytest.raises(psycopg.errors.FeatureNotSupported), connection.transaction():
+            connection.execute("SELECT ai_generate('x')")
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_client_that_leaves_stops_its_calls(
+    ai_relay: RunningRelay, generator: InstantGenerator
+) -> None:
+    generator.gate = asyncio.Event()
+
+    async def leave() -> None:
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=ai_relay.port, user=USER, password=PASSWORD, database="app"
+        )
+        running = asyncio.create_task(connection.fetch("SELECT ai_generate(body) FROM docs"))
+        while not generator.started.is_set():
+            await asyncio.sleep(0.01)
+        connection.terminate()
+        with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+            await running
+        while generator.cancelled == 0 or ai_relay.server.connections:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(leave())
+
+
+def test_discard_all_between_statements(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.prepare_threshold = 0
+        for _ in range(3):
+            row = connection.execute("SELECT ai_generate(%s::text)", ("x",)).fetchone()
+            assert row == (answer_text("x"),)
+            connection.execute("DISCARD ALL")
+            connection.prepare_threshold = 0
+            connection._prepared.clear()
+
+
+def test_copy_in_beside_calls_in_a_pipeline(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TEMP TABLE c (a text)")
+        with connection.transaction():
+            connection.execute("INSERT INTO c SELECT ai_generate('x')")
+            with connection.cursor().copy("COPY c FROM STDIN") as copy:
+                copy.write("ai_generate(\n")
+            connection.execute("INSERT INTO c SELECT ai_generate(a) FROM c WHERE a LIKE 'ai%'")
+        assert connection.execute("SELECT count(*) FROM c").fetchone() == (3,)
+
+
+def test_large_texts(ai_relay: RunningRelay, generator: InstantGenerator) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT ai_generate(repeat('x', 15000) || i), repeat('y', 200000) "
+            "FROM generate_series(1, 100) i"
+        ).fetchall()
+        assert [row[0] for row in rows] == [
+            answer_text("x" * 15000 + str(i)) for i in range(1, 101)
+        ]
+        assert all(len(row[1]) == 200_000 for row in rows)
+        text = "SELECT ai_generate('x') -- " + "." * (1 << 20)
+        assert connection.execute(text).fetchone() == (answer_text("x"),)
+
+
+def test_notifications_during_a_statement(ai_relay: RunningRelay) -> None:
+    with (
+        psycopg.connect(ai_relay.dsn, autocommit=True) as connection,
+        psycopg.connect(ai_relay.dsn, autocommit=True) as other,
+    ):
+        connection.execute("LISTEN news")
+        for number in range(20):
+            other.execute(f"NOTIFY news, '{number}'")
+            connection.execute("SELECT ai_generate('x')")
+        told = [n.payload for n in connection.notifies(timeout=20, stop_after=20)]
+        assert told == [str(number) for number in range(20)]
+
+
+def test_dump_and_restore(ai_relay: RunningRelay) -> None:
+    done = subprocess.run(
+        ["pg_dump", "-t", "docs"], env=ai_relay.environment, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and "COPY public.docs" in done.stdout, done.stderr
+
+
+class Raw:
+    """A client that says exactly what it is told, in pieces of any size."""
+
+    def __init__(self, relay: RunningRelay) -> None:
+        self.connection = psycopg.connect(relay.dsn)  # logs in and keeps the socket open
+        self.socket = socket.socket(fileno=self.connection.fileno())
+        self.socket.settimeout(30)
+
+    def say(self, data: bytes, rng: random.Random | None = None) -> None:
+        while data:
+            size = rng.randint(1, 40) if rng else len(data)
+            self.socket.sendall(data[:size])
+            data = data[size:]
+
+    def hear(self, readies: int) -> list[tuple[str, bytes]]:
+        frames: list[tuple[str, bytes]] = []
+        buffer = b""
+        while readies:
+            while len(buffer) < 5 or len(buffer) < 1 + int.from_bytes(buffer[1:5], "big"):
+                piece = self.socket.recv(65536)
+                assert piece
+                buffer += piece
+            size = 1 + int.from_bytes(buffer[1:5], "big")
+            frames.append((chr(buffer[0]), buffer[5:size]))
+            buffer = buffer[size:]
+            readies -= frames[-1][0] == "Z"
+        assert not buffer
+        return frames
+
+    def close(self) -> None:
+        self.socket.detach()
+        self.connection.close()
+
+
+def bind(portal: bytes, name: bytes, *values: bytes) -> bytes:
+    cells = b"".join(len(v).to_bytes(4, "big") + v for v in values)
+    count = len(values).to_bytes(2, "big")
+    return messages.framed(b"B", portal, b"\0", name, b"\0\0\0", count, cells, b"\0\0")
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_batches_in_any_pieces(ai_relay: RunningRelay, seed: int | None) -> None:
+    rng = None if seed is None else random.Random(seed)
+    raw = Raw(ai_relay)
+    call = b"SELECT ai_generate($1) FROM generate_series(1, 3)"
+    answer = str(answer_text("q")).encode()
+    try:
+        raw.say(
+            messages.parse(b"plain", b"SELECT 1")
+            + bind(b"p", b"plain")
+            + messages.execute(b"p")
+            + messages.parse(b"", call)
+            + bind(b"", b"", b"q")
+            + messages.framed(b"D", b"P\0")
+            + messages.execute(b"", 2)
+            + messages.execute(b"", 2)
+            + messages.SYNC
+            + bind(b"", b"", b"q")  # the unnamed statement is still there
+            + messages.execute(b"")
+            + messages.SYNC
+            + messages.query(b"SELECT 2")
+            + bind(b"", b"", b"q")  # and now it is not
+            + messages.execute(b"")
+            + messages.SYNC,
+            rng,
+        )
+        frames = raw.hear(4)
+        kinds = "".join(kind for kind, _ in frames)
+        assert kinds == "12DC12TDDsDCZ2DDDCZTDCZEZ"
+        values = [body[6:] for kind, body in frames if kind == "D"]
+        assert values == [b"1"] + [answer] * 6 + [b"2"]
+        [error] = [body for kind, body in frames if kind == "E"]
+        assert b"C26000\0" in error
+        assert frames[-1] == ("Z", b"I")
+    finally:
+        raw.close()
+
+
+def test_transactions_inside_a_batch(ai_relay: RunningRelay) -> None:
+    raw = Raw(ai_relay)
+
+    def run(text: bytes) -> bytes:
+        return messages.parse(b"", text) + bind(b"", b"") + messages.execute(b"")
+
+    try:
+        raw.say(
+            run(b"BEGIN")
+            + run(b"CREATE TEMP TABLE kept (a text)")
+            + run(b"INSERT INTO kept SELECT ai_generate('in a block')")
+            + messages.SYNC
+        )
+        assert raw.hear(1)[-1] == ("Z", b"T")
+        raw.say(
+            run(b"INSERT INTO kept SELECT ai_generate('again')")
+            + run(b"COMMIT")
+            + run(b"INSERT INTO kept SELECT ai_generate('third')")
+            + messages.SYNC
+        )
+        frames = raw.hear(1)
+        assert frames[-1] == ("Z", b"I") and "E" not in {kind for kind, _ in frames}
+        raw.say(
+            run(b"INSERT INTO kept SELECT ai_generate('own block')") + run(b"BEGIN") + messages.SYNC
+        )
+        assert raw.hear(1)[-1] == ("Z", b"T")
+        raw.say(messages.query(b"ROLLBACK"))
+        raw.hear(1)
+        raw.say(
+            run(b"SELECT 1")
+            + run(b"SELECT ai_generate('x')")
+            + run(b"SELECT 1/0")
+            + run(b"SELECT ai_generate('y')")
+            + messages.SYNC
+        )
+        frames = raw.hear(1)
+        assert [kind for kind, _ in frames].count("E") == 1 and frames[-1] == ("Z", b"I")
+        raw.say(run(b"SELECT ai_generate()") + run(b"SELECT 1") + messages.SYNC)
+        assert "".join(kind for kind, _ in raw.hear(1)) == "EZ"
+        raw.say(messages.query(b"SELECT count(*) FROM kept"))
+        counted = [body[6:] for kind, body in raw.hear(1) if kind == "D"]
+        assert counted == [b"3"]
+    finally:
+        raw.close()
