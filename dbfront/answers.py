@@ -69,10 +69,9 @@ class AnswerBook:
         return any(self._missed.values())
 
     @property
-    def missed_stage(self) -> int | None:
-        """Lowest stage of missed calls; None when none was missed."""
-        stages = (form.stage for key, form in self._forms.items() if self._missed[key])
-        return min(stages, default=None)
+    def missed_keys(self) -> tuple[int, ...]:
+        """Forms of which calls were missed in this round."""
+        return tuple(key for key, missed in self._missed.items() if missed)
 
     @property
     def total_lookups(self) -> int:

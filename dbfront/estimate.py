@@ -8,7 +8,7 @@ with them. No model is asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -21,11 +21,14 @@ from dbfront.recipes.recipe import Ask, CountTokens, Order
 from kvcore.errors import ContextTooLongError, RowLevelError
 from kvcore.request import HitTokens
 from scheduler.forecast import CallForecast
-from sql.ai_call import CallForm
 from sql.functions import AI_FUNCTIONS
+from sql.plan import StatementPlan
 
 MOST_PREPARED: Final = 20_000
 """Calls whose prompts are made; of more, so many are taken evenly, and the others are like them."""
+
+_OUTPUTS: Final = frozenset({"SELECT", "VALUES", "SET", "RETURNING", "GROUP BY", "ORDER BY"})
+"""Clauses in which the answer to a call decides about no other row."""
 
 _ROW_ERRORS: Final = (ContextTooLongError, RowLevelError)
 
@@ -129,7 +132,7 @@ class Estimate:
 
 async def estimate(
     book: AnswerBook,
-    forms: Sequence[CallForm],
+    plan: StatementPlan,
     generator: TextGenerator,
     defaults: CallDefaults,
     contexts: ContextFields,
@@ -138,7 +141,7 @@ async def estimate(
 
     Args:
         book: after a collecting round.
-        forms: the statement's.
+        plan: the statement's.
         generator: makes prompts and weighs them; nothing is streamed from it.
         defaults: the session's settings.
         contexts: writes the calls' contexts.
@@ -147,10 +150,10 @@ async def estimate(
         UserError: a call that would end the statement.
     """
     batch = book.next_batch()
-    stage = book.missed_stage
+    known = _known(book, plan)
     found = {
-        form.key: FormEstimate(book.lookups[form.key], known=stage is None or form.stage <= stage)
-        for form in forms
+        form.key: FormEstimate(book.lookups[form.key], known=form.key in known)
+        for form in plan.forms
     }
     step = -(-len(batch) // MOST_PREPARED) or 1
     questions = _Questions(generator, defaults)
@@ -168,6 +171,23 @@ async def estimate(
     factor = len(batch) / len(batch[::step]) if batch else 1.0
     scaled = found if step == 1 else {key: one.scaled(factor) for key, one in found.items()}
     return Estimate(scaled, prospect, factor)
+
+
+def _known(book: AnswerBook, plan: StatementPlan) -> set[int]:
+    """Say of which forms all calls were met: no missing answer stood before any of them.
+
+    The engine may evaluate filters in another order than they are written, below a join, or not at
+    all once one of them was NULL; so only outputs leave others alone.
+    """
+    filtering = {site.form.key for site in plan.sites if site.clause not in _OUTPUTS}
+    missed = set(book.missed_keys)
+    stage = min((form.stage for form in plan.forms if form.key in missed), default=None)
+    guarded = {site.form.key for site in plan.sites if stage is not None and site.stage > stage}
+    return {
+        form.key
+        for form in plan.forms
+        if form.key not in guarded and missed & filtering <= {form.key}
+    }
 
 
 class _Questions:

@@ -164,13 +164,11 @@ class _Explain:
 
     async def _bounded(self, estimate: Estimate) -> Estimate:
         """Find for how many rows the calls can be made that depend on answers."""
-        stream = self.explained.stream
-        if stream is None or estimate.total.known:
+        if self.plan.rows_sql is None or estimate.total.known:
             return estimate
-        # The base query has all rows that could pass the AI filters.
-        counting = explaining("SELECT count(*) FROM (", stream.base_sql, ")")
-        result = await self.context.connection.run(counting, self.params)
-        return replace(estimate, rows=int(result.rows[0][0]))
+        result = await self.context.connection.run(self.plan.rows_sql, self.params)
+        # Without any row an aggregate still has one group.
+        return replace(estimate, rows=max(1, int(result.rows[0][0])))
 
     def _result(
         self, engine: EngineResult, told: Explanation, notices: tuple[Notice, ...] = ()

@@ -8,6 +8,7 @@ from dbfront.estimate import Estimate, FormEstimate
 from dbfront.statement_trace import FormTrace, RoundTrace, StatementTrace
 from dbfront.statistics import AiStats
 from kvcore.request import HitTokens
+from scheduler.forecast import Forecast
 
 
 def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
@@ -76,9 +77,9 @@ def estimate_lines(estimate: Estimate, max_calls: int) -> list[str]:
         f"  estimate{known}: {_number(total.distinct)} calls, {_tokens(total)}",
         f"  to compute: {_number(total.prompt_tokens - total.hits.total)} prompt tokens, "
         f"expected hit tokens {hit_text(total.hits)}",
-        f"  time: about {estimate.seconds:.1f} s: wait {forecast.wait_s:.1f} s, prompts "
-        f"{estimate.factor * forecast.prefill_s:.1f} s, answers "
-        f"{estimate.factor * forecast.decode_s(sum(estimate.prospect.answer_tokens)):.1f} s",
+        f"  time: about {_s(estimate.seconds)}: wait {_s(forecast.wait_s)}, prompts "
+        f"{_s(estimate.factor * forecast.prefill_s)}, answers "
+        f"{_s(estimate.factor * forecast.decode_s(sum(estimate.prospect.answer_tokens)))}",
         *(f"  assumed: {text}" for text in assumptions(estimate)),
     ]
     if max_calls and total.distinct > max_calls:
@@ -94,10 +95,7 @@ def assumptions(estimate: Estimate) -> list[str]:
     tokens = _number(estimate.factor * sum(prospect.answer_tokens))
     length = "as long as earlier ones" if prospect.learned else "as long as max_tokens allows"
     texts = [
-        f"up to {forecast.max_in_flight} calls at once, on {forecast.nodes} "
-        f"{'node' if forecast.nodes == 1 else 'nodes'} equally busy"
-        if forecast.nodes
-        else "no node serves the model now",
+        _where(forecast),
         f"answers {length}, {tokens} tokens in all",
     ]
     if forecast.nodes and not forecast.measured:
@@ -112,6 +110,13 @@ def assumptions(estimate: Estimate) -> list[str]:
     if estimate.factor != 1.0:
         texts.append(f"every prompt that was made stands for {estimate.factor:.1f}")
     return texts
+
+
+def _where(forecast: Forecast) -> str:
+    if not forecast.nodes:
+        return "no node serves the model now"
+    nodes = "1 node" if forecast.nodes == 1 else f"{forecast.nodes} nodes that are equally busy"
+    return f"up to {forecast.max_in_flight} calls at once, on {nodes}"
 
 
 def hit_text(hits: HitTokens) -> str:
@@ -156,6 +161,10 @@ def _blended_lines(stats: AiStats) -> list[str]:
 
 def _number(value: float) -> str:
     return str(round(value))
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 or not seconds else _ms(seconds)
 
 
 def _ms(seconds: float) -> str:

@@ -183,6 +183,7 @@ class Dispatcher:
 
     async def forecast(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> Forecast:
         """Say what the calls of a statement would take; nothing is sent or reserved."""
+        await self.refresh()  # Rates and queues as they are now; nobody is in a hurry.
         return await self._forecaster.forecast(calls, max_in_flight=max_in_flight)
 
     async def submit(

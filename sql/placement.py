@@ -146,6 +146,8 @@ class _Walk:
             stage = self._all(children_of(node), stage, clause, kept)
             self.places[number] = Place(clause, stage, kept)
             return stage + 1
+        if isinstance(node, exp.Values):
+            clause = "VALUES"
         if isinstance(node, exp.Case):
             return self._case(node, stage, clause, kept)
         if isinstance(node, exp.If):

@@ -19,6 +19,7 @@ from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.lexer import Token, TokenKind, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
+from sql.row_bound import row_bound
 from sql.select_list import missing_aliases
 from sql.statement import StatementKind, classify
 from sql.stream_plan import StreamPlan, stream_plan
@@ -65,6 +66,7 @@ class StatementPlan:
         explain: whether and how it is explained.
         explained: the plan of the explained statement by itself, where there are AI calls.
         explain_json: the explanation is one JSON document.
+        rows_sql: counts the rows that any call can be made for, for an estimate, if that is known.
         sites: AI calls in the order of the text; empty: the engine runs it alone.
         forms: the sites' forms, by key.
         engine_sql: what the engine runs.
@@ -83,6 +85,7 @@ class StatementPlan:
     explain: Explain = Explain.NO
     explained: StatementPlan | None = None
     explain_json: bool = False
+    rows_sql: RewrittenSql | None = None
     sites: tuple[CallSite, ...] = ()
     forms: tuple[CallForm, ...] = ()
     collect_sql: RewrittenSql | None = None
@@ -145,7 +148,7 @@ def plan_statement(
     calls = find_calls(tokens)
     options = explain_options(tokens)
     if options is not None and (calls or options.estimate):
-        return _explained(text, tokens, options, key_base, dialect)
+        return _explained(text, tokens, calls, options, key_base, dialect)
     kind = classify(tokens if options is None else tokens[options.start :])
     templates = {found.first: found for found in find_templates(tokens)}
     views = admin_views_in(tokens)
@@ -225,7 +228,12 @@ def _mode(options: ExplainOptions | None) -> Explain:
 
 
 def _explained(
-    text: str, tokens: list[Token], options: ExplainOptions, key_base: int, dialect: Dialect
+    text: str,
+    tokens: list[Token],
+    calls: list[FoundCall],
+    options: ExplainOptions,
+    key_base: int,
+    dialect: Dialect,
 ) -> StatementPlan:
     """Plan an EXPLAIN around the plan of its statement, which keeps its place in the text."""
     options.check()
@@ -238,6 +246,9 @@ def _explained(
         # What PostgreSQL runs is taken back, so it can say what would be asked by itself.
         body, analyze = inner.collect_sql or body, True
     prefix = options.engine_prefix(dialect, analyze=analyze)
+    bound = row_bound(tokens, options.start, calls) if options.estimate else None
+    parameters = parameter_names(tokens, dialect)
+    bare = SqlRewriter(text, tokens, {}, {}, {}, parameters, dialect=dialect)
     return replace(
         inner,
         text=text,
@@ -245,6 +256,7 @@ def _explained(
         explain=_mode(options),
         explained=inner,
         explain_json=options.as_json,
+        rows_sql=bare.rewrite(bound) if bound is not None else None,
         collect_sql=None,
         returning_sql=None,
     )

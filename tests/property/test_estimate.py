@@ -1,0 +1,55 @@
+"""Random tables and random queries: what EXPLAIN (AI_ESTIMATE) says for sure is so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, assume, given, settings
+
+from dbfront.contracts import ClientInfo
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.session import DuckDbSqlServer
+from tests.fix_sql import InstantGenerator
+from tests.property.test_sql_replay import queries, tables
+
+
+async def plans(
+    rows: list[tuple[int, str | None]], query: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the AI plans of an estimate, which asks nobody, and of the run."""
+    generator = InstantGenerator()
+    server = DuckDbSqlServer(DuckDbConfig(threads=1), generator)
+    session = await server.open_session(ClientInfo(user="ann"))
+    try:
+        await session.execute("CREATE TABLE t (i INTEGER, g INTEGER, p VARCHAR)")
+        for index, (group, prompt) in enumerate(rows):
+            await session.execute("INSERT INTO t VALUES ($1, $2, $3)", [index, group, prompt])
+        told = await session.execute(f"EXPLAIN (AI_ESTIMATE, FORMAT JSON) {query}")
+        assert generator.calls == []
+        took = await session.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}")
+    finally:
+        await server.close()
+    before, after = (json.loads(result.rows[0][1])["AI Plan"] for result in (told, took))
+    return before, after
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(tables, queries())
+def test_what_is_known_is_so_and_bounds_hold(
+    rows: list[tuple[int, str | None]], query: str
+) -> None:
+    assume("ai_generate" in query)
+    told, took = asyncio.run(plans(rows, query))
+    for before, after in zip(told["Calls"], took["Calls"], strict=True):
+        if "As Call" in before:
+            continue
+        if not before["Known"]:
+            assert before["Calls at Most"] is None or after["Asked"] <= before["Calls at Most"]
+        elif "Stops After Rows" in told or took["Executor"] == "stream":
+            assert after["Asked"] <= before["Distinct Calls"]
+        else:
+            assert after["Asked"] == before["Distinct Calls"], before
+    if told["Estimate"]["Complete"] and "LIMIT" not in query:
+        assert told["Estimate"]["Prompt Tokens"] == took["Totals"]["Prompt Tokens"]
