@@ -6,6 +6,7 @@ in. Column names and types are sql/views.py's; a row here is a dictionary with t
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ async def cluster_rows(
         return [block_row(block, now_s) for block in listing.blocks]
     if view == "kvcache_prefixes":
         listing = await source.blocks(MAX_LISTED_BLOCKS)
-        return prefix_rows(listing.blocks)
+        return await asyncio.to_thread(prefix_rows, listing.blocks)
     nodes = await source.nodes()
     if view == "nodes":
         return [_node(node) for node in nodes]
@@ -108,7 +109,8 @@ async def cluster_rows(
 
 def to_json(rows: Sequence[Row]) -> str:
     """Return the rows as the text a view unpacks."""
-    return json.dumps(rows)
+    # Row by row, so that a thread that does it lets the event loop go on.
+    return "[" + ",".join(map(json.dumps, rows)) + "]"
 
 
 def _node(node: NodeState) -> Row:

@@ -342,7 +342,8 @@ class DuckDbSession:
     async def _refresh_views(self, views: frozenset[str]) -> None:
         for view in sorted(views):
             rows = await self._server.view_rows(view, self)
-            await self._connection.set_variable(view_variable(view), to_json(rows))
+            text = await asyncio.to_thread(to_json, rows) if len(rows) > 100 else to_json(rows)
+            await self._connection.set_variable(view_variable(view), text)
 
 
 _STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

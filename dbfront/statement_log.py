@@ -81,10 +81,21 @@ class StatementLog:
         self._count_scheduling()
         await asyncio.to_thread(self.store.flush, self.clock.wall())
 
-    async def select(self, sql: str) -> list[dict[str, Any]]:
-        """Return the rows of a query over the store, all that happened included."""
+    async def select(
+        self, sql: str, finish: Callable[[dict[str, Any]], None] = lambda row: None
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a query over the store, all that happened included.
+
+        ``finish`` may change each; it runs off the event loop like the query: there may be many.
+        """
         self._count_scheduling()
-        return await asyncio.to_thread(self.store.select, sql, self.clock.wall())
+        return await asyncio.to_thread(self._select, sql, finish)
+
+    def _select(self, sql: str, finish: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+        rows = self.store.select(sql, self.clock.wall())
+        for row in rows:
+            finish(row)
+        return rows
 
     async def resets(self) -> dict[str, float]:
         """Return since when each group counts, in Unix time."""

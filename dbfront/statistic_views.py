@@ -22,7 +22,9 @@ async def statistic_rows(view: str, log: StatementLog) -> list[Row]:
     group, gather = _GATHERED[view]
     rows = await gather(log)
     reset = timestamp((await log.resets())[group])
-    return [row | {"stats_reset": reset} for row in rows]
+    for row in rows:
+        row["stats_reset"] = reset
+    return rows
 
 
 async def _statements(log: StatementLog) -> list[Row]:
@@ -43,19 +45,21 @@ async def _functions(log: StatementLog) -> list[Row]:
 
 
 async def _usage(log: StatementLog) -> list[Row]:
-    rows = await log.select("SELECT * FROM usage ORDER BY start_s, rowid")
-    for row in rows:
-        row["start_time"] = timestamp(row["start_s"])
-        row["end_time"] = timestamp(row["start_s"] + HOUR_S)
-        row["is_completed"] = bool(row["is_completed"])
-    return rows
+    return await log.select("SELECT * FROM usage ORDER BY start_s, rowid", _finish_usage)
+
+
+def _finish_usage(row: Row) -> None:
+    row["start_time"] = timestamp(row["start_s"])
+    row["end_time"] = timestamp(row["start_s"] + HOUR_S)
+    row["is_completed"] = bool(row["is_completed"])
 
 
 async def _query_log(log: StatementLog) -> list[Row]:
-    rows = await log.select("SELECT * FROM query_log ORDER BY id")
-    for row in rows:
-        row["event_time"] = timestamp(row["event_s"])
-    return rows
+    return await log.select("SELECT * FROM query_log ORDER BY id", _finish_event)
+
+
+def _finish_event(row: Row) -> None:
+    row["event_time"] = timestamp(row["event_s"])
 
 
 async def _scheduler(log: StatementLog) -> list[Row]:

@@ -18,10 +18,11 @@ SESSION_VARIABLE: Final = "tierkv_session"
 
 _VIEW: Final = """
 CREATE OR REPLACE VIEW tierkv.{view} AS
-SELECT unnest(
-    from_json(coalesce(getvariable('tierkv_{view}'), '[]'), '{columns}'), recursive := true
+SELECT unnest(from_json(line, '{columns}')) FROM (
+    SELECT unnest(from_json(coalesce(getvariable('tierkv_{view}'), '[]'), '["JSON"]')) AS line
 );
 """
+"""Rows are cut apart first: for many rows that is several times as fast as all at once."""
 
 
 def view_ddl() -> str:
@@ -33,7 +34,7 @@ def view_ddl() -> str:
 def _structure(view: str) -> str:
     """Name the columns of a view the way from_json takes them."""
     columns = (f'"{name}":"{kind}"' for name, kind in VIEW_COLUMNS[view].items())
-    return "[{" + ",".join(columns) + "}]"
+    return "{" + ",".join(columns) + "}"
 
 
 def _ddl(name: str) -> str:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from dbfront.contracts import ClientInfo
+from dbfront.contracts import ClientInfo, PreparedCall, TextEvent
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from dbfront.statement_entry import LoggedStatements, new_query_id
@@ -23,6 +23,7 @@ from dbfront.statistics import AiStats
 from kvcore.clock import ManualClock
 from kvcore.errors import (
     CancelledByUserError,
+    OverloadedError,
     RowLevelError,
     SqlError,
     TierKVError,
@@ -250,6 +251,28 @@ async def test_failed_and_null_answers_are_counted_by_function(front: Front) -> 
     ]
     ((statement),) = await front.view("stat_statements")
     assert (statement["errors"], statement["ai_calls"]) == (2, 108)
+
+
+class FullAtFirst(InstantGenerator):
+    """A model that has no room when some prompts come for the first time."""
+
+    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
+        prompt = (prepared.call.messages or ())[-1].content
+        if prompt in ("body 1", "body 2") and prompt not in self.prompts:
+            self.prompts.append(prompt)
+            raise OverloadedError("full", retry_after_ms=1)
+        async for event in super().stream(prepared):
+            yield event
+
+
+async def test_what_is_sent_again_is_counted(tmp_path: Path) -> None:
+    front = Front(tmp_path / "stats.sqlite", FullAtFirst())
+    front.start()
+    session = await front.session()
+    await session.execute("SELECT ai_generate(body) FROM docs")
+    rows = await front.view("stat_functions")
+    assert counted(rows, "calls", "rows", "retries", "errors") == [(27, 54, 2, 0)]
+    await front.server.close()
 
 
 async def test_a_write_counts_its_rows_once(front: Front) -> None:
