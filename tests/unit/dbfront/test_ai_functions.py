@@ -66,8 +66,10 @@ async def test_filter_with_one_argument_sends_the_whole_prompt(
 async def test_filter_is_null_where_predicate_or_input_is(
     session: DuckDbSession, generator: InstantGenerator
 ) -> None:
-    sql = "SELECT ai_filter(NULL), ai_filter('a', NULL), ai_filter(name, 'x'), NOT ai_filter('a', name)"
-    assert await rows(session, f"{sql} FROM topics WHERE id = 2") == [(None,) * 4]
+    calls = ("ai_filter(NULL)", "ai_if('a', NULL)", "ai_filter(name, 'x')", "NOT ai_if('a', name)")
+    assert await rows(session, f"SELECT {', '.join(calls)} FROM topics WHERE id = 2") == [
+        (None,) * 4
+    ]
     assert generator.calls == []
 
 
