@@ -14,6 +14,13 @@ MAX_SQL_BYTES: Final = 16 << 20
 MAX_PGWIRE_MESSAGE_BYTES: Final = 64 << 20
 """Longest frontend message (COPY data chunks included)."""
 
+MAX_PGWIRE_FRAME_BYTES: Final = 1 << 30
+"""Longest length a frontend message may claim; up to it one that is too long is read past and
+refused, beyond it (PostgreSQL's own bound) the stream is taken for broken."""
+
+MAX_RESULT_COLUMNS: Final = 32_767
+"""Columns of a result over the PostgreSQL protocol; drivers read their number as a signed int16."""
+
 MAX_STARTUP_BYTES: Final = 10_000
 """Longest StartupMessage; PostgreSQL's own MAX_STARTUP_PACKET_LENGTH."""
 

@@ -18,12 +18,21 @@ from typing import Final
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
 from kvcore.errors import LocalProtocolError, RemoteProtocolError
-from kvcore.limits import MAX_PGWIRE_MESSAGE_BYTES, MAX_STARTUP_BYTES
+from kvcore.limits import (
+    MAX_PGWIRE_FRAME_BYTES,
+    MAX_PGWIRE_MESSAGE_BYTES,
+    MAX_SQL_BYTES,
+    MAX_STARTUP_BYTES,
+)
 
 MAX_AUTH_MESSAGE_BYTES: Final = 65_536
 """Longest message before login is complete; nobody unknown makes us hold more."""
 
 _COMPACT_BYTES: Final = 1 << 16
+_LIMITS: Final = dict.fromkeys(b"QP", MAX_SQL_BYTES + MAX_AUTH_MESSAGE_BYTES)
+"""Of messages that hold SQL, and some names and types beside it."""
+_SKIPPED: Final = frozenset(b"QPBFd")
+"""Messages of which a too long one costs a statement and not the connection."""
 
 
 class Phase(Enum):
@@ -41,9 +50,9 @@ _COPY = (m.CopyData, m.CopyDone, m.CopyFail)
 _EXTENDED = (m.Parse, m.Bind, m.Describe, m.Execute, m.Close, m.Flush)
 _ALLOWED: Final[dict[Phase, tuple[type, ...]]] = {
     Phase.AUTH: (m.PasswordData, m.Terminate),
-    Phase.READY: (m.Query, m.Sync, m.Terminate, m.FunctionCall, *_EXTENDED, *_COPY),
-    Phase.SKIPPING: (m.Query, m.Sync, m.Terminate, m.FunctionCall, *_EXTENDED, *_COPY),
-    Phase.COPY_IN: (m.Flush, m.Sync, m.Terminate, *_COPY),
+    Phase.READY: (m.Query, m.Sync, m.Terminate, m.FunctionCall, m.TooLong, *_EXTENDED, *_COPY),
+    Phase.SKIPPING: (m.Query, m.Sync, m.Terminate, m.FunctionCall, m.TooLong, *_EXTENDED, *_COPY),
+    Phase.COPY_IN: (m.Flush, m.Sync, m.Terminate, m.TooLong, *_COPY),
 }
 
 
@@ -60,6 +69,7 @@ class PgConnection:
         self.extended = False
         self._buffer = bytearray()
         self._at = 0
+        self._unwanted = 0  # bytes still to come of a message that is too long
 
     @property
     def buffered_bytes(self) -> int:
@@ -73,6 +83,10 @@ class PgConnection:
 
     def receive_data(self, data: bytes) -> None:
         """Add what the socket gave; never fails, ``next_message`` does."""
+        if self._unwanted:
+            dropped = min(self._unwanted, len(data))
+            self._unwanted -= dropped
+            data = data[dropped:]
         self._buffer += data
 
     def next_message(self) -> m.FrontendMessage | m.StartupMessage | None:
@@ -163,6 +177,21 @@ class PgConnection:
             self._at = 0
         return body
 
+    def _skip_frame(self, type_byte: int, limit: int) -> m.TooLong | None:
+        """Drop a message that is too long without waiting for all of it; None if it is not."""
+        if self.buffered_bytes < 5 or self.phase is Phase.AUTH or type_byte not in _SKIPPED:
+            return None
+        size = int.from_bytes(self._buffer[self._at + 1 : self._at + 5], "big")
+        if not limit < size <= MAX_PGWIRE_FRAME_BYTES:
+            return None
+        here = min(size + 1, self.buffered_bytes)
+        self._unwanted = size + 1 - here
+        self._at += here
+        if self._at == len(self._buffer) or self._at > _COMPACT_BYTES:
+            del self._buffer[: self._at]
+            self._at = 0
+        return m.TooLong(type_byte, size, limit)
+
     def _next_startup(self) -> m.StartupMessage | None:
         body = self._take_frame(head=0, limit=MAX_STARTUP_BYTES)
         return None if body is None else m.parse_startup(body)
@@ -172,11 +201,15 @@ class PgConnection:
             type_byte = self._buffer[self._at]
             if not m.known_type(type_byte):
                 raise RemoteProtocolError(f"invalid frontend message type {type_byte}")
-            limit = MAX_AUTH_MESSAGE_BYTES if self.phase is Phase.AUTH else MAX_PGWIRE_MESSAGE_BYTES
-            body = self._take_frame(head=1, limit=limit)
-            if body is None:
-                return None
-            message = m.parse_message(type_byte, body)
+            limit = _LIMITS.get(type_byte, MAX_PGWIRE_MESSAGE_BYTES)
+            if self.phase is Phase.AUTH:
+                limit = MAX_AUTH_MESSAGE_BYTES
+            message: m.FrontendMessage | None = self._skip_frame(type_byte, limit)
+            if message is None:
+                body = self._take_frame(head=1, limit=limit)
+                if body is None:
+                    return None
+                message = m.parse_message(type_byte, body)
             if self._matters(message):
                 return message
         return None
@@ -193,11 +226,13 @@ class PgConnection:
             return isinstance(message, m.Sync)
         if self.phase is Phase.COPY_IN:
             # PostgreSQL: Flush and Sync are ignored during COPY in; clients send them early.
-            return isinstance(message, _COPY)
+            return isinstance(message, (*_COPY, m.TooLong))
         if isinstance(message, _COPY):
             return False
         if isinstance(message, _EXTENDED):
             self.extended = True
         elif isinstance(message, m.Query):
             self.extended = False
+        elif isinstance(message, m.TooLong):
+            self.extended = not message.simple
         return True

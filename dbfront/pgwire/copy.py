@@ -16,6 +16,7 @@ from dbfront.pgwire.copy_binary import BinaryReader, BinaryWriter
 from dbfront.pgwire.copy_format import CopyReader, CopyWriter, Row
 from dbfront.pgwire.copy_statement import CopyStatement
 from dbfront.pgwire.copy_values import text_converter
+from dbfront.pgwire.errors import too_long
 from dbfront.pgwire.exchange import Exchange
 from dbfront.pgwire.implicit import ImplicitTransaction
 from dbfront.pgwire.types import pg_type
@@ -94,6 +95,8 @@ async def _load(exchange: Exchange, statement: CopyStatement, columns: Sequence[
             rows += reader.feed(message.data)
         elif isinstance(message, m.CopyDone):
             rows += reader.finish()
+        elif isinstance(message, m.TooLong):
+            raise too_long(message)
         elif isinstance(message, m.CopyFail):
             raise CancelledByUserError(f"COPY from stdin failed: {message.reason}")
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from dbfront.contracts import Notice
-from kvcore.errors import RetryableError, TierKVError
+from dbfront.pgwire.messages import TooLong
+from kvcore.errors import RetryableError, SqlError, TierKVError
 
 _INTERNAL: Final = "XX000"
 
@@ -22,6 +23,15 @@ class TooManyConnectionsError(TierKVError):
 
     code = "too_many_connections"
     sqlstate = "53300"
+
+
+def too_long(message: TooLong) -> SqlError:
+    """What a message that is too long is answered with."""
+    return SqlError(
+        f"message of {message.size} bytes is longer than {message.limit}",
+        sqlstate="54000",
+        hint="Load data with COPY, or send it in several statements.",
+    )
 
 
 def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]:

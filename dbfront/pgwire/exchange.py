@@ -22,7 +22,8 @@ from dbfront.pgwire.replies import Encoder, Field
 from dbfront.pgwire.stream import WRITE_HIGH_BYTES, PgStream
 from dbfront.pgwire.text_format import text_encoder
 from dbfront.pgwire.types import pg_type
-from kvcore.errors import CancelledByUserError, DeadlineError, TierKVError
+from kvcore.errors import CancelledByUserError, DeadlineError, SqlError, TierKVError
+from kvcore.limits import MAX_RESULT_COLUMNS
 
 _LOG = logging.getLogger(__name__)
 _ROWS_AT_ONCE: Final = 256
@@ -115,6 +116,11 @@ class Exchange:
         self.connection.fail_statement()
         self.send(replies.error_response(error_fields(error)))
 
+    async def fail(self, error: BaseException) -> None:
+        """Send an error, and let the client's transaction know of it, whoever found it."""
+        self.send_error(error)
+        await self.session.fail_transaction()
+
     def cancel(self) -> None:
         """Cancel what runs now, if anything; may be called from any callback of the loop."""
         if self.running:
@@ -157,7 +163,16 @@ class Exchange:
 
 
 def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) -> tuple[Field, ...]:
-    """RowDescription fields of columns; ``formats`` as in Bind: none, one for all, or one each."""
+    """RowDescription fields of columns; ``formats`` as in Bind: none, one for all, or one each.
+
+    Raises:
+        SqlError: 54011, more columns than the protocol has room for.
+    """
+    if len(result_columns) > MAX_RESULT_COLUMNS:
+        raise SqlError(
+            f"a result of {len(result_columns)} columns is wider than {MAX_RESULT_COLUMNS}",
+            sqlstate="54011",
+        )
     codes = expand_formats(formats, len(result_columns))
     fields = []
     for column, code in zip(result_columns, codes, strict=True):

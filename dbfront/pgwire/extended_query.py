@@ -17,9 +17,9 @@ from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_fields
 from dbfront.pgwire.implicit import ImplicitTransaction
 from dbfront.pgwire.inference import inferred_types, lookup_sql, parameter_uses
-from dbfront.pgwire.portals import Portal, PreparedStatement, bind, describable, prepare
+from dbfront.pgwire.portals import Portal, PreparedStatement, bind, placing_errors, prepare
 from dbfront.pgwire.simple_query import check_length
-from dbfront.pgwire.sql_tokens import first_word, tokens
+from dbfront.pgwire.sql_tokens import first_word, replace_parameters, tokens
 from dbfront.pgwire.types import pg_type
 from kvcore.errors import SqlError, TierKVError
 
@@ -44,11 +44,11 @@ class ExtendedQuery:
         try:
             await self._dispatch(message)
         except TierKVError as error:
-            self._exchange.send_error(error)
+            await self._exchange.fail(error)
         except (ConnectionError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours must cost one statement only
-            self._exchange.send_error(error)
+            await self._exchange.fail(error)
 
     async def _dispatch(self, message: m.FrontendMessage) -> None:
         match message:
@@ -75,7 +75,7 @@ class ExtendedQuery:
             failed = self._exchange.connection.skipping
             await self._implicit.finish(failed=failed)
         except TierKVError as error:
-            self._exchange.send_error(error)
+            await self._exchange.fail(error)
         status = self._exchange.session.transaction_status
         if status == "I":
             await self._close_portals(*self._portals)
@@ -127,7 +127,7 @@ class ExtendedQuery:
     async def _description(self, statement: PreparedStatement) -> StatementDescription:
         if statement.description is None:
             statement.inferred = await self._infer(statement)
-            statement.description = await self._describe(statement, statement.described_sql())
+            statement.description = await self._describe(statement, statement.described_casts())
         return statement.description
 
     async def _infer(self, statement: PreparedStatement) -> dict[int, str]:
@@ -139,10 +139,14 @@ class ExtendedQuery:
             return inferred_types(uses, ())
         return inferred_types(uses, await self._exchange.session.own_rows(lookup_sql(uses)))
 
-    async def _describe(self, statement: PreparedStatement, sql: str) -> StatementDescription:
-        if not sql or statement.copy is not None:
+    async def _describe(
+        self, statement: PreparedStatement, casts: dict[int, str]
+    ) -> StatementDescription:
+        if not statement.sql or statement.copy is not None:
             return _NO_RESULT
-        return await self._exchange.session.describe(sql)
+        with placing_errors(statement.sql, casts):
+            sql = replace_parameters(statement.sql, casts)
+            return await self._exchange.session.describe(sql)
 
     async def _describe_statement(self, name: str) -> None:
         statement = self._statement(name)
@@ -158,11 +162,11 @@ class ExtendedQuery:
         portal = self._portal(name)
         if portal.described is None:
             statement = portal.statement
-            sql = describable(portal.sql)
-            if sql == statement.described_sql():
+            casts = statement.with_text(portal.casts)
+            if casts == statement.described_casts():
                 portal.described = await self._description(statement)
             else:
-                portal.described = await self._describe(statement, sql)
+                portal.described = await self._describe(statement, casts)
         self._send_shape(portal.described.columns, portal.result_formats)
 
     def _send_shape(self, columns: tuple[Column, ...] | None, formats: tuple[int, ...]) -> None:
@@ -206,7 +210,9 @@ class ExtendedQuery:
             return StatementResult(await run_copy(exchange, portal.statement.copy))
         if result := self._deallocate(sql):
             return result
-        return await exchange.run(exchange.session.execute_rows(portal.sql, portal.values or None))
+        with placing_errors(sql, portal.casts):
+            running = exchange.session.execute_rows(portal.sql, portal.values or None)
+            return await exchange.run(running)
 
     async def _send_stream(self, portal: Portal, stream: RowStream, max_rows: int) -> None:
         """Send rows as they come, up to ``max_rows`` (0 is all)."""

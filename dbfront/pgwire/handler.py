@@ -21,7 +21,7 @@ from dbfront.pgwire.auth import MECHANISM, Authenticator
 from dbfront.pgwire.catalog.session import CatalogSession
 from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.connection import PgConnection
-from dbfront.pgwire.errors import TooManyConnectionsError, error_fields
+from dbfront.pgwire.errors import TooManyConnectionsError, error_fields, too_long
 from dbfront.pgwire.exchange import Exchange
 from dbfront.pgwire.extended_query import ExtendedQuery
 from dbfront.pgwire.simple_query import simple_query
@@ -237,8 +237,12 @@ class ClientHandler:
                     await extended.sync()
                 case m.Terminate():
                     return
+                case m.TooLong():
+                    await exchange.fail(too_long(message))
+                    if message.simple:
+                        exchange.send(self._connection.send_ready(session.transaction_status))
                 case m.FunctionCall():
-                    exchange.send_error(FeatureNotSupportedError("function calls by OID"))
+                    await exchange.fail(FeatureNotSupportedError("function calls by OID"))
                     exchange.send(self._connection.send_ready(session.transaction_status))
                 case _:
                     await extended.handle(message)

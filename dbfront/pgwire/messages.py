@@ -139,6 +139,20 @@ class FunctionCall:
 
 
 @dataclass(frozen=True, slots=True)
+class TooLong:
+    """A message longer than its kind may be; its body is not kept. Made by connection.py only."""
+
+    type_byte: int
+    size: int
+    limit: int
+
+    @property
+    def simple(self) -> bool:
+        """Whether it is a Query, which is answered with ReadyForQuery."""
+        return self.type_byte == ord("Q")
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """Goodbye."""
 
@@ -158,6 +172,7 @@ FrontendMessage = (
     | CopyDone
     | CopyFail
     | FunctionCall
+    | TooLong
     | Terminate
 )
 

@@ -7,7 +7,8 @@ cast in the SQL text, so that describing and running a statement agree on its ty
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
@@ -19,11 +20,12 @@ from dbfront.pgwire.parameters import decode_parameter, is_text
 from dbfront.pgwire.sql_tokens import (
     long_casts,
     parameter_count,
+    position_without,
     replace_parameters,
     selected_parameters,
 )
 from dbfront.pgwire.types import TEXT, PgType, by_oid, pg_type
-from kvcore.errors import FeatureNotSupportedError, SqlError
+from kvcore.errors import FeatureNotSupportedError, SqlError, UserError
 
 _MAX_DECIMAL_DIGITS: Final = 38
 _UNDECLARED: Final = (0, 705)
@@ -72,15 +74,19 @@ class PreparedStatement:
             return None
         return by_oid(oid) or TEXT
 
-    def described_sql(self) -> str:
-        """The SQL to describe: declared parameters are cast to their types."""
+    def described_casts(self) -> dict[int, str]:
+        """Casts with which the SQL is described: parameters have the types they will have."""
         casts = {}
         for at in range(self.parameters):
             kind = self.cast_type(at)
             if kind is not None:
                 decimal = _decimal_cast(None, array=kind.element is not None)
                 casts[at + 1] = kind.duckdb or self.inferred.get(at + 1, decimal)
-        return describable(replace_parameters(self.sql, casts))
+        return self.with_text(casts)
+
+    def with_text(self, casts: dict[int, str]) -> dict[int, str]:
+        """Add casts to text of untyped parameters that are columns, so each DuckDB says so."""
+        return {**dict.fromkeys(selected_parameters(self.sql), "VARCHAR"), **casts}
 
     def parameter_type(self, at: int) -> PgType:
         """Declared, else inferred by the engine, else text."""
@@ -109,9 +115,15 @@ class PreparedStatement:
         )
 
 
-def describable(sql: str) -> str:
-    """Cast untyped parameters that are columns to text, so that each DuckDB says they are."""
-    return replace_parameters(sql, dict.fromkeys(selected_parameters(sql), "VARCHAR"))
+@contextmanager
+def placing_errors(sql: str, casts: dict[int, str]) -> Iterator[None]:
+    """Let errors of ``replace_parameters(sql, casts)`` say where in ``sql`` they are."""
+    try:
+        yield
+    except UserError as error:
+        if error.position:
+            error.position = position_without(sql, casts, error.position)
+        raise
 
 
 def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
@@ -127,7 +139,7 @@ class Portal:
 
     Attributes:
         statement: what it was made from.
-        sql: the SQL to run, parameters cast.
+        casts: of its parameters, in the SQL that is run.
         values: the parameters.
         result_formats: as in Bind.
         result: set by the first Execute.
@@ -137,7 +149,7 @@ class Portal:
     """
 
     statement: PreparedStatement
-    sql: str
+    casts: dict[int, str]
     values: tuple[Any, ...] = ()
     result_formats: tuple[int, ...] = ()
     result: StatementResult | None = None
@@ -145,6 +157,11 @@ class Portal:
     waiting: deque[tuple[Any, ...]] = field(default_factory=deque)
     sent: int = 0
     described: StatementDescription | None = field(default=None)
+
+    @property
+    def sql(self) -> str:
+        """The SQL to run, parameters cast."""
+        return replace_parameters(self.statement.sql, self.casts)
 
     async def close(self) -> None:
         """Stop the statement if it still runs."""
@@ -178,8 +195,7 @@ def bind(statement: PreparedStatement, message: Bind) -> Portal:
     for at, data in enumerate(message.parameters):
         code = codes[at] if len(codes) > 1 else (codes[0] if codes else 0)
         values.append(None if data is None else _value(statement, at, data, code))
-    sql = replace_parameters(statement.sql, _casts(statement, values))
-    return Portal(statement, sql, tuple(values), message.result_formats)
+    return Portal(statement, _casts(statement, values), tuple(values), message.result_formats)
 
 
 def _value(statement: PreparedStatement, at: int, data: bytes, code: int) -> Any:

@@ -26,11 +26,11 @@ async def simple_query(exchange: Exchange, sql: str) -> None:
         failed = False
         await implicit.finish(failed=False)
     except TierKVError as error:
-        exchange.send_error(error)
+        await exchange.fail(error)
     except (ConnectionError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - a bug of ours must cost one statement, not the server
-        exchange.send_error(error)
+        await exchange.fail(error)
     if failed:
         await implicit.finish(failed=True)
     exchange.send(exchange.connection.send_ready(exchange.session.transaction_status))

@@ -7,6 +7,7 @@ room's job.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,10 @@ _TYPE_NAMES: Final = {
 }
 
 
+_FIRST_WORD: Final = re.compile(
+    r"(?:\s|--[^\n]*(?:\n|$)|/\*(?:[^*/]|\*(?!/)|/(?!\*))*\*/)*([A-Za-z_\x80-\U0010ffff][\w$]*|)(.{0,2})",
+    re.DOTALL,
+)
 _AFTER_ITEM: Final = frozenset({",", "FROM", "AS", ";"})
 _ZONED: Final = {"TIMESTAMP": "TIMESTAMP WITH TIME ZONE", "TIME": "TIME WITH TIME ZONE"}
 
@@ -83,13 +88,19 @@ def tokens(sql: str) -> list[Token]:
 
 
 def first_word(sql: str) -> str:
-    """The first keyword in upper case, or an empty string."""
-    found = tokens(sql)
+    """The first keyword in upper case, or an empty string; the rest of the text is not read."""
+    match = _FIRST_WORD.match(sql)
+    assert match is not None, "it matches nothing at least"
+    if not match[2].startswith("/*"):
+        return match[1].upper()
+    found = tokens(sql)  # a comment in a comment
     return found[0].upper if found and found[0].kind == "word" else ""
 
 
 def parameter_count(sql: str) -> int:
     """The highest ``n`` of the ``$n`` parameters."""
+    if "$" not in sql:
+        return 0
     return max((token.parameter for token in tokens(sql)), default=0)
 
 
@@ -106,13 +117,26 @@ def replace_parameters(sql: str, casts: dict[int, str]) -> str:
     return "".join(parts) + sql[at:]
 
 
+def position_without(sql: str, casts: dict[int, str], position: int) -> int:
+    """Where a position in ``replace_parameters(sql, casts)`` is in ``sql``; both count from 1."""
+    shift = 0
+    for token in tokens(sql) if casts else ():
+        if token.parameter not in casts or token.start + shift + 1 > position:
+            continue
+        added = len(f"CAST( AS {casts[token.parameter]})")
+        if position <= token.end + shift + added:
+            return token.start + 1
+        shift += added
+    return position - shift
+
+
 def long_casts(sql: str) -> dict[int, str]:
     """Parameters that the text casts to an array (``$1::INT[]``) or a type with a zone.
 
     Only for these must a text parameter such as ``{1,2}`` be taken apart before DuckDB sees it.
     """
     found: dict[int, str] = {}
-    words = tokens(sql)
+    words = tokens(sql) if "$" in sql else []
     for index, token in enumerate(words):
         after = [word.upper for word in words[index + 1 : index + 6]]
         if not token.parameter or after[:1] not in (["::"], ["AS"]):
@@ -129,7 +153,7 @@ def selected_parameters(sql: str) -> set[int]:
 
     Untyped, they are text in PostgreSQL; DuckDB 1.5 would say they are integers.
     """
-    found, depth, words = set(), 0, tokens(sql)
+    found, depth, words = set(), 0, tokens(sql) if "$" in sql else []
     for index, token in enumerate(words):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         before = words[index - 1].upper if index else ""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dbfront.pgwire.sql_tokens import Token, tokens
+from dbfront.pgwire.sql_tokens import Token, first_word, tokens
 from kvcore.errors import SqlSyntaxError
 
+_VERBS: Final = frozenset({"SET", "SHOW", "RESET", "SELECT"})
 _SCOPES: Final = ("SESSION", "LOCAL")
 
 
@@ -36,8 +37,10 @@ def parse_setting_command(sql: str) -> SettingCommand | None:
     Raises:
         SqlSyntaxError: it is a SET without a value.
     """
+    verb = first_word(sql)
+    if verb not in _VERBS or (verb == "SELECT" and "set_config" not in sql.lower()):
+        return None
     words = [token for token in tokens(sql) if token.text != ";"]
-    verb = words[0].upper if words else ""
     if verb == "SET":
         return _parse_set(words[1:])
     if verb in ("SHOW", "RESET") and len(words) > 1:

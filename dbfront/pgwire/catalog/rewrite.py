@@ -8,7 +8,9 @@ without any of the telling words is given back untouched.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dbfront.pgwire.catalog.casts import cast_of_call, cast_of_value, cast_type
@@ -16,11 +18,14 @@ from dbfront.pgwire.catalog.rewriter import (
     DATABASE,
     INFORMATION_SCHEMA,
     CatalogNames,
+    Edit,
     Rewriter,
     Rule,
+    source_position,
 )
 from dbfront.pgwire.parameters import decode_parameter
 from dbfront.pgwire.types import pg_type
+from kvcore.errors import UserError
 
 _TELLING: Final = re.compile(
     r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"
@@ -284,7 +289,25 @@ _RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> str:
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A rewritten statement; ``edits`` say where its characters were."""
+
+    text: str
+    edits: tuple[Edit, ...] = ()
+
+    @contextmanager
+    def placing_errors(self) -> Iterator[None]:
+        """Let errors of the rewritten text say where in the client's text they are."""
+        try:
+            yield
+        except UserError as error:
+            if error.position:
+                error.position = source_position(self.edits, error.position)
+            raise
+
+
+def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> Rewritten:
     """Rewrite one statement of a client.
 
     Args:
@@ -294,8 +317,9 @@ def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> str:
             ``current_setting datestyle``), as SQL literals.
     """
     if not _TELLING.search(sql):
-        return sql
-    return Rewriter(sql, names, literals).run(_RULES)
+        return Rewritten(sql)
+    rewriter = Rewriter(sql, names, literals)
+    return Rewritten(rewriter.run(_RULES), tuple(rewriter.edits))
 
 
 def qualify(sql: str, names: CatalogNames) -> str:

@@ -47,6 +47,27 @@ class CatalogNames:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Characters [start, end) of the source became ``size`` others."""
+
+    start: int
+    end: int
+    size: int
+
+
+def source_position(edits: Sequence[Edit], position: int) -> int:
+    """Where a position in the rewritten text is in the source; both count from 1."""
+    shift = 0
+    for edit in edits:
+        if position - 1 < edit.start + shift:
+            break
+        if position - 1 < edit.start + shift + edit.size:
+            return edit.start + 1
+        shift += edit.size - (edit.end - edit.start)
+    return position - shift
+
+
 class Rewriter:
     """One pass over the tokens; each rule answers how many tokens it used up, or 0.
 
@@ -55,6 +76,7 @@ class Rewriter:
         tokens: of the text.
         names: what the catalog has.
         literals: session facts, by spelling.
+        edits: what was replaced, in order.
         of_catalog: whether the text names anything of the catalog.
         rules: set by ``run``.
     """
@@ -66,6 +88,7 @@ class Rewriter:
         self.literals = literals
         self.out: list[str] = []
         self.copied = 0
+        self.edits: list[Edit] = []
         self.rules: Sequence[Rule] = ()
         self.of_catalog = any(
             token.kind in ("word", "ident")
@@ -83,6 +106,7 @@ class Rewriter:
     def replace(self, first: int, count: int, text: str) -> int:
         """Put ``text`` in place of tokens [first, first + count)."""
         start, end = self.tokens[first].start, self.tokens[first + count - 1].end
+        self.edits.append(Edit(start, end, len(text)))
         self.out += [self.sql[self.copied : start], text]
         self.copied = end
         return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dbfront.pgwire.sql_tokens import first_word
 from kvcore.errors import SqlError
 from sql.lexer import tokenize
 from sql.statement import StatementKind, classify
@@ -39,7 +40,9 @@ class Savepoints:
         self._marks: list[Mark] = []
 
     def note(self, sql: str) -> None:
-        """A statement is about to run."""
+        """A statement of the transaction is about to run."""
+        if first_word(sql) == "SELECT":
+            return
         words = tokenize(sql)
         analyzes = words[:1] and words[0].upper == "EXPLAIN" and "ANALYZE" in sql.upper()
         if analyzes or classify(words) not in _READS:

@@ -7,11 +7,11 @@ itself; catalog queries are rewritten and passed on. Everything else goes throug
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from dbfront.contracts import (
@@ -23,19 +23,18 @@ from dbfront.contracts import (
     StatementDescription,
     StatementResult,
 )
+from dbfront.pgwire.catalog import queries
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.ddl import rewrite_create
 from dbfront.pgwire.catalog.install import client_names, install
-from dbfront.pgwire.catalog.intervals import has_interval, query_with_text, returning_with_text
-from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.intervals import has_interval
+from dbfront.pgwire.catalog.rewrite import Rewritten, rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.catalog.settings import SERVER_VERSION, SPECS, Settings
 from dbfront.pgwire.catalog.transactions import Transactions
 from dbfront.pgwire.sql_tokens import first_word, tokens
-from kvcore.errors import FeatureNotSupportedError, SqlError
-from sql.lexer import tokenize
-from sql.statement import StatementKind, classify
+from kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 Deallocator = Callable[[str], StatementResult | None]
@@ -136,7 +135,7 @@ class CatalogSession:
         self._transactions.savepoints.changes += 1
         return await self._inner.copy_in(table, columns, rows)
 
-    def _rewrite(self, sql: str) -> str:
+    def _rewrite(self, sql: str) -> Rewritten:
         facts: Mapping[str, str] = self._facts
         lowered = sql.lower()
         if "current_setting" in lowered:
@@ -152,29 +151,15 @@ class CatalogSession:
     async def _run(self, sql: str, params: Params) -> StatementResult:
         """Run a statement that the engine understands, once its catalog names are ours."""
         rewritten = self._rewrite(sql)
-        await self._fill_settings(rewritten)
-        kind = classify(tokenize(rewritten))
-        if kind is not StatementKind.QUERY:
-            return await self._run_returning(rewritten, params)
-        if "nextval" in rewritten.lower():  # the one effect a query has: it must run once
-            columns = (await self._inner.describe(rewritten)).columns
-            if columns is not None and has_interval(columns):
-                result = await self._inner.execute(query_with_text(rewritten, columns), params)
-                return replace(result, columns=columns)
-        result = await self._inner.execute(rewritten, params)
-        if result.columns is not None and has_interval(result.columns):
-            again = await self._inner.execute(query_with_text(rewritten, result.columns), params)
-            result = replace(result, rows=again.rows)
-        return _with_oids(result, rewritten)
+        await self._fill_settings(rewritten.text)
+        with rewritten.placing_errors():
+            return await queries.run(self._inner, rewritten.text, params)
 
-    async def _run_returning(self, rewritten: str, params: Params) -> StatementResult:
-        columns = None
-        if "returning" in rewritten.lower():
-            columns = (await self._inner.describe(rewritten)).columns
-        if columns is None or not has_interval(columns):
-            return await self._inner.execute(rewritten, params)
-        result = await self._inner.execute(returning_with_text(rewritten, columns), params)
-        return replace(result, columns=columns)
+    async def fail_transaction(self) -> None:
+        """Make the open transaction a failed one, after an error the engine never saw."""
+        if self.transaction_status == "T":
+            with contextlib.suppress(TierKVError):  # always refused, and that is what counts
+                await self._inner.execute("ROLLBACK TO SAVEPOINT own_nothing")
 
     async def own_rows(self, sql: str) -> Sequence[tuple[Any, ...]]:
         """Rows of a query of our own, for what the protocol needs to know."""
@@ -195,7 +180,7 @@ class CatalogSession:
     async def describe(self, sql: str) -> StatementDescription:
         word = first_word(sql)
         if word == "DECLARE":
-            inner = await self._inner.describe(self._rewrite(parse_declare(sql).query))
+            inner = await self._inner.describe(self._rewrite(parse_declare(sql).query).text)
             return StatementDescription(None, inner.parameter_types)
         if word == "FETCH":
             return StatementDescription(self.cursors.fetch_columns(sql))
@@ -207,12 +192,15 @@ class CatalogSession:
         if word in _NO_ROWS:
             return StatementDescription(None)
         rewritten = self._rewrite(sql)
-        return _with_oids(await self._inner.describe(rewritten), rewritten)
+        with rewritten.placing_errors():
+            described = await self._inner.describe(rewritten.text)
+        return queries.with_oids(described, rewritten.text)
 
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
         word = first_word(sql)
         handler = _HANDLERS.get(word)
-        self._transactions.savepoints.note(sql)
+        if self.transaction_status == "T":
+            self._transactions.savepoints.note(sql)
         failed = self.transaction_status == "E"
         try:
             result = await handler(self, sql, params) if handler is not None else None
@@ -231,13 +219,16 @@ class CatalogSession:
         if first_word(sql) not in _STREAMED or "ai_" not in lowered or "set_config" in lowered:
             return await self.execute(sql, params)
         rewritten = self._rewrite(sql)
-        await self._fill_settings(rewritten)
-        opened = await self._inner.execute_rows(rewritten, params)
+        await self._fill_settings(rewritten.text)
+        with rewritten.placing_errors():
+            opened = await self._inner.execute_rows(rewritten.text, params)
         if has_interval(opened.columns):
             if not isinstance(opened, StatementResult):
                 await opened.close()
             return await self.execute(sql, params)
-        return _with_oids(opened, rewritten) if isinstance(opened, StatementResult) else opened
+        if not isinstance(opened, StatementResult):
+            return opened
+        return queries.with_oids(opened, rewritten.text)
 
     # Settings
 
@@ -362,7 +353,7 @@ class CatalogSession:
             raise SqlError(
                 "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
             )
-        result = await self._inner.execute(self._rewrite(declaration.query), params)
+        result = await self._run(declaration.query, params)
         return self.cursors.declare(declaration, result)
 
     async def _on_fetch(self, sql: str, params: Params) -> StatementResult | None:
@@ -430,17 +421,6 @@ _HANDLERS: Final[dict[str, Handler]] = {
 
 
 _Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
-
-
-_VECTORS: Final = {"BIGINT[]": "OID[]", "SMALLINT[]": "INT2VECTOR", "UINTEGER[]": "OIDVECTOR"}
-
-
-def _with_oids(shaped: _Shaped, rewritten: str) -> _Shaped:
-    """Lists of numbers in catalog queries have PostgreSQL's types for them; drivers insist."""
-    if shaped.columns is None or DATABASE not in rewritten:
-        return shaped
-    columns = tuple(Column(c.name, _VECTORS.get(c.type_name, c.type_name)) for c in shaped.columns)
-    return replace(shaped, columns=columns)
 
 
 def _zone_stays(zone: str, why: str) -> Notice:

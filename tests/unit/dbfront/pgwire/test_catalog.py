@@ -77,7 +77,7 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
     ],
 )
 def test_rewrite(sql: str, expected: str) -> None:
-    assert rewrite(sql, catalog_names(), FACTS) == expected
+    assert rewrite(sql, catalog_names(), FACTS).text == expected
 
 
 def test_ddl_names_are_qualified() -> None:
@@ -93,11 +93,27 @@ def test_clients_may_not_name_what_our_ddl_keeps_for_itself() -> None:
     assert not ours & (client_names().views | client_names().functions)
     for name in ("relations", "keys", "client", "own_keys"):
         sql = f"SELECT * FROM {name} WHERE pg_typeof(1) = 'integer'"
-        assert rewrite(sql, client_names(), FACTS) == sql
+        assert rewrite(sql, client_names(), FACTS).text == sql
+
+
+def test_positions_are_those_of_the_clients_text() -> None:
+    sql = "SELECT 'ü', current_user, a FROM pg_class WHERE b::name = c"
+    rewritten = rewrite(sql, client_names(), FACTS)
+    for name in ("a FROM", "WHERE", "b::", "c"):
+        at = sql.rindex(name)
+        place = rewritten.text.rindex({"b::": "b:: VARCHAR"}.get(name, name)) + 1
+        with pytest.raises(SqlError) as caught, rewritten.placing_errors():
+            raise SqlError("x", sqlstate="42703", position=place)
+        assert caught.value.position == at + 1
+    inside = rewritten.text.index("main.pg_class") + 1
+    with pytest.raises(SqlError) as caught, rewritten.placing_errors():
+        raise SqlError("x", sqlstate="42P01", position=inside)
+    assert caught.value.position == sql.index("pg_class") + 1
 
 
 def test_catalogs_without_rows_are_queries() -> None:
-    rewritten = rewrite("SELECT * FROM pg_catalog.pg_cast, pg_trigger t", client_names(), FACTS)
+    asked = "SELECT * FROM pg_catalog.pg_cast, pg_trigger t"
+    rewritten = rewrite(asked, client_names(), FACTS).text
     assert "pg_cast" not in catalog_names().views
     assert 'WHERE false) AS "pg_cast", (SELECT ' in rewritten
     assert rewritten.endswith("WHERE false) t")

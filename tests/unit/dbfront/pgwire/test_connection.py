@@ -7,7 +7,7 @@ import pytest
 from dbfront.pgwire import messages as m
 from dbfront.pgwire.connection import MAX_AUTH_MESSAGE_BYTES, PgConnection, Phase
 from kvcore.errors import LocalProtocolError, RemoteProtocolError
-from kvcore.limits import MAX_PGWIRE_MESSAGE_BYTES, MAX_STARTUP_BYTES
+from kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_STARTUP_BYTES
 
 
 def frame(type_byte: bytes, body: bytes = b"") -> bytes:
@@ -77,7 +77,7 @@ def test_bad_startup(data: bytes) -> None:
     [
         frame(b"?"),
         b"S\0\0\0\0",
-        b"Q" + struct.pack("!I", MAX_PGWIRE_MESSAGE_BYTES + 1),
+        b"Q" + struct.pack("!I", MAX_PGWIRE_FRAME_BYTES + 1),
         frame(b"Q", b"no end"),
         frame(b"Q", b"ok\0left over"),
         frame(b"Q", b"\xff\xfe\0"),

@@ -1,0 +1,67 @@
+"""Running a statement whose names are the engine's: intervals exact, lists of the catalog's types.
+
+catalog/session.py hands statements over after their rewriting, and gives back what comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from dbfront.contracts import Column, SqlSession, StatementDescription, StatementResult
+from dbfront.pgwire.catalog.intervals import has_interval, query_with_text, returning_with_text
+from dbfront.pgwire.catalog.rewriter import DATABASE
+from dbfront.pgwire.sql_tokens import first_word
+from sql.lexer import tokenize
+from sql.statement import StatementKind, classify
+
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+_QUERIES: Final = frozenset({"SELECT", "FROM", "VALUES", "TABLE"})
+_ONCE: Final = ("nextval", "ai_")
+"""What a query must not do twice: the one effect it can have, and what costs a model's time."""
+
+_VECTORS: Final = {"BIGINT[]": "OID[]", "SMALLINT[]": "INT2VECTOR", "UINTEGER[]": "OIDVECTOR"}
+_Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
+
+
+def is_query(sql: str) -> bool:
+    """Whether a statement only reads."""
+    word = first_word(sql)
+    return word in _QUERIES or (
+        word in ("", "WITH") and classify(tokenize(sql)) is StatementKind.QUERY
+    )
+
+
+def with_oids(shaped: _Shaped, sql: str) -> _Shaped:
+    """Lists of numbers in catalog queries have PostgreSQL's types for them; drivers insist."""
+    if shaped.columns is None or DATABASE not in sql:
+        return shaped
+    columns = tuple(Column(c.name, _VECTORS.get(c.type_name, c.type_name)) for c in shaped.columns)
+    return replace(shaped, columns=columns)
+
+
+async def run(inner: SqlSession, sql: str, params: Params) -> StatementResult:
+    """Run one statement so that months in its rows stay months."""
+    if not is_query(sql):
+        return await _run_returning(inner, sql, params)
+    lowered = sql.lower()
+    if any(word in lowered for word in _ONCE):
+        columns = (await inner.describe(sql)).columns
+        if columns is not None and has_interval(columns):
+            result = await inner.execute(query_with_text(sql, columns), params)
+            return replace(result, columns=columns)
+    result = await inner.execute(sql, params)
+    if result.columns is not None and has_interval(result.columns):
+        again = await inner.execute(query_with_text(sql, result.columns), params)
+        result = replace(result, rows=again.rows)
+    return with_oids(result, sql)
+
+
+async def _run_returning(inner: SqlSession, sql: str, params: Params) -> StatementResult:
+    columns = (await inner.describe(sql)).columns if "returning" in sql.lower() else None
+    if columns is None or not has_interval(columns):
+        return await inner.execute(sql, params)
+    result = await inner.execute(returning_with_text(sql, columns), params)
+    return replace(result, columns=columns)
