@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sql.dialect import Dialect
 from sql.functions import Returns
 
+_REPLACEMENT: Final = "\ufffd"
+
 
 def answer_text(value: Any, returns: Returns, dialect: Dialect) -> str | None:
     """Write an answer for the engine.
+
+    What a model may say and an engine can't hold (NUL, half a surrogate pair) becomes U+FFFD.
 
     Args:
         value: text, bool, a number, a list, or what JSON may hold; None is NULL.
@@ -20,10 +25,29 @@ def answer_text(value: Any, returns: Returns, dialect: Dialect) -> str | None:
     if value is None:
         return None
     if returns is Returns.TEXT:
-        return str(value)
+        return _clean(str(value))
     if returns in (Returns.VECTOR, Returns.TEXTS) and dialect is Dialect.POSTGRES:
         return _array(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(_clean_json(value), ensure_ascii=False)
+
+
+def _clean(text: str) -> str:
+    """Replace what is no text to an engine."""
+    if "\0" in text:
+        text = text.replace("\0", _REPLACEMENT)
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _clean_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean_json(item) for item in value]
+    return value
 
 
 def _array(items: list[Any]) -> str:
@@ -34,5 +58,5 @@ def _array(items: list[Any]) -> str:
 def _item(item: Any) -> str:
     if isinstance(item, int | float):
         return repr(item)
-    escaped = str(item).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = _clean(str(item)).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
