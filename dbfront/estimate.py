@@ -126,8 +126,7 @@ class Estimate:
         """Seconds until the last known answer."""
         forecast = self.prospect.forecast
         tokens = sum(self.prospect.answer_tokens)
-        work_s = self.factor * (forecast.prefill_s + forecast.decode_s(tokens))
-        return forecast.wait_s + work_s
+        return forecast.wait_s + self.factor * (forecast.total_s(tokens) - forecast.wait_s)
 
 
 async def estimate(

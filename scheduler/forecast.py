@@ -67,6 +67,7 @@ class Forecast:
         nodes: nodes that share the work.
         measured: the prefill rates of all of them were measured; else a default stands in.
         wait_s: until the first of them is free.
+        overhead_s: what an answer was learned to take beside loading and computing.
         token_s: seconds per token of one answer; 0.0 while no node has measured it.
         max_in_flight: calls that are answered at once.
     """
@@ -76,6 +77,7 @@ class Forecast:
     nodes: int = 0
     measured: bool = False
     wait_s: float = 0.0
+    overhead_s: float = 0.0
     token_s: float = 0.0
     max_in_flight: int = 1
 
@@ -92,9 +94,14 @@ class Forecast:
         together = max(1, min(self.max_in_flight, len(self.calls)))
         return self.token_s * answer_tokens / together
 
+    @property
+    def beside_s(self) -> float:
+        """Seconds beside loading, computing and generating, with every place for a call taken."""
+        return self.overhead_s * -(-len(self.calls) // max(1, self.max_in_flight))
+
     def total_s(self, answer_tokens: float) -> float:
         """Seconds until the last answer."""
-        return self.wait_s + self.prefill_s + self.decode_s(answer_tokens)
+        return self.wait_s + self.prefill_s + self.decode_s(answer_tokens) + self.beside_s
 
 
 class Forecaster:
@@ -187,6 +194,7 @@ class Forecaster:
             nodes=len(nodes),
             measured=all(_is_measured(record) for record in nodes.values()),
             wait_s=self._shortest_wait_s(list(nodes.values())),
+            overhead_s=_mean([record.correction.overhead_s for record in nodes.values()]),
             token_s=len(speeds) / sum(speeds) if speeds else 0.0,
             max_in_flight=max_in_flight,
         )
@@ -214,6 +222,10 @@ def shared_before(tree: PrefixTree) -> list[int]:
         stems = (tree.stems[number] for number in tree.path(position))
         shared.append(next((s.end_block for s in stems if s.first < position), 0))
     return shared
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _is_measured(record: NodeRecord) -> bool:
