@@ -1,7 +1,7 @@
 """A statement with AI calls on PostgreSQL: its rounds, each under a savepoint.
 
 tierkv.ai_call tells questions it finds no answer to; they go to the statement's book, whose answers
-are put into the session's own table before the next round. Both protocols run through here; how a
+are put where that function finds them before the next round. Both protocols run through here; how a
 round is started is theirs.
 """
 
@@ -21,11 +21,7 @@ from sql.plan import Explain
 _SAVEPOINT: Final = messages.own_statement("SAVEPOINT tierkv")
 _UNDO: Final = messages.own_statement("ROLLBACK TO SAVEPOINT tierkv")
 _RELEASE: Final = messages.own_statement("RELEASE SAVEPOINT tierkv")
-_FILL: Final = (
-    "INSERT INTO pg_temp.tierkv_memo SELECT form, pg_catalog.convert_from(question, 'UTF8'), "
-    "pg_catalog.convert_from(answer, 'UTF8') "
-    "FROM unnest($1::bigint[], $2::bytea[], $3::bytea[]) AS t (form, question, answer)"
-)
+_FILL: Final = "SELECT tierkv.learn($1::bigint[], $2::bytea[], $3::bytea[])"
 _FILL_BYTES: Final = 8 << 20
 """Answers are sent in messages of about this size."""
 
@@ -162,7 +158,7 @@ class RelayRounds:
         self._behind = any(True for _ in self._statement.book.answers(self._told))
 
     async def _fill(self) -> None:
-        """Put every answer that PostgreSQL asked for, and the book has, into its table."""
+        """Put every answer that PostgreSQL asked for, and the book has, where it finds it."""
         keys: list[int] = []
         questions: list[bytes] = []
         answers: list[bytes | None] = []

@@ -147,7 +147,7 @@ class AiRun:
         await self._ai.check_constants()
         await self._block.open(self.values, reads=self._only_reads)
         first_key = min(form.key for form in self._plan.forms)
-        await self._block.begin_rounds(self.values, first_key)
+        await self._block.begin_rounds(first_key)
 
     async def answer(
         self, run_once: Callable[[], Awaitable[Reply]], *, may_stop: bool = True

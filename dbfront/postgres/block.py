@@ -18,7 +18,6 @@ from sql.plan import MAX_FORMS
 _COMMIT: Final = messages.own_statement("COMMIT")
 _ROLLBACK: Final = messages.own_statement("ROLLBACK")
 _BEGIN: Final = messages.own_statement("BEGIN")
-_READ_ONLY: Final = messages.own_statement("SET TRANSACTION READ ONLY")
 _READ_VALUES: Final = messages.own_statement(READ_VALUES)
 _WARN: Final = messages.own_statement("SET LOCAL client_min_messages = warning")
 _SET_BACK: Final = "SELECT pg_catalog.set_config('{name}', '{value}', true)"
@@ -91,19 +90,17 @@ class Block:
             self.own = True
         self.uncertain = False
 
-    async def begin_rounds(self, values: SessionValues, first_key: int) -> None:
-        """Make the session's table of answers ready; from here questions are told, not refused.
+    async def begin_rounds(self, first_key: int) -> None:
+        """Make room for answers; from here questions are told, not refused.
 
         Raises:
-            FeatureNotSupportedError: in a transaction that may not write, not even that.
+            FeatureNotSupportedError: schema ``tierkv`` is missing in this database.
         """
         text = f"SELECT tierkv.begin_rounds({first_key}, {first_key + MAX_FORMS - 1})"
         try:
             await self.statement(messages.own_statement(text))
         except PostgresError as error:
             raise _explained(error) from None
-        if self.own and values.reads_only:
-            await self.statement(_READ_ONLY)
 
     async def end_rounds(self, values: SessionValues) -> None:
         """Put back what ``begin_rounds`` set, in a block that goes on."""
@@ -154,23 +151,13 @@ def _begin_text(values: SessionValues, *, reads: bool) -> str:
         # Rows that change between rounds would ask for more rounds. A write keeps its level: under
         # a higher one it could fail for rows that others write.
         text += " ISOLATION LEVEL REPEATABLE READ"
-    if values.reads_only:
-        text += " READ WRITE"
     return text
 
 
 def _explained(error: PostgresError) -> Exception:
-    if error.sqlstate == "25006":
-        return FeatureNotSupportedError(
-            "AI calls need a transaction that may write: their answers are kept in a temporary "
-            "table while the statement runs",
-            hint="Run the statement outside BEGIN READ ONLY ... COMMIT, or with SET TRANSACTION "
-            "READ WRITE at the transaction's start.",
-        )
     if error.sqlstate in ("42501", "3F000", "42883"):
         return FeatureNotSupportedError(
             f"AI calls can't be answered here: {error.message}",
-            hint="They need schema tierkv (tierkv postgres-sql prints it) and the right TEMP on "
-            "the database.",
+            hint="They need schema tierkv in this database; tierkv postgres-sql prints it.",
         )
     return error

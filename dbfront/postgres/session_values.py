@@ -16,10 +16,8 @@ from sql.settings import SETTINGS
 
 _OTHERS: Final = (
     "default_transaction_isolation",
-    "default_transaction_read_only",
     "client_min_messages",
     "idle_in_transaction_session_timeout",
-    "transaction_read_only",
 )
 _LEVELS: Final = ("debug5", "debug4", "debug3", "debug2", "debug1", "log", "notice", "warning")
 
@@ -37,8 +35,6 @@ class SessionValues:
     Attributes:
         settings: of ``tierkv.*``.
         isolation: ``default_transaction_isolation``.
-        reads_only: new transactions are read-only.
-        in_read_only: the transaction that is open, or would be, is read-only.
         min_messages: least level of messages the client wants.
         idle_timeout: ``idle_in_transaction_session_timeout``, as text.
         statement_timeout_s: 0.0 is none.
@@ -46,8 +42,6 @@ class SessionValues:
 
     settings: SessionSettings
     isolation: str
-    reads_only: bool
-    in_read_only: bool
     min_messages: str
     idle_timeout: str
     statement_timeout_s: float
@@ -62,12 +56,10 @@ class SessionValues:
         given = {
             name: value for name, value in zip(SETTINGS, row, strict=False) if value is not None
         }
-        isolation, reads_only, min_messages, idle, read_only, timeout = row[len(SETTINGS) :]
+        isolation, min_messages, idle, timeout = row[len(SETTINGS) :]
         return cls(
             SessionSettings(None, given),
             isolation or "",
-            reads_only == "on",
-            read_only == "on",
             min_messages or "notice",
             idle or "0",
             float(timeout or 0),

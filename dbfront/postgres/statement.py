@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvcore.errors import FeatureNotSupportedError
+from kvcore.errors import FeatureNotSupportedError, UserError
+from sql.calls import find_calls
 from sql.dialect import Dialect
 from sql.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
-from sql.lexer import Token, TokenKind, tokenize
+from sql.lexer import Token, TokenKind, string_value, tokenize
 from sql.plan import MAX_FORMS, StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql
 from sql.settings import parse_setting, setting_command, setting_spec
@@ -99,6 +100,7 @@ class Planner:
         words = tuple(token.upper for token in tokens[:4])
         bare = Statement(text, offset, kind, words)
         check_setting(tokens)
+        _refuse_stored_calls(tokens, kind, offset)
         declare = _declared_query(tokens)
         try:
             plan = plan_statement(
@@ -133,6 +135,31 @@ def check_setting(tokens: list[Token]) -> None:
     setting_spec(command.name)
     if command.verb == "SET" and command.value is not None:
         parse_setting(command.name, command.value)
+
+
+def _refuse_stored_calls(tokens: list[Token], kind: StatementKind, offset: int) -> None:
+    """Refuse code that PostgreSQL would keep and run by itself, with AI calls in its text.
+
+    Raises:
+        FeatureNotSupportedError: with the position of that text.
+    """
+    if kind is not StatementKind.CREATE and tokens[0].upper != "DO":
+        return
+    for token in tokens:
+        if token.kind is TokenKind.STRING and _calls_in(string_value(token)):
+            raise FeatureNotSupportedError(
+                f"{tokens[0].upper} can't hold AI calls: PostgreSQL would run them by itself",
+                position=offset + token.start + 1,
+                hint="Call the AI in the statement that the client sends, and hand the answer over "
+                "as an argument.",
+            )
+
+
+def _calls_in(text: str) -> bool:
+    try:
+        return bool(find_calls(tokenize(text)))
+    except UserError:
+        return may_matter(text.encode("utf-8", "replace"))
 
 
 def _declared_query(tokens: list[Token]) -> int:

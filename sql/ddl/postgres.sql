@@ -12,26 +12,45 @@ BEGIN
 END
 $install$;
 
--- Looks an answer up that the front has put into the session's own table. An unknown question is
--- told to the front by a message that only it reads, and answered NULL for now: the front learns
--- the answer and runs the statement again. Nothing is written, so the function is STABLE.
+-- Answers of a statement lie in a temporary table of the session (tierkv.round = collect), or,
+-- where there can't be one, in 256 settings of the transaction, as JSON (tierkv.round = settings).
+-- An entry of a setting is found by "form question" and is an array of one answer.
+CREATE OR REPLACE FUNCTION tierkv.answers_setting(question text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT 'tierkv_answers.s' OPERATOR(pg_catalog.||)
+  (pg_catalog.hashtext(question) OPERATOR(pg_catalog.&) 255)::text $$;
+
+-- Looks an answer up that the front has left here. An unknown question is told to the front by a
+-- message that only it reads, and answered NULL for now: the front learns the answer and runs the
+-- statement again. Nothing is written, so the function is STABLE.
 CREATE OR REPLACE FUNCTION tierkv.ai_call(form bigint, question text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 100000 AS $ai_call$
 DECLARE
+  round text := pg_catalog.current_setting('tierkv.round', true);
   known text;
+  entry jsonb;
 BEGIN
   IF question IS NULL THEN
     RETURN NULL;
   END IF;
-  IF pg_catalog.current_setting('tierkv.round', true) OPERATOR(pg_catalog.=) 'collect' THEN
+  IF round OPERATOR(pg_catalog.=) 'collect' THEN
     SELECT m.answer INTO known FROM pg_temp.tierkv_memo m
       WHERE m.question OPERATOR(pg_catalog.=) ai_call.question
         AND m.form OPERATOR(pg_catalog.=) ai_call.form;
-    IF NOT FOUND THEN
-      RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = pg_catalog.concat(
-        form, ' ', pg_catalog.encode(pg_catalog.convert_to(question, 'UTF8'), 'hex'));
+    IF FOUND THEN
+      RETURN known;
     END IF;
-    RETURN known;
+  ELSE
+    entry := nullif(pg_catalog.current_setting(tierkv.answers_setting(question), true), '')::jsonb
+      OPERATOR(pg_catalog.->) pg_catalog.concat(form, ' ', question);
+    IF entry IS NOT NULL THEN
+      RETURN entry OPERATOR(pg_catalog.->>) 0;
+    END IF;
+  END IF;
+  IF round OPERATOR(pg_catalog.=) 'collect' OR round OPERATOR(pg_catalog.=) 'settings' THEN
+    RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = pg_catalog.concat(
+      form, ' ', pg_catalog.encode(pg_catalog.convert_to(question, 'UTF8'), 'hex'));
+    RETURN NULL;
   END IF;
   -- Rows of a cursor come after its rounds; their answers are there until the transaction ends.
   BEGIN
@@ -51,28 +70,65 @@ BEGIN
 END
 $ai_call$;
 
--- Makes the session's table of answers ready for the statement whose forms are first to last.
+-- Makes room for the answers of the statement whose forms are first to last.
 CREATE OR REPLACE FUNCTION tierkv.begin_rounds(first bigint, last bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $begin_rounds$
+DECLARE
+  round text := 'collect';
 BEGIN
-  IF pg_catalog.to_regclass('pg_temp.tierkv_memo') IS NULL THEN
-    CREATE TEMP TABLE tierkv_memo (form bigint, question text COLLATE "C", answer text)
-      ON COMMIT DROP;
-    CREATE INDEX tierkv_memo_question ON pg_temp.tierkv_memo USING hash (question);
-    GRANT ALL ON pg_temp.tierkv_memo TO PUBLIC;
-  ELSE
-    DELETE FROM pg_temp.tierkv_memo m WHERE m.form BETWEEN first AND last;
-  END IF;
-  PERFORM pg_catalog.set_config('tierkv.round', 'collect', true);
   PERFORM pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true);
+  IF pg_catalog.to_regclass('pg_temp.tierkv_memo') IS NOT NULL THEN
+    DELETE FROM pg_temp.tierkv_memo m WHERE m.form BETWEEN first AND last;
+  ELSE
+    BEGIN
+      CREATE TEMP TABLE tierkv_memo (form bigint, question text COLLATE "C", answer text)
+        ON COMMIT DROP;
+      CREATE INDEX tierkv_memo_question ON pg_temp.tierkv_memo USING hash (question);
+      GRANT ALL ON pg_temp.tierkv_memo TO PUBLIC;
+    EXCEPTION WHEN read_only_sql_transaction OR insufficient_privilege THEN
+      round := 'settings';
+      IF pg_catalog.current_setting('tierkv_answers.used', true) = 'yes' THEN
+        PERFORM pg_catalog.set_config('tierkv_answers.s' || i, '', true)
+          FROM pg_catalog.generate_series(0, 255) i;
+      END IF;
+    END;
+  END IF;
+  PERFORM pg_catalog.set_config('tierkv.round', round, true);
 END
 $begin_rounds$;
+
+-- Keeps answers; text comes as UTF-8, whatever the client speaks.
+CREATE OR REPLACE FUNCTION tierkv.learn(forms bigint[], questions bytea[], answers bytea[])
+RETURNS void LANGUAGE plpgsql VOLATILE AS $learn$
+DECLARE
+  added record;
+BEGIN
+  IF pg_catalog.current_setting('tierkv.round') = 'collect' THEN
+    INSERT INTO pg_temp.tierkv_memo
+      SELECT f, pg_catalog.convert_from(q, 'UTF8'), pg_catalog.convert_from(a, 'UTF8')
+      FROM unnest(forms, questions, answers) AS t (f, q, a);
+    RETURN;
+  END IF;
+  FOR added IN
+    SELECT tierkv.answers_setting(t.q) AS setting,
+        pg_catalog.jsonb_object_agg(pg_catalog.concat(t.f, ' ', t.q),
+          pg_catalog.jsonb_build_array(t.a)) AS entries
+      FROM (SELECT f, pg_catalog.convert_from(q, 'UTF8') AS q,
+            pg_catalog.convert_from(a, 'UTF8') AS a
+          FROM unnest(forms, questions, answers) AS u (f, q, a)) t
+      GROUP BY 1
+  LOOP
+    PERFORM pg_catalog.set_config(added.setting, (added.entries || coalesce(
+      nullif(pg_catalog.current_setting(added.setting, true), '')::jsonb, '{}'))::text, true);
+  END LOOP;
+  PERFORM pg_catalog.set_config('tierkv_answers.used', 'yes', true);
+END
+$learn$;
 
 -- Admin views. The front fills the setting that a view unpacks just before a statement that names
 -- the view; so a view costs nothing otherwise, and is empty without the front.
 /*views*/
 GRANT USAGE ON SCHEMA tierkv TO PUBLIC;
-GRANT EXECUTE ON FUNCTION tierkv.ai_call(bigint, text) TO PUBLIC;
-GRANT EXECUTE ON FUNCTION tierkv.begin_rounds(bigint, bigint) TO PUBLIC;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tierkv TO PUBLIC;
 GRANT SELECT ON ALL TABLES IN SCHEMA tierkv TO PUBLIC;
 COMMENT ON SCHEMA tierkv IS 'TierKV /*version*/';

@@ -63,15 +63,38 @@ def test_a_row_that_comes_while_models_answer_is_not_seen_by_a_query(
     assert "new" not in generator.prompts
 
 
-def test_sessions_that_only_read(ai_relay: RunningRelay) -> None:
+def test_sessions_that_only_read(ai_relay: RunningRelay, generator: InstantGenerator) -> None:
     with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
         connection.execute("SET default_transaction_read_only = on")
         assert connection.execute("SELECT ai_generate('x')").fetchone() == (answer_text("x"),)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("CREATE TABLE never AS SELECT ai_generate('x')")
-        with pytest.raises(psycopg.errors.FeatureNotSupported), connection.transaction():
-            connection.execute("SELECT ai_generate('x')")
-        assert connection.execute("SELECT 1").fetchone() == (1,)
+        connection.execute("RESET default_transaction_read_only")
+        text = "SELECT id, ai_generate(body) FROM docs ORDER BY id"
+        expected = connection.execute(text).fetchall()
+        generator.prompts.clear()
+        with connection.transaction():
+            connection.execute("SET TRANSACTION READ ONLY")
+            for _ in range(2):
+                assert connection.execute(text).fetchall() == expected
+            with connection.cursor("c") as cursor:
+                assert cursor.execute(text).fetchall() == expected
+        assert len(generator.prompts) == 3 * 27
+        used = "SELECT current_setting('tierkv_answers.s0', true)"
+        assert connection.execute(used).fetchone()[0] in (None, "")
+
+
+def test_users_who_may_not_make_tables(ai_relay: RunningRelay, postgres: PostgresServer) -> None:
+    with psycopg.connect(postgres.dsn, autocommit=True) as direct:
+        direct.execute("REVOKE TEMP ON DATABASE app FROM PUBLIC")
+        direct.execute("DROP ROLE IF EXISTS bob")
+        direct.execute("CREATE ROLE bob LOGIN PASSWORD 'b'")
+        with psycopg.connect(ai_relay.dsn, user="bob", password="b") as connection:
+            assert connection.execute("SELECT ai_generate('x')").fetchone() == (answer_text("x"),)
+            row = connection.execute("SELECT ai_generate(ai_generate('x') || 'y')").fetchone()
+            assert row == (answer_text(f"{answer_text('x')}y"),)
+        direct.execute("GRANT TEMP ON DATABASE app TO PUBLIC")
+        direct.execute("DROP ROLE bob")
 
 
 def test_a_client_that_leaves_stops_its_calls(

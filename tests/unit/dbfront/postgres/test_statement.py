@@ -69,8 +69,15 @@ def test_settings_are_checked(text: str) -> None:
         "CREATE VIEW v AS SELECT ai_generate('x')",
         "PREPARE p AS SELECT ai_generate('x')",
         "COPY t FROM STDIN WHERE ai_filter(c)",
+        "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT ai_generate('x') $$",
+        "DO $$ BEGIN PERFORM ai_generate('x'); END $$",
     ],
 )
 def test_what_can_not_hold_calls(text: str) -> None:
     with pytest.raises(FeatureNotSupportedError):
         Planner().statements(text)
+
+
+def test_text_that_only_mentions_a_function_is_no_call() -> None:
+    text = "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT 'see ai_generate' $$"
+    assert Planner().statements(text)[0].plan is None
