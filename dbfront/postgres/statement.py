@@ -143,7 +143,9 @@ def _refuse_stored_calls(tokens: list[Token], kind: StatementKind, offset: int) 
     Raises:
         FeatureNotSupportedError: with the position of that text.
     """
-    if kind is not StatementKind.CREATE and tokens[0].upper != "DO":
+    words = {token.upper for token in tokens[:4]}
+    stored = kind is StatementKind.CREATE and words & {"FUNCTION", "PROCEDURE"}
+    if not stored and tokens[0].upper != "DO":
         return
     for token in tokens:
         if token.kind is TokenKind.STRING and _calls_in(string_value(token)):

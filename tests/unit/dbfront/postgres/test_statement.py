@@ -81,3 +81,5 @@ def test_what_can_not_hold_calls(text: str) -> None:
 def test_text_that_only_mentions_a_function_is_no_call() -> None:
     text = "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT 'see ai_generate' $$"
     assert Planner().statements(text)[0].plan is None
+    text = "CREATE TABLE t (code text DEFAULT 'SELECT ai_generate(c)')"
+    assert Planner().statements(text)[0].plan is None
