@@ -163,6 +163,16 @@ def test_usage_and_log_are_bounded_by_age_and_number() -> None:
     assert bounds == {"n": limits.MAX_QUERY_LOG_ROWS - 500, "a": 1_000, "b": last}
 
 
+def test_a_folder_in_its_place_leaves_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(tmp_path)
+    assert "end with this process" in caplog.text
+    count(store, calls=1)
+    assert calls(store) == {1: 1}
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("what", ["text", "newer", "torn"])
 def test_a_damaged_file_is_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
