@@ -435,7 +435,7 @@ class DuckDbSqlServer:
         nodes = None
         if self._cluster is not None and what in (None, "kvcache"):
             nodes = baseline_of(await self._cluster.nodes())
-        return timestamp(await asyncio.to_thread(self.statements.reset, what, nodes))
+        return timestamp(await self.statements.reset(what, nodes))
 
     def forget(self, session: DuckDbSession) -> None:
         """Drop a closed session."""

@@ -7,6 +7,7 @@ What is kept goes to dbfront/statistic_store.py; dbfront/statistic_views.py show
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,8 @@ from dbfront.statistic_tables import GROUPS, QUERY_LOG_GROUP, SCHEDULER
 from kvcore.clock import Clock
 from kvcore.errors import UdfArgumentError
 from sql.suggest import did_you_mean
+
+_log = logging.getLogger("tierkv.statistics")
 
 SchedulerCounts = Mapping[str, Mapping[str, float]]
 """Counters of dbfront/statistic_tables.py::SCHEDULER by model name, since the front started."""
@@ -74,7 +77,10 @@ class StatementLog:
     async def _write(self) -> None:
         while True:
             await asyncio.sleep(self._flush_s)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:  # noqa: BLE001 - the writer must outlive any bug in a write
+                _log.exception("statistics could not be written")
 
     async def flush(self) -> None:
         """Write what is new; a file that can't be written is tried again the next time."""
@@ -107,8 +113,8 @@ class StatementLog:
         baseline = await asyncio.to_thread(self.store.baseline, now_s)
         return baseline, (await self.resets())["kvcache"] if baseline else None
 
-    def reset(self, what: str | None, nodes: Mapping[str, float] | None = None) -> float:
-        """Forget what one group counted, or all counters; may be called from any thread.
+    async def reset(self, what: str | None, nodes: Mapping[str, float] | None = None) -> float:
+        """Forget what one group counted, or all counters.
 
         The log of statements is forgotten only when it is named.
 
@@ -130,7 +136,7 @@ class StatementLog:
         now_s = self.clock.wall()
         self._count_scheduling()
         forgotten = [one for one in chosen if one != QUERY_LOG_GROUP or what]
-        self.store.reset(forgotten, now_s, nodes)
+        await asyncio.to_thread(self.store.reset, forgotten, now_s, nodes)
         return now_s
 
     def open(self, client: ClientInfo, pid: int, text: str, query_tag: str = "") -> StatementEntry:

@@ -494,7 +494,7 @@ async def test_the_scheduler_is_counted_over_restarts_and_resets(front: Front) -
     counts["tiny"] = {"decisions": 1, "affinity_hit": 1, "queue_time": 0.0}
     front.server.statements.scheduler_counts = lambda: {m: dict(c) for m, c in counts.items()}
     assert counted(await front.view("stat_scheduler"), *names) == [("tiny", 6, 3, 1.5)]
-    front.server.statements.reset("scheduler")
+    await front.server.statements.reset("scheduler")
     counts["tiny"]["decisions"] += 4
     assert counted(await front.view("stat_scheduler"), *names) == [("tiny", 4, 0, 0.0)]
 
@@ -511,6 +511,26 @@ async def test_the_log_writes_by_itself(tmp_path: Path) -> None:
         await asyncio.sleep(0.001)
     await log.stop()
     other.close(0.0)
+
+
+async def test_a_write_that_fails_is_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock(0.0, epoch=NOON)
+    log = StatementLog(StatisticStore(now_s=NOON), clock, flush_s=0.001)
+    looks = 0
+
+    def counts() -> dict[str, dict[str, float]]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RuntimeError("a bug")
+        return {"tiny": {"decisions": looks}}
+
+    log.scheduler_counts = counts
+    await log.start()
+    while looks < 3:
+        await asyncio.sleep(0.001)
+    await log.stop()
+    assert caplog.text.count("could not be written") == 1
 
 
 def test_query_ids_sort_by_time() -> None:
