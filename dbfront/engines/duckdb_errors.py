@@ -91,6 +91,7 @@ def to_tierkv_error(
     message, hint = _split_hint(str(facts.get("exception_message", error)))
     position = source_position(_position(facts, engine_text))
     state = sqlstate(kind, message)
+    hint = hint or _sandbox_hint(state, message)
     name = _AI_NAME.search(message)
     if state == "42883" and name:
         return UnknownUdfError(
@@ -101,6 +102,17 @@ def to_tierkv_error(
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
     return SqlError(message, sqlstate=state, position=position, hint=hint)
+
+
+def _sandbox_hint(state: str, message: str) -> str:
+    """Which setting would allow what the sandbox refused; '' for anything else."""
+    if state != "42501":
+        return ""
+    if "configuration has been locked" in message:
+        return "The engine's settings are the server's; front.external_access = on unlocks them."
+    if re.search(r"disabled (by|through) configuration", message):
+        return "front.external_access = on allows files, the network and extensions."
+    return ""
 
 
 def sqlstate(kind: str, message: str) -> str:

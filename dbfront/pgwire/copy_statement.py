@@ -128,6 +128,7 @@ def parse_copy(sql: str) -> CopyStatement | None:
     if not cursor.skip("COPY"):
         return None
     if not {"STDIN", "STDOUT"} & {t.upper for t in cursor._tokens}:
+        _refuse_programs(cursor._tokens)
         return None
     statement = _target(cursor)
     direction = cursor.next()
@@ -139,6 +140,15 @@ def parse_copy(sql: str) -> CopyStatement | None:
     if statement.query and not to_client:
         raise SqlSyntaxError("COPY FROM needs a table, not a query")
     return replace(statement, to_client=to_client, options=_options(cursor))
+
+
+def _refuse_programs(words: Sequence[Token]) -> None:
+    for before, word, after in zip(words, words[1:], words[2:], strict=False):
+        if before.upper in ("FROM", "TO") and word.upper == "PROGRAM" and after.kind == "string":
+            raise FeatureNotSupportedError(
+                "COPY can't run programs on the server",
+                hint="Use STDIN, STDOUT or psql's \\copy; front.external_access = on allows files.",
+            )
 
 
 def _target(cursor: _Cursor) -> CopyStatement:

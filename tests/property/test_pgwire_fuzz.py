@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 from collections.abc import Iterator
@@ -115,3 +116,94 @@ def test_malformed_frame_is_answered_with_08p01(server: RunningServer) -> None:
                 answer += piece
         assert b"SFATAL\0" in answer
         assert b"C08P01\0" in answer
+
+
+NAMES = st.sampled_from([b"", b"a", b"b", b"never"])
+SQL = st.sampled_from(
+    [
+        b"SELECT 1", b"SELECT $1", b"SELECT $1::int + 1", b"SELECT * FROM range(5)", b"", b"SEL",
+        b"BEGIN", b"COMMIT", b"ROLLBACK", b"SELECT * FROM nowhere", b"SELECT 'open", b"SET a.b = 1",
+        b"SAVEPOINT s", b"ROLLBACK TO s", b"RELEASE s", b"DECLARE c CURSOR FOR SELECT 1", b"FETCH c",
+        b"CREATE OR REPLACE TABLE fuzzed (n INTEGER)", b"INSERT INTO fuzzed VALUES ($1)",
+        b"DEALLOCATE ALL", b"DISCARD ALL", b"CLOSE ALL", b"SHOW ALL", b"SELECT 1; SELECT 2",
+    ]
+)  # fmt: skip
+
+
+def bind(portal: bytes, statement: bytes, values: list[bytes | None], binary: bool) -> bytes:
+    parts = [
+        struct.pack("!i", -1) if value is None else struct.pack("!i", len(value)) + value
+        for value in values
+    ]
+    formats = struct.pack("!HHH", 1, binary, len(values))
+    results = struct.pack("!HH", 1, binary)
+    return frame(b"B", portal + b"\0" + statement + b"\0" + formats + b"".join(parts) + results)
+
+
+VALUES = st.lists(st.sampled_from([b"7", b"\0\0\0\7", b"x", b"", b"\xff", None]), max_size=2)
+extended = st.one_of(
+    st.builds(
+        lambda name, sql, oids: frame(
+            b"P", name + b"\0" + sql + b"\0" + struct.pack(f"!H{len(oids)}I", len(oids), *oids)
+        ),
+        NAMES,
+        SQL,
+        st.lists(st.sampled_from([0, 23, 25, 16, 1186, 99_999]), max_size=2),
+    ),
+    st.builds(bind, NAMES, NAMES, VALUES, st.booleans()),
+    st.builds(
+        lambda verb, kind, name: frame(verb, kind + name + b"\0"),
+        st.sampled_from([b"D", b"C"]),
+        st.sampled_from([b"S", b"P"]),
+        NAMES,
+    ),
+    st.builds(
+        lambda name, most: frame(b"E", name + b"\0" + struct.pack("!i", most)),
+        NAMES,
+        st.integers(-1, 3),
+    ),
+    st.sampled_from(
+        [frame(b"S", b""), frame(b"H", b""), frame(b"Q", b"SELECT 5\0"), frame(b"c", b"")]
+    ),
+)
+
+
+def answers(sock: socket.socket, last: bytes) -> list[tuple[bytes, bytes]]:
+    """Whole messages up to a row that holds ``last``, and the ReadyForQuery after it."""
+    data, found, seen = b"", [], False
+    while True:
+        while len(data) >= 5 and len(data) > (size := int.from_bytes(data[1:5], "big")):
+            found.append((data[:1], data[5 : 1 + size]))
+            data = data[1 + size :]
+            seen = seen or (found[-1][0] == b"D" and last in found[-1][1])
+            if seen and found[-1][0] == b"Z":
+                return found
+        piece = sock.recv(65_536)
+        assert piece, f"the server hung up after {found}"
+        data += piece
+
+
+@pytest.mark.integration
+@settings(max_examples=120, deadline=None)
+@given(messages=st.lists(extended, max_size=12))
+def test_any_order_of_extended_messages_is_answered_in_order(
+    real: RunningServer, messages: list[bytes]
+) -> None:
+    """After an error nothing is answered until Sync; the session is usable at the end."""
+    end = frame(b"S", b"") + frame(b"Q", b"ROLLBACK\0") + frame(b"Q", b"SELECT 'the end'\0")
+    with socket.create_connection(("127.0.0.1", real.port), timeout=30) as sock:
+        sock.sendall(STARTUP + b"".join(messages) + end)
+        found = answers(sock, b"the end")
+    found = found[1 + next(at for at, (kind, _) in enumerate(found) if kind == b"Z") :]
+    for (kind, body), (after, _) in itertools.pairwise(found):
+        assert kind in b"123CDEInNsStTZ"
+        if kind == b"E":
+            assert after in (b"Z", b"S"), "only ReadyForQuery follows an error"
+            assert b"CXX000" not in body, "an internal error"
+    assert found[-1] == (b"Z", b"I")
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RunningServer]:
+    with running_pgwire() as running:
+        yield running
