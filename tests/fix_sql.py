@@ -147,6 +147,7 @@ class InstantGenerator:
     served: tuple[ModelInfo, ...] = (make_model(), make_model("other"))
     failing: dict[str, TierKVError | list[TierKVError]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    finish_reason: FinishReason = FinishReason.STOP
     gate: asyncio.Event | None = None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     prompts: list[str] = field(default_factory=list)
@@ -202,7 +203,7 @@ class InstantGenerator:
             yield replace(
                 said,
                 text="",
-                finish_reason=FinishReason.STOP,
+                finish_reason=self.finish_reason,
                 usage=Usage(len(prepared.request.token_ids), generated, HitTokens(l1=1, l2=2)),
                 ttft_s=0.5,
                 total_s=1.0,
