@@ -21,6 +21,7 @@ from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
 from dbfront.error_policy import ErrorPolicy
 from dbfront.explain import STREAM
 from dbfront.explain_statement import explain_statement
+from dbfront.filter_order import FilterOrder, cost_tokens
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_rows import RowsNotWantedError
 from dbfront.statistics import AiStats, StatementProgress
@@ -35,8 +36,13 @@ from kvcore.errors import (
 )
 from sql.field_reorder import FieldReorder
 from sql.plan import StatementPlan, plan_statement
-from sql.rewrite import RewrittenSql
+from sql.rewrite import RewrittenSql, joined
 from sql.stream_plan import StreamPlan
+
+_SAMPLED_ROWS = 64
+_SAMPLED_SHARE = 8
+"""Each filter is asked about up to 64 rows, and no more than an eighth of them, to learn an order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,8 @@ class _Replay:
             if self.plan.collect_sql is not None:
                 await self._collect(self.plan.collect_sql)
             stop_after = None if self.plan.writes else self.plan.stop_after_rows
-            rounds = self._rounds(self.plan.engine_sql, self.plan.writes, stop_after)
+            sql = self.plan.engine_sql if stop_after is not None else await self._ordered_sql()
+            rounds = self._rounds(sql, self.plan.writes, stop_after)
             result = await statement.until_answered(rounds, may_stop=stop_after is not None)
         statement.report("done")
         return client_result(self.plan, result, statement.notices())
@@ -241,6 +248,34 @@ class _Replay:
     def _rounds(self, sql: RewrittenSql, writes: bool, stop_after: int | None) -> _DuckDbRounds:
         return _DuckDbRounds(self.statement, self.context, sql, self.params, writes, stop_after)
 
+    async def _ordered_sql(self) -> RewrittenSql:
+        """Write the statement with its AI filters in the best order, learned from some rows."""
+        filters = self.plan.filters
+        if filters is None or filters.count is None:
+            return self.plan.engine_sql
+        order = FilterOrder(len(filters.filters))
+        rounds = self._rounds(filters.count, False, None)
+        try:
+            rows = (await self.statement.until_answered(rounds)).rows[0][0]
+            sampled = min(_SAMPLED_ROWS, rows // _SAMPLED_SHARE)
+            for number, sample in enumerate(filters.samples if sampled else ()):
+                before = cost_tokens(self.context.stats)
+                rounds = self._rounds(joined((sample, f" LIMIT {sampled}")), False, None)
+                passed = (await self.statement.until_answered(rounds)).rows.count((True,))
+                cost = cost_tokens(self.context.stats) - before
+                order.ran(number, rows=sampled, passed=passed, cost=cost)
+        except TierKVError as error:
+            if not await self._only_collecting(error, rounds):
+                raise
+        self.statement.discard_rows()
+        return filters.ordered(order.order())
+
+    async def _only_collecting(self, error: TierKVError, rounds: _DuckDbRounds) -> bool:
+        """Say whether an error may be ignored: the engine's, about a query of our own making."""
+        if error is not rounds.engine_error or isinstance(error, CancelledByUserError):
+            return False
+        return await self.context.transaction.start_again()
+
     async def _collect(self, sql: RewrittenSql) -> None:
         """Learn the answers a write needs, with the SELECT that meets the same calls."""
         rounds = self.collecting(sql)
@@ -249,9 +284,7 @@ class _Replay:
         except TierKVError as error:
             # The SELECT is only a way to collect; what the engine has against it may not hold for
             # the statement itself, which will say what is wrong.
-            if error is not rounds.engine_error or isinstance(error, CancelledByUserError):
-                raise
-            if not await self.context.transaction.start_again():
+            if not await self._only_collecting(error, rounds):
                 raise
         self.statement.discard_rows()
 

@@ -9,8 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dbfront.statistics import AiStats
+
 _SAMPLED_ROWS: Final = 16
 """Rows that each filter is asked about before any order is chosen."""
+
+_TOKEN_DECODED: Final = 8.0
+"""What decoding a token costs, in prompt tokens: prompts are computed many tokens at a time."""
+
+
+def cost_tokens(stats: AiStats) -> float:
+    """Return what answers have cost so far, in prompt tokens that were computed."""
+    computed = stats.prompt_tokens - stats.hit_tokens.total
+    return computed + _TOKEN_DECODED * stats.completion_tokens
 
 
 @dataclass(slots=True)

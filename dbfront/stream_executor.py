@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol
 from dbfront.ai_statement import AiStatement
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
-from dbfront.filter_order import FilterOrder
-from dbfront.statistics import AiStats
+from dbfront.filter_order import FilterOrder, cost_tokens
 from dbfront.window_size import WindowSize
 from kvcore.errors import CancelledByUserError, TierKVError
 from sql.rewrite import RewrittenSql
@@ -26,9 +25,6 @@ KEPT_ANSWERS: Final = 100_000
 
 _MEANING: Final = ("default_collation", "integer_division", "ieee_floating_point_ops")
 """Engine settings on which the value of an expression around AI calls may depend."""
-
-_TOKEN_DECODED: Final = 8.0
-"""What decoding a token costs, in prompt tokens: prompts are computed many tokens at a time."""
 
 Row = tuple[Any, ...]
 
@@ -156,11 +152,11 @@ class StreamedStatement:
             asked = list(range(len(base))) if measuring else alive
             if not asked:
                 break
-            before = _cost_tokens(self._statement.stats)
+            before = cost_tokens(self._statement.stats)
             rows = [base[index] for index in asked]
             result = await self._ask(self._stream.filters[number], rows)
             passed = {asked[row[0]] for row in result.rows}
-            cost = _cost_tokens(self._statement.stats) - before
+            cost = cost_tokens(self._statement.stats) - before
             self._filters.ran(number, rows=len(asked), passed=len(passed), cost=cost)
             alive = [index for index in alive if index in passed]
         return alive
@@ -194,12 +190,6 @@ class StreamedStatement:
     def _refuse(self, reason: str) -> None:
         if reason:
             raise CannotStreamError(reason)
-
-
-def _cost_tokens(stats: AiStats) -> float:
-    """What answers have cost so far, in prompt tokens that were computed."""
-    computed = stats.prompt_tokens - stats.hit_tokens.total
-    return computed + _TOKEN_DECODED * stats.completion_tokens
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ Range = tuple[int, int]
 """Tokens ``[first, last)``."""
 
 _CLAUSES: Final = frozenset(
-    {"FROM", "WHERE", "GROUP", "HAVING", "WINDOW", "QUALIFY", "ORDER", "LIMIT", "OFFSET", "USING"}
+    {"FROM", "WHERE", "GROUP", "HAVING", "WINDOW", "QUALIFY", "ORDER", "LIMIT", "OFFSET"}
+    | {"FETCH", "FOR"}
 )
 
 
@@ -110,8 +111,8 @@ def _clause_starts(tokens: list[Token], first: int) -> dict[str, Range]:
             continue
         if token.upper == "FROM" and tokens[index - 1].upper == "DISTINCT":
             continue
-        if token.upper == "USING" or token.upper in dict(found):
-            continue  # of a join
+        if token.upper in dict(found):
+            continue
         found.append((token.upper, index))
     ends = [*(index for _, index in found), len(tokens)][1:]
     return {name: (index, end) for (name, index), end in zip(found, ends, strict=True)}

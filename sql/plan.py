@@ -16,6 +16,7 @@ from sql.calls import FoundCall, find_calls, find_templates
 from sql.collect import collect_form, returning_form
 from sql.dialect import Dialect
 from sql.explain_options import ExplainOptions, explain_options, explaining
+from sql.filter_plan import FilterPlan, filter_plan
 from sql.lexer import Token, TokenKind, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
@@ -77,6 +78,8 @@ class StatementPlan:
         shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
         dialect: of the engine it is for.
         stream: how to run it as a stream; None with ``why_not_stream``, in words.
+        filters: how to write it with its AI filters in another order than ``engine_sql`` has, which
+            is the user's; None where there is nothing to order.
     """
 
     text: str
@@ -96,6 +99,7 @@ class StatementPlan:
     dialect: Dialect = Dialect.DUCKDB
     stream: StreamPlan | None = None
     why_not_stream: str = ""
+    filters: FilterPlan | None = None
 
     @property
     def writes(self) -> bool:
@@ -167,7 +171,7 @@ def plan_statement(
             shows=bool(tokens) and tokens[0].upper in _SHOWS,
             dialect=dialect,
         )
-    _refuse(tokens, kind)
+    _refuse(tokens, kind, dialect)
     body = text[tokens[0].start :]
     placement = place_calls(body, *_shifted(tokens, calls), dialect)
     sites = _sites(tokens, calls, placement, key_base)
@@ -185,11 +189,18 @@ def plan_statement(
     )
     returning = returning_form(tokens, kind)
     collect = collect_form(tokens, kind) if kind.writes else None
+    filters = filter_plan(tokens, placement, rewriter) if kind is StatementKind.QUERY else None
+    engine_sql = (
+        rewriter.rewrite([(0, len(tokens))])
+        if filters is None
+        else filters.ordered(range(len(filters.filters)))
+    )
     stream, why_not = _stream(tokens, calls, placement, rewriter, kind)
     return StatementPlan(
         text=text,
         kind=kind,
-        engine_sql=rewriter.rewrite([(0, len(tokens))]),
+        engine_sql=engine_sql,
+        filters=filters,
         sites=tuple(site for site, _ in sites),
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
         collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
@@ -271,8 +282,10 @@ def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], 
     return moved, calls
 
 
-def _refuse(tokens: list[Token], kind: StatementKind) -> None:
-    if kind not in _MAY_HOLD_CALLS:
+def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect) -> None:
+    # PostgreSQL runs a MERGE under a savepoint; DuckDB has none, and no SELECT meets its calls.
+    merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
+    if kind not in _MAY_HOLD_CALLS and not merges:
         words = 2 if kind is StatementKind.CREATE else 1
         what = " ".join(token.upper for token in tokens[:words])
         raise FeatureNotSupportedError(

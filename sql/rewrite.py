@@ -66,6 +66,22 @@ class RewrittenSql:
         return source + (position - 1 - offset) + 1
 
 
+def joined(parts: Sequence[str | RewrittenSql]) -> RewrittenSql:
+    """Put texts behind each other; plain ones come from nowhere in the user's text."""
+    texts: list[str] = []
+    marks: list[tuple[int, int]] = []
+    parameters: dict[str, None] = {}
+    length = 0
+    for part in parts:
+        if isinstance(part, RewrittenSql):
+            marks += [(length + offset, source) for offset, source in part.marks]
+            parameters.update(dict.fromkeys(part.parameters))
+        text = part if isinstance(part, str) else part.text
+        texts.append(text)
+        length += len(text)
+    return RewrittenSql("".join(texts), tuple(marks), tuple(parameters))
+
+
 @dataclass(frozen=True, slots=True)
 class CallRendering:
     """How one call is written: its form's key and which engine function answers it."""

@@ -339,6 +339,8 @@ class _Builder:
     def _limits(self) -> tuple[int | None, int]:
         values: dict[str, int | None] = {"LIMIT": None, "OFFSET": 0}
         if self.clauses.limits is None:
+            if self.tree.args.get("limit") is not None:
+                raise NotStreamableError("its LIMIT is not a plain number")
             return None, 0
         first, last = self.clauses.limits
         words = self.tokens[first:last]
