@@ -7,6 +7,7 @@ with them. No model is asked.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from sql.plan import StatementPlan
 MOST_PREPARED: Final = 20_000
 """Calls whose prompts are made; of more, so many are taken evenly, and the others are like them."""
 
+_PREPARED_BETWEEN_YIELDS: Final = 64
 _OUTPUTS: Final = frozenset({"SELECT", "VALUES", "SET", "RETURNING", "GROUP BY", "ORDER BY"})
 """Clauses in which the answer to a call decides about no other row."""
 
@@ -157,7 +159,9 @@ async def estimate(
     step = -(-len(batch) // MOST_PREPARED) or 1
     questions = _Questions(generator, defaults)
     written = await contexts.written(batch)
-    for call in batch[::step]:
+    for number, call in enumerate(batch[::step]):
+        if number % _PREPARED_BETWEEN_YIELDS == 0:
+            await asyncio.sleep(0)
         one = found[book.missed_forms(call)[0]]
         order = Order(call, defaults, written.get(call, ""))
         one.distinct += not AI_FUNCTIONS[call.function].local

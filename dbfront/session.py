@@ -45,7 +45,8 @@ from kvcore.errors import (
     SqlError,
     TierKVError,
 )
-from sql.lexer import tokenize
+from sql.explain_options import explain_options
+from sql.lexer import Token, tokenize
 from sql.parameters import parameter_types
 from sql.plan import Explain, StatementPlan, plan_statement
 from sql.settings import SettingCommand, setting_command, setting_spec
@@ -250,7 +251,7 @@ class DuckDbSession:
             self.settings.reset_all()
             return StatementResult("RESET")
         result = await run_statement(sql, params, context)
-        if kind is not StatementKind.QUERY:
+        if _may_write(kind, tokens):
             self._transaction.changed = self._transaction.status == "T"
         return result
 
@@ -344,6 +345,12 @@ class DuckDbSession:
             rows = await self._server.view_rows(view, self)
             text = await asyncio.to_thread(to_json, rows) if len(rows) > 100 else to_json(rows)
             await self._connection.set_variable(view_variable(view), text)
+
+
+def _may_write(kind: StatementKind, tokens: list[Token]) -> bool:
+    """Say whether a statement may have changed something; EXPLAIN has when it ran one."""
+    explain = explain_options(tokens)
+    return kind is not StatementKind.QUERY if explain is None else explain.analyze
 
 
 _STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

@@ -370,6 +370,24 @@ async def test_an_estimate_sees_the_transaction_and_leaves_it_as_it_is(
     assert generator.calls == []
 
 
+async def test_an_explained_statement_is_no_change_of_the_transaction(
+    session: DuckDbSession,
+) -> None:
+    # Its calls can't be collected first, so it must be able to begin the transaction anew.
+    write = "CREATE TABLE IF NOT EXISTS made AS SELECT ai_generate(body) AS x FROM docs"
+    await session.execute("BEGIN")
+    for explain in ("EXPLAIN", "EXPLAIN (AI_ESTIMATE)"):
+        await session.execute(f"{explain} DELETE FROM docs WHERE ai_generate(body) = 'yes'")
+    await session.execute(write)
+    await session.execute("ROLLBACK")
+    await session.execute("BEGIN")
+    await session.execute("EXPLAIN ANALYZE DELETE FROM docs WHERE ai_generate(body) = 'yes'")
+    with pytest.raises(SqlError, match="inside a transaction with changes"):
+        await session.execute(write)
+    await session.execute("ROLLBACK")
+    assert len(await table(session)) == 60
+
+
 async def test_an_estimate_survives_an_engine_that_fails_on_missing_answers(
     session: DuckDbSession, generator: InstantGenerator
 ) -> None:
