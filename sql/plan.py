@@ -155,22 +155,10 @@ def plan_statement(
         return _explained(text, tokens, calls, options, key_base, dialect)
     kind = classify(tokens if options is None else tokens[options.start :])
     templates = {found.first: found for found in find_templates(tokens)}
-    views = admin_views_in(tokens)
     parameters = parameter_names(tokens, dialect)
     if not calls:
         bare = SqlRewriter(text, tokens, {}, templates, {}, parameters, dialect=dialect)
-        whole = bare.rewrite([(0, len(tokens))])
-        returning = returning_form(tokens, kind)
-        return StatementPlan(
-            text,
-            kind,
-            whole,
-            _mode(options),
-            admin_views=views,
-            returning_sql=bare.rewrite(returning) if returning else None,
-            shows=bool(tokens) and tokens[0].upper in _SHOWS,
-            dialect=dialect,
-        )
+        return _without_calls(text, tokens, kind, bare, _mode(options))
     _refuse(tokens, kind, dialect)
     body = text[tokens[0].start :]
     placement = place_calls(body, *_shifted(tokens, calls), dialect)
@@ -205,11 +193,27 @@ def plan_statement(
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
         collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
         stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
-        admin_views=views,
+        admin_views=admin_views_in(tokens),
         returning_sql=rewriter.rewrite(returning) if returning else None,
         dialect=dialect,
         stream=stream,
         why_not_stream=why_not,
+    )
+
+
+def _without_calls(
+    text: str, tokens: list[Token], kind: StatementKind, bare: SqlRewriter, explain: Explain
+) -> StatementPlan:
+    returning = returning_form(tokens, kind)
+    return StatementPlan(
+        text,
+        kind,
+        bare.rewrite([(0, len(tokens))]),
+        explain,
+        admin_views=admin_views_in(tokens),
+        returning_sql=bare.rewrite(returning) if returning else None,
+        shows=bool(tokens) and tokens[0].upper in _SHOWS,
+        dialect=bare.dialect,
     )
 
 
