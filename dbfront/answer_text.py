@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from sql.dialect import Dialect
+from sql.exact_json import exact_text
 from sql.functions import Returns
 
 _REPLACEMENT: Final = "\ufffd"
@@ -28,7 +28,7 @@ def answer_text(value: Any, returns: Returns, dialect: Dialect) -> str | None:
         return _clean(str(value))
     if returns in (Returns.VECTOR, Returns.TEXTS) and dialect is Dialect.POSTGRES:
         return _array(value)
-    return json.dumps(_clean_json(value), ensure_ascii=False)
+    return exact_text(_clean_json(value), comma=", ", colon=": ")
 
 
 def _clean(text: str) -> str:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvcore.errors import UdfArgumentError
 from sql.arguments import NotTextError, Value, checked_value
-from sql.functions import AI_FUNCTIONS, AiFunction, ArgumentKind
+from sql.exact_json import exact_argument
+from sql.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
 from sql.options import CallOptions
 
 Arguments = tuple[tuple[str, Value], ...]
 """Values by parameter name, without those that are NULL or not given."""
 
 _NO_OPTIONS = CallOptions()
+_SAYS_NOTHING: Final[dict[str, Value]] = {"options": _NO_OPTIONS, CONTEXT: "{}", DOCUMENTS: ()}
+"""What means the same as nothing at all, so that it makes no call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,10 @@ class CallForm:
             if parameter.strict or parameter.required:
                 listed = parameter.kind is ArgumentKind.TEXTS or name == self._gathered
                 values[name] = (".",) if listed else "."
-        if values.get("model") == ".":
+        missing = any(
+            p.strict and p.required and p.name not in values for p in self.function.parameters
+        )
+        if missing or values.get("model") == ".":
             return None
         return make_call(self.function.name, values)
 
@@ -139,13 +145,23 @@ def resolve_call(form: CallForm, text: str) -> AiCall | None:
     if not form.packed:
         values[form.row_parameters[0]] = text
         return make_call(form.function.name, values)
-    for name, item in zip(form.row_parameters, json.loads(text), strict=True):
+    for name, item in zip(form.row_parameters, _row_items(form, text), strict=True):
         value = _row_value(form.function, name, item)
         if value is None and form.function.parameter(name).strict:
             return None
         if value is not None:
             values[name] = value
     return make_call(form.function.name, values)
+
+
+def _row_items(form: CallForm, text: str) -> list[Any]:
+    try:
+        items: list[Any] = exact_argument(text)
+    except ValueError as error:
+        raise UdfArgumentError(
+            f"{form.function.name}: an argument can't be used: {error}"
+        ) from None
+    return items
 
 
 def _row_value(function: AiFunction, name: str, item: Any) -> Value:
@@ -167,5 +183,9 @@ def make_call(name: str, values: Mapping[str, Value]) -> AiCall:
     canonical = AI_FUNCTIONS[AI_FUNCTIONS[name].canonical]
     return AiCall(
         canonical.name,
-        tuple((name, values[name]) for name in canonical.names if values.get(name) is not None),
+        tuple(
+            (name, value)
+            for name in canonical.names
+            if (value := values.get(name)) is not None and value != _SAYS_NOTHING.get(name)
+        ),
     )

@@ -6,12 +6,12 @@ engine sends a row. Equal values must have equal forms: one answer is given per 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from kvcore import limits
 from kvcore.errors import UdfArgumentError
+from sql.exact_json import exact_argument, exact_text
 from sql.extract_schema import check_fields
 from sql.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
 from sql.options import CallOptions, parse_options
@@ -102,17 +102,24 @@ def _categories(value: list[Any]) -> tuple[str, ...]:
     return labels
 
 
-def _json(function: AiFunction, name: str, value: Any) -> str:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise UdfArgumentError(f"{name} is not JSON: {error}", hint=_HINTS[name]) from None
-    if name == CONTEXT:
-        return _dumped(_context(value))
-    if name == SCHEMA:
-        _check_schema(function, value)
-    return _dumped(value)
+def _json(function: AiFunction, name: str, value: Any) -> str | None:
+    try:
+        value = _decoded(value)
+        if value is None:
+            return None
+        if name == SCHEMA:
+            _check_schema(function, value)
+        return exact_text(_context(value) if name == CONTEXT else value)
+    except ValueError as error:
+        raise UdfArgumentError(f"{name} is not JSON: {error}", hint=_HINTS[name]) from None
+
+
+def _decoded(value: Any) -> Any:
+    """Read JSON text, also where a column of text was made JSON of."""
+    for _ in range(2):
+        if isinstance(value, str):
+            value = exact_argument(value)
+    return value
 
 
 def _context(value: Any) -> dict[str, str]:
@@ -123,7 +130,7 @@ def _context(value: Any) -> dict[str, str]:
             hint=_HINTS[CONTEXT],
         )
     fields = {
-        key: item if isinstance(item, str) else _dumped(item)
+        key: item if isinstance(item, str) else exact_text(item)
         for key, item in value.items()
         if item is not None
     }
@@ -144,12 +151,8 @@ def _check_schema(function: AiFunction, value: Any) -> None:
         )
     if takes_fields:
         check_fields(value)
-    size = len(_dumped(value))
+    size = len(exact_text(value))
     if size > limits.MAX_SCHEMA_CHARS:
         raise UdfArgumentError(
             f"the schema has {size} characters, at most {limits.MAX_SCHEMA_CHARS} are allowed"
         )
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

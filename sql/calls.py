@@ -19,7 +19,15 @@ from sql.functions import (
     AiFunction,
     ArgumentKind,
 )
-from sql.lexer import Token, TokenKind, closing_index, depth_change, name_value, string_value
+from sql.lexer import (
+    Token,
+    TokenKind,
+    closing_index,
+    depth_change,
+    has_codes,
+    name_value,
+    string_value,
+)
 from sql.literals import NotConstantError, literal_value
 from sql.prompt_template import PromptTemplate, parse_template
 from sql.suggest import did_you_mean
@@ -232,10 +240,10 @@ def _read_template(tokens: list[Token], index: int) -> FoundTemplate:
     if not ranges:
         raise _wrong(tokens[index], "ai_prompt needs a template")
     first, last = ranges[0]
-    if last - first != 1 or tokens[first].kind is not TokenKind.STRING:
+    if last - first != 1 or tokens[first].kind is not TokenKind.STRING or has_codes(tokens[first]):
         raise _wrong(
             tokens[first],
-            "ai_prompt: the template must be a text constant",
+            "ai_prompt: the template must be a text constant, without characters by number",
             "Write ai_prompt('Summarise {0}', body); concatenate what varies with || instead.",
         )
     try:

@@ -41,11 +41,11 @@ _TEXT: Final[dict[Dialect, Around]] = {
     Dialect.POSTGRES: ("CAST(", " AS text)"),
 }
 _ARGUMENTS: Final[dict[Dialect, dict[ArgumentKind, Around]]] = {
-    # to_json keeps JSON as it is and makes JSON of a STRUCT; text becomes a JSON string that the
-    # front decodes twice.
+    # to_json keeps JSON as it is and makes JSON of a STRUCT. It is packed as text, because
+    # DuckDB's json_array would round its numbers to doubles; the front decodes it again.
     Dialect.DUCKDB: {
         ArgumentKind.TEXT: _TEXT[Dialect.DUCKDB],
-        ArgumentKind.JSON: ("to_json(", ")"),
+        ArgumentKind.JSON: ("CAST(to_json(", ") AS VARCHAR)"),
         ArgumentKind.TEXTS: ("CAST(", " AS VARCHAR[])"),
     },
     Dialect.POSTGRES: {

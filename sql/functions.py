@@ -111,8 +111,8 @@ def _data(name: str, *, kind: ArgumentKind = ArgumentKind.TEXT) -> Parameter:
     return Parameter(name, kind, required=True, strict=True)
 
 
-def _json(name: str, *, required: bool = False) -> Parameter:
-    return Parameter(name, ArgumentKind.JSON, required)
+def _json(name: str) -> Parameter:
+    return Parameter(name, ArgumentKind.JSON)
 
 
 _MODEL = Parameter("model")
@@ -124,7 +124,8 @@ _INPUT = Parameter("input", strict=True)
 _INSTRUCTION = Parameter("instruction")
 _HOW = (_MODEL, _SYSTEM, _OPTIONS)
 _ASK = (_MODEL, _SYSTEM, _OPTIONS, _DOCUMENTS, _CONTEXT)
-_CATEGORIES = Parameter("categories", ArgumentKind.TEXTS, required=True)
+_CATEGORIES = _data("categories", kind=ArgumentKind.TEXTS)
+_SCHEMA = _data("schema", kind=ArgumentKind.JSON)
 
 
 def _function(
@@ -142,9 +143,7 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
     function.name: function
     for function in (
         _function("ai_generate", Returns.TEXT, _data("prompt"), *_ASK),
-        _function(
-            "ai_generate_json", Returns.JSON, _data("prompt"), _json("schema", required=True), *_ASK
-        ),
+        _function("ai_generate_json", Returns.JSON, _data("prompt"), _SCHEMA, *_ASK),
         _function("ai_generate_detail", Returns.RESULT, _data("prompt"), *_ASK),
         _function(
             "ai_complete",
@@ -174,7 +173,7 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
             "ai_extract",
             Returns.JSON,
             _data("input"),
-            _json("schema", required=True),
+            _SCHEMA,
             _INSTRUCTION,
             *_HOW,
         ),

@@ -52,6 +52,7 @@ _TOKEN: Final = re.compile(
 )
 _COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{4})|([0-7]{1,3})|(.))", re.S)
+_CODES: Final = re.compile(r"\\[xuU0-7]")
 _ESCAPED_CHARS: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
@@ -90,6 +91,11 @@ def string_value(token: Token) -> str:
     if text[0] in "eE":
         return _ESCAPE.sub(_unescape, text[2:-1].replace("''", "'"))
     return text[1:-1].replace("''", "'")
+
+
+def has_codes(token: Token) -> bool:
+    """Say whether an E'...' gives characters by number, which each engine reads its own way."""
+    return token.text[0] in "eE" and _CODES.search(token.text) is not None
 
 
 def name_value(token: Token) -> str:

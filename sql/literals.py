@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
-from sql.lexer import Token, TokenKind, name_value, string_value
+from sql.exact_json import ExactNumber
+from sql.lexer import Token, TokenKind, has_codes, string_value
 
 
 class NotConstantError(Exception):
@@ -32,6 +34,7 @@ def literal_value(tokens: list[Token]) -> Any:
     return value
 
 
+_DECIMAL: Final = re.compile(r"-?(?:0|[1-9]\d*)\.\d+")
 _JSON_CASTS: Final = ("JSON", "JSONB", "TEXT", "VARCHAR")
 
 
@@ -39,14 +42,14 @@ def _value(tokens: list[Token], at: int) -> tuple[Any, int]:
     if at >= len(tokens):
         raise NotConstantError
     token = tokens[at]
-    if token.kind is TokenKind.STRING:
+    if token.kind is TokenKind.STRING and not has_codes(token):
         return string_value(token), at + 1
     if token.kind is TokenKind.NUMBER:
         return _number(token.text), at + 1
     if token.kind is TokenKind.WORD and token.upper in _WORDS:
         return _WORDS[token.upper], at + 1
     if token.text == "-" and at + 1 < len(tokens) and tokens[at + 1].kind is TokenKind.NUMBER:
-        return -_number(tokens[at + 1].text), at + 2
+        return _number(f"-{tokens[at + 1].text}"), at + 2
     if token.text == "[":
         return _items(tokens, at + 1)
     if token.upper == "ARRAY" and at + 1 < len(tokens) and tokens[at + 1].text == "[":
@@ -60,7 +63,7 @@ def _number(text: str) -> int | float:
     try:
         return int(text)
     except ValueError:
-        return float(text)
+        return ExactNumber(text if _DECIMAL.fullmatch(text) else repr(float(text)))
 
 
 def _items(tokens: list[Token], at: int) -> tuple[list[Any], int]:
@@ -78,12 +81,20 @@ def _fields(tokens: list[Token], at: int) -> tuple[dict[str, Any], int]:
         token = tokens[at]
         if token.kind not in (TokenKind.WORD, TokenKind.QUOTED, TokenKind.STRING):
             raise NotConstantError
-        key = string_value(token) if token.kind is TokenKind.STRING else name_value(token)
         if tokens[at + 1].text != ":":
             raise NotConstantError
-        fields[key], at = _value(tokens, at + 2)
+        fields[_key(token)], at = _value(tokens, at + 2)
         at = _separator(tokens, at, "}")
     return fields, at + 1
+
+
+def _key(token: Token) -> str:
+    """Return a field's name; DuckDB keeps its case, quoted or not."""
+    if token.kind is TokenKind.STRING:
+        return string_value(token)
+    if token.kind is TokenKind.QUOTED:
+        return token.text[1:-1].replace('""', '"')
+    return token.text
 
 
 def _separator(tokens: list[Token], at: int, closing: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kvcore import limits
 from kvcore.errors import UdfArgumentError
 from kvcore.request import BlendSelector
+from sql.exact_json import exact_argument
 from sql.suggest import did_you_mean
 
 
@@ -61,8 +62,9 @@ def parse_options(value: Any) -> CallOptions:
     """
     if value is None:
         return CallOptions()
-    if isinstance(value, str):
-        value = _from_json(value)
+    for _ in range(2):  # A column of text comes as JSON of its text.
+        if isinstance(value, str):
+            value = _from_json(value)
     if value is None:
         return CallOptions()
     if not isinstance(value, Mapping):
@@ -76,7 +78,7 @@ def parse_options(value: Any) -> CallOptions:
 
 def _from_json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return exact_argument(text)
     except ValueError as error:
         raise UdfArgumentError(
             f"options is not JSON: {error}", hint="Write options => '{\"max_tokens\": 64}'."
