@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dbfront.contracts import ClientInfo
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.session import DuckDbSqlServer
-from tests.fix_sql import InstantGenerator, answer_text
+from tests.fix_sql import InstantGenerator, answer_text, label_odds
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), st.text(max_size=5))
 tables = st.lists(st.tuples(st.integers(0, 3), texts), min_size=1, max_size=25)
@@ -21,7 +21,10 @@ words = st.sampled_from(["yes", "no", "maybe", "red", "blue"])
 @st.composite
 def scalars(draw: st.DrawFn, depth: int = 2) -> str:
     """An expression over ``p``, ``g`` and AI calls."""
-    leaf = draw(st.sampled_from(["p", "'k'", "p || g", "ai_generate(p)", "ai_generate('q' || p)"]))
+    leaf = draw(st.sampled_from([
+        "p", "'k'", "p || g", "ai_generate(p)", "ai_generate('q' || p)",
+        "ai_classify(p, ['a', 'b'])",
+    ]))  # fmt: skip
     if depth == 0:
         return leaf
     inner = scalars(depth - 1)
@@ -40,6 +43,7 @@ def conditions(draw: st.DrawFn, depth: int = 1) -> str:
     """A predicate over AI calls."""
     value = draw(scalars(min(depth, 1)))
     shapes = [f"{value} = '{draw(words)}'", f"{value} IS NOT NULL", "g > 1"]
+    shapes += [f"ai_filter('Is it?', {value})", f"NOT ai_filter('Is it?', {value})"]
     if depth > 0:
         left, right = draw(conditions(depth - 1)), draw(conditions(depth - 1))
         shapes += [f"({left} OR {right})", f"({left} AND {right})", f"NOT ({left})"]
@@ -61,6 +65,24 @@ def queries(draw: st.DrawFn) -> str:
             ]
         )
     )
+
+
+def is_it(predicate: str | None, text: str | None) -> bool | None:
+    """What ai_filter says."""
+    if predicate is None or text is None:
+        return None
+    question = f"Question: {predicate}\nAnswer yes or no."
+    odds = label_odds("\n".join(filter(None, (text, question))), ("yes", "Yes", "no", "No"))
+    return odds[0] + odds[1] > 0.5
+
+
+def category(text: str | None, categories: list[str]) -> str | None:
+    """What ai_classify says."""
+    if text is None:
+        return None
+    question = f"Question: Which category fits best: {', '.join(categories)}?"
+    odds = label_odds("\n".join(filter(None, (text, question))), categories)
+    return categories[odds.index(max(odds))]
 
 
 async def replayed(rows: list[tuple[int, str | None]], query: str) -> list[tuple[object, ...]]:
@@ -85,6 +107,12 @@ def test_replay_equals_a_plain_function(rows: list[tuple[int, str | None]], quer
             ["VARCHAR"],
             "VARCHAR",
             null_handling="special",
+        )
+        plain.create_function(
+            "ai_filter", is_it, ["VARCHAR", "VARCHAR"], "BOOLEAN", null_handling="special"
+        )
+        plain.create_function(
+            "ai_classify", category, ["VARCHAR", "VARCHAR[]"], "VARCHAR", null_handling="special"
         )
         plain.execute("CREATE TABLE t (i INT, g INT, p VARCHAR)")
         for number, (group, text) in enumerate(rows):
