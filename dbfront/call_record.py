@@ -24,7 +24,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call that ended, for metrics and logs; ``error_code`` is set when it failed."""
+    """A call that ended, for metrics and logs.
+
+    ``error_code`` is set when it failed, ``origin`` when it came by REST.
+    """
 
     request_id: RequestId
     model: str
@@ -35,6 +38,7 @@ class CallRecord:
     total_s: float
     node_id: str = ""
     error_code: str = ""
+    origin: str = ""
 
 
 @dataclass(slots=True)

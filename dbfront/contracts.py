@@ -41,6 +41,7 @@ class TextCall:
 
     Instead of free text it may ask for JSON of a schema (``json_schema``, JSON text), for one of
     ``labels`` with their probabilities, or for the prompt's embedding (``embed``); at most one.
+    ``origin`` names the REST route it came by, for statistics; it is empty for calls from SQL.
     JSON that ends with FinishReason.LENGTH is not whole; it takes no ``stop``. Labels and
     embeddings generate nothing: how tokens are chosen and how many does not matter to them.
     """
@@ -69,6 +70,7 @@ class TextCall:
     json_schema: str = ""
     labels: tuple[str, ...] = ()
     embed: bool = False
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,6 +325,7 @@ class Generation:
             total_s=self._clock.now() - live.started_s,
             node_id=live.node_id,
             error_code=live.error_code,
+            origin=live.prepared.call.origin,
         )
         for observer in self._observers:
             observer(record)

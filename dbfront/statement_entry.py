@@ -113,21 +113,16 @@ class StatementEntry:
             "completion_tokens": sum(answer.usage.completion_tokens for answer in answers),
         }
         begun = [answer.ttft_s for answer in answers if answer.ttft_s > 0.0]
-        times = {
-            "total_time": 1000 * sum(answer.total_s for answer in answers),
-            "answered": len(begun),
-            "ttft_time": 1000 * sum(begun),
-        }
+        times = timed(begun, sum(answer.total_s for answer in answers))
         self._count(
             function,
             model,
             {"calls": 1, **tokens},
             {"null_results": is_null, "retries": retries, **times},
         )
-        store, wall_s = self._store, self._clock.wall()
         for ttft_s in begun:
             key = (function, model, step_of(ttft_s))
-            store.add(FIRST_TOKENS, key, {"answers": 1}, at_s=wall_s)
+            self._store.add(FIRST_TOKENS, key, {"answers": 1}, at_s=self._clock.wall())
 
     def failed(self, function: str, model: str, *, is_null: bool = True, retries: int = 0) -> None:
         """Count a call of a function that failed by itself."""
@@ -156,7 +151,7 @@ class StatementEntry:
     ) -> None:
         store, wall_s = self._store, self._clock.wall()
         store.add(FUNCTIONS, (function, model), {**counts, **more}, at_s=wall_s)
-        key = (int(wall_s // HOUR_S) * HOUR_S, self.query_id, function, model)
+        key = (hour_of(wall_s), self.query_id, function, model)
         self._usage_keys[key] = None
         facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
         store.add(USAGE, key, counts, at_s=wall_s, facts=facts)
@@ -228,6 +223,20 @@ def new_query_id(wall_s: float) -> str:
     milliseconds = int(wall_s * 1000) & (1 << 48) - 1
     high, low = value >> 62 & 0xFFF, value & (1 << 62) - 1
     return str(UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+
+
+def hour_of(wall_s: float) -> int:
+    """Return the Unix time at which the hour of usage_history began."""
+    return int(wall_s // HOUR_S) * HOUR_S
+
+
+def timed(begun: Sequence[float], total_s: float) -> dict[str, float]:
+    """Return the counters of times of some answers, whose first tokens took ``begun`` seconds."""
+    return {
+        "total_time": 1000 * total_s,
+        "answered": len(begun),
+        "ttft_time": 1000 * sum(begun),
+    }
 
 
 _IDENTITY: Final = ("queryid", "query")

@@ -142,6 +142,7 @@ class FrontPart:
         self.generation.observe(self.metrics.record_call)
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
+        self.generation.observe(self.statements.record_call)
         self.sql = DuckDbSqlServer(
             DuckDbConfig(
                 path="" if settings.postgres else settings.database,

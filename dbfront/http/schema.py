@@ -243,6 +243,7 @@ class ChatBody(CallBody):
         return TextCall(
             messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),
             max_tokens=self.max_completion_tokens or self.max_tokens,
+            origin="chat.completions",
             **self.common_call(tenant, default_temperature),
         )
 
@@ -256,6 +257,7 @@ class CompletionBody(CallBody):
         """Make one call per prompt; OpenAI's limit here is 16 tokens unless told otherwise."""
         common = self.common_call(tenant, default_temperature)
         common["max_tokens"] = self.max_tokens or 16
+        common["origin"] = "completions"
         prompts = self._prompts()
         if len(prompts) > limits.MAX_HTTP_PROMPTS:
             message = f"{len(prompts)} prompts, at most {limits.MAX_HTTP_PROMPTS} are allowed"

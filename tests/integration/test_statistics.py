@@ -128,6 +128,18 @@ def test_every_view_reads_over_the_wire_and_shows_no_prompt(cluster: Cluster) ->
     assert scheduler[0]["decisions"] >= 2
 
 
+def test_calls_that_come_by_rest_are_counted(cluster: Cluster) -> None:
+    read(cluster, "SELECT tierkv.stat_reset()")
+    answers = [cluster.complete(range(200, 260)) for _ in range(2)]
+    usage = read(cluster, "SELECT * FROM tierkv.usage_history")
+    assert [row["function_name"] for row in usage] == ["completions"] * 2
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert sum(row[name] for row in usage) == sum(one["usage"][name] for one in answers)
+    (function,) = read(cluster, "SELECT * FROM tierkv.stat_functions")
+    assert (function["calls"], function["errors"]) == (2, 0)
+    assert function["cached_tokens"] == sum(row["cached_tokens"] for row in usage) > 0
+
+
 def test_a_killed_front_goes_on_counting_and_its_statement_has_no_end(cluster: Cluster) -> None:
     read(cluster, "SELECT tierkv.stat_reset()")
     read(cluster, "SELECT tierkv.stat_reset('query_log')")

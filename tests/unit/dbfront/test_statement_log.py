@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from dbfront.call_record import CallRecord, Outcome
 from dbfront.contracts import ClientInfo, PreparedCall, TextEvent
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.session import DuckDbSession, DuckDbSqlServer
@@ -30,6 +32,8 @@ from kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
+from kvcore.ids import RequestId
+from kvcore.request import HitTokens, Usage
 from sql.view_columns import VIEW_COLUMNS
 from tests.fix_sql import TABLES, InstantGenerator
 
@@ -531,6 +535,37 @@ async def test_a_write_that_fails_is_not_the_last_one(caplog: pytest.LogCaptureF
         await asyncio.sleep(0.001)
     await log.stop()
     assert caplog.text.count("could not be written") == 1
+
+
+async def test_calls_that_came_by_rest(front: Front) -> None:
+    log = front.server.statements
+    answered = CallRecord(
+        request_id=RequestId("req-1"),
+        model="tiny",
+        tenant="team",
+        outcome=Outcome.STOP,
+        usage=Usage(100, 7, HitTokens(l1=16, l3=32)),
+        ttft_s=0.25,
+        total_s=1.5,
+        origin="chat.completions",
+    )
+    log.record_call(answered)
+    log.record_call(replace(answered, request_id=RequestId("req-2"), ttft_s=0.75))
+    lost = {"usage": None, "ttft_s": 0.0, "total_s": 1.0, "origin": "completions"}
+    log.record_call(replace(answered, outcome=Outcome.FAILED, **lost))
+    log.record_call(replace(answered, origin=""))  # Its statement counts it.
+    names = ("function_name", "calls", "rows", "errors", "prompt_tokens", "cached_tokens")
+    rows = await front.view("stat_functions")
+    assert counted(rows, *names, "completion_tokens", "total_time", "mean_ttft") == [
+        ("chat.completions", 2, 0, 0, 200, 96, 14, 3000.0, 500.0),
+        ("completions", 1, 0, 1, 0, 0, 0, 1000.0, None),
+    ]
+    usage = await front.view("usage_history")
+    assert counted(usage, "query_id", "user_name", "function_name", "calls", "is_completed") == [
+        ("req-1", "team", "chat.completions", 1, True),
+        ("req-2", "team", "chat.completions", 1, True),
+        ("req-1", "team", "completions", 1, True),
+    ]
 
 
 def test_query_ids_sort_by_time() -> None:
