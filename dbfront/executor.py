@@ -141,6 +141,9 @@ class _Replay:
         streamed = await self._streamed()
         if streamed is not None:
             return streamed
+        top = await self._top()
+        if top is not None:
+            return top
         async with self.context.transaction.for_statement():
             if self.plan.collect_sql is not None:
                 await self._collect(self.plan.collect_sql)
@@ -158,7 +161,7 @@ class _Replay:
             return None
         try:
             async with self.context.transaction.for_statement():
-                run = await self._open_stream(stream)
+                run = await self._prepared(stream, opened=True)
                 rows = await self._stream_rows(run)
         except CannotStreamError as reason:
             self._refuse_replay(str(reason))
@@ -168,6 +171,32 @@ class _Replay:
         self.statement.report("done")
         tag = command_tag(self.plan, run.count)
         return StatementResult(tag, run.columns, rows, self.statement.notices())
+
+    async def _top(self) -> StatementResult | None:
+        """Run a SELECT ordered by answers with a LIMIT, and ask the rest for its few rows."""
+        plan = self.plan.top
+        if plan is None:
+            return None
+        try:
+            async with self.context.transaction.for_statement():
+                run = await self._prepared(plan)
+                base = await self._top_rows(plan)
+                run.based_on(base.columns)
+                rows = await run.with_outputs(base.rows)
+        except CannotStreamError:
+            return None
+        self.statement.report("done")
+        result = EngineResult(run.columns, rows)
+        return client_result(self.plan, result, self.statement.notices())
+
+    async def _top_rows(self, plan: StreamPlan) -> EngineResult:
+        rounds = self._rounds(plan.base_sql, False, None)
+        try:
+            return await self.statement.until_answered(rounds)
+        except TierKVError as error:
+            if not await self._only_collecting(error, rounds):
+                raise
+            raise CannotStreamError(error.message) from error
 
     def _stream_plan(self) -> StreamPlan | None:
         """Return how to stream, if that is wanted and of use."""
@@ -200,7 +229,7 @@ class _Replay:
                 hint="SET tierkv.execution = auto replays such statements.",
             )
 
-    async def _open_stream(self, stream: StreamPlan) -> StreamedStatement:
+    async def _prepared(self, stream: StreamPlan, *, opened: bool = False) -> StreamedStatement:
         context = self.context
         run = StreamedStatement(
             stream,
@@ -210,7 +239,7 @@ class _Replay:
             max_concurrency=context.defaults.max_concurrency,
         )
         try:
-            await run.open()
+            await (run.open() if opened else run.prepare())
         except CancelledByUserError:
             raise
         except TierKVError as error:
@@ -254,6 +283,7 @@ class _Replay:
         if filters is None or filters.count is None:
             return self.plan.engine_sql
         order = FilterOrder(len(filters.filters))
+        self.statement.trace.filter_order = order
         rounds = self._rounds(filters.count, False, None)
         try:
             rows = (await self.statement.until_answered(rounds)).rows[0][0]

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from dbfront.call_defaults import CallDefaults
 from dbfront.estimate import Estimate
-from dbfront.explain_json import estimate_json, form_json, round_json, stats_json
+from dbfront.explain_json import estimate_json, filters_json, form_json, round_json, stats_json
 from dbfront.explain_text import (
     estimate_lines,
+    filter_lines,
     form_estimate_lines,
     form_trace_lines,
     round_line,
@@ -88,6 +89,7 @@ def ai_plan_lines(told: Explanation) -> list[str]:
             round_line(number, one, first_of, met=told.counts_rows)
             for number, one in enumerate(rounds, 1)
         ]
+        lines += filter_lines(told.analysis.trace)
         lines += stats_lines(told.analysis.stats, told.analysis.trace)
     if told.estimate is not None:
         lines += estimate_lines(told.estimate, told.max_calls)
@@ -111,6 +113,7 @@ def ai_plan_json(told: Explanation) -> dict[str, Any]:
     document["Calls"] = [_site_json(site, told, first_of) for site in plan.sites]
     if told.analysis is not None:
         document["Rounds"] = [round_json(one, first_of) for one in told.analysis.trace.rounds]
+        document |= filters_json(told.analysis.trace)
         document["Totals"] = stats_json(told.analysis.stats, told.analysis.trace)
     if told.estimate is not None:
         document["Estimate"] = estimate_json(told.estimate, told.max_calls)

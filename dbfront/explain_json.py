@@ -37,6 +37,23 @@ def round_json(one: RoundTrace, call_of: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
+def filters_json(trace: StatementTrace) -> dict[str, Any]:
+    """Tell in which order several AI filters were asked, and what had been learned of them."""
+    order = trace.filter_order
+    if order is None or len(order.records) < 2:
+        return {}
+    return {
+        "Filters": [
+            {
+                "Filter": number + 1,
+                "Rows": order.records[number].rows,
+                "Passed": order.records[number].passed,
+            }
+            for number in order.order()
+        ]
+    }
+
+
 def stats_json(stats: AiStats, trace: StatementTrace) -> dict[str, Any]:
     """Sum a statement up."""
     return {

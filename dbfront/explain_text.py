@@ -43,6 +43,19 @@ def round_line(number: int, one: RoundTrace, call_of: Mapping[int, int], *, met:
     return line
 
 
+def filter_lines(trace: StatementTrace) -> list[str]:
+    """Say in which order several AI filters were asked, and what had been learned of them."""
+    order = trace.filter_order
+    if order is None or len(order.records) < 2:
+        return []
+    numbers = ", ".join(str(number + 1) for number in order.order())
+    passed = "; ".join(
+        f"filter {number} passed {record.passed} of {record.rows} rows"
+        for number, record in enumerate(order.records, 1)
+    )
+    return [f"  AI filters of WHERE in the order {numbers}: {passed}"]
+
+
 def stats_lines(stats: AiStats, trace: StatementTrace) -> list[str]:
     """Sum a statement up."""
     nodes = ", ".join(f"{node or '?'} {count}" for node, count in sorted(trace.nodes.items()))

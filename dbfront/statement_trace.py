@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dbfront.contracts import PlanSummary, TextAnswer
+from dbfront.filter_order import FilterOrder
 from kvcore.request import HitTokens
 
 MOST_ROUNDS = 256
@@ -98,6 +99,7 @@ class StatementTrace:
         rounds: in order.
         nodes: requests answered, by node.
         executor: ``replay``, or ``stream``.
+        filter_order: what was learned of several AI filters, and in which order they were asked.
         why_not_stream: what kept it from being streamed although its text did not.
     """
 
@@ -107,6 +109,7 @@ class StatementTrace:
         self.nodes: Counter[str] = Counter()
         self.executor = "replay"
         self.why_not_stream = ""
+        self.filter_order: FilterOrder | None = None
         self._batch_began_s = 0.0
         self._batch_walls: dict[int, float] = {}
 

@@ -72,9 +72,10 @@ class StreamedStatement:
         self._connection = connection
         self._statement = statement
         self._types: tuple[str, ...] = ()
+        self._outputs: tuple[Column, ...] = ()
         self._outputs_at: tuple[int, ...] = ()
         self._skip = stream.offset
-        self._filters = FilterOrder(len(stream.filters))
+        self._filters = statement.trace.filter_order = FilterOrder(len(stream.filters))
         self._size = WindowSize(max_concurrency, limited=stream.limit is not None)
 
     async def open(self) -> None:
@@ -83,6 +84,16 @@ class StreamedStatement:
         Raises:
             CannotStreamError: it has to be replayed.
             TierKVError: the engine refuses the base query; it may not refuse the statement.
+        """
+        await self.prepare()
+        self.based_on(await self._connection.open_rows(self._stream.base_sql, self._params))
+
+    async def prepare(self) -> None:
+        """Find the types that window statements read and give.
+
+        Raises:
+            CannotStreamError: they can't run over windows.
+            TierKVError: the engine refuses the base query.
         """
         stream, connection = self._stream, self._connection
         bound = stream.bound
@@ -95,12 +106,14 @@ class StreamedStatement:
             self._refuse(why_not_bound(column, type_name))
         mine, beside = await connection.settings_beside(_MEANING)
         self._refuse("" if mine == beside else "the session changed the engine's settings")
-        outputs = await self._describe_window_statements()
-        base = await connection.open_rows(stream.base_sql, self._params)
+        self._outputs = await self._describe_window_statements()
+
+    def based_on(self, base: Sequence[Column]) -> None:
+        """Take the columns of the base query."""
         names = [column.name for column in base]
-        self._outputs_at = tuple(names.index(name) for name in stream.placeholders)
-        columns = list(base[: len(base) - len(bound)])
-        for at, output in zip(self._outputs_at, outputs, strict=True):
+        self._outputs_at = tuple(names.index(name) for name in self._stream.placeholders)
+        columns = list(base[: len(base) - len(self._stream.bound)])
+        for at, output in zip(self._outputs_at, self._outputs, strict=True):
             columns[at] = output
         self.columns = tuple(columns)
 
@@ -132,12 +145,15 @@ class StreamedStatement:
         skipped = min(self._skip, len(alive))
         self._skip -= skipped
         end = None if remaining is None else skipped + remaining
-        passed = [base[index] for index in alive[skipped:end]]
+        return await self.with_outputs([base[index] for index in alive[skipped:end]])
+
+    async def with_outputs(self, base: list[Row]) -> list[Row]:
+        """Turn rows of the base query into rows of the statement."""
         width = len(self.columns)
-        if self._stream.outputs_sql is None or not passed:
-            return [row[:width] for row in passed]
-        answers = await self._ask(self._stream.outputs_sql, passed)
-        rows = [list(row[:width]) for row in passed]
+        if self._stream.outputs_sql is None or not base:
+            return [row[:width] for row in base]
+        answers = await self._ask(self._stream.outputs_sql, base)
+        rows = [list(row[:width]) for row in base]
         for row, answer in zip(rows, answers.rows, strict=True):
             for at, value in zip(self._outputs_at, answer, strict=True):
                 row[at] = value

@@ -455,6 +455,25 @@ async def test_streamed_and_replayed_statements_say_so(session: DuckDbSession) -
     assert "(not streamed: DISTINCT needs all rows)" in lines
 
 
+@pytest.mark.parametrize("execution", ["replay", "stream"])
+async def test_the_order_of_filters_is_told(session: DuckDbSession, execution: str) -> None:
+    await session.execute(f"SET tierkv.execution = {execution}")
+    await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(600) r(i)")
+    query = (
+        "SELECT id FROM big WHERE ai_generate('a' || p) IS NOT NULL AND ai_generate(p) = 'maybe'"
+    )
+    told = await document(session, "ANALYZE", query)
+    assert told["Executor"] == execution
+    assert [one["Filter"] for one in told["Filters"]] == [2, 1]
+    second, first = told["Filters"]
+    assert first["Passed"] == first["Rows"] > 0
+    assert 0 < second["Passed"] < second["Rows"]
+    assert told["Calls"][0]["Asked"] < told["Calls"][1]["Asked"]
+    assert "AI filters of WHERE in the order 2, 1: filter 1 passed " in await text(
+        session, f"EXPLAIN ANALYZE {query}"
+    )
+
+
 async def test_many_prompts_are_sampled(
     session: DuckDbSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
