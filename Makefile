@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DUCKDB15 := .venv-duckdb15
 
-.PHONY: help setup demo test test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
+.PHONY: help setup demo test test-duckdb15 test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +25,20 @@ demo: setup ## Run the main job and print what happened
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
 	$(BIN)/pytest -m 'not slow and not bench'
+
+test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
+	deploy/install-test-packages.sh
+	$(DUCKDB15)/bin/python -m pytest -m 'not slow and not bench' tests/unit/dbfront \
+	  tests/integration/test_pgwire_*.py tests/integration/test_dbapi.py \
+	  tests/property/test_sql_*.py tests/property/test_pgwire_fuzz.py
+
+# Everything but DuckDB is shared with the first environment, which comes later on its path.
+$(DUCKDB15)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(DUCKDB15)
+	$(DUCKDB15)/bin/pip install --quiet --no-deps 'duckdb==1.5.*'
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$($(DUCKDB15)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	touch $@
 
 test-bench: setup ## Run every benchmark briefly and check what it prints
 	deploy/install-test-packages.sh
@@ -67,4 +82,4 @@ model: setup ## Train the demo model again
 	$(BIN)/python -m compute.demo_model.train
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DUCKDB15) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -123,7 +123,8 @@ SQL = st.sampled_from(
     [
         b"SELECT 1", b"SELECT $1", b"SELECT $1::int + 1", b"SELECT * FROM range(5)", b"", b"SEL",
         b"BEGIN", b"COMMIT", b"ROLLBACK", b"SELECT * FROM nowhere", b"SELECT 'open", b"SET a.b = 1",
-        b"SAVEPOINT s", b"ROLLBACK TO s", b"RELEASE s", b"DECLARE c CURSOR FOR SELECT 1", b"FETCH c",
+        b"SAVEPOINT s", b"ROLLBACK TO s", b"RELEASE s", b"DECLARE c CURSOR FOR VALUES (1)",
+        b"FETCH c",
         b"CREATE OR REPLACE TABLE fuzzed (n INTEGER)", b"INSERT INTO fuzzed VALUES ($1)",
         b"DEALLOCATE ALL", b"DISCARD ALL", b"CLOSE ALL", b"SHOW ALL", b"SELECT 1; SELECT 2",
     ]
