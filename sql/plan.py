@@ -23,7 +23,7 @@ from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_name
 from sql.row_bound import row_bound
 from sql.select_list import missing_aliases
 from sql.statement import StatementKind, classify
-from sql.stream_plan import StreamPlan, stream_plan
+from sql.stream_plan import StreamPlan, stream_plan, top_plan
 from sql.stream_shape import NotStreamableError
 from sql.views import admin_views_in
 
@@ -80,6 +80,7 @@ class StatementPlan:
         stream: how to run it as a stream; None with ``why_not_stream``, in words.
         filters: how to write it with its AI filters in another order than ``engine_sql`` has, which
             is the user's; None where there is nothing to order.
+        top: how to ask only for the first rows what their order does not need; None elsewhere.
     """
 
     text: str
@@ -100,6 +101,7 @@ class StatementPlan:
     stream: StreamPlan | None = None
     why_not_stream: str = ""
     filters: FilterPlan | None = None
+    top: StreamPlan | None = None
 
     @property
     def writes(self) -> bool:
@@ -178,6 +180,7 @@ def plan_statement(
     returning = returning_form(tokens, kind)
     collect = collect_form(tokens, kind) if kind.writes else None
     filters = filter_plan(tokens, placement, rewriter) if kind is StatementKind.QUERY else None
+    may_be_top = kind is StatementKind.QUERY and dialect is Dialect.DUCKDB and filters is None
     engine_sql = (
         rewriter.rewrite([(0, len(tokens))])
         if filters is None
@@ -189,6 +192,7 @@ def plan_statement(
         kind=kind,
         engine_sql=engine_sql,
         filters=filters,
+        top=top_plan(tokens, calls, placement, rewriter) if may_be_top else None,
         sites=tuple(site for site, _ in sites),
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
         collect_sql=rewriter.rewrite(collect.pieces) if collect else None,

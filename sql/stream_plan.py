@@ -34,6 +34,7 @@ from sql.stream_shape import (
     conjuncts_of,
     guards,
     item_nodes,
+    items_ordered_by,
     reads_plain_column,
     shown,
 )
@@ -154,19 +155,53 @@ def stream_plan(
     Raises:
         NotStreamableError: the reason, to be read behind "not streamed:".
     """
+    return _builder(tokens, calls, placement, rewriter).build()
+
+
+def top_plan(
+    tokens: list[Token],
+    calls: Sequence[FoundCall],
+    placement: Placement,
+    rewriter: SqlRewriter,
+) -> StreamPlan | None:
+    """Plan a SELECT ordered by answers with a LIMIT: other items are asked for its few rows only.
+
+    The base is the statement with the calls of its ORDER BY and WHERE; it has no filters. None when
+    it is no such statement, or when nothing is left to ask.
+    """
+    tree = placement.tree
+    if not isinstance(tree, exp.Select) or tree.args.get("limit") is None:
+        return None
+    kept = items_ordered_by(tree)
+    if kept is None:
+        return None
+    try:
+        plan = _builder(tokens, calls, placement, rewriter, kept).build()
+    except NotStreamableError:
+        return None
+    return plan if plan.placeholders else None
+
+
+def _builder(
+    tokens: list[Token],
+    calls: Sequence[FoundCall],
+    placement: Placement,
+    rewriter: SqlRewriter,
+    kept: frozenset[int] | None = None,
+) -> _Builder:
     tree = placement.tree
     if not isinstance(tree, exp.Select):
         raise NotStreamableError("it is not one plain SELECT")
     clauses = select_clauses(tokens, main_verb(tokens))
     if clauses is None or len(clauses.items) != len(tree.expressions):
         raise NotStreamableError("its select list is not understood")
-    check_shape(tree)
-    check_aliases(tokens, tree)
+    check_shape(tree, ordered_by_answers=kept is not None)
+    check_aliases(tokens, tree, kept or frozenset())
     where = tree.args.get("where")
     parts = conjuncts_of(where.this) if where is not None else []
     if len(parts) != len(clauses.conjuncts):
         raise NotStreamableError("its WHERE is not understood")
-    return _Builder(tokens, calls, placement, rewriter, tree, clauses, parts).build()
+    return _Builder(tokens, calls, placement, rewriter, tree, clauses, parts, kept)
 
 
 _Cut = tuple[Range, str]
@@ -184,6 +219,7 @@ class _Builder:
     tree: exp.Select
     clauses: SelectClauses
     parts: list[exp.Expr]
+    kept: frozenset[int] | None = None
     bound: list[Bound] = field(default_factory=list)
     bound_pieces: list[Piece] = field(default_factory=list)
     call_texts: dict[int, str] = field(default_factory=dict)
@@ -194,12 +230,13 @@ class _Builder:
         filters = [
             (part, span)
             for part, span in zip(self.parts, self.clauses.conjuncts, strict=True)
-            if has_site(part)
+            if has_site(part) and self.kept is None
         ]
+        items = zip(self.tree.expressions, self.clauses.items, strict=True)
         outputs = [
             (item, span)
-            for item, span in zip(self.tree.expressions, self.clauses.items, strict=True)
-            if has_site(item)
+            for number, (item, span) in enumerate(items)
+            if has_site(item) and number not in (self.kept or ())
         ]
         for part, _ in (*filters, *outputs):
             self._bind(part, compared=False)

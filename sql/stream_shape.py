@@ -35,8 +35,13 @@ _AGGREGATES: Final = (exp.AggFunc, exp.IgnoreNulls, exp.RespectNulls, exp.Within
 _MANY_ROWS: Final = (exp.Explode, exp.Unnest, exp.UDTF)
 
 
-def check_shape(tree: exp.Select) -> None:
-    """Refuse clauses that need all rows, and AI calls outside of items and WHERE."""
+def check_shape(tree: exp.Select, *, ordered_by_answers: bool = False) -> None:
+    """Refuse clauses that need all rows, and AI calls outside of items and WHERE.
+
+    Args:
+        tree: the statement.
+        ordered_by_answers: ORDER BY may hold AI calls too.
+    """
     for key, value in tree.args.items():
         name = key.strip("_")
         if value and name not in _CLAUSES:
@@ -44,6 +49,8 @@ def check_shape(tree: exp.Select) -> None:
         if name in ("with", "from", "joins", "laterals", "order", "limit", "offset") and any(
             map(has_site, _expressions(value))
         ):
+            if name == "order" and ordered_by_answers:
+                continue
             where = "ORDER BY" if name == "order" else name.upper()
             raise NotStreamableError(f"an AI call stands in {where}")
     for node in item_nodes(tree):
@@ -59,11 +66,37 @@ def check_shape(tree: exp.Select) -> None:
             raise NotStreamableError("its ORDER BY may order by answers")
 
 
-def check_aliases(tokens: list[Token], tree: exp.Select) -> None:
-    """Refuse names of AI items elsewhere: there they may stand for the answer."""
+def items_ordered_by(tree: exp.Select) -> frozenset[int] | None:
+    """Return the items that ORDER BY names, by number from 0; None when it has no answers in it."""
+    keys = list(_order_keys(tree))
+    answers = any(map(has_site, keys))
+    named: set[int] = set()
+    for number, item in enumerate(tree.expressions):
+        names = {str(number + 1), item.alias.lower()} - {""}
+        if has_site(item) and any(
+            isinstance(key, exp.Literal | exp.Column) and key.name.lower() in names for key in keys
+        ):
+            named.add(number)
+    return frozenset(named) if answers or named else None
+
+
+def check_aliases(
+    tokens: list[Token], tree: exp.Select, kept: frozenset[int] = frozenset()
+) -> None:
+    """Refuse names of AI items elsewhere: there they may stand for the answer.
+
+    Args:
+        tokens: of the statement.
+        tree: the statement.
+        kept: items, by number from 0, whose names may stand anywhere.
+    """
     names = [name_value(token) for token in tokens if token.kind is not TokenKind.OPERATOR]
     for number, item in enumerate(tree.expressions, 1):
         if not has_site(item):
+            continue
+        if number - 1 in kept:
+            if not item.alias:
+                raise NotStreamableError("ORDER BY names an item without a name")
             continue
         if item.alias and names.count(item.alias.lower()) > 1:
             raise NotStreamableError(f'"{item.alias}" may stand for an AI answer elsewhere')

@@ -150,3 +150,28 @@ def test_a_stream_equals_replay_and_a_plain_function(
     assert replayed == plain_rows(rows, text)
     assert streamed == replayed[offset:][:most]
     assert columns == replayed_columns
+
+
+@st.composite
+def top_statements(draw: st.DrawFn) -> str:
+    """A statement ordered by answers; all its keys together tell rows apart."""
+    call, item = draw(calls), draw(answers())
+    key = draw(
+        st.sampled_from([call, f"upper({call}) DESC", f"{call} NULLS FIRST", "v", "v DESC, g"])
+    )
+    where = draw(st.sampled_from(["", f" WHERE {draw(filters())}", " WHERE g > 0"]))
+    return f"SELECT i, {call} AS v, {item} AS w FROM t{where} ORDER BY {key}, t.i"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(tables, top_statements(), st.integers(0, 6), st.sampled_from([0, 3]))
+def test_the_first_rows_by_answer_are_those_of_a_plain_function(
+    table: list[tuple[int, str | None, int | None]], text: str, most: int, offset: int
+) -> None:
+    rows = [(number, g, p, f, g) for number, (g, p, f) in enumerate(table)]
+    ending = f" LIMIT {most}" + (f" OFFSET {offset}" if offset else "")
+    got, columns = asyncio.run(run(rows, text + ending, "auto"))
+    whole, whole_columns = asyncio.run(run(rows, text, "replay"))
+    assert whole == plain_rows(rows, text)
+    assert got == whole[offset:][:most]
+    assert columns == whole_columns
