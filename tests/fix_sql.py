@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -200,9 +200,9 @@ class InstantGenerator:
             if text:
                 yield TextEvent(text)
             generated = int(not said.label_probabilities and not said.embedding)
-            yield replace(
-                said,
-                text="",
+            yield TextEvent(
+                label_probabilities=said.label_probabilities,
+                embedding=said.embedding,
                 finish_reason=self.finish_reason,
                 usage=Usage(len(prepared.request.token_ids), generated, HitTokens(l1=1, l2=2)),
                 ttft_s=0.5,
