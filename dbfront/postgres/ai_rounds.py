@@ -7,7 +7,8 @@ round is started is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from dbfront.ai_statement import AiStatement
@@ -82,6 +83,7 @@ class RelayRounds:
         self._stop_after = stop_after
         self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
         self._behind = False
+        self._last: Reply | None = None
         self._rows = 0
 
     @property
@@ -99,25 +101,24 @@ class RelayRounds:
         Raises:
             PostgresError: the statement's own failure.
         """
-        self.asking = True
-        try:
+        if self._last is not None:
+            self._last.output.close()
+        with self._at_work():
             await self._fill()
             await self.own(_SAVEPOINT)
-            reply = await self._run_once()
-        finally:
-            self.asking = False
-        if self.cancelled is not None:
-            raise self.cancelled
-        self._rows = reply.rows
-        if self._stop_after is not None and self._analyzes and reply.rows:
-            self._rows = actual_rows(reply)
-        self._note(reply)
-        if reply.error is None:
-            return reply
-        self.error = error = PostgresError(reply.error)
-        if not reply.misses or error.sqlstate.startswith(_NEVER_FOR_NULL):
-            raise error
-        await self.end_failed_batch()
+            self._last = reply = await self._run_once()
+            self._rows = reply.rows
+            if self._stop_after is not None and self._analyzes and reply.rows:
+                self._rows = actual_rows(reply)
+            self._note(reply)
+            if reply.error is None:
+                return reply
+            self.error = error = PostgresError(reply.error)
+            if not reply.misses or error.sqlstate.startswith(_NEVER_FOR_NULL):
+                raise error
+            if not self._sync:
+                # Have PostgreSQL listen again after an error in a batch; the block stays open.
+                await self._exchange.own(sync=True)
         return None
 
     async def undo(self) -> None:
@@ -134,15 +135,22 @@ class RelayRounds:
         Raises:
             PostgresError: one failed.
         """
-        reply = await self._exchange.own(*statements, sync=self._sync)
+        with self._at_work():
+            reply = await self._exchange.own(*statements, sync=self._sync)
         if reply.error is not None:
             raise PostgresError(reply.error)
         return reply
 
-    async def end_failed_batch(self) -> None:
-        """Have PostgreSQL listen again after an error inside a batch; the block stays open."""
-        if not self._sync:
-            await self._exchange.own(sync=True)
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Let nobody stop what waits for PostgreSQL's answer; a cancel waits until it is there."""
+        before, self.asking = self.asking, True
+        try:
+            yield
+        finally:
+            self.asking = before
+        if self.cancelled is not None and not before:
+            raise self.cancelled
 
     def _note(self, reply: Reply) -> None:
         """Tell the book what was missed; remember what it knows already."""

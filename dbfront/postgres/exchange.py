@@ -14,11 +14,13 @@ from typing import IO, Final
 from dbfront.postgres import messages
 from dbfront.postgres.conversation import LENGTH
 from dbfront.postgres.relay import BackendLostError, Relay
+from kvcore import limits
 
 MISS_STATE: Final = b"\0CTKV01\0"
 """SQLSTATE by which tierkv.ai_call tells a question that has no answer yet."""
 
 _IN_MEMORY_BYTES: Final = 8 << 20
+_MOST_MISSES_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _DATA_ROW: Final = ord("D")
 _ROWS: Final = frozenset(b"Dd")
@@ -77,7 +79,8 @@ class Reply:
         error: an ErrorResponse frame, if one came.
         complete: the CommandComplete frame, if one came.
         rows: DataRow frames that came.
-        misses: what tierkv.ai_call told, each once: form and hexadecimal question.
+        misses: what tierkv.ai_call told, each once: form and hexadecimal question. Of more than
+            can be kept the rest comes again in the next round.
     """
 
     def __init__(self, *, keep_with_misses: bool = False) -> None:
@@ -87,6 +90,7 @@ class Reply:
         self.rows = 0
         self.misses: dict[bytes, None] = {}
         self._keep_with_misses = keep_with_misses
+        self._room_for_misses = _MOST_MISSES_BYTES
 
     @property
     def tag(self) -> bytes:
@@ -110,12 +114,19 @@ class Reply:
         self.rows += count
         self.output.add(data)
 
+    def _add_miss(self, frame: bytes) -> None:
+        start = frame.index(b"\0D") + 2
+        miss = frame[start : frame.index(b"\0", start)]
+        full = self._room_for_misses <= 0 or len(self.misses) > limits.MAX_CALLS_PER_STATEMENT
+        if miss not in self.misses and not full:
+            self._room_for_misses -= len(miss)
+            self.misses[miss] = None
+
     def add_frame(self, frame: bytes) -> None:
         """Note any other frame."""
         kind = frame[:1]
         if kind == b"N" and MISS_STATE in frame[:64]:
-            start = frame.index(b"\0D") + 2
-            self.misses[frame[start : frame.index(b"\0", start)]] = None
+            self._add_miss(frame)
             if not self._keep_with_misses:
                 self.output.discard()
         elif kind == b"E":

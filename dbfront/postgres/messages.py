@@ -21,9 +21,6 @@ SYNC: Final = b"S\0\0\0\x04"
 FLUSH: Final = b"H\0\0\0\x04"
 TERMINATE: Final = b"X\0\0\0\x04"
 SSL_REQUEST: Final = struct.pack("!II", 8, frontend.SSL_REQUEST_CODE)
-ANSWERS_OF_OWN: Final = 5
-"""Messages that answer one ``own_statement``."""
-
 BYTEA: Final = 17
 """OID of a parameter in binary form."""
 
@@ -72,6 +69,9 @@ def own_statement(
     bound = b"".join(_INT32(-1) if v is None else _LENGTH.pack(len(v)) + v for v in values)
     return b"".join(
         (
+            # An own statement that failed has left these.
+            framed(b"C", b"P", _OWN),
+            framed(b"C", b"S", _OWN),
             parse(_OWN[:-1], text.encode("ascii"), oids),
             framed(b"B", _OWN, _OWN, _INT16(1), _INT16(1), _INT16(len(values)), bound, _INT16(0)),
             framed(b"E", _OWN, _INT32(0)),

@@ -70,6 +70,16 @@ def test_writes(connection: psycopg.Connection) -> None:
     )
     connection.execute("CREATE TEMP TABLE c AS SELECT ai_generate(body) AS a FROM docs")
     assert connection.execute("SELECT count(a) FROM c").fetchone() == (54,)
+    done = connection.execute(
+        "MERGE INTO w USING docs ON w.id = docs.id AND docs.id < 3 "
+        "WHEN MATCHED AND ai_generate(body) IS NOT NULL THEN UPDATE SET a = ai_generate(body) "
+        "WHEN NOT MATCHED AND docs.id = 50 THEN INSERT VALUES (50, ai_generate(body))"
+    )
+    assert done.statusmessage == "MERGE 4"
+    assert connection.execute("SELECT a FROM w WHERE id IN (2, 50) ORDER BY id").fetchall() == [
+        (answer_text("body 2"),),
+        (answer_text("body 20"),),
+    ]
     yes = [i for i, body in enumerate(bodies()[:10]) if answer_text(body) == "yes"]
     done = connection.execute("DELETE FROM docs WHERE id < 10 AND ai_generate(body) = 'yes'")
     assert done.rowcount == len(yes)

@@ -6,13 +6,24 @@ import asyncio
 import random
 import socket
 import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import asyncpg
 import psycopg
 import pytest
 
+from dbfront.contracts import PreparedCall, TextEvent
 from dbfront.postgres import messages
-from tests.fix_postgres import PASSWORD, USER, PostgresServer, RunningRelay
+from dbfront.postgres.install import install
+from tests.fix_postgres import (
+    PASSWORD,
+    USER,
+    PostgresServer,
+    RunningRelay,
+    attendants,
+    running_relay,
+)
 from tests.fix_sql import InstantGenerator, answer_text
 
 pytestmark = pytest.mark.integration
@@ -138,6 +149,46 @@ def test_copy_in_beside_calls_in_a_pipeline(ai_relay: RunningRelay) -> None:
                 copy.write("ai_generate(\n")
             connection.execute("INSERT INTO c SELECT ai_generate(a) FROM c WHERE a LIKE 'ai%'")
         assert connection.execute("SELECT count(*) FROM c").fetchone() == (3,)
+
+
+class Euro(InstantGenerator):
+    """Answers with a character that LATIN1 lacks."""
+
+    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
+        async for event in super().stream(prepared):
+            yield replace(event, text=event.text and "10 €")
+
+
+def test_an_answer_that_the_database_can_not_hold(postgres: PostgresServer) -> None:
+    with psycopg.connect(postgres.dsn, autocommit=True) as direct:
+        direct.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    dsn = postgres.dsn.replace("dbname=app", "dbname=latin")
+    asyncio.run(install(dsn))
+    with (
+        running_relay(dsn, attendants(Euro())) as relay,
+        psycopg.connect(relay.dsn, dbname="latin", autocommit=True) as connection,
+    ):
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.UntranslatableCharacter):
+                connection.execute("SELECT ai_generate('price?')")
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    with (
+        running_relay(dsn, attendants(InstantGenerator())) as relay,
+        psycopg.connect(relay.dsn, dbname="latin", autocommit=True) as connection,
+    ):
+        row = connection.execute("SELECT ai_generate('né'), 'é'").fetchone()
+        assert row == (answer_text("né"), "é")
+    with psycopg.connect(postgres.dsn, autocommit=True) as direct:
+        direct.execute("DROP DATABASE latin WITH (FORCE)")
+
+
+def test_a_database_without_the_schema(postgres: PostgresServer, ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn, dbname="postgres", autocommit=True) as connection:
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
+                connection.execute("SELECT ai_generate('x')")
+            assert "tierkv postgres-sql" in refused.value.diag.message_hint
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_large_texts(ai_relay: RunningRelay, generator: InstantGenerator) -> None:
