@@ -289,6 +289,8 @@ class AiStatement:
             self.book.add(call, failed_detail(Order(call, self._defaults), outcome.error))
         else:
             self.stats.add_failure()
+            if isinstance(outcome.error, UserError):
+                blame(outcome.error, self.plan, self.book.missed_forms(call))
             self._failures.add(outcome.error, self._spending.calls)
             self.book.add(call, None)
         self.report("llm")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcore.errors import UnknownModelError, UserError
+from kvcore.errors import UdfArgumentError, UnknownModelError, UserError
 from sql.plan import CallSite, StatementPlan
 
 _CHECKED_LATE = ("schema", "categories", "options")
-"""Arguments that a model's own check may refuse."""
+"""Arguments that are checked per row, or by a model; the likeliest first."""
 
 
 def blame(error: UserError, plan: StatementPlan, form_keys: Iterable[int]) -> None:
@@ -26,7 +26,10 @@ def blame(error: UserError, plan: StatementPlan, form_keys: Iterable[int]) -> No
 
 
 def _position(error: UserError, site: CallSite) -> int:
-    positions = dict(site.arguments)
-    late = ("model",) if isinstance(error, UnknownModelError) else _CHECKED_LATE
-    constant = [name for name in late if site.form.constant(name) is not None]
-    return next((positions[name] for name in constant if name in positions), site.position)
+    suspects: tuple[str, ...] = ()
+    if isinstance(error, UnknownModelError):
+        suspects = ("model",)
+    elif isinstance(error, UdfArgumentError):
+        suspects = _CHECKED_LATE
+    given = dict(site.arguments)
+    return next((given[name] for name in suspects if name in given), site.position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from typing import Any
 
 from dbfront.contracts import TextAnswer
@@ -10,6 +10,7 @@ from dbfront.recipes.asking import ask_model
 from dbfront.recipes.recipe import Ask, Order, Recipe
 from kvcore.errors import RowLevelError, TierKVError
 from kvcore.request import FinishReason
+from sql.exact_json import exact_value
 
 
 def generate(order: Order) -> Recipe:
@@ -66,11 +67,13 @@ def parsed_json(answer: TextAnswer) -> Any:
     Raises:
         RowLevelError: it was cut before its end.
     """
-    try:
-        return json.loads(answer.text)
-    except ValueError:
-        cut = answer.finish_reason is FinishReason.LENGTH
-        raise RowLevelError(
-            "the JSON answer was cut at max_tokens" if cut else "the answer is not JSON",
-            hint="Raise max_tokens, or ask for less." if cut else "",
-        ) from None
+    cut = answer.finish_reason is FinishReason.LENGTH
+    with suppress(ValueError):
+        value = exact_value(answer.text)
+        # Of a number that was cut, digits may be missing.
+        if not cut or isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+    raise RowLevelError(
+        "the JSON answer was cut at max_tokens" if cut else "the answer is not JSON",
+        hint="Raise max_tokens, or ask for less." if cut else "",
+    )

@@ -14,6 +14,7 @@ from kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
+from kvcore.request import FinishReason
 from tests.fix_sql import (
     InstantGenerator,
     answer_text,
@@ -384,6 +385,7 @@ async def test_levels_that_do_not_get_smaller_fail_the_row(
     await session.execute("SET tierkv.on_error = 'error'")
     with pytest.raises(ContextTooLongError) as caught:
         await session.execute("SELECT ai_agg(body, 'q') FROM docs")
+    assert caught.value.position == 8
     assert "Set max_tokens lower" in caught.value.hint
 
 
@@ -397,7 +399,7 @@ async def test_levels_that_do_not_get_smaller_fail_the_row(
         ("SELECT ai_classify('a', ['x', 'y', 'x'])", '"x" is given twice', "['x'"),
         ("SELECT ai_classify('a', ['x', NULL])", "NULL or empty", "['x'"),
         ("SELECT ai_classify('a', 'x')", "must be a list of text", "'x'"),
-        ("SELECT ai_classify('a', list_value('x', 'x'))", "given twice", "ai_classify"),
+        ("SELECT ai_classify('a', list_value('x', 'x'))", "given twice", "list_value"),
         ("SELECT ai_extract('a', '{')", "schema is not JSON", "'{'"),
         ("SELECT ai_extract('a', '3')", "must be a JSON object or a list of names", "'3'"),
         ("SELECT ai_extract('a', ['x', 'x'])", 'the field "x" is given twice', "['x'"),
@@ -437,3 +439,29 @@ async def test_what_holds_for_aggregates_holds_for_ai_agg(
         await session.execute(sql)
     assert caught.value.sqlstate == sqlstate
     assert await value(session, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "value"),
+    [
+        ('{"a": 1}', FinishReason.LENGTH, '{"a": 1}'),
+        ("12", FinishReason.LENGTH, None),
+        ('{"a": 1', FinishReason.LENGTH, None),
+        ("12", FinishReason.STOP, "12"),
+        ("true", FinishReason.LENGTH, "true"),
+    ],
+)
+async def test_json_that_was_cut_is_never_taken_for_whole(
+    session: DuckDbSession,
+    generator: InstantGenerator,
+    text: str,
+    reason: FinishReason,
+    value: str | None,
+) -> None:
+    generator.texts["p"] = text
+    generator.finish_reason = reason
+    result = await session.execute("""SELECT ai_generate_json('p', '{"type": "integer"}')""")
+    assert list(result.rows) == [(value,)]
+    assert any("cut at max_tokens" in notice.message for notice in result.notices) == (
+        value is None
+    )
