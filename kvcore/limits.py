@@ -80,6 +80,9 @@ MAX_GRPC_MESSAGE_BYTES: Final = 64 << 20
 MAX_REPLAY_ROUNDS: Final = 64
 """Rounds of collect, evaluate, replay before a statement is refused as not converging."""
 
+MAX_NESTED_CALLS: Final = 60
+"""AI calls within each other; each takes a round of its own, see MAX_REPLAY_ROUNDS."""
+
 MAX_CALLS_PER_STATEMENT: Final = 1_000_000
 MAX_RETRIES: Final = 10
 """Tries after the first that one call may ask for."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvcore.errors import FeatureNotSupportedError, UdfArgumentError
+from kvcore import limits
+from kvcore.errors import FeatureNotSupportedError, SqlError, UdfArgumentError
 from sql.arguments import NotTextError, Value, checked_value
 from sql.functions import (
     AI_FUNCTIONS,
@@ -117,9 +118,8 @@ def find_calls(tokens: list[Token]) -> list[FoundCall]:
     """
     calls: list[FoundCall] = []
     for index, name in _named_calls(tokens):
-        function = AI_FUNCTIONS.get(name)
-        if function is not None:
-            calls.append(_read_call(tokens, index, function))
+        if name in AI_FUNCTIONS:
+            calls.append(_read_call(tokens, index, AI_FUNCTIONS[name]))
     return calls
 
 
@@ -153,8 +153,29 @@ def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
             continue
         if index and tokens[index - 1].upper in _NOT_A_CALL_AFTER:
             continue
-        found.append((index, name))
+        if name in AI_FUNCTIONS or name == PROMPT_TEMPLATE:
+            found.append((index, name))
+    _refuse_depth(tokens, {index for index, _ in found})
     return found
+
+
+def _refuse_depth(tokens: list[Token], calls: set[int]) -> None:
+    """Refuse calls within calls within calls, before anything walks down all of them."""
+    depth = 0
+    opened: list[int] = []
+    for index, token in enumerate(tokens) if len(calls) > limits.MAX_NESTED_CALLS else ():
+        depth += depth_change(token)
+        if opened and depth < opened[-1]:
+            opened.pop()
+        if index - 1 in calls:
+            opened.append(depth)
+        if len(opened) > limits.MAX_NESTED_CALLS:
+            raise SqlError(
+                f"AI calls are nested more than {limits.MAX_NESTED_CALLS} deep",
+                sqlstate="54001",
+                position=token.start + 1,
+                hint="Store the inner calls' answers in a table first.",
+            )
 
 
 def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCall:
@@ -213,13 +234,20 @@ def _gathering(tokens: list[Token], index: int, close: int) -> Gathering:
             order = (at, close)
             break
     end = close + 1
-    windowed = False
+    ordered = order is not None
     for word in ("FILTER", "OVER"):
         if end + 1 < len(tokens) and tokens[end].upper == word:
-            windowed = word == "OVER"
-            named_window = windowed and tokens[end + 1].text != "("
-            end = end + 2 if named_window else closing_index(tokens, end + 1) + 1
-    return Gathering(distinct, order, (close + 1, end), windowed or order is not None)
+            start, named = end + 1, tokens[end + 1].text != "("
+            end = start + 1 if named else closing_index(tokens, start) + 1
+            if word == "OVER":
+                ordered = ordered or named or _has_order(tokens, start, end)
+    return Gathering(distinct, order, (close + 1, end), ordered)
+
+
+def _has_order(tokens: list[Token], first: int, last: int) -> bool:
+    """Say whether a window has an ORDER BY, or may have one by the window it begins with."""
+    words = [token.upper for token in tokens[first + 1 : last]]
+    return "ORDER" in words or words[0] not in ("PARTITION", "ROWS", "RANGE", "GROUPS", ")")
 
 
 def _refuse_modifiers(tokens: list[Token], index: int, close: int, function: AiFunction) -> None:

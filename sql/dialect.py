@@ -76,6 +76,11 @@ def gathered(dialect: Dialect) -> str:
     return "array_agg" if dialect is Dialect.POSTGRES else "list"
 
 
+def texts(dialect: Dialect) -> Around:
+    """Return what makes texts of a list."""
+    return _ARGUMENTS[dialect][ArgumentKind.TEXTS]
+
+
 _DUCKDB_TYPES: Final = {"text": "VARCHAR", "integer": "INTEGER", "double precision": "DOUBLE"}
 _RESULT_STRUCT: Final = ", ".join(
     f'"{name}" {_DUCKDB_TYPES[type_name]}' for name, type_name in RESULT_FIELDS.items()

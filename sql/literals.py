@@ -28,7 +28,10 @@ def literal_value(tokens: list[Token]) -> Any:
         tokens = tokens[:-2]
     elif len(tokens) == 2 and tokens[0].upper in _JSON_CASTS:
         tokens = tokens[1:]
-    value, at = _value(tokens, 0)
+    try:
+        value, at = _value(tokens, 0)
+    except RecursionError:
+        raise NotConstantError from None
     if at != len(tokens):
         raise NotConstantError
     return value

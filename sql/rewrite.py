@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sql.calls import FoundCall, FoundTemplate
-from sql.dialect import Dialect, answer, argument, engine_function, gathered, packed
+from sql.calls import Argument, FoundCall, FoundTemplate
+from sql.dialect import Dialect, answer, argument, engine_function, gathered, packed, texts
 from sql.functions import ArgumentKind
 from sql.lexer import Token, TokenKind
 
@@ -233,15 +233,30 @@ class SqlRewriter:
     def _gathered(self, call: FoundCall, parameter: str) -> None:
         gathering = call.gathering
         assert gathering is not None, "only aggregates gather"
-        self._insert(f"{gathered(self.dialect)}({'DISTINCT ' * gathering.distinct}")
-        self._argument(call, parameter)
+        # With DISTINCT, ORDER BY has to name what is gathered, and so does without a cast.
+        named = gathering.distinct and gathering.order is not None
+        opening, closing = texts(self.dialect) if named else ("", "")
+        self._insert(f"{opening}{gathered(self.dialect)}({'DISTINCT ' * gathering.distinct}")
+        found = call.arguments[parameter]
+        if named:
+            self._range(found.first, found.last)
+        else:
+            self._argument(call, parameter)
         if gathering.order is not None:
             self._insert(" ")
             self._range(*gathering.order)
+            if not (named or found.constant or self._holds_call(found)):
+                # Rows that are alike otherwise would come in another order in each round.
+                self._insert(", ")
+                self._argument(call, parameter)
         self._insert(")")
         if gathering.after[0] < gathering.after[1]:
             self._insert(" ")
             self._range(*gathering.after, inside=True)
+        self._insert(closing)
+
+    def _holds_call(self, found: Argument) -> bool:
+        return any(index in self._calls for index in range(found.first, found.last))
 
     def _template(self, found: FoundTemplate) -> None:
         """Write a prompt template as a concatenation; NULL in it makes it NULL."""

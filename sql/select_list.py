@@ -137,7 +137,7 @@ def _named(tokens: list[Token], first: int, last: int) -> bool:
         return False
     if before.kind is TokenKind.OPERATOR:
         return before.text in (")", "]", "}")
-    return before.upper not in _OPERATOR_WORDS
+    return before.upper not in _OPERATOR_WORDS and before.upper != "OVER"
 
 
 def _name(text: str, tokens: list[Token], first: int, last: int, call: FoundCall | None) -> str:
