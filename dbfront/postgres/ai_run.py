@@ -7,9 +7,9 @@ Both protocols use it: ``open`` before anything of the statement runs, ``answer`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from dbfront.ai_statement import AiStatement
@@ -40,6 +40,9 @@ class Watched(Protocol):
     """A session that can say what it does."""
 
     def activity_row(self, asking: str) -> Row: ...
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class AiRun:
         self._on_progress = on_progress
         self._ai: AiStatement | None = None
         self._rounds: RelayRounds | None = None
-        self._task: asyncio.Task[Reply] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._cancelled: TierKVError | None = None
         self._values: SessionValues | None = None
         self._estimate: Estimate | None = None
@@ -176,7 +179,10 @@ class AiRun:
             else:
                 if self.account is not None:
                     await self.account.began()
-                reply = await self._until_answered(stop_after is not None)
+                may_stop = stop_after is not None
+                reply = await self._stoppable(
+                    self._ai.until_answered(self._rounds, may_stop=may_stop)
+                )
                 await self._rounds.release()
         except BaseException as error:
             failure = error
@@ -210,7 +216,7 @@ class AiRun:
         assert self._ai is not None and self._rounds is not None
         rounds = LastReply(self._rounds)
         if self._plan.explain is Explain.ESTIMATE:
-            self._estimate = await self._ai.estimate(rounds)
+            self._estimate = await self._stoppable(self._ai.estimate(rounds))
         else:
             await rounds.run()
         if rounds.reply is None:
@@ -219,14 +225,14 @@ class AiRun:
         await self._rounds.undo()
         return rounds.reply
 
-    async def _until_answered(self, may_stop: bool) -> Reply:
-        assert self._ai is not None and self._rounds is not None
-        self._task = asyncio.create_task(self._ai.until_answered(self._rounds, may_stop=may_stop))
+    async def _stoppable(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what takes a while as the task that ``cancel`` stops."""
+        self._task = task = asyncio.create_task(work)
         try:
-            return await self._task
+            return await task
         except asyncio.CancelledError:
             if self._cancelled is None:
-                self._task.cancel()
+                task.cancel()
                 raise
             raise self._cancelled from None
         finally:

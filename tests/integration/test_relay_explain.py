@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from dbfront.contracts import Prospect
 from tests.fix_postgres import RunningRelay
 from tests.fix_sql import InstantGenerator, answer_text
 
@@ -103,3 +105,18 @@ def test_analyze_of_a_limit_stops_as_early_as_the_statement(
     generator.prompts.clear()
     connection.execute(f"EXPLAIN ({options}) {query}")
     assert sorted(generator.prompts) == alone
+
+
+def test_a_long_estimate_can_be_stopped(
+    connection: Connection, generator: InstantGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(calls: object, *, max_in_flight: int) -> Prospect:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(generator, "forecast", never)
+    connection.execute("SET statement_timeout = '300ms'")
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        connection.execute("EXPLAIN (AI_ESTIMATE) SELECT ai_generate(body) FROM docs")
+    assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
