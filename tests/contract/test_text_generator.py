@@ -6,6 +6,7 @@ The instant generator of tests/fix_sql.py is trusted in the SQL tests because it
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
@@ -34,6 +35,8 @@ def call(text: str = "hello", **changes: object) -> TextCall:
         (call(model="no-such-model"), UnknownModelError),
         (call("x" * 100_000), ContextTooLongError),
         (call(temperature=9.0), UdfArgumentError),
+        (call(labels=("a", "a")), UdfArgumentError),
+        (call(labels=("a", "b"), embed=True), UdfArgumentError),
     ],
 )
 async def test_1_prepare_refuses_what_can_not_work(
@@ -63,6 +66,28 @@ async def test_3_answer_is_stream_gathered(make_generator: Maker) -> None:
     prepared = await generator.prepare(call())
     text = "".join([event.text async for event in generator.stream(prepared)])
     assert (await generator.answer(prepared)).text == text
+
+
+async def test_3_readouts_come_with_the_last_event(make_generator: Maker) -> None:
+    generator = make_generator()
+    chosen = await generator.answer(await generator.prepare(call(labels=("yes", "no"))))
+    assert sum(chosen.label_probabilities) == pytest.approx(1.0)
+    assert chosen.text == max(zip(chosen.label_probabilities, ("yes", "no"), strict=True))[1]
+    embedded = await generator.answer(await generator.prepare(call(embed=True)))
+    assert sum(x * x for x in embedded.embedding) == pytest.approx(1.0)
+    assert embedded.text == ""
+    assert chosen.usage.completion_tokens == embedded.usage.completion_tokens == 0
+    schema = '{"type": "object", "properties": {"n": {"type": "integer"}}}'
+    said = await generator.answer(await generator.prepare(call(json_schema=schema)))
+    assert isinstance(json.loads(said.text)["n"], int)
+
+
+async def test_5_counting_runs_nothing(make_generator: Maker) -> None:
+    counted = await make_generator().count_tokens(("", "hello", "hello hello"), None)
+    assert counted.counts[0] == 0 < counted.counts[1] < counted.counts[2]
+    assert counted.context_tokens > 0
+    with pytest.raises(UnknownModelError):
+        await make_generator().count_tokens((), "no-such-model")
 
 
 async def plan_of(generator: TextGenerator, *, way: str, max_in_flight: int) -> CallPlan:

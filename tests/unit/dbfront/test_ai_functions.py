@@ -465,3 +465,59 @@ async def test_json_that_was_cut_is_never_taken_for_whole(
     assert any("cut at max_tokens" in notice.message for notice in result.notices) == (
         value is None
     )
+
+
+# -- what ends a statement, and what only a row
+
+
+async def test_a_row_that_fails_keeps_a_write_from_happening(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    for write in (
+        "DELETE FROM docs WHERE NOT ai_filter('Good?', body)",
+        "UPDATE docs SET body = ai_classify(body, ['a', 'b'])",
+        "CREATE TABLE new AS SELECT ai_extract(body, ['x']) FROM docs",
+        "INSERT INTO topics SELECT 100 + id, ai_agg(body, 'q') FROM docs GROUP BY id",
+    ):
+        generator.failing["body 11"] = RowLevelError("broken")
+        with pytest.raises(RowLevelError) as caught:
+            await session.execute(write)
+        assert caught.value.position == write.index("ai_") + 1
+    assert await rows(session, "SELECT count(*), count(body) FROM docs") == [(60, 54)]
+    assert await value(session, "SELECT count(*) FROM topics") == 4
+
+
+async def test_a_failed_question_fails_its_call_and_no_other(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.failing["Extract the b."] = RowLevelError("broken")
+    result = await session.execute("SELECT ai_extract('t', ['a', 'b']), ai_extract('t', ['a'])")
+    ((both, one),) = result.rows
+    assert both is None
+    assert json.loads(one) == {"a": answer_text("t\nQuestion: Extract the a.")}
+    assert "1 of 2 AI calls failed" in result.notices[0].message
+
+
+@pytest.mark.parametrize("on_error", ["null", "error"])
+async def test_an_unknown_model_of_a_row_ends_the_statement(
+    session: DuckDbSession, generator: InstantGenerator, on_error: str
+) -> None:
+    await session.execute(f"SET tierkv.on_error = '{on_error}'")
+    sql = "SELECT ai_classify('a', ['x', 'y'], model => m) FROM (VALUES ('tiny'), ('gpt')) v(m)"
+    with pytest.raises(UnknownModelError) as caught:
+        await session.execute(sql)
+    assert caught.value.position == sql.index("m)") + 1
+    assert generator.calls == []
+
+
+async def test_an_answer_is_the_same_for_all_who_ask(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    got = await rows(
+        session,
+        "SELECT ai_generate(p), (ai_generate_detail(p)).value, "
+        "ai_extract(d, {'x': 'Who?'}) ->> 'x', ai_generate(d || E'\\nQuestion: Who?') "
+        "FROM (VALUES ('p', 'd'), ('p', 'd')) v(p, d)",
+    )
+    assert got == [(answer_text("p"),) * 2 + (answer_text("d\nQuestion: Who?"),) * 2] * 2
+    assert sorted(generator.prompts) == ["d\nQuestion: Who?", "p"]
