@@ -152,21 +152,20 @@ class AiRun:
         first_key = min(form.key for form in self._plan.forms)
         await self._block.begin_rounds(first_key)
 
-    async def answer(
-        self, run_once: Callable[[], Awaitable[Reply]], *, may_stop: bool = True
-    ) -> Reply:
-        """Run the statement until nothing is missing; its savepoint is released.
+    async def answer(self, run_once: Callable[[], Awaitable[Reply]], *, keep: bool = True) -> Reply:
+        """Run the statement until nothing is missing.
 
         Args:
             run_once: runs it once.
-            may_stop: a LIMIT may end it before all filters are answered.
+            keep: the last run counts. Otherwise it is taken back, and the answers stay: the caller
+                runs the statement another way.
 
         Raises:
             PostgresError: PostgreSQL's own error.
             TierKVError: ours.
         """
         assert self._ai is not None
-        stop_after = self._plan.stop_after_rows if may_stop and not self._plan.writes else None
+        stop_after = self._plan.stop_after_rows if keep and not self._plan.writes else None
         self._rounds = RelayRounds(
             self._exchange, self._ai, run_once, sync=self._sync, stop_after=stop_after
         )
@@ -183,7 +182,7 @@ class AiRun:
                 reply = await self._stoppable(
                     self._ai.until_answered(self._rounds, may_stop=may_stop)
                 )
-                await self._rounds.release()
+                await (self._rounds.release() if keep else self._rounds.undo())
         except BaseException as error:
             failure = error
             raise

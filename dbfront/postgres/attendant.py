@@ -135,10 +135,15 @@ class AiAttendant:
         Raises:
             UserError: AI calls that can't work.
         """
-        if message[:1] != b"P" or not may_matter(message) or self._exchange.status == "E":
+        if message[:1] != b"P" or not may_matter(message):
             return None
         text = decoded(messages.names(message)[1], self._relay.books.parameters)
-        statements = self._planner.statements(text)
+        try:
+            statements = self._planner.statements(text)
+        except TierKVError:
+            if self._exchange.status == "E":
+                return None  # PostgreSQL would not have read it.
+            raise
         if len(statements) != 1 or statements[0].plan is None:
             return None
         return statements[0]

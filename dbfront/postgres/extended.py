@@ -132,6 +132,11 @@ class Batch:
         if tell:
             await self._exchange.send([replies.ready_for_query(self._exchange.status)])
 
+    @property
+    def _aborted(self) -> bool:
+        """Whether the client's block is aborted, and nothing of this batch may have ended it."""
+        return self._exchange.status == "E" and not self._block.uncertain
+
     async def _take(self, message: bytes, statement: Statement | None) -> None:
         kind = message[:1]
         if kind == b"P":
@@ -147,7 +152,8 @@ class Batch:
 
     async def _plain(self, message: bytes) -> Reply:
         """Have PostgreSQL answer a message, and the client hear it."""
-        reply = await self._exchange.ask(message, sync=False)
+        # To plan a Bind PostgreSQL may look a constant call up; what it misses then does not count.
+        reply = await self._exchange.ask(message, sync=False, keep_with_misses=True)
         if self._relay.books.copying_in:
             await self._copy_in(reply)
             return reply
@@ -187,9 +193,9 @@ class Batch:
         portal, name = messages.names(message)
         self._names.portals.pop(portal, None)
         prepared = self._names.prepared.get(name)
-        if prepared is not None and self._exchange.status != "E":
+        if prepared is not None and not self._aborted:
             await self._refresh(prepared.views, self._block)
-        if prepared is None or not prepared.statement.has_calls or self._exchange.status == "E":
+        if prepared is None or not prepared.statement.has_calls or self._aborted:
             self._block.uncertain = not self._block.own
             await self._plain(message)
             return
@@ -226,8 +232,9 @@ class Batch:
         runs = _PortalRuns(self._exchange, name, portal)
         if statement.declare:
             await runs.prepare_inner(encoded(statement.inner.text, self._relay.books.parameters))
-        reply = await run.answer(runs.once, may_stop=not limited)
-        if limited or statement.declare:
+        again = limited or bool(statement.declare)
+        reply = await run.answer(runs.once, keep=not again)
+        if again:
             reply.output.close()
             await runs.bind_again()
             await self._block.end_rounds(run.values)

@@ -118,7 +118,7 @@ class SimpleQuery:
     async def _with_calls(self, statement: Statement) -> Reply:
         run = self._make_run(statement, self._block, True)
         await run.open()
-        reply = await run.answer(lambda: self._run_once(statement))
+        reply = await run.answer(lambda: self._run_once(statement), keep=not statement.declare)
         # What follows in the block, and the rows of a cursor, have no rounds.
         await self._block.end_rounds(run.values)
         if statement.declare:
