@@ -8,7 +8,7 @@ DUCKDB15 := .venv-duckdb15
 .PHONY: help setup demo test test-duckdb15 test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 setup: $(STAMP) ## Make the virtual environment and install everything
 
