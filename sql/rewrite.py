@@ -49,7 +49,8 @@ class RewrittenSql:
 
     Attributes:
         text: what the engine runs; parameters are ``$name`` throughout.
-        marks: (offset in ``text``, offset in the user's text), ascending.
+        marks: (offset in ``text``, offset in the user's text), ascending; of text that was
+            inserted for a token, the complement of the token's offset.
         parameters: names of the parameters that occur, in order of first use.
     """
 
@@ -63,6 +64,8 @@ class RewrittenSql:
             return max(position, 0)
         at = max(bisect_right(self.marks, (position - 1, 1 << 62)) - 1, 0)
         offset, source = self.marks[at]
+        if source < 0:
+            return ~source + 1
         return source + (position - 1 - offset) + 1
 
 
@@ -199,7 +202,7 @@ class SqlRewriter:
         self._copy(copied, self.tokens[last - 1].end)
 
     def _call(self, call: FoundCall, rendering: CallRendering) -> None:
-        self._mark(self.tokens[call.first].start)
+        self._mark(~self.tokens[call.first].start)
         before, after = answer(self.dialect, call.function.returns)
         name = engine_function(self.dialect, kept_in_place=rendering.kept_in_place)
         self._insert(f"{before}{name}({rendering.key}, ")
@@ -260,7 +263,7 @@ class SqlRewriter:
 
     def _template(self, found: FoundTemplate) -> None:
         """Write a prompt template as a concatenation; NULL in it makes it NULL."""
-        self._mark(self.tokens[found.first].start)
+        self._mark(~self.tokens[found.first].start)
         self._insert("(")
         opening, closing = argument(self.dialect, ArgumentKind.TEXT)
         for position, piece in enumerate(found.template.pieces or ("",)):
@@ -277,7 +280,7 @@ class SqlRewriter:
     def _parameter(self, index: int) -> None:
         name = self._parameters[index]
         self._used[name] = None
-        self._mark(self.tokens[index].start)
+        self._mark(~self.tokens[index].start)
         self._insert(f"${name}")
 
     def _copy(self, start: int, end: int) -> None:
