@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sql.functions import DOCUMENTS
+from kvcore.errors import UserError
+from sql.calls import find_calls
+from sql.functions import ArgumentKind
 from sql.lexer import Token, TokenKind, tokenize
 from sql.rewrite import parameter_names
 
@@ -31,13 +33,30 @@ def parameter_types(text: str) -> tuple[str, ...]:
     """Return the DuckDB type of ``$1``, ``$2`` ...; VARCHAR where the text does not say."""
     tokens = tokenize(text)
     found: dict[int, str] = {}
-    for index, name in parameter_names(tokens).items():
+    names = parameter_names(tokens)
+    lists = _lists(tokens) if names else set()
+    for index, name in names.items():
         if name.isdigit():
             number = int(name)
-            known = _type_at(tokens, index)
+            known = "VARCHAR[]" if index in lists else _type_at(tokens, index)
             if found.get(number, _UNKNOWN) == _UNKNOWN:
                 found[number] = known
     return tuple(found.get(number, _UNKNOWN) for number in range(1, max(found, default=0) + 1))
+
+
+def _lists(tokens: list[Token]) -> set[int]:
+    """Find arguments of AI functions that take lists of text and are one token."""
+    try:
+        calls = find_calls(tokens)
+    except UserError:  # Whoever runs the statement says so.
+        return set()
+    return {
+        argument.first
+        for call in calls
+        for name, argument in call.arguments.items()
+        if call.function.parameter(name).kind is ArgumentKind.TEXTS
+        and argument.last == argument.first + 1
+    }
 
 
 def _type_at(tokens: list[Token], index: int) -> str:
@@ -45,8 +64,6 @@ def _type_at(tokens: list[Token], index: int) -> str:
     after = [token.upper for token in tokens[index + 1 : index + 3]]
     if before in ("LIMIT", "OFFSET"):
         return "BIGINT"
-    if before in ("=>", ":=") and tokens[index - 2].upper == DOCUMENTS.upper():
-        return "VARCHAR[]"
     if len(after) == 2 and (
         after[0] == "::"
         or (after[0] == "AS" and before == "(" and tokens[index - 2].upper == "CAST")

@@ -330,10 +330,14 @@ def _plain_output(node: exp.Expr) -> bool:
 def _needs_answer(conjunct: exp.Expr) -> bool:
     """Say whether a conjunct can only be true once its calls are answered."""
     node = conjunct.unnest()
-    if isinstance(node, exp.Not):
+    negated = isinstance(node, exp.Not)
+    if negated:
         node = node.this.unnest()
-        if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
-            return _strict(node.this)
+    if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+        # IS NOT is a NOT of IS in one dialect, and an IS of its own in the other.
+        return negated != bool(node.args.get("negate")) and _strict(node.this)
+    if _strict(node):  # A boolean function, or its opposite.
+        return True
     if not isinstance(node, _COMPARISONS) or node.args.get("query") is not None:
         return False
     return all(not has_site(child) or _strict(child) for child in children_of(node))

@@ -191,3 +191,13 @@ def test_every_view_has_its_ddl() -> None:
 def test_a_recompute_ratio_out_of_range_is_refused_with_the_range(text: str) -> None:
     with pytest.raises(UserError, match="must be above 0, up to 1"):
         parse_setting("tierkv.recompute_ratio", text)
+
+
+def test_lists_of_ai_functions_are_lists() -> None:
+    text = (
+        "SELECT ai_classify($1, $2), ai_generate($3, documents => $4), "
+        "ai_classify_multi('a', instruction => $6, categories => $5)"
+    )
+    lists, text_type = "VARCHAR[]", "VARCHAR"
+    assert parameter_types(text) == (text_type, lists, text_type, lists, lists, text_type)
+    assert parameter_types("SELECT ai_classify($1, nonsense => $2)") == (text_type, text_type)
