@@ -144,9 +144,10 @@ def _own_nodes(node: exp.Expr) -> Iterator[exp.Expr]:
 # What an expression around AI calls may be made of: nothing whose value depends on the session,
 # and nothing that is not the same for a row wherever the row stands.
 AROUND_CALLS: Final = (
-    exp.Alias, exp.Identifier, exp.Literal, exp.Paren, exp.Null, exp.Boolean, exp.Case, exp.If,
-    exp.Not, exp.And, exp.Or, exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.EQ, exp.NEQ,
-    exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.DPipe, exp.Concat,
+    exp.Alias, exp.Identifier, exp.Literal, exp.ByteString, exp.Paren, exp.Null, exp.Boolean,
+    exp.Case, exp.If, exp.Not, exp.And, exp.Or, exp.Is, exp.In, exp.Between, exp.Like, exp.ILike,
+    exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.DPipe,
+    exp.Concat,
     exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Substring, exp.Replace, exp.Contains,
     exp.StartsWith, exp.Coalesce, exp.Nullif, exp.JSONExtract, exp.JSONExtractScalar, exp.JSONPath,
     exp.JSONPathKey, exp.JSONPathRoot, exp.JSONPathSubscript, exp.Add, exp.Sub, exp.Mul, exp.Div,
@@ -162,11 +163,12 @@ CAST_TO: Final = frozenset(
 )
 # What can't fail: it is computed for rows that a filter then drops.
 _NEVER_FAILS: Final = (
-    exp.Alias, exp.Identifier, exp.Column, exp.Star, exp.Columns, exp.Literal, exp.Paren, exp.Null,
-    exp.Boolean, exp.Case, exp.If, exp.Not, exp.And, exp.Or, exp.Is, exp.In, exp.Between, exp.EQ,
-    exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.DPipe, exp.Concat, exp.Lower, exp.Upper,
-    exp.Trim, exp.Length, exp.Coalesce, exp.TryCast, exp.DataType, exp.Placeholder, exp.Parameter,
-    exp.PropertyEQ, exp.Kwarg, exp.Var, exp.Array, exp.Struct, exp.Tuple,
+    exp.Alias, exp.Identifier, exp.Column, exp.Star, exp.Columns, exp.Literal, exp.ByteString,
+    exp.Paren, exp.Null, exp.Boolean, exp.Case, exp.If, exp.Not, exp.And, exp.Or, exp.Is, exp.In,
+    exp.Between, exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.DPipe, exp.Concat,
+    exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Coalesce, exp.TryCast, exp.DataType,
+    exp.Placeholder, exp.Parameter, exp.PropertyEQ, exp.Kwarg, exp.Var, exp.Array, exp.Struct,
+    exp.Tuple,
 )  # fmt: skip
 
 

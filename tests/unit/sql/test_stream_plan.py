@@ -110,3 +110,10 @@ def test_clauses_of_a_select() -> None:
     assert len(clauses.items) == 2 and len(clauses.conjuncts) == 1
     assert clauses.order is None and clauses.limits is None
     assert select_clauses(tokenize("FROM t"), 0) is None
+
+
+def test_escaped_text_is_text() -> None:
+    plan = plan_statement(
+        r"SELECT ai_generate(body || E'\nQuestion: who?') || E'\n' FROM docs WHERE id > 3"
+    )
+    assert plan.stream is not None
