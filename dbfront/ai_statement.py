@@ -161,7 +161,8 @@ class AiStatement:
         raise SqlError(
             f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
             sqlstate="54001",
-            hint="Store the inner calls' answers in a table first.",
+            hint="Store the inner calls' answers in a table first; give aggregates that make a "
+            "prompt, such as string_agg, an ORDER BY that leaves no rows alike.",
         )
 
     async def estimate(self, rounds: EngineRounds[object]) -> Estimate:
@@ -197,7 +198,8 @@ class AiStatement:
 
     async def evaluate(self, batch: list[AiCall]) -> None:
         """Answer one batch of distinct calls and note the answers in the book."""
-        self._spending.add_calls(sum(not AI_FUNCTIONS[call.function].local for call in batch))
+        local = sum(AI_FUNCTIONS[call.function].local for call in batch)
+        self._spending.add_calls(len(batch) - local, local=local)
         self.report("llm")
         started = self._clock.now()
         summary = PlanSummary()
@@ -234,7 +236,7 @@ class AiStatement:
 
     def notices(self) -> tuple[Notice, ...]:
         """Return what the client is told beside the rows."""
-        notices = self._failures.notices(self._spending.calls)
+        notices = self._failures.notices(self._spending.calls + self._spending.local_calls)
         if self._policy.dry_run:
             notices.append(self._spending.rehearsed())
         if self._stopped_at_default_length:
@@ -291,6 +293,7 @@ class AiStatement:
             self.stats.add_failure()
             if isinstance(outcome.error, UserError):
                 blame(outcome.error, self.plan, self.book.missed_forms(call))
-            self._failures.add(outcome.error, self._spending.calls)
+            known = self._spending.calls + self._spending.local_calls
+            self._failures.add(outcome.error, known)
             self.book.add(call, None)
         self.report("llm")

@@ -36,25 +36,28 @@ class Spending:
     """What one statement needs so far, checked before anything of it is sent.
 
     Attributes:
-        calls: distinct calls known so far; local ones are not counted.
+        calls: distinct calls known so far that ask models.
+        local_calls: those that ask nobody.
         requests: what the models were or would be asked for them.
         prompt_tokens: of these.
     """
 
     def __init__(self, policy: ErrorPolicy) -> None:
         self.calls = 0
+        self.local_calls = 0
         self.requests = 0
         self.prompt_tokens = 0
         self._policy = policy
         self._completion_tokens = 0
 
-    def add_calls(self, count: int) -> None:
+    def add_calls(self, count: int, *, local: int = 0) -> None:
         """Count calls of another batch.
 
         Raises:
             SqlError: 53400, too many.
         """
         self.calls += count
+        self.local_calls += local
         self._check("AI calls", self.calls, "tierkv.max_calls", self._policy.max_calls)
 
     def add_wave(self, wave: Sequence[PreparedCall]) -> None:

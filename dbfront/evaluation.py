@@ -246,6 +246,13 @@ class _Batch:
         texts = tuple(text for _, step in steps for text in step.texts)
         try:
             counted = await self._generator.count_tokens(texts, model)
+        except ROW_ERRORS as error:
+            if len(steps) == 1:
+                self._fail([steps[0][0]], error)
+                return
+            for one in steps:
+                await self._count_tokens(model, [one])
+            return
         except UserError as error:
             self._on_refused(steps[0][0].call, error)
             raise

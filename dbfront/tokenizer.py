@@ -70,7 +70,11 @@ class TextTokenizer:
 
     async def count(self, texts: Sequence[str]) -> tuple[int, ...]:
         """Count the tokens of texts, each by itself and without special ones."""
-        return tuple([len(await self._encode(text, add_special_tokens=False)) for text in texts])
+        for text in texts:
+            check_length(len(text))
+        if sum(map(len, texts)) < THREAD_FROM_CHARS:
+            return self._count_now(texts)
+        return await asyncio.to_thread(self._count_now, texts)
 
     def encode_answers(self, answers: Sequence[str]) -> list[tuple[int, ...]]:
         """Encode texts as the model's answers to a conversation, without what ends them."""
@@ -118,6 +122,9 @@ class TextTokenizer:
         if len(text) < THREAD_FROM_CHARS:
             return self._encode_now(text, add_special_tokens)
         return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
+
+    def _count_now(self, texts: Sequence[str]) -> tuple[int, ...]:
+        return tuple([len(self._encode_now(text, False)) for text in texts])
 
     def _encode_parts_now(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         first = [self._encode_now(text, False) for text in texts[:1]]

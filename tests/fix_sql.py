@@ -139,9 +139,9 @@ class InstantGenerator:
     """A model that answers at once and remembers what it was asked.
 
     ``failing`` maps text in a prompt to the error its call raises, or to a list of errors, one per
-    try; ``texts`` maps a prompt to the text it gives instead; ``blend_refusal`` is told to
-    calls that ask for blending. With ``gate`` set, answers wait for it; ``started`` is set when the
-    first one does.
+    try; ``texts`` maps a prompt to the text it gives instead; ``uncountable`` is a text that is
+    too long to count; ``blend_refusal`` is told to calls that ask for blending. With ``gate`` set,
+    answers wait for it; ``started`` is set when the first one does.
     """
 
     served: tuple[ModelInfo, ...] = (make_model(), make_model("other"))
@@ -153,6 +153,7 @@ class InstantGenerator:
     prompts: list[str] = field(default_factory=list)
     calls: list[TextCall] = field(default_factory=list)
     blend_refusal: str = ""
+    uncountable: str = ""
     cancelled: int = 0
     most_running: int = 0
     _running: int = 0
@@ -247,6 +248,8 @@ class InstantGenerator:
 
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
         served = self._model(model)
+        if self.uncountable and self.uncountable in texts:
+            raise ContextTooLongError("a text is too long")
         return TokenCounts(tuple(len(text.encode()) for text in texts), served.context_tokens)
 
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:

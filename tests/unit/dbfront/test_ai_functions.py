@@ -521,3 +521,17 @@ async def test_an_answer_is_the_same_for_all_who_ask(
     )
     assert got == [(answer_text("p"),) * 2 + (answer_text("d\nQuestion: Who?"),) * 2] * 2
     assert sorted(generator.prompts) == ["d\nQuestion: Who?", "p"]
+
+
+async def test_a_text_too_long_to_count_fails_alone(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    generator.uncountable = "long"
+    result = await session.execute(
+        "SELECT ai_count_tokens('long'), ai_count_tokens('ab'), ai_agg(t, 'q') "
+        "FROM (VALUES ('c')) v(t)"
+    )
+    assert list(result.rows) == [(None, 2, answer_text("c\nQuestion: q"))]
+    assert "1 of 3 AI calls failed and gave NULL: a text is too long" in result.notices[0].message
+    result = await session.execute("SELECT ai_count_tokens('long')")
+    assert list(result.rows) == [(None,)]

@@ -265,3 +265,11 @@ def test_answers_to_a_byte_level_model_are_their_letters(tmp_path: Path) -> None
     encoded = tokenizer.encode_answers(["yes", "no thanks"])
     assert [tokenizer.decode(ids) for ids in encoded] == ["yes", "no thanks"]
     assert [len(ids) for ids in encoded] == [3, 9]
+
+
+async def test_many_texts_are_counted_beside_the_event_loop(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    texts = ["a" * n for n in range(300)]
+    assert await tokenizer.count(texts) == tuple(range(300))
+    with pytest.raises(ContextTooLongError):
+        await tokenizer.count(["a", "b" * (limits.MAX_PROMPT_CHARS + 1)])
