@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
@@ -241,6 +242,40 @@ INSERT INTO docs SELECT i, i % 4, CASE WHEN i % 10 = 7 THEN NULL ELSE 'body ' ||
 CREATE TABLE topics (id int PRIMARY KEY, name text);
 INSERT INTO topics VALUES (0, 'sport'), (1, 'music'), (2, NULL), (5, 'food');
 """
+
+
+class RawClient:
+    """A client that says exactly what it is told, in pieces of any size."""
+
+    def __init__(self, dsn: str) -> None:
+        self.connection = psycopg.connect(dsn)  # logs in and keeps the socket open
+        self.socket = socket.socket(fileno=self.connection.fileno())
+        self.socket.settimeout(30)
+
+    def say(self, data: bytes, rng: random.Random | None = None) -> None:
+        while data:
+            size = rng.randint(1, 40) if rng else len(data)
+            self.socket.sendall(data[:size])
+            data = data[size:]
+
+    def hear(self, readies: int) -> list[tuple[str, bytes]]:
+        frames: list[tuple[str, bytes]] = []
+        buffer = b""
+        while readies:
+            while len(buffer) < 5 or len(buffer) < 1 + int.from_bytes(buffer[1:5], "big"):
+                piece = self.socket.recv(65536)
+                assert piece
+                buffer += piece
+            size = 1 + int.from_bytes(buffer[1:5], "big")
+            frames.append((chr(buffer[0]), buffer[5:size]))
+            buffer = buffer[size:]
+            readies -= frames[-1][0] == "Z"
+        assert not buffer
+        return frames
+
+    def close(self) -> None:
+        self.socket.detach()
+        self.connection.close()
 
 
 @pytest.fixture

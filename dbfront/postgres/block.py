@@ -31,6 +31,8 @@ class Block:
     Attributes:
         own: the relay's, which must end it.
         uncertain: in this batch something ran that may have begun or ended a block.
+        forsaken: the relay began a block in this batch that the client has not made its own.
+        open_here: a block is known to be open in this batch, whatever the last ReadyForQuery said.
     """
 
     def __init__(self, exchange: Exchange, *, sync: bool) -> None:
@@ -42,6 +44,8 @@ class Block:
         """
         self.own = False
         self.uncertain = False
+        self.forsaken = False
+        self.open_here = False
         self._exchange = exchange
         self._sync = sync
 
@@ -63,7 +67,7 @@ class Block:
             PostgresError: one failed.
         """
         # Where nothing of the batch ran a Sync does no harm, and the block to come is fresh.
-        fresh = not self.own and not self.uncertain and self._exchange.status == "I"
+        fresh = self._exchange.status == "I" and not self.uncertain and not self.open_here
         reply = await self._exchange.own(*statements, sync=self._sync or fresh)
         if reply.error is not None:
             raise PostgresError(reply.error)
@@ -85,10 +89,11 @@ class Block:
         """
         if self.uncertain:
             await self._probe(values)
-        elif not self.own and self._exchange.status == "I":
+        elif self._exchange.status == "I" and not self.open_here:
             await self.statement(messages.own_statement(_begin_text(values, reads=reads)))
-            self.own = True
+            self.own = self.forsaken = True
         self.uncertain = False
+        self.open_here = not self._sync  # With a Sync behind each statement the status is true.
 
     async def begin_rounds(self, first_key: int) -> None:
         """Make room for answers; from here questions are told, not refused.
@@ -129,9 +134,10 @@ class Block:
     def ran(self, tag: bytes) -> None:
         """Note a statement of the client's that ran beside ours."""
         if tag in (b"BEGIN", b"START TRANSACTION"):
-            self.own = False
+            self.own, self.open_here, self.uncertain = False, True, False
+            self.forsaken = False
         elif tag in (b"COMMIT", b"ROLLBACK", b"PREPARE TRANSACTION"):
-            self.own, self.uncertain = False, True
+            self.own, self.open_here, self.uncertain = False, False, True
 
     async def _probe(self, values: SessionValues) -> None:
         """Begin a block; PostgreSQL's warning tells where one was open already."""
@@ -142,7 +148,8 @@ class Block:
         if silent:
             text = _SET_BACK.format(name="client_min_messages", value=values.min_messages)
             await self.statement(messages.own_statement(text))
-        self.own = self.own or not begun.says(_IN_BLOCK_ALREADY)
+        fresh = not begun.says(_IN_BLOCK_ALREADY)
+        self.own, self.forsaken = self.own or fresh, self.forsaken or fresh
 
 
 def _begin_text(values: SessionValues, *, reads: bool) -> str:

@@ -125,8 +125,9 @@ class Batch:
             if error is not None:
                 await self._exchange.send([error])
         await self._exchange.ask(messages.SYNC)
-        if self._block.own:
-            await self._exchange.own(messages.own_statement("ROLLBACK"), sync=True)
+        if self._block.forsaken and self._exchange.status != "I":
+            # COMMIT of an aborted block is a ROLLBACK.
+            await self._exchange.own(messages.own_statement("COMMIT"), sync=True)
         if self._exchange.status == "I":
             self._names.portals.clear()
         if tell:
@@ -135,7 +136,8 @@ class Batch:
     @property
     def _aborted(self) -> bool:
         """Whether the client's block is aborted, and nothing of this batch may have ended it."""
-        return self._exchange.status == "E" and not self._block.uncertain
+        block = self._block
+        return self._exchange.status == "E" and not block.uncertain and not block.open_here
 
     async def _take(self, message: bytes, statement: Statement | None) -> None:
         kind = message[:1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from tests.fix_postgres import (
     PASSWORD,
     USER,
     PostgresServer,
+    RawClient,
     RunningRelay,
     attendants,
     running_relay,
@@ -226,40 +226,6 @@ def test_dump_and_restore(ai_relay: RunningRelay) -> None:
     assert done.returncode == 0 and "COPY public.docs" in done.stdout, done.stderr
 
 
-class Raw:
-    """A client that says exactly what it is told, in pieces of any size."""
-
-    def __init__(self, relay: RunningRelay) -> None:
-        self.connection = psycopg.connect(relay.dsn)  # logs in and keeps the socket open
-        self.socket = socket.socket(fileno=self.connection.fileno())
-        self.socket.settimeout(30)
-
-    def say(self, data: bytes, rng: random.Random | None = None) -> None:
-        while data:
-            size = rng.randint(1, 40) if rng else len(data)
-            self.socket.sendall(data[:size])
-            data = data[size:]
-
-    def hear(self, readies: int) -> list[tuple[str, bytes]]:
-        frames: list[tuple[str, bytes]] = []
-        buffer = b""
-        while readies:
-            while len(buffer) < 5 or len(buffer) < 1 + int.from_bytes(buffer[1:5], "big"):
-                piece = self.socket.recv(65536)
-                assert piece
-                buffer += piece
-            size = 1 + int.from_bytes(buffer[1:5], "big")
-            frames.append((chr(buffer[0]), buffer[5:size]))
-            buffer = buffer[size:]
-            readies -= frames[-1][0] == "Z"
-        assert not buffer
-        return frames
-
-    def close(self) -> None:
-        self.socket.detach()
-        self.connection.close()
-
-
 def bind(portal: bytes, name: bytes, *values: bytes) -> bytes:
     cells = b"".join(len(v).to_bytes(4, "big") + v for v in values)
     count = len(values).to_bytes(2, "big")
@@ -269,7 +235,7 @@ def bind(portal: bytes, name: bytes, *values: bytes) -> bytes:
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_batches_in_any_pieces(ai_relay: RunningRelay, seed: int | None) -> None:
     rng = None if seed is None else random.Random(seed)
-    raw = Raw(ai_relay)
+    raw = RawClient(ai_relay.dsn)
     call = b"SELECT ai_generate($1) FROM generate_series(1, 3)"
     answer = str(answer_text("q")).encode()
     try:
@@ -305,7 +271,7 @@ def test_batches_in_any_pieces(ai_relay: RunningRelay, seed: int | None) -> None
 
 
 def test_transactions_inside_a_batch(ai_relay: RunningRelay) -> None:
-    raw = Raw(ai_relay)
+    raw = RawClient(ai_relay.dsn)
 
     def run(text: bytes) -> bytes:
         return messages.parse(b"", text) + bind(b"", b"") + messages.execute(b"")
@@ -343,6 +309,16 @@ def test_transactions_inside_a_batch(ai_relay: RunningRelay) -> None:
         assert [kind for kind, _ in frames].count("E") == 1 and frames[-1] == ("Z", b"I")
         raw.say(run(b"SELECT ai_generate()") + run(b"SELECT 1") + messages.SYNC)
         assert "".join(kind for kind, _ in raw.hear(1)) == "EZ"
+        raw.say(
+            run(b"INSERT INTO kept SELECT ai_generate('kept')")
+            + run(b"SAVEPOINT s")
+            + run(b"ROLLBACK TO s")
+            + run(b"INSERT INTO kept SELECT ai_generate('too')")
+            + messages.SYNC
+        )
+        assert raw.hear(1)[-1] == ("Z", b"I")
+        raw.say(messages.query(b"DELETE FROM kept WHERE ctid IN (SELECT ctid FROM kept OFFSET 3)"))
+        assert ("C", b"DELETE 2\0") in raw.hear(1)
         raw.say(messages.query(b"SELECT count(*) FROM kept"))
         counted = [body[6:] for kind, body in raw.hear(1) if kind == "D"]
         assert counted == [b"3"]
