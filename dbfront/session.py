@@ -435,10 +435,15 @@ class DuckDbSqlServer:
     def _reset_statistics(self, what: str | None) -> str:
         """Reset what was counted, asked on an engine thread; the time of it."""
         assert self._loop is not None, "a session asks"
-        resetting = asyncio.run_coroutine_threadsafe(self._reset(what), self._loop)
+        resetting = asyncio.run_coroutine_threadsafe(self.reset(what), self._loop)
         return resetting.result()
 
-    async def _reset(self, what: str | None) -> str:
+    async def reset(self, what: str | None) -> str:
+        """Reset what was counted, all of it or one group; the time of it.
+
+        Raises:
+            UserError: there is no such group.
+        """
         nodes = None
         if self._cluster is not None and what in (None, "kvcache"):
             nodes = baseline_of(await self._cluster.nodes())

@@ -224,7 +224,9 @@ def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
         async def view_rows(view: str) -> list[Row]:
             return await statistic_rows(view, log) if view in STATISTIC_VIEWS else []
 
-        services = AiServices(generator, SystemClock(), statements=log, view_rows=view_rows)
+        services = AiServices(
+            generator, SystemClock(), statements=log, view_rows=view_rows, reset=log.reset
+        )
 
         def attendant(relay: Relay) -> AiAttendant:
             return AiAttendant(relay, services)

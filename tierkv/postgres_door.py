@@ -37,7 +37,9 @@ async def relay_door(
     async def view_rows(view: str) -> list[Row]:
         return await sql.view_rows(view, viewer)
 
-    services = AiServices(generator, SystemClock(), statements=sql.statements, view_rows=view_rows)
+    services = AiServices(
+        generator, SystemClock(), statements=sql.statements, view_rows=view_rows, reset=sql.reset
+    )
 
     def attendant(relay: Relay) -> AiAttendant:
         return AiAttendant(relay, services)

@@ -22,7 +22,7 @@ from dbfront.postgres import messages
 from dbfront.postgres.ai_rounds import LastReply, PostgresError, RelayRounds
 from dbfront.postgres.block import Block
 from dbfront.postgres.encoding import shown
-from dbfront.postgres.exchange import Exchange, Reply
+from dbfront.postgres.exchange import Exchange, OnReset, Reply
 from dbfront.postgres.explained import add_ai_plan
 from dbfront.postgres.session_values import SessionValues
 from dbfront.postgres.statement import Statement
@@ -55,6 +55,7 @@ class AiServices:
         tenant_of: whose KV namespace a client's calls belong to.
         statements: where statements with AI calls are counted and logged.
         view_rows: rows of an admin view, but of stat_activity.
+        reset: resets what is counted, of one group or all.
         sessions: who is asked for stat_activity; they come and go by themselves.
     """
 
@@ -63,6 +64,7 @@ class AiServices:
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
     statements: StatementLog | None = None
     view_rows: Callable[[str], Awaitable[list[Row]]] | None = None
+    reset: OnReset | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
 
 

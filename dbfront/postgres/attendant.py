@@ -20,7 +20,7 @@ from dbfront.postgres.exchange import Exchange
 from dbfront.postgres.extended import Batch, Names
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.simple import SimpleQuery
-from dbfront.postgres.statement import Planner, Statement, may_matter
+from dbfront.postgres.statement import RESETS, Planner, Statement, may_matter
 from dbfront.statistics import StatementProgress
 from dbfront.view_rows import Row
 from kvcore.errors import TierKVError
@@ -38,7 +38,7 @@ class AiAttendant:
         self._relay = relay
         self._services = services
         services.sessions.add(self)
-        self._exchange = Exchange(relay)
+        self._exchange = Exchange(relay, services.reset)
         self._planner = Planner()
         self._names = Names({}, {})
         self._run: AiRun | None = None
@@ -192,6 +192,8 @@ class AiAttendant:
 
     async def _view_rows(self, view: str, block: Block) -> list[Row]:
         services = self._services
+        if view == RESETS:
+            return []
         if view == "stat_activity":
             return [session.activity_row(self._client.user) for session in services.sessions]
         rows = [] if services.view_rows is None else await services.view_rows(view)

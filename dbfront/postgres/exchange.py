@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import IO, Final
 
 from dbfront.postgres import messages
@@ -19,6 +19,7 @@ from kvcore import limits
 MISS_STATE: Final = b"\0CTKV01\0"
 """SQLSTATE by which tierkv.ai_call tells a question that has no answer yet."""
 
+_RESET_STATE: Final = b"\0CTKV02\0"
 _IN_MEMORY_BYTES: Final = 8 << 20
 _MOST_MISSES_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -26,6 +27,9 @@ _DATA_ROW: Final = ord("D")
 _ROWS: Final = frozenset(b"Dd")
 _AT_ONCE: Final = frozenset(b"AS")
 """Notifications and changed settings; they are not part of a result."""
+
+
+OnReset = Callable[[str | None], Awaitable[object]]
 
 
 class Output:
@@ -81,6 +85,7 @@ class Reply:
         rows: DataRow frames that came.
         misses: what tierkv.ai_call told, each once: form and hexadecimal question. Of more than
             can be kept the rest comes again in the next round.
+        resets: what tierkv.stat_reset told: groups, None for all.
     """
 
     def __init__(self, *, keep_with_misses: bool = False) -> None:
@@ -89,6 +94,7 @@ class Reply:
         self.complete = b""
         self.rows = 0
         self.misses: dict[bytes, None] = {}
+        self.resets: list[str | None] = []
         self._keep_with_misses = keep_with_misses
         self._room_for_misses = _MOST_MISSES_BYTES
 
@@ -122,6 +128,10 @@ class Reply:
             self._room_for_misses -= len(miss)
             self.misses[miss] = None
 
+    def _add_reset(self, frame: bytes) -> None:
+        what = messages.fields(frame)["D"].decode("utf-8", "replace").strip()
+        self.resets.append(what or None)
+
     def add_frame(self, frame: bytes) -> None:
         """Note any other frame."""
         kind = frame[:1]
@@ -129,6 +139,8 @@ class Reply:
             self._add_miss(frame)
             if not self._keep_with_misses:
                 self.output.discard()
+        elif kind == b"N" and _RESET_STATE in frame[:64]:
+            self._add_reset(frame)
         elif kind == b"E":
             self.error = frame
         elif kind != b"Z":
@@ -141,9 +153,10 @@ class Reply:
 class Exchange:
     """One relayed session, spoken for by the attendant."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, on_reset: OnReset | None = None) -> None:
         self._relay = relay
         self._books = relay.books
+        self._on_reset = on_reset
 
     @property
     def status(self) -> str:
@@ -190,6 +203,9 @@ class Exchange:
             raise
         finally:
             self._relay.listen(None)
+        for what in reply.resets if self._on_reset and reply.error is None else ():
+            assert self._on_reset is not None
+            await self._on_reset(what)
         return reply
 
     async def deliver(self, reply: Reply, *, error: bytes | None = None) -> None:

@@ -42,12 +42,6 @@ class Prepared:
     statement: Statement
     types: bytes
 
-    @property
-    def views(self) -> frozenset[str]:
-        """Admin views that it reads."""
-        plan = self.statement.plan
-        return frozenset() if plan is None else plan.admin_views
-
 
 @dataclass(slots=True)
 class Portal:
@@ -196,10 +190,12 @@ class Batch:
         self._names.portals.pop(portal, None)
         prepared = self._names.prepared.get(name)
         if prepared is not None and not self._aborted:
-            await self._refresh(prepared.views, self._block)
+            await self._refresh(prepared.statement.views, self._block)
         if prepared is None or not prepared.statement.has_calls or self._aborted:
             self._block.uncertain = not self._block.own
             await self._plain(message)
+            if prepared is not None and prepared.statement.resets and not self._failed:
+                self._names.portals[portal] = Portal(prepared, message, answered=True)
             return
         run = self._run_of(prepared)
         # Planning may look constant calls up already.

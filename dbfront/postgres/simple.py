@@ -88,7 +88,7 @@ class SimpleQuery:
             TierKVError: it failed.
         """
         if statement.plan is not None and self._exchange.status != "E":
-            await self._refresh(statement.plan.admin_views, self._block)
+            await self._refresh(statement.views, self._block)
         if statement.has_calls and self._exchange.status != "E":
             return await self._with_calls(statement)
         if statement.kind in _TRANSACTION:

@@ -19,6 +19,9 @@ from sql.statement import StatementKind, classify, split_statements
 _MARKS: Final = re.compile(
     rb"(?i)\b(?:" + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, "tierkv")).encode() + rb")\b"
 )
+RESETS: Final = "stat_reset"
+"""A function that tells the front something; it is told apart from views by its name only."""
+
 _KEY_LIMIT: Final = 1 << 62
 
 
@@ -39,6 +42,7 @@ class Statement:
         words: its first words, in upper case.
         plan: set where there are AI calls or admin views; of the query inside a DECLARE.
         declare: length of what stands before that query; 0 for other statements.
+        resets: it calls tierkv.stat_reset.
     """
 
     text: str
@@ -47,6 +51,13 @@ class Statement:
     words: tuple[str, ...]
     plan: StatementPlan | None = None
     declare: int = 0
+    resets: bool = False
+
+    @property
+    def views(self) -> frozenset[str]:
+        """What the front must set before it runs; RESETS among the views it reads."""
+        views = frozenset() if self.plan is None else self.plan.admin_views
+        return views | {RESETS} if self.resets else views
 
     @property
     def has_calls(self) -> bool:
@@ -112,10 +123,11 @@ class Planner:
                 error.position = position + offset + declare  # type: ignore[attr-defined]  # UserError's
             raise
         same = plan.engine_sql.text == text[declare:]
-        if not plan.sites and not plan.admin_views and same:
+        resets = _calls_reset(tokens)
+        if not plan.sites and not plan.admin_views and same and not resets:
             return bare
         _refuse_copy_in(tokens, plan)
-        return Statement(text, offset, kind, words, plan, declare)
+        return Statement(text, offset, kind, words, plan, declare, resets)
 
     def _next_key(self) -> int:
         self._key = self._key + MAX_FORMS if self._key < _KEY_LIMIT else MAX_FORMS
@@ -162,6 +174,11 @@ def _calls_in(text: str) -> bool:
         return bool(find_calls(tokenize(text)))
     except UserError:
         return may_matter(text.encode("utf-8", "replace"))
+
+
+def _calls_reset(tokens: list[Token]) -> bool:
+    words = [token.text.lower() for token in tokens]
+    return any(words[at : at + 4] == ["tierkv", ".", RESETS, "("] for at in range(len(words)))
 
 
 def _declared_query(tokens: list[Token]) -> int:

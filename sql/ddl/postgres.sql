@@ -125,6 +125,18 @@ BEGIN
 END
 $learn$;
 
+-- Tells the front to reset what it counts; ``what`` is a group, NULL is all.
+CREATE OR REPLACE FUNCTION tierkv.stat_reset(what text DEFAULT NULL) RETURNS timestamp
+LANGUAGE plpgsql VOLATILE AS $stat_reset$
+BEGIN
+  IF pg_catalog.current_setting('tierkv.view_stat_reset', true) IS DISTINCT FROM '[]' THEN
+    RAISE EXCEPTION 'tierkv.stat_reset is for statements that come through the TierKV front';
+  END IF;
+  RAISE INFO 'tierkv' USING ERRCODE = 'TKV02', DETAIL = coalesce(what, ' ');
+  RETURN pg_catalog.clock_timestamp() AT TIME ZONE 'UTC';
+END
+$stat_reset$;
+
 -- Admin views. The front fills the setting that a view unpacks just before a statement that names
 -- the view; so a view costs nothing otherwise, and is empty without the front.
 /*views*/

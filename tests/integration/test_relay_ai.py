@@ -282,6 +282,12 @@ def test_admin_views(connection: psycopg.Connection, ai_relay: RunningRelay) -> 
     assert connection.execute(
         "SELECT setting FROM tierkv.settings WHERE name = 'tierkv.max_calls'"
     ).fetchall() == [("1000",)]
+    assert connection.execute("SELECT tierkv.stat_reset('statements') > now() - '1 h'::interval")
+    counted = "SELECT count(*) FROM tierkv.stat_statements"
+    assert connection.execute(counted).fetchone() == (0,)
+    assert connection.execute("SELECT count(*) FROM tierkv.query_log").fetchone() == (4,)
+    with pytest.raises(psycopg.Error, match="nothing"):
+        connection.execute("SELECT tierkv.stat_reset('nothing')")
     with connection.transaction():
         connection.execute("SET LOCAL tierkv.max_calls = 3")
         shown = "SELECT setting FROM tierkv.settings WHERE name = 'tierkv.max_calls'"
