@@ -13,7 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from dbfront.contracts import ClientInfo, Column, Notice, SqlServer, SqlSession, StatementResult
+from dbfront.contracts import (
+    ClientInfo,
+    Column,
+    Notice,
+    RowStream,
+    SqlServer,
+    SqlSession,
+    StatementResult,
+)
 from kvcore import errors
 from sql.parameters import parameter_types
 from tierkv.loop_thread import LoopThread
@@ -175,6 +183,39 @@ class Cursor:
         except errors.TierKVError as error:
             return translate_error(error)
         return None
+
+    def stream(self, sql: str, parameters: Parameters | None = None) -> Iterator[tuple[Any, ...]]:
+        """Run one statement and give its rows while it runs, as psycopg's cursors do.
+
+        The rows are not kept: ``fetchone`` and the like are for ``execute``. ``notices`` are there
+        at the end. Closing the iterator stops the statement.
+
+        Raises:
+            Error: a subclass by SQLSTATE; rows that were given before were right.
+        """
+        self._result, self._total, self._position, self.notices = None, None, 0, ()
+        session = self.session
+        try:
+            _check_count([sql], parameters)
+            opened = self._loop.run(
+                session.execute_rows(sql, parameters), on_interrupt=session.cancel
+            )
+            if isinstance(opened, StatementResult):
+                self.notices = opened.notices
+                yield from opened.rows
+            else:
+                yield from self._rows_of(opened, session)
+        except errors.TierKVError as error:
+            raise translate_error(error) from None
+
+    def _rows_of(self, rows: RowStream, session: SqlSession) -> Iterator[tuple[Any, ...]]:
+        try:
+            while batch := self._loop.run(rows.next_rows(), on_interrupt=session.cancel):
+                yield from batch
+        finally:
+            self._loop.run(rows.close())
+        if rows.result is not None:
+            self.notices = rows.result.notices
 
     def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
         """Run a statement once per parameter row; ``rowcount`` is of all of them."""

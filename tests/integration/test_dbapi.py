@@ -35,6 +35,26 @@ def test_executemany_counts_all_rows(connection: tierkv.Connection) -> None:
         assert cursor.rowcount == 1
 
 
+def test_streamed_rows_are_those_of_a_replay(connection: tierkv.Connection) -> None:
+    text = (
+        "SELECT i, ai_generate('row ' || i % 9, options => {'max_tokens': 3}) AS a "
+        "FROM range(?) r(i) WHERE i % 2 = 0"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("SET tierkv.max_concurrency = 4")
+        cursor.execute("SET tierkv.execution = replay")
+        replayed = cursor.execute(text, [40]).fetchall()
+        cursor.execute("SET tierkv.execution = stream")
+        assert list(cursor.stream(text, [40])) == replayed
+        assert len(replayed) == 20
+        first = next(iter(cursor.stream(text, [1_000_000_000])))
+        assert first == replayed[0]
+        assert cursor.execute("SELECT 42").fetchone() == (42,)
+        with pytest.raises(tierkv.NotSupportedError, match="an aggregate needs all rows"):
+            list(cursor.stream("SELECT count(ai_generate('a' || i)) FROM range(3) r(i)"))
+        assert list(cursor.stream("SELECT 1 UNION ALL SELECT 2")) == [(1,), (2,)]
+
+
 def test_values_that_nothing_uses_are_refused(connection: tierkv.Connection) -> None:
     with pytest.raises(tierkv.ProgrammingError, match=r"2 values were given.*places for 1"):
         connection.execute("SELECT ?", (1, 2))
