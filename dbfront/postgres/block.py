@@ -12,7 +12,8 @@ from dbfront.postgres import messages
 from dbfront.postgres.ai_rounds import PostgresError
 from dbfront.postgres.exchange import Exchange, Reply
 from dbfront.postgres.session_values import READ_VALUES, SessionValues
-from kvcore.errors import FeatureNotSupportedError
+from dbfront.postgres.statement import Statement
+from kvcore.errors import FeatureNotSupportedError, SqlError
 from sql.plan import MAX_FORMS
 
 _COMMIT: Final = messages.own_statement("COMMIT")
@@ -94,6 +95,17 @@ class Block:
             self.own = self.forsaken = True
         self.uncertain = False
         self.open_here = not self._sync  # With a Sync behind each statement the status is true.
+
+    def check_cursor(self, statement: Statement) -> None:
+        """Refuse a cursor that would be gone with the relay's own block.
+
+        Raises:
+            SqlError: as PostgreSQL says it.
+        """
+        if statement.declare and self.own and "HOLD" not in statement.text.upper():
+            raise SqlError(
+                "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
+            )
 
     async def begin_rounds(self, first_key: int) -> None:
         """Make room for answers; from here questions are told, not refused.

@@ -227,6 +227,7 @@ class Batch:
         statement = portal.prepared.statement
         limited = message[-4:] != b"\0\0\0\0"
         await run.open()
+        self._block.check_cursor(statement)
         runs = _PortalRuns(self._exchange, name, portal)
         if statement.declare:
             await runs.prepare_inner(encoded(statement.inner.text, self._relay.books.parameters))

@@ -155,7 +155,8 @@ class RelayServer:
         try:
             await relay.serve()
         finally:
-            self._sessions.pop(login.pid, None)
+            if self._sessions.get(login.pid) is relay:  # PostgreSQL may use the number again.
+                del self._sessions[login.pid]
 
     async def _cancel(self, request: frontend.CancelRequest) -> None:
         """Cancel what the named session does, if the secret is right; PostgreSQL checks it too."""

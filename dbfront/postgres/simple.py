@@ -90,7 +90,7 @@ class SimpleQuery:
         if statement.plan is not None and self._exchange.status != "E":
             await self._refresh(statement.views, self._block)
         if statement.has_calls and self._exchange.status != "E":
-            return await self._with_calls(statement)
+            return await self._with_calls(statement, alone=alone)
         if statement.kind in _TRANSACTION:
             return await self._transaction(statement)
         if not alone:
@@ -115,9 +115,11 @@ class SimpleQuery:
         self._block.own = False
         return reply
 
-    async def _with_calls(self, statement: Statement) -> Reply:
+    async def _with_calls(self, statement: Statement, *, alone: bool) -> Reply:
         run = self._make_run(statement, self._block, True)
         await run.open()
+        if alone:
+            self._block.check_cursor(statement)
         reply = await run.answer(lambda: self._run_once(statement), keep=not statement.declare)
         # What follows in the block, and the rows of a cursor, have no rounds.
         await self._block.end_rounds(run.values)

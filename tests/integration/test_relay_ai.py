@@ -191,6 +191,9 @@ def test_cursors(connection: psycopg.Connection, generator: InstantGenerator) ->
         assert cursor.fetchmany(3) == expected[:3]
         assert cursor.fetchall() == expected[3:]
     assert len(generator.prompts) == 54
+    with pytest.raises(psycopg.errors.NoActiveSqlTransaction, match="transaction blocks"):
+        connection.execute("DECLARE d CURSOR FOR SELECT ai_generate('x')")
+    assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_copy_out(connection: psycopg.Connection) -> None:
