@@ -237,3 +237,21 @@ async def test_ten_thousand_columns_are_refused_in_words(session: DuckDbSession)
         await session.execute(f"SELECT {columns}")
     assert "more than 4096 different AI calls" in caught.value.message
     assert await value(session, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize("execution", ["stream", "replay"])
+async def test_budgets_hold_however_rows_are_made(
+    session: DuckDbSession, generator: InstantGenerator, execution: str
+) -> None:
+    await session.execute(f"SET tierkv.execution = {execution}")
+    sql = "SELECT id, ai_generate(body) FROM docs WHERE ai_filter('x', body)"
+    await session.execute("SET tierkv.dry_run = on")
+    result = await session.execute(sql)
+    assert list(result.rows) == []
+    assert any(notice.message.startswith("dry run: 27 AI calls") for notice in result.notices)
+    assert generator.calls == []
+    await session.execute("SET tierkv.dry_run = off")
+    await session.execute("SET tierkv.max_prompt_tokens = 300")
+    with pytest.raises(SqlError, match="max_prompt_tokens allows 300"):
+        await session.execute(sql)
+    assert generator.calls == []
