@@ -280,7 +280,7 @@ class _Replay:
     async def _ordered_sql(self) -> RewrittenSql:
         """Write the statement with its AI filters in the best order, learned from some rows."""
         filters = self.plan.filters
-        if filters is None or filters.count is None:
+        if filters is None or filters.count is None or self.context.policy.dry_run:
             return self.plan.engine_sql
         order = FilterOrder(len(filters.filters))
         self.statement.trace.filter_order = order

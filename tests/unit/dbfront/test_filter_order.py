@@ -95,3 +95,16 @@ async def test_parameters_in_ordered_filters(
     found = await big.execute(text, [1, "red", "blue"])
     assert found.rows == [(len([i for i in passing("red") if i % 4 == 1]),)]
     assert len(generator.prompts) == ROWS // 4
+
+
+async def test_a_dry_run_counts_what_the_first_filter_asks(
+    big: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await big.execute("SET tierkv.dry_run = on")
+    found = await big.execute(
+        "SELECT count(*) FROM big WHERE ai_generate(p) = '' AND ai_generate('z' || p) = ''"
+    )
+    assert found.rows == [(0,)]
+    (notice,) = found.notices
+    assert notice.message.startswith(f"dry run: {ROWS} AI calls")
+    assert not generator.prompts
