@@ -8,7 +8,7 @@ the first only. A row passes one exactly as it passes the other: NULL passes nei
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,17 +125,19 @@ def _fence(tree: exp.Select) -> str:
     if source is None or not joins:
         return ""
     relations = [source.this, *(join.this for join in joins)]
-    names: list[str] = []
-    for relation in relations:
-        name = relation.alias_or_name if isinstance(relation, exp.Table | exp.Subquery) else ""
-        if not name:
-            return ""
-        names.append(name)
-    quoted = {node.name for node in tree.find_all(exp.Identifier) if node.args.get("quoted")}
-    return f"num_nulls({', '.join(_whole_row(name, quoted) for name in names)}) >= 0"
+    rows = [_whole_row(relation) for relation in relations]
+    return f"num_nulls({', '.join(rows)}) >= 0" if all(rows) else ""
 
 
-def _whole_row(name: str, quoted: Set[str]) -> str:
-    """Write a relation's whole row; a name that is not quoted is in lower case to PostgreSQL."""
-    escaped = (name if name in quoted else name.lower()).replace('"', '""')
+def _whole_row(relation: exp.Expr) -> str:
+    """Write a relation's whole row; empty when it has no name of its own."""
+    if not isinstance(relation, exp.Table | exp.Subquery):
+        return ""
+    alias = relation.args.get("alias")
+    named = alias.this if isinstance(alias, exp.TableAlias) else relation.this
+    if not isinstance(named, exp.Identifier):
+        return ""
+    # A name that is not quoted is in lower case to PostgreSQL.
+    name = named.name if named.args.get("quoted") else named.name.lower()
+    escaped = name.replace('"', '""')
     return f'"{escaped}".*'

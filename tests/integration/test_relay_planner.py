@@ -31,6 +31,9 @@ JOINS = {
     "joined": "FROM big JOIN topics ON topics.id = big.topic WHERE topics.name = 'sport'",
     "listed": "FROM big b, topics t WHERE t.id = b.topic AND t.name = 'sport'",
     "outer": 'FROM topics AS "T" LEFT JOIN big ON big.topic = "T".id WHERE "T".name = \'sport\'',
+    "cased": 'FROM big AS T JOIN topics AS "t2" ON T.topic = "t2".id '
+    "WHERE \"t2\".name = 'sport' AND T.i IS DISTINCT FROM NULL",
+    "schema": "FROM big JOIN public.topics ON topics.id = big.topic WHERE topics.name = 'sport'",
     "using": "FROM big JOIN (SELECT id AS topic FROM topics WHERE name = 'sport') s USING (topic) "
     "WHERE true",
     "function": "FROM big JOIN generate_series(0, 0) AS g ON g = topic WHERE true",
