@@ -84,20 +84,25 @@ _AFTER_WITH: Final = frozenset(
 
 def split_statements(text: str) -> list[str]:
     """Cut text at its semicolons; comments alone and empty statements are dropped."""
-    statements: list[str] = []
+    return [text[start:end] for start, end in statement_spans(text)]
+
+
+def statement_spans(text: str) -> list[tuple[int, int]]:
+    """Return where each statement of ``split_statements`` starts and ends."""
+    spans: list[tuple[int, int]] = []
     first: Token | None = None
     last: Token | None = None
     for token in tokenize(text):
         if token.kind is TokenKind.OPERATOR and token.text == ";":
             if first is not None and last is not None:
-                statements.append(text[first.start : last.end])
+                spans.append((first.start, last.end))
             first = last = None
             continue
         first = first or token
         last = token
     if first is not None and last is not None:
-        statements.append(text[first.start : last.end])
-    return statements
+        spans.append((first.start, last.end))
+    return spans
 
 
 def classify(tokens: list[Token]) -> StatementKind:

@@ -18,10 +18,11 @@ from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_f
 from dbfront.pgwire.implicit import ImplicitTransaction
 from dbfront.pgwire.inference import inferred_types, lookup_sql, parameter_uses
 from dbfront.pgwire.portals import Portal, PreparedStatement, bind, placing_errors, prepare
-from dbfront.pgwire.simple_query import check_length
+from dbfront.pgwire.simple_query import check_text
 from dbfront.pgwire.sql_tokens import first_word, replace_parameters, tokens
 from dbfront.pgwire.types import pg_type
 from kvcore.errors import SqlError, TierKVError
+from sql.statement import statement_spans
 
 _ENDS_TRANSACTION: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 _NO_RESULT: Final = StatementDescription(columns=None)
@@ -93,7 +94,7 @@ class ExtendedQuery:
                 await portal.close()
 
     def _parse(self, message: m.Parse) -> None:
-        check_length(message.sql)
+        check_text(message.sql)
         statements = self._exchange.session.split(message.sql)
         if len(statements) > 1:
             raise SqlError(
@@ -105,7 +106,8 @@ class ExtendedQuery:
             )
         if len(self._statements) >= _MAX_STATEMENTS:
             raise SqlError(f"more than {_MAX_STATEMENTS} prepared statements", sqlstate="53400")
-        sql = statements[0] if statements else ""
+        # With the comments before it: positions of errors count from there.
+        sql = message.sql[: statement_spans(message.sql)[0][1]] if statements else ""
         self._refuse_if_aborted(sql)
         self._statements[message.statement] = prepare(
             sql, message.parameter_oids, parse_copy(sql) if sql else None

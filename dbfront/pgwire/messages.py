@@ -207,15 +207,22 @@ class _Reader:
         return int.from_bytes(self.take(4), "big")
 
     def text(self) -> str:
+        try:
+            return self._string().decode()
+        except UnicodeDecodeError:
+            raise self._broken("a string is not UTF-8") from None
+
+    def sql(self) -> str:
+        """Read a statement; what is not UTF-8 in it is refused when it is looked at."""
+        return self._string().decode("utf-8", "surrogateescape")
+
+    def _string(self) -> bytes:
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise self._broken("a string does not end")
         raw = self.take(end - self._at)
         self._at += 1
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise self._broken("a string is not UTF-8") from None
+        return raw
 
     def sized(self) -> bytes | None:
         size = self.int32()
@@ -231,7 +238,7 @@ class _Reader:
 
 
 def _parse(reader: _Reader) -> Parse:
-    statement, sql, count = reader.text(), reader.text(), reader.uint16()
+    statement, sql, count = reader.text(), reader.sql(), reader.uint16()
     return Parse(statement, sql, struct.unpack(f"!{count}I", reader.take(4 * count)))
 
 
@@ -262,7 +269,7 @@ def _function_call(reader: _Reader) -> FunctionCall:
 
 
 _PARSERS: Final[dict[int, tuple[str, Callable[[_Reader], FrontendMessage]]]] = {
-    ord("Q"): ("Query", lambda r: Query(r.text())),
+    ord("Q"): ("Query", lambda r: Query(r.sql())),
     ord("P"): ("Parse", _parse),
     ord("B"): ("Bind", _bind),
     ord("D"): ("Describe", lambda r: Describe(*_target(r))),

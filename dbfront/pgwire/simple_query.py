@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dbfront.contracts import StatementResult
 from dbfront.pgwire import replies
 from dbfront.pgwire.copy import run_copy
 from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, result_fields
 from dbfront.pgwire.implicit import ImplicitTransaction
-from kvcore.errors import SqlError, TierKVError
+from kvcore.errors import SqlError, TierKVError, UserError
 from kvcore.limits import MAX_SQL_BYTES
+from sql.statement import statement_spans
 
 
 async def simple_query(exchange: Exchange, sql: str) -> None:
@@ -17,12 +21,13 @@ async def simple_query(exchange: Exchange, sql: str) -> None:
     implicit = ImplicitTransaction(exchange.session)
     failed = True
     try:
-        check_length(sql)
+        check_text(sql)
         statements = exchange.session.split(sql)
         if not statements:
             exchange.send(replies.EMPTY_QUERY)
-        for statement in statements:
-            await _one(exchange, statement, implicit if len(statements) > 1 else None)
+        for number, statement in enumerate(statements):
+            with _placed_in(sql, number):
+                await _one(exchange, statement, implicit if len(statements) > 1 else None)
         failed = False
         await implicit.finish(failed=False)
     except TierKVError as error:
@@ -34,6 +39,17 @@ async def simple_query(exchange: Exchange, sql: str) -> None:
     if failed:
         await implicit.finish(failed=True)
     exchange.send(exchange.connection.send_ready(exchange.session.transaction_status))
+
+
+@contextmanager
+def _placed_in(sql: str, number: int) -> Iterator[None]:
+    """Count the position of a statement's error from the start of all, as PostgreSQL does."""
+    try:
+        yield
+    except UserError as error:
+        if error.position:
+            error.position += statement_spans(sql)[number][0]
+        raise
 
 
 async def _one(exchange: Exchange, sql: str, implicit: ImplicitTransaction | None) -> None:
@@ -69,13 +85,22 @@ async def _send_result(exchange: Exchange, result: StatementResult) -> None:
     exchange.send(replies.command_complete(result.command_tag))
 
 
-def check_length(sql: str) -> None:
-    """Refuse SQL longer than kvcore.limits allows.
+def check_text(sql: str) -> None:
+    """Refuse SQL longer than kvcore.limits allows, and bytes that are no text.
 
     Raises:
-        SqlError: 54000.
+        SqlError: 54000, 22021.
     """
     if len(sql) > MAX_SQL_BYTES:
         raise SqlError(
             f"statement of {len(sql)} characters is longer than {MAX_SQL_BYTES}", sqlstate="54000"
         )
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise SqlError(
+            f'invalid byte sequence for encoding "UTF8": 0x{ord(sql[error.start]) & 0xFF:02x}',
+            sqlstate="22021",
+            position=error.start + 1,
+            hint="Send statements as UTF-8; other encodings are not converted.",
+        ) from None

@@ -144,7 +144,7 @@ def test_a_length_nobody_can_mean_ends_the_connection(wire: Wire) -> None:
     "broken",
     [
         b"Q" + struct.pack("!I", 13) + b"SELECT\x001\0",  # a NUL inside
-        b"Q" + struct.pack("!I", 8) + b"\xff\xfe1\0",
+        b"D" + struct.pack("!I", 7) + b"S\xff\0",
         b"B" + struct.pack("!I", 12) + b"\0\0\0\1\0\7\0\0",
         b"!" + struct.pack("!I", 4),
         b"S" + struct.pack("!I", 3),
@@ -157,6 +157,39 @@ def test_broken_messages_end_the_connection_cleanly(wire: Wire, broken: bytes) -
     assert b"SFATAL\0" in body
     assert b"C08P01\0" in body
     assert wire.message() is None
+
+
+def test_bytes_that_are_no_text_cost_a_statement(wire: Wire) -> None:
+    wire.send(b"Q", b"BEGIN\0")
+    wire.until(b"Z")
+    wire.send(b"Q", b"SELECT '\xff'\0")
+    (kind, body), ready = wire.until(b"Z")
+    assert kind == b"E"
+    assert b"C22021\0" in body
+    assert b"P9\0" in body
+    assert b"H" in body
+    assert ready == (b"Z", b"E")
+    wire.send(b"P", b"x\0SELECT '\xff'\0\0\0")
+    wire.send(b"S", b"")
+    assert b"C22021\0" in wire.until(b"Z")[0][1]
+    wire.query("ROLLBACK")
+    assert (b"D", b"\0\1\0\0\0\x011") in wire.query("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    "before", ["", "  ", "/* SELECT 1, nope */ ", "SELECT 1, 'nope'; -- SELECT 1, nope\n"]
+)
+def test_positions_count_from_the_start_of_the_whole_text(
+    conn: psycopg.Connection, before: str
+) -> None:
+    sql = f"{before}SELECT 1, nope"
+    ways = [lambda: conn.pgconn.exec_(sql.encode())]
+    if ";" not in before:
+        ways.append(lambda: conn.pgconn.exec_params(sql.encode(), []))
+    for way in ways:
+        position = way().error_field(psycopg.pq.DiagnosticField.STATEMENT_POSITION)
+        assert position is not None
+        assert int(position) == sql.rindex("nope") + 1
 
 
 def test_sql_beyond_the_bound_through_a_driver(conn: psycopg.Connection) -> None:

@@ -267,7 +267,8 @@ def test_months_stay_months(server: RunningServer, sql: str, expected: str) -> N
         for oid in (1186, 1187):
             connection.adapters.register_loader(oid, AsText)
         connection.execute("CREATE OR REPLACE SEQUENCE turns")
-        connection.execute("CREATE TABLE IF NOT EXISTS waits (x INTERVAL, n INTEGER)")
+        connection.execute("CREATE OR REPLACE TABLE waits (x INTERVAL, n INTEGER)")
+        connection.execute("INSERT INTO waits VALUES (INTERVAL '2 months', 4)")
         row = connection.execute(sql).fetchone()
         assert row is not None
         assert row[0] == expected

@@ -80,7 +80,7 @@ def test_bad_startup(data: bytes) -> None:
         b"Q" + struct.pack("!I", MAX_PGWIRE_FRAME_BYTES + 1),
         frame(b"Q", b"no end"),
         frame(b"Q", b"ok\0left over"),
-        frame(b"Q", b"\xff\xfe\0"),
+        frame(b"D", b"S\xff\xfe\0"),
         frame(b"D", b""),
         frame(b"D", b"X\0"),
         frame(b"B", b"\0\0" + struct.pack("!HHi", 0, 1, 100) + b"abc"),
