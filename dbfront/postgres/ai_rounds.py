@@ -125,6 +125,12 @@ class RelayRounds:
         """See EngineRounds."""
         await self.own(_UNDO, _RELEASE)
 
+    async def recover(self) -> None:
+        """Take back a run that failed by its own error, as if it had not been tried."""
+        if not self._sync:
+            await self._exchange.own(sync=True)
+        await self.undo()
+
     async def release(self) -> None:
         """Keep what the last round did."""
         await self.own(_RELEASE)

@@ -35,6 +35,8 @@ from kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from sql.plan import Explain, StatementPlan
 from sql.statement import StatementKind
 
+RunOnce = Callable[[], Awaitable[Reply]]
+
 
 class Watched(Protocol):
     """A session that can say what it does."""
@@ -154,11 +156,15 @@ class AiRun:
         first_key = min(form.key for form in self._plan.forms)
         await self._block.begin_rounds(first_key)
 
-    async def answer(self, run_once: Callable[[], Awaitable[Reply]], *, keep: bool = True) -> Reply:
+    async def answer(
+        self, run_once: RunOnce, *, keep: bool = True, collect_once: RunOnce | None = None
+    ) -> Reply:
         """Run the statement until nothing is missing.
 
         Args:
             run_once: runs it once.
+            collect_once: runs a SELECT that meets the same calls, for a statement that writes; the
+                statement itself then needs no round but its last.
             keep: the last run counts. Otherwise it is taken back, and the answers stay: the caller
                 runs the statement another way.
 
@@ -167,8 +173,9 @@ class AiRun:
             TierKVError: ours.
         """
         assert self._ai is not None
+        collects = collect_once is not None and self._plan.explain is Explain.NO
         stop_after = self._plan.stop_after_rows if keep and not self._plan.writes else None
-        self._rounds = RelayRounds(
+        self._rounds = rounds = RelayRounds(
             self._exchange, self._ai, run_once, sync=self._sync, stop_after=stop_after
         )
         started = self._services.clock.now()
@@ -180,6 +187,9 @@ class AiRun:
             else:
                 if self.account is not None:
                     await self.account.began()
+                if collects and collect_once is not None:
+                    await self._collect(collect_once)
+                self._rounds = rounds
                 may_stop = stop_after is not None
                 reply = await self._stoppable(
                     self._ai.until_answered(self._rounds, may_stop=may_stop)
@@ -196,6 +206,26 @@ class AiRun:
         self._ai.report("done")
         self._add_plan(reply)
         return reply
+
+    async def _collect(self, collect_once: RunOnce) -> None:
+        """Learn the answers a write needs, so that it writes once: no dead rows, no lost numbers.
+
+        Raises:
+            TierKVError: what the statement itself would fail with, too.
+        """
+        assert self._ai is not None
+        self._rounds = rounds = RelayRounds(self._exchange, self._ai, collect_once, sync=self._sync)
+        try:
+            reply = await self._stoppable(self._ai.until_answered(rounds))
+            reply.output.close()
+            await rounds.undo()
+        except PostgresError as error:
+            # The SELECT is only a way to collect; what PostgreSQL has against it may not hold for
+            # the statement itself, which will say what is wrong.
+            if error is not rounds.error or error.sqlstate.startswith(("53", "57")):
+                raise
+            await rounds.recover()
+        self.stats.calls = 0  # The statement itself makes them again.
 
     def _account(self) -> StatementEntry | None:
         if self._services.statements is None:

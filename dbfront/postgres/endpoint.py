@@ -18,6 +18,9 @@ HIGH_WATER_BYTES: Final = 1 << 20
 """Bytes waiting to be sent, or unread, at which receiving stops."""
 
 
+_LINGER_S: Final = 2.0
+
+
 class Endpoint(asyncio.Protocol):
     """Bytes from and to one peer.
 
@@ -40,6 +43,7 @@ class Endpoint(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._unread = bytearray()
         self._reader: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
         self._writer: asyncio.Future[None] | None = None
         self._full = False
         self._holds: set[str] = set()
@@ -69,6 +73,8 @@ class Endpoint(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
         self.resume_writing()
+        if not self._lost.done():
+            self._lost.set_result(None)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -170,6 +176,15 @@ class Endpoint(asyncio.Protocol):
         """Send what is queued, then close."""
         if self._transport is not None:
             self._transport.close()
+
+    async def finish(self) -> None:
+        """Close, and wait until that is done; a peer that does not read on is cut off."""
+        if self._transport is None:
+            return
+        self._transport.close()
+        await asyncio.wait([self._lost], timeout=_LINGER_S)
+        if not self._lost.done():
+            self._transport.abort()
 
     def abort(self) -> None:
         """Close at once."""

@@ -7,6 +7,7 @@ before the next one is looked at, and after an error PostgreSQL itself skips to 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -229,10 +230,13 @@ class Batch:
         await run.open()
         self._block.check_cursor(statement)
         runs = _PortalRuns(self._exchange, name, portal)
+        parameters = self._relay.books.parameters
         if statement.declare:
-            await runs.prepare_inner(encoded(statement.inner.text, self._relay.books.parameters))
+            await runs.prepare_inner(encoded(statement.inner.text, parameters))
         again = limited or bool(statement.declare)
-        reply = await run.answer(runs.once, keep=not again)
+        collected = statement.collect_text
+        collector = None if collected is None else runs.collector(encoded(collected, parameters))
+        reply = await run.answer(runs.once, keep=not again, collect_once=collector)
         if again:
             reply.output.close()
             await runs.bind_again()
@@ -268,11 +272,30 @@ class _PortalRuns:
 
     async def prepare_inner(self, text: bytes) -> None:
         """Run the query of a DECLARE instead, as a statement and portal of the relay's own."""
+        await self._said(self._parse_inner(text))
+        self._inner = self._bind_inner()
+
+    def _parse_inner(self, text: bytes) -> bytes:
         types = self._portal.prepared.types
-        parse = messages.framed(b"P", _INNER, b"\0", text, b"\0", types)
-        await self._said(_CLOSE_INNER + parse)
-        body = self._portal.bind[5:].split(b"\0", 2)[2]
-        self._inner = messages.framed(b"B", _INNER, b"\0", _INNER, b"\0", body)
+        return _CLOSE_INNER + messages.framed(b"P", _INNER, b"\0", text, b"\0", types)
+
+    def _bind_inner(self) -> bytes:
+        return messages.bind_again(self._portal.bind, _INNER, _INNER)
+
+    def collector(self, text: bytes) -> Callable[[], Awaitable[Reply]]:
+        """Return what runs another query with the portal's values once, from its Parse on."""
+        data = self._parse_inner(text) + messages.close_portal(_INNER) + self._bind_inner()
+
+        async def once() -> Reply:
+            reply = await self._exchange.ask(data, sync=False)
+            if reply.error is not None:
+                return reply
+            return await self._exchange.ask(
+                messages.execute(_INNER) + messages.close_portal(_INNER) + _CLOSE_INNER,
+                sync=False,
+            )
+
+        return once
 
     async def once(self) -> Reply:
         """Run the portal to its end; a Reply with its error instead of raising it."""

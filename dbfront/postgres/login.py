@@ -101,7 +101,7 @@ class Login:
             backend.abort()
             raise
         if logged_in is None:
-            backend.close()
+            await backend.finish()
         return logged_in
 
     async def _message(self) -> frontend.FrontendMessage | frontend.StartupMessage | None:

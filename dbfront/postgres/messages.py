@@ -146,6 +146,17 @@ def names(frame: bytes) -> tuple[bytes, bytes]:
     return first, second
 
 
+def bind_again(frame: bytes, portal: bytes, statement: bytes) -> bytes:
+    """Make a Bind with the values of another one; results come as text."""
+    body = frame[5:].split(b"\0", 2)[2]
+    at = 2 + 2 * int.from_bytes(body[:2], "big")
+    count = int.from_bytes(body[at : at + 2], "big")
+    at += 2
+    for _ in range(count):
+        at += 4 + max(0, int.from_bytes(body[at : at + 4], "big", signed=True))
+    return framed(b"B", portal, b"\0", statement, b"\0", body[:at], _INT16(0))
+
+
 def mechanisms(frame: bytes) -> list[str] | None:
     """Read what an AuthenticationSASL frame offers; None for any other frame."""
     if frame[:1] != b"R" or frame[5:9] != _INT32(10):

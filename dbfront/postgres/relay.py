@@ -103,8 +103,7 @@ class Relay:
             await asyncio.wait([self._work])
         # Cut short, PostgreSQL would note a lost client in its log.
         self.backend.write(messages.TERMINATE)
-        self.backend.close()
-        self.client.close()
+        await self.backend.finish()
 
     def stop(self, error: TierKVError) -> None:
         """End the session with a FATAL error."""

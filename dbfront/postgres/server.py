@@ -130,6 +130,8 @@ class RelayServer:
         except Exception as error:  # noqa: BLE001 - outermost loop: one connection, not the server
             _LOG.exception("connection of %s failed inside the relay", client.peer)
             client.write(replies.error_response(error_fields(error, fatal=True)))
+        finally:
+            await client.finish()
 
     async def _log_in(self, client: Endpoint) -> LoggedIn | None:
         login = Login(
@@ -168,7 +170,7 @@ class RelayServer:
         backend, _ = await connect(self._target)
         backend.write(messages.cancel_request(request.pid, request.secret))
         await backend.read()
-        backend.close()
+        await backend.finish()
 
 
 def _tls_context(config: RelayConfig) -> ssl.SSLContext | None:

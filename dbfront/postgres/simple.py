@@ -120,7 +120,12 @@ class SimpleQuery:
         await run.open()
         if alone:
             self._block.check_cursor(statement)
-        reply = await run.answer(lambda: self._run_once(statement), keep=not statement.declare)
+        collected = statement.collect_text
+        reply = await run.answer(
+            lambda: self._run_once(statement),
+            keep=not statement.declare,
+            collect_once=None if collected is None else lambda: self._ask(collected),
+        )
         # What follows in the block, and the rows of a cursor, have no rounds.
         await self._block.end_rounds(run.values)
         if statement.declare:
@@ -128,6 +133,9 @@ class SimpleQuery:
             reply = await self._plain(statement)
         await self._exchange.send(run.notices(self._parameters))
         return reply
+
+    async def _ask(self, text: str) -> Reply:
+        return await self._exchange.ask(messages.query(encoded(text, self._parameters)))
 
     async def _run_once(self, statement: Statement) -> Reply:
         plan = statement.plan

@@ -77,6 +77,14 @@ class Statement:
         assert self.plan is not None
         return self.plan.engine_sql
 
+    @property
+    def collect_text(self) -> str | None:
+        """A SELECT that meets the calls of a statement that writes; None where there is none."""
+        plan = self.plan
+        if plan is None or plan.collect_sql is None or self.kind is StatementKind.COPY:
+            return None
+        return plan.collect_sql.text
+
     def position(self, sent: int) -> int:
         """Translate a position in ``engine_text`` to the whole text's."""
         if self.plan is None or sent <= self.declare:

@@ -85,6 +85,20 @@ def test_writes(connection: psycopg.Connection) -> None:
     assert done.rowcount == len(yes)
 
 
+def test_a_write_writes_once(connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TEMP TABLE s (id serial, a text)")
+    done = connection.execute(
+        "INSERT INTO s (a) SELECT ai_generate(body || %s) FROM docs RETURNING id, a", ("!",)
+    )
+    assert sorted(row[0] for row in done.fetchall()) == list(range(1, 61))
+    connection.execute("UPDATE s SET a = ai_generate(a || id) WHERE a IS NOT NULL")
+    # What the collecting SELECT may not do does not matter.
+    connection.execute("CREATE TEMP TABLE c (a text CHECK (length(a) > 1), b int)")
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+        connection.execute("INSERT INTO c SELECT ai_generate(body), body::int FROM docs")
+    assert connection.execute("SELECT count(*) FROM c").fetchone() == (0,)
+
+
 def test_inside_a_transaction(connection: psycopg.Connection) -> None:
     connection.execute("CREATE TEMP TABLE w (a text)")
     with connection.transaction():
