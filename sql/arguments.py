@@ -91,10 +91,14 @@ def _categories(value: list[Any]) -> tuple[str, ...]:
             "the list of categories is empty", hint="Give at least two, such as ['spam', 'other']."
         )
     if "" in labels:
-        raise UdfArgumentError("a category is NULL or empty")
+        raise UdfArgumentError(
+            "a category is NULL or empty", hint="Leave it out, or give it a name such as 'other'."
+        )
     twice = next((label for at, label in enumerate(labels) if label in labels[:at]), None)
     if twice is not None:
-        raise UdfArgumentError(f'the category "{twice}" is given twice')
+        raise UdfArgumentError(
+            f'the category "{twice}" is given twice', hint="Name each category once."
+        )
     if len(labels) > limits.MAX_LABELS:
         raise UdfArgumentError(
             f"{len(labels)} categories were given, at most {limits.MAX_LABELS} are allowed"
@@ -145,8 +149,9 @@ def _context(value: Any) -> dict[str, str]:
 def _check_schema(function: AiFunction, value: Any) -> None:
     takes_fields = function.canonical == "ai_extract"
     if not value or not isinstance(value, (Mapping, list) if takes_fields else Mapping):
+        empty = ", and not empty" * (value in ({}, []))
         raise UdfArgumentError(
-            f"schema must be a JSON object{' or a list of names' * takes_fields}",
+            f"schema must be a JSON object{' or a list of names' * takes_fields}{empty}",
             hint=_HINTS[SCHEMA],
         )
     if takes_fields:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
+from sql.aggregate_places import refuse_misplaced
 from sql.ai_call import CallForm
 from sql.calls import FoundCall, find_calls, find_templates
 from sql.collect import collect_form, returning_form
@@ -161,9 +162,10 @@ def plan_statement(
     if not calls:
         bare = SqlRewriter(text, tokens, {}, templates, {}, parameters, dialect=dialect)
         return _without_calls(text, tokens, kind, bare, _mode(options))
-    _refuse(tokens, kind, dialect)
+    _refuse(tokens, kind, dialect, tokens[calls[0].first].start + 1)
     body = text[tokens[0].start :]
     placement = place_calls(body, *_shifted(tokens, calls), dialect)
+    refuse_misplaced(tokens, calls, placement)
     sites = _sites(tokens, calls, placement, key_base)
     rewriter = SqlRewriter(
         text,
@@ -290,7 +292,7 @@ def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], 
     return moved, calls
 
 
-def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect) -> None:
+def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position: int) -> None:
     # PostgreSQL runs a MERGE under a savepoint; DuckDB has none, and no SELECT meets its calls.
     merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
     if kind not in _MAY_HOLD_CALLS and not merges:
@@ -298,6 +300,7 @@ def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect) -> None:
         what = " ".join(token.upper for token in tokens[:words])
         raise FeatureNotSupportedError(
             f"{what} can't hold AI calls",
+            position=position,
             hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
             "and use the table it fills here.",
         )
@@ -335,7 +338,12 @@ def _sites(
         kept_of.append(kept)
         groups.setdefault((kept, *_normal_text(tokens, call)), []).append(number)
     if len(groups) > MAX_FORMS:
-        raise FeatureNotSupportedError(f"more than {MAX_FORMS} different AI calls in a statement")
+        number = list(groups.values())[MAX_FORMS][0]
+        raise FeatureNotSupportedError(
+            f"more than {MAX_FORMS} different AI calls in a statement",
+            position=tokens[calls[number].first].start + 1,
+            hint="Put what differs into rows: one AI call over a table.",
+        )
     forms: dict[int, CallForm] = {}
     for order, numbers in enumerate(groups.values()):
         form = _form(key_base + order, calls[numbers[0]], [placement.place(n) for n in numbers])
