@@ -81,7 +81,9 @@ class AnswerBook:
     def next_batch(self, *, without_filters: bool = False) -> list[AiCall]:
         """Return the distinct missed calls of the lowest stage that has any.
 
-        Calls of higher stages are guarded by these, and may turn out not to be needed.
+        Calls of higher stages are guarded by these, and may turn out not to be needed. Where a
+        LIMIT may stop early it is the other way round for filters: a row that passed one is asked
+        about by the next before further rows are by the first.
 
         Args:
             without_filters: leave calls aside that only decide about further rows.
@@ -92,6 +94,9 @@ class AnswerBook:
             if self._missed[key] and not (without_filters and form.filters)
         ]
         stage = min((form.stage for form in waiting), default=0)
+        if self._budget is not None and all(f.filters for f in waiting if f.stage == stage):
+            waiting = [form for form in waiting if form.filters]
+            stage = max((form.stage for form in waiting), default=0)
         return list(
             dict.fromkeys(
                 call

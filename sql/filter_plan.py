@@ -8,7 +8,7 @@ the first only. A row passes one exactly as it passes the other: NULL passes nei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,26 +118,45 @@ def _fence(tree: exp.Select) -> str:
 
     PostgreSQL pushes a filter to the relation it reads, below joins, whatever it costs. One that
     reads all of them stays above: fewer rows are asked about there, never more distinct calls.
-    Empty when there is nothing to join, or a relation without a name.
+    Empty when there is nothing to join, or a relation without a name. A column that the statement
+    reads anyway does; a whole row may be wide, and its reader may not be allowed to read it all.
     """
     source = tree.args.get("from") or tree.args.get("from_")
     joins = tree.args.get("joins") or []
     if source is None or not joins:
         return ""
     relations = [source.this, *(join.this for join in joins)]
-    rows = [_whole_row(relation) for relation in relations]
-    return f"num_nulls({', '.join(rows)}) >= 0" if all(rows) else ""
+    columns = _columns_read(tree, joins)
+    read = [_read_of(relation, columns) for relation in relations]
+    return f"num_nulls({', '.join(read)}) >= 0" if all(read) else ""
 
 
-def _whole_row(relation: exp.Expr) -> str:
-    """Write a relation's whole row; empty when it has no name of its own."""
-    if not isinstance(relation, exp.Table | exp.Subquery):
+def _columns_read(tree: exp.Select, joins: list[exp.Expr]) -> dict[str, str]:
+    """Return a column that is read of each relation, by the relation's name, both as written."""
+    found: dict[str, str] = {}
+    ons = (join.args["on"] for join in joins if join.args.get("on"))
+    for node in (*tree.expressions, *ons, *conjuncts_of(tree.args["where"].this)):
+        for column in () if node.find(exp.Query) else node.find_all(exp.Column):
+            if len(column.parts) == 2 and not isinstance(column.this, exp.Star):
+                relation, name = (_as_read(part) for part in column.parts)
+                found.setdefault(relation, name)
+    return found
+
+
+def _read_of(relation: exp.Expr, columns: Mapping[str, str]) -> str:
+    """Write a column of a relation, else its whole row; empty when it has no name of its own."""
+    if not isinstance(relation, exp.Table | exp.Subquery | exp.Values | exp.Lateral):
         return ""
     alias = relation.args.get("alias")
     named = alias.this if isinstance(alias, exp.TableAlias) else relation.this
     if not isinstance(named, exp.Identifier):
         return ""
-    # A name that is not quoted is in lower case to PostgreSQL.
-    name = named.name if named.args.get("quoted") else named.name.lower()
+    name = _as_read(named)
+    return f"{name}.{columns.get(name, '*')}"
+
+
+def _as_read(identifier: exp.Expr) -> str:
+    """Quote a name; one that is not quoted is in lower case to PostgreSQL."""
+    name = identifier.name if identifier.args.get("quoted") else identifier.name.lower()
     escaped = name.replace('"', '""')
-    return f'"{escaped}".*'
+    return f'"{escaped}"'

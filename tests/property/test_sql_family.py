@@ -204,7 +204,7 @@ SHAPES = (
     "SELECT i, {0} AS v, {3} AS w FROM t WHERE {1} AND {2} ORDER BY i",
     "SELECT {0} AS v, count(*) AS c FROM t WHERE {1} GROUP BY 1 ORDER BY ALL",
     "SELECT i FROM t WHERE {1} ORDER BY {0} || '', i LIMIT 3",
-    "SELECT i, {3} AS w FROM t ORDER BY {0} DESC NULLS LAST, i LIMIT 4",
+    "SELECT i, {3} AS w FROM t ORDER BY lower({0}) DESC NULLS LAST, i LIMIT 4",
     "SELECT i, (SELECT max({0}) FROM t WHERE t.i = x.i AND {1}) AS v FROM t x ORDER BY i",
     "SELECT DISTINCT {0} AS v FROM t ORDER BY v",
     "SELECT g, {4} AS v FROM t WHERE {1} GROUP BY g ORDER BY g",
