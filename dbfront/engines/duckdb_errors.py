@@ -97,7 +97,9 @@ def to_tierkv_error(
         return UnknownUdfError(
             f"there is no AI function {name[1]}()",
             position=position,
-            hint=did_you_mean(name[1], AI_FUNCTIONS),
+            hint="Write it without a schema."
+            if name[1].lower() in AI_FUNCTIONS
+            else did_you_mean(name[1], AI_FUNCTIONS),
         )
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)

@@ -26,6 +26,7 @@ from dbfront.postgres.exchange import Exchange, OnReset, Reply
 from dbfront.postgres.explained import add_ai_plan
 from dbfront.postgres.session_values import SessionValues
 from dbfront.postgres.statement import Statement
+from dbfront.postgres.unknown_calls import hinted
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_log import StatementLog
 from dbfront.statistics import AiStats, StatementProgress
@@ -326,13 +327,17 @@ def error_frame(
     Args:
         error: PostgreSQL's or ours.
         statement: whose text PostgreSQL was given; its positions are translated.
-        fields: of ``error`` where it is ours.
+        fields: of ``error`` where it is ours; they name the place in the statement's query.
     """
     if not isinstance(error, PostgresError):
+        if statement is not None and "P" in fields:
+            before = statement.offset + statement.declare
+            fields = fields | {"P": str(int(fields["P"]) + before).encode()}
         return messages.with_fields(b"E", fields)
+    frame = hinted(error.frame)
     if statement is None:
-        return error.frame
-    values = messages.fields(error.frame)
+        return frame
+    values = messages.fields(frame)
     if "P" in values:
         values["P"] = str(statement.position(int(values["P"]))).encode()
     return messages.with_fields(b"E", values)

@@ -221,7 +221,7 @@ class Batch:
         run = self._run_of(portal.prepared)
         try:
             await self._answer(name, portal, message, run)
-        except PostgresError as error:
+        except TierKVError as error:
             await self.fail(error, portal.prepared.statement)
 
     async def _answer(self, name: bytes, portal: Portal, message: bytes, run: AiRun) -> None:

@@ -20,6 +20,7 @@ from dbfront.postgres.client_frames import ClientFrames
 from dbfront.postgres.conversation import Conversation
 from dbfront.postgres.endpoint import HIGH_WATER_BYTES, Endpoint
 from dbfront.postgres.login import LoggedIn
+from dbfront.postgres.unknown_calls import hinted
 from kvcore.errors import LocalProtocolError, NodeLostError, TierKVError
 
 _LOG = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Relay:
         if self._listener is not None:
             self._listener(data)
             return
-        self.client.write(data)
+        self.client.write(hinted(data) if self.books.between_frames else data)
         self.books.server_data(data)
         if self._news is not None:
             self._wake()

@@ -14,7 +14,7 @@ from sql.lexer import Token, TokenKind, string_value, tokenize
 from sql.plan import MAX_FORMS, StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql
 from sql.settings import parse_setting, setting_command, setting_spec
-from sql.statement import StatementKind, classify, split_statements
+from sql.statement import StatementKind, classify, statement_spans
 
 _MARKS: Final = re.compile(
     rb"(?i)\b(?:" + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, "tierkv")).encode() + rb")\b"
@@ -106,11 +106,8 @@ class Planner:
             UserError: AI calls that can't work, or a ``tierkv.*`` setting that can't be set so.
         """
         found: list[Statement] = []
-        at = 0
-        for part in split_statements(text):
-            at = text.index(part, at)
-            found.append(self._statement(part, at))
-            at += len(part)
+        for start, end in statement_spans(text):
+            found.append(self._statement(text[start:end], start))
         return found
 
     def _statement(self, text: str, offset: int) -> Statement:

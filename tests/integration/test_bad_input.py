@@ -70,6 +70,7 @@ BAD_STATEMENTS = {
     "SELECT ai_generate('x', options => '{\"temprature\": 1}')": "22023",
     "SELECT ai_generate()": "22023",
     "SELECT ai_sumarize('x')": "42883",
+    "SELECT main.ai_generate('x')": "42883",
     "SELEC 1": "42601",
     "SELECT * FROM nope": "42P01",
     "SELECT 1/'x'::INT": "22P02",

@@ -1,0 +1,86 @@
+"""Errors through the relay: what was meant, and where it stands in the client's whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.fix_postgres import RunningRelay
+
+pytestmark = pytest.mark.integration
+
+Run = Callable[[psycopg.Connection, str], object]
+WAYS: dict[str, Run] = {
+    "simple": lambda connection, sql: psycopg.ClientCursor(connection).execute(sql),
+    "extended": lambda connection, sql: connection.execute(sql, prepare=True),
+}
+
+
+def refused(relay: RunningRelay, sql: str, way: str) -> psycopg.errors.Diagnostic:
+    """Run a statement that fails; the session must go on."""
+    with psycopg.connect(relay.dsn, autocommit=True) as connection:
+        with pytest.raises(psycopg.Error) as caught:
+            WAYS[way](connection, sql)
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        return caught.value.diag
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("sql", "hint"),
+    [
+        ("SELECT ai_summarise_agg(body) FROM docs", "Did you mean ai_summarize_agg?"),
+        ("SELECT ai_generate(body), ai_fliter('x', body) FROM docs", "Did you mean ai_filter?"),
+        ("SELECT public.ai_generate('x')", "without a schema"),
+        ("SELECT ai_xyzzy(body) FROM docs", "No function matches"),
+        ("SELECT lowr(body) FROM docs", "No function matches"),
+    ],
+)
+def test_what_was_meant(ai_relay: RunningRelay, sql: str, hint: str, way: str) -> None:
+    diagnostic = refused(ai_relay, sql, way)
+    assert diagnostic.sqlstate == "42883"
+    assert diagnostic.message_hint is not None
+    assert hint in diagnostic.message_hint
+
+
+def test_a_function_of_the_database_is_called(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION pg_temp.ai_generat(text) RETURNS text LANGUAGE sql AS 'SELECT $1'"
+        )
+        row = connection.execute("SELECT pg_temp.ai_generat('x'), ai_generate('y') <> ''")
+        assert row.fetchone() == ("x", True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("before", ["", "/* ai_classify('x', string_to_array('', ',')) */ "])
+@pytest.mark.parametrize(
+    ("sql", "state", "at"),
+    [
+        ("SELECT ai_classify('x', string_to_array('', ','))", "22023", "string_to_array"),
+        ("SELECT ai_generate('x', options => '{\"a\": 1}')", "22023", "'{"),
+        ("SELECT ai_generate('x'), nothing", "42703", "nothing"),
+        ("SELECT 1 FROM docs WHERE ai_agg(body, 'x') = 'y'", "42803", "ai_agg"),
+        ("CREATE VIEW v AS SELECT ai_generate('x')", "0A000", "ai_generate"),
+        (
+            "DECLARE c CURSOR WITH HOLD FOR SELECT ai_classify('x', string_to_array('', ','))",
+            "22023",
+            "string_to_array",
+        ),
+    ],
+)
+def test_where_it_stands(
+    ai_relay: RunningRelay, before: str, sql: str, state: str, at: str, way: str
+) -> None:
+    text = before + sql
+    diagnostic = refused(ai_relay, text, way)
+    assert diagnostic.sqlstate == state
+    assert diagnostic.statement_position == str(text.rindex(at) + 1)
+
+
+def test_where_it_stands_among_several(ai_relay: RunningRelay) -> None:
+    text = "SELECT ai_generate('ä'); SELECT ai_classify('x', string_to_array('', ','))"
+    diagnostic = refused(ai_relay, text, "simple")
+    assert diagnostic.statement_position == str(text.index("string_to_array") + 1)
