@@ -180,5 +180,7 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "recompute_ratio": _number(0, 1, open_low=True),
     "selector": _selector,
 }
+OPTION_NAMES: Final = tuple(_CHECKS)
+
 _ONLY_CHECKED: Final = frozenset({"dedup", "response_format"})
 """Options with one value that works, which is what happens anyway."""
