@@ -74,6 +74,8 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
             hint=f"Write {name} => ['...', '...'] (PostgreSQL: ARRAY['...']), or name a column "
             "of lists.",
         )
+    if any(not isinstance(item, str | None) for item in value):
+        raise NotTextError  # Each engine writes numbers and truth its own way.
     if name == CATEGORIES:
         return _categories(value)
     kept = tuple(stripped for item in value if item is not None and (stripped := str(item).strip()))

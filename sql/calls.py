@@ -80,10 +80,14 @@ class FoundCall:
 
     @property
     def packed(self) -> bool:
-        """Whether the row's arguments are sent as one JSON array instead of as plain text."""
+        """Whether the row's arguments are sent as one JSON array instead of as plain text.
+
+        Plain text is for one that makes the answer NULL when it is NULL.
+        """
         if self.gathering is not None or len(self.row_parameters) != 1:
             return True
-        return self.function.parameter(self.row_parameters[0]).kind is not ArgumentKind.TEXT
+        parameter = self.function.parameter(self.row_parameters[0])
+        return parameter.kind is not ArgumentKind.TEXT or not parameter.strict
 
     def constants(self) -> tuple[tuple[str, Value], ...]:
         """Return the constant arguments that are not sent with each row, in parameter order."""

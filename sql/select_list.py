@@ -127,6 +127,9 @@ def _named(tokens: list[Token], first: int, last: int) -> bool:
     """Say whether an item has an alias; when in doubt yes, which only costs a pretty name."""
     if last - first > 1 and tokens[first + 1].text == ":":
         return True
+    star = first + 2 if tokens[first + 1].text == "." else first
+    if tokens[star].text == "*":
+        return True  # The columns of * REPLACE (...) have names.
     depth = 0
     for index in range(first, last):
         depth += depth_change(tokens[index])

@@ -124,3 +124,38 @@ async def test_half_a_character_is_refused_before_anything_runs(
     with pytest.raises(UdfArgumentError, match="half of a character"):
         await session.execute("""SELECT ai_generate('x', context => '{"a": "\\ud800"}')""")
     assert generator.calls == []
+
+
+@pytest.mark.parametrize("model", ["NULL", "$1", "nullif(name, name)", "CAST(NULL AS VARCHAR)"])
+async def test_no_model_is_the_sessions_model(
+    session: DuckDbSession, generator: InstantGenerator, model: str
+) -> None:
+    params = [None] if model == "$1" else []
+    sql = f"SELECT ai_generate('x', model => {model}), ai_classify('x', ['a', 'b'], {model})"
+    ((text, category),) = await rows(session, f"{sql} FROM topics WHERE id = 0", *params)
+    assert text is not None
+    assert category in ("a", "b")
+    assert [call.model for call in generator.calls] == [None, None]
+
+
+@pytest.mark.parametrize("items", ["1.50, 2", "true, false", "1e3, 2"])
+async def test_lists_of_other_types_are_written_as_the_engine_writes_them(
+    session: DuckDbSession, generator: InstantGenerator, items: str
+) -> None:
+    ((first, second),) = await rows(
+        session,
+        f"SELECT ai_classify('x', [{items}]), ai_classify('x', list_value({items}))",
+    )
+    assert first == second
+    assert len(generator.prompts) == 1
+
+
+async def test_a_replaced_column_keeps_its_name(session: DuckDbSession) -> None:
+    for star in ("*", "t.*"):
+        sql = f"SELECT {star} REPLACE (ai_generate(name) AS name) FROM topics t"
+        columns = (await session.execute(sql)).columns
+        assert columns is not None
+        assert [column.name for column in columns] == ["id", "name"]
+    columns = (await session.execute("SELECT -id * ai_score('q', name) FROM topics")).columns
+    assert columns is not None
+    assert [column.name for column in columns] == ["-id * ai_score('q', name)"]
