@@ -23,8 +23,9 @@ AS $$ SELECT 'tierkv_answers.s' OPERATOR(pg_catalog.||)
 -- Looks an answer up that the front has left here. An unknown question is told to the front by a
 -- message that only it reads, and answered NULL for now: the front learns the answer and runs the
 -- statement again. Nothing is written, so the function is STABLE.
+-- Its cost puts it behind other conditions, and keeps small statements below jit_above_cost.
 CREATE OR REPLACE FUNCTION tierkv.ai_call(form bigint, question text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 100000 AS $ai_call$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000 AS $ai_call$
 DECLARE
   round text := pg_catalog.current_setting('tierkv.round', true);
   known text;

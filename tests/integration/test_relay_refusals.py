@@ -84,3 +84,17 @@ def test_where_it_stands_among_several(ai_relay: RunningRelay) -> None:
     text = "SELECT ai_generate('ä'); SELECT ai_classify('x', string_to_array('', ','))"
     diagnostic = refused(ai_relay, text, "simple")
     assert diagnostic.statement_position == str(text.index("string_to_array") + 1)
+
+
+def test_the_engine_does_not_compile_what_is_run_a_few_times(ai_relay: RunningRelay) -> None:
+    """A price of ``tierkv.ai_call`` above jit_above_cost made each round wait for a compiler."""
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        sql = "SELECT ai_generate(body) FROM docs WHERE ai_filter('x', body) AND ai_filter('y', id)"
+        plan = connection.execute(f"EXPLAIN (FORMAT JSON) {sql}").fetchone()
+        limit = connection.execute("SHOW jit_above_cost").fetchone()
+        assert plan is not None
+        assert limit is not None
+        document = plan[0]
+        [document] = document if isinstance(document, list) else [document]
+        assert "JIT" not in document
+        assert 0 < document["Plan"]["Total Cost"] < float(limit[0])
