@@ -6,7 +6,7 @@ function, as PostgreSQL does; a longer expression after its own text, as DuckDB 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sql.calls import FoundCall
@@ -29,6 +29,7 @@ _LIST_ENDS: Final = frozenset(
         "EXCEPT",
         "FETCH",
         "FOR",
+        "INTO",
         "SELECT",
         "RETURNING",
     }
@@ -70,6 +71,7 @@ def missing_aliases(
     if not calls:
         return aliases
     starts = {call.first: call for call in calls}
+    ends = {call.last: call for call in calls}
     for index, token in enumerate(tokens):
         if token.kind is TokenKind.WORD and token.upper in ("SELECT", "RETURNING"):
             for first, last in _items(tokens, _list_start(tokens, index + 1)):
@@ -78,9 +80,43 @@ def missing_aliases(
                     tokens, first, last
                 ):
                     continue
-                if dialect is Dialect.DUCKDB or (call is not None and _only(tokens, call, last)):
+                if dialect is Dialect.DUCKDB:
                     aliases[last] = _quoted(_name(text, tokens, first, last, call))
+                    continue
+                naming = _naming(tokens, starts, ends, first, last)
+                if naming is not None:
+                    aliases[last] = _quoted(naming.function.name)
     return aliases
+
+
+def _naming(
+    tokens: list[Token],
+    starts: Mapping[int, FoundCall],
+    ends: Mapping[int, FoundCall],
+    first: int,
+    last: int,
+) -> FoundCall | None:
+    """Find the call that an item is named after in PostgreSQL: it alone, or what ELSE gives."""
+    while first < last and tokens[first].text == "(":
+        first += 1
+    call = starts.get(first)
+    if call is not None:
+        return call if _adds_no_name(tokens, call.last, last) else None
+    call = ends.get(last - 1)
+    is_case = tokens[first].upper == "CASE" and tokens[last - 1].upper == "END"
+    return call if is_case and call and tokens[call.first - 1].upper == "ELSE" else None
+
+
+def _adds_no_name(tokens: list[Token], index: int, last: int) -> bool:
+    """Say whether only brackets, subscripts, collations and casts follow."""
+    while index < last and tokens[index].text != "::":
+        if tokens[index].text == "[":
+            index = closing_index(tokens, index) + 1
+        elif tokens[index].text == ")" or tokens[index].upper == "COLLATE":
+            index += 1 + (tokens[index].upper == "COLLATE")
+        else:
+            return False
+    return True
 
 
 def _only(tokens: list[Token], call: FoundCall, last: int) -> bool:

@@ -1,0 +1,37 @@
+"""What an unnamed column with an AI call is called; PostgreSQL must not see our function's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from sql.dialect import Dialect
+from sql.plan import plan_statement
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ("ai_generate(b)", "ai_generate"),
+        ("(ai_generate(b))", "ai_generate"),
+        ("((ai_score('q', b)))::int", "ai_score"),
+        ("ai_generate(b) COLLATE \"C\"", "ai_generate"),
+        ("(ai_embed(b))[1]", "ai_embed"),
+        ("CASE WHEN k THEN 'x' ELSE ai_generate(b) END", "ai_generate"),
+        ("CASE WHEN k THEN ai_generate(b) ELSE 'x' END", ""),
+        ("(ai_generate_detail(b)).value", ""),
+        ("ai_generate(b) || 'x'", ""),
+        ("upper(ai_generate(b))", ""),
+        ("ai_generate(b) AS x", ""),
+        ("(ai_generate(b)) x", ""),
+    ],
+)  # fmt: skip
+def test_postgres_names_columns_as_if_the_functions_were_its_own(item: str, name: str) -> None:
+    plan = plan_statement(f"SELECT {item} FROM t", dialect=Dialect.POSTGRES)
+    added = f' AS "{name}" FROM t' if name else " FROM t"
+    assert plan.engine_sql.text.endswith(added)
+    assert plan.engine_sql.text.count(' AS "') == bool(name)
+
+
+def test_a_column_of_select_into_has_a_name() -> None:
+    plan = plan_statement("SELECT ai_generate(b) INTO u FROM t", dialect=Dialect.POSTGRES)
+    assert plan.engine_sql.text.endswith(' AS "ai_generate" INTO u FROM t')
