@@ -23,7 +23,7 @@ from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.row_bound import row_bound
 from sql.select_list import missing_aliases
-from sql.statement import StatementKind, classify
+from sql.statement import StatementKind, classify, query_writes
 from sql.stream_plan import StreamPlan, stream_plan, top_plan
 from sql.stream_shape import NotStreamableError
 from sql.views import admin_views_in
@@ -82,6 +82,7 @@ class StatementPlan:
         filters: how to write it with its AI filters in another order than ``engine_sql`` has, which
             is the user's; None where there is nothing to order.
         top: how to ask only for the first rows what their order does not need; None elsewhere.
+        query_writes: it is a SELECT that changes tables all the same (INTO, a WITH that writes).
     """
 
     text: str
@@ -103,11 +104,13 @@ class StatementPlan:
     why_not_stream: str = ""
     filters: FilterPlan | None = None
     top: StreamPlan | None = None
+    query_writes: bool = False
 
     @property
     def writes(self) -> bool:
         """Whether running it changes tables or files."""
-        return self.kind.writes and self.explain in (Explain.NO, Explain.ANALYZE)
+        changes = self.kind.writes or self.query_writes
+        return changes and self.explain in (Explain.NO, Explain.ANALYZE)
 
 
 _MAY_HOLD_CALLS: Final = frozenset(
@@ -204,6 +207,7 @@ def plan_statement(
         dialect=dialect,
         stream=stream,
         why_not_stream=why_not,
+        query_writes=kind is StatementKind.QUERY and query_writes(tokens),
     )
 
 

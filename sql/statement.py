@@ -77,6 +77,7 @@ _FIRST_WORD: Final[dict[str, StatementKind]] = {
     "SAVEPOINT": StatementKind.SAVEPOINT,
     "RELEASE": StatementKind.SAVEPOINT,
 }
+_CHANGE: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _AFTER_WITH: Final = frozenset(
     {"SELECT", "VALUES", "FROM", "TABLE", "INSERT", "UPDATE", "DELETE", "MERGE"}
 )
@@ -120,6 +121,22 @@ def classify(tokens: list[Token]) -> StatementKind:
     if token.upper == "ROLLBACK" and any(t.upper == "TO" for t in tokens[start + 1 : start + 4]):
         return StatementKind.SAVEPOINT
     return _FIRST_WORD.get(token.upper, StatementKind.OTHER)
+
+
+def query_writes(tokens: list[Token]) -> bool:
+    """Say whether a SELECT changes tables: by an INTO, or by a WITH whose query writes."""
+    depth = 0
+    for index, token in enumerate(tokens):
+        depth += depth_change(token)
+        if token.kind is not TokenKind.WORD:
+            continue
+        if depth == 0 and token.upper == "INTO":
+            return True
+        opens = index > 0 and tokens[index - 1].text == "("
+        named = index + 1 < len(tokens) and tokens[index + 1].kind is not TokenKind.OPERATOR
+        if opens and named and token.upper in _CHANGE:
+            return True
+    return False
 
 
 def main_verb(tokens: list[Token]) -> int:

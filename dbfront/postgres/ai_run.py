@@ -125,7 +125,8 @@ class AiRun:
     @property
     def _only_reads(self) -> bool:
         locks = any(word in self._statement.text.upper() for word in ("FOR UPDATE", "FOR SHARE"))
-        return self._plan.kind is StatementKind.QUERY and not locks
+        is_query = self._plan.kind is StatementKind.QUERY and not self._plan.query_writes
+        return is_query and not locks
 
     async def open(self) -> None:
         """Read the settings, check constant arguments, open a block, prepare the answers' table.

@@ -12,7 +12,7 @@ from sql.literals import NotConstantError, literal_value
 from sql.options import CallOptions, parse_options
 from sql.parameters import parameter_types
 from sql.settings import parse_setting, setting_command
-from sql.statement import StatementKind, classify, split_statements
+from sql.statement import StatementKind, classify, query_writes, split_statements
 from sql.views import VIEW_COLUMNS, view_ddl
 
 
@@ -201,3 +201,20 @@ def test_lists_of_ai_functions_are_lists() -> None:
     lists, text_type = "VARCHAR[]", "VARCHAR"
     assert parameter_types(text) == (text_type, lists, text_type, lists, lists, text_type)
     assert parameter_types("SELECT ai_classify($1, nonsense => $2)") == (text_type, text_type)
+
+
+@pytest.mark.parametrize(
+    ("text", "writes"),
+    [
+        ("SELECT a INTO u FROM t", True),
+        ("SELECT a INTO TEMP u FROM t", True),
+        ("WITH w AS (INSERT INTO t SELECT 1 RETURNING *) SELECT * FROM w", True),
+        ("WITH w AS MATERIALIZED (UPDATE t SET a = 1 RETURNING *) SELECT * FROM w", True),
+        ("WITH w AS (DELETE FROM t RETURNING *) SELECT * FROM w", True),
+        ("SELECT a FROM t FOR UPDATE", False),
+        ("SELECT (update) FROM t", False),
+        ("SELECT 'INTO', \"into\" FROM t", False),
+    ],
+)
+def test_queries_that_write(text: str, writes: bool) -> None:
+    assert query_writes(tokenize(text)) is writes
