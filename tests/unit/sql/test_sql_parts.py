@@ -218,3 +218,16 @@ def test_lists_of_ai_functions_are_lists() -> None:
 )
 def test_queries_that_write(text: str, writes: bool) -> None:
     assert query_writes(tokenize(text)) is writes
+
+
+@pytest.mark.parametrize("text", ["'a''", "'a''b", "1, 'a'' '' x", '"a""', "E'a\\'", "e'a'' b"])
+def test_text_without_end_is_told_where_it_starts(text: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="never ends") as caught:
+        tokenize(text)
+    assert caught.value.position == (4 if text.startswith("1") else 1)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_long_text_is_one_token(quote: str) -> None:
+    text = f"{quote}{f'x{quote * 2}' * 100_000}{quote}"
+    assert [token.text for token in tokenize(f"{text} {text}")] == [text, text]
