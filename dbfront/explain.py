@@ -90,7 +90,7 @@ def ai_plan_lines(told: Explanation) -> list[str]:
             for number, one in enumerate(rounds, 1)
         ]
         lines += filter_lines(told.analysis.trace)
-        lines += stats_lines(told.analysis.stats, told.analysis.trace)
+        lines += stats_lines(told.analysis.stats, told.analysis.trace, rows=told.counts_rows)
     if told.estimate is not None:
         lines += estimate_lines(told.estimate, told.max_calls)
     if told.not_estimated:
@@ -114,7 +114,8 @@ def ai_plan_json(told: Explanation) -> dict[str, Any]:
     if told.analysis is not None:
         document["Rounds"] = [round_json(one, first_of) for one in told.analysis.trace.rounds]
         document |= filters_json(told.analysis.trace)
-        document["Totals"] = stats_json(told.analysis.stats, told.analysis.trace)
+        totals = stats_json(told.analysis.stats, told.analysis.trace)
+        document["Totals"] = totals if told.counts_rows else _without_rows(totals)
     if told.estimate is not None:
         document["Estimate"] = estimate_json(told.estimate, told.max_calls)
     if told.not_estimated:
@@ -165,9 +166,11 @@ def _site_json(site: CallSite, told: Explanation, first_of: dict[int, int]) -> d
         return document | {"As Call": first}
     trace = told.analysis.trace if told.analysis is not None else None
     numbers = form_json(trace, told.estimate, site.form.key)
-    if not told.counts_rows:
-        numbers = {name: value for name, value in numbers.items() if name not in _OF_ROWS}
-    return document | numbers
+    return document | (numbers if told.counts_rows else _without_rows(numbers))
+
+
+def _without_rows(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if name not in _OF_ROWS}
 
 
 def _model(site: CallSite, defaults: CallDefaults) -> str | None:

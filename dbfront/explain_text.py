@@ -56,12 +56,12 @@ def filter_lines(trace: StatementTrace) -> list[str]:
     return [f"  AI filters of WHERE in the order {numbers}: {passed}"]
 
 
-def stats_lines(stats: AiStats, trace: StatementTrace) -> list[str]:
-    """Sum a statement up."""
+def stats_lines(stats: AiStats, trace: StatementTrace, *, rows: bool) -> list[str]:
+    """Sum a statement up; ``rows``: it is known how many calls the engine made."""
+    calls = f"calls {stats.calls}, " * rows
     nodes = ", ".join(f"{node or '?'} {count}" for node, count in sorted(trace.nodes.items()))
     return [
-        f"  calls {stats.calls}, distinct {stats.distinct_calls}, "
-        f"errors {stats.errors}, rounds {stats.rounds}",
+        f"  {calls}distinct {stats.distinct_calls}, errors {stats.errors}, rounds {stats.rounds}",
         f"  prompt tokens {stats.prompt_tokens}, completion tokens "
         f"{stats.completion_tokens}, hit tokens {hit_text(stats.hit_tokens)}",
         *_blended_lines(stats),
@@ -158,10 +158,8 @@ def _by_call(counts: Mapping[int, int], call_of: Mapping[int, int]) -> str:
 def _plan_lines(stats: AiStats) -> list[str]:
     if not stats.planned_runs:
         return []
-    return [
-        f"  plan: {stats.planned_runs} runs, {stats.shared_tokens} prompt tokens in common with "
-        "other calls"
-    ]
+    runs = f"{stats.planned_runs} run{'s' * (stats.planned_runs != 1)}"
+    return [f"  plan: {runs}, {stats.shared_tokens} prompt tokens in common with other calls"]
 
 
 def _blended_lines(stats: AiStats) -> list[str]:

@@ -303,6 +303,8 @@ class Generation:
             usage = replace(usage, completion_tokens=live.completion_tokens)
         live.usage = usage
         live.outcome = Outcome(reason.value)
+        if event is not None and not live.node_id:
+            live.node_id = event.node_id  # an empty answer has no other event
         return TextEvent(
             finish_reason=reason,
             usage=usage,

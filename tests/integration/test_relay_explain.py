@@ -70,6 +70,7 @@ def test_an_estimate_is_what_it_takes_and_leaves_nothing(
         assert one["Distinct Calls"] == other["Distinct Calls"] == other["Asked"]
         assert one["Prompt Tokens"] == other["Prompt Tokens"]
         assert "Rows" not in one
+    assert "Rows" not in took["Totals"]
 
 
 def test_lines_come_behind_postgresqls(connection: Connection, generator: InstantGenerator) -> None:
