@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dbfront.contracts import TextAnswer
 from dbfront.recipes.asking import embed_text
 from dbfront.recipes.recipe import Ask, Order, Recipe
 from kvcore.errors import RowLevelError
@@ -20,8 +21,13 @@ def similarity(order: Order) -> Recipe:
     """Return the cosine of the angle between two texts' vectors, 1.0 for equal texts."""
     texts = [_not_empty(order.call.text(name)) for name in ("a", "b")]
     one, other = yield Ask(tuple(embed_text(order, text) for text in texts))
-    cosine = math.fsum(a * b for a, b in zip(one.embedding, other.embedding, strict=True))
-    return min(max(cosine, -1.0), 1.0)
+    # Vectors are of unit length up to rounding; equal ones shall give 1.0.
+    length = math.sqrt(_product(one, one) * _product(other, other))
+    return min(max(_product(one, other) / (length or 1.0), -1.0), 1.0)
+
+
+def _product(one: TextAnswer, other: TextAnswer) -> float:
+    return math.fsum(a * b for a, b in zip(one.embedding, other.embedding, strict=True))
 
 
 def _not_empty(text: str) -> str:

@@ -159,3 +159,8 @@ async def test_a_replaced_column_keeps_its_name(session: DuckDbSession) -> None:
     columns = (await session.execute("SELECT -id * ai_score('q', name) FROM topics")).columns
     assert columns is not None
     assert [column.name for column in columns] == ["-id * ai_score('q', name)"]
+
+
+async def test_equal_texts_are_exactly_alike(session: DuckDbSession) -> None:
+    sql = "SELECT DISTINCT ai_similarity(body, body), ai_similarity(body, body || '') FROM docs"
+    assert sorted(await rows(session, sql), key=str) == [(1.0, 1.0), (None, None)]
