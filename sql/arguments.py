@@ -74,15 +74,16 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
             hint=f"Write {name} => ['...', '...'] (PostgreSQL: ARRAY['...']), or name a column "
             "of lists.",
         )
-    if any(not isinstance(item, str | None) for item in value):
-        raise NotTextError  # Each engine writes numbers and truth its own way.
-    if name == CATEGORIES:
+    is_text = all(isinstance(item, str | None) for item in value)
+    if name == CATEGORIES and is_text:
         return _categories(value)
     kept = tuple(stripped for item in value if item is not None and (stripped := str(item).strip()))
     if name == DOCUMENTS and len(kept) > limits.MAX_CHUNKS:
         raise UdfArgumentError(
             f"{len(kept)} documents were given, at most {limits.MAX_CHUNKS} are allowed"
         )
+    if not is_text:
+        raise NotTextError  # Each engine writes numbers and truth its own way.
     return kept
 
 
