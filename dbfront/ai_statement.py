@@ -297,3 +297,16 @@ class AiStatement:
             self._failures.add(outcome.error, known)
             self.book.add(call, None)
         self.report("llm")
+
+
+def refuse_replay(execution: str, reason: str) -> None:
+    """Refuse a statement that can't be streamed where ``tierkv.execution`` wants that.
+
+    Raises:
+        FeatureNotSupportedError: with ``reason``.
+    """
+    if execution == "stream":
+        raise FeatureNotSupportedError(
+            f"this statement can't be streamed: {reason}",
+            hint="SET tierkv.execution = auto replays such statements.",
+        )

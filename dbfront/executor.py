@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from dbfront.ai_statement import AiStatement
+from dbfront.ai_statement import AiStatement, refuse_replay
 from dbfront.call_defaults import CallDefaults
 from dbfront.command_tag import client_result, command_tag
 from dbfront.contracts import StatementResult, TextGenerator
@@ -30,7 +30,6 @@ from dbfront.transaction import ClientTransaction
 from kvcore.clock import Clock
 from kvcore.errors import (
     CancelledByUserError,
-    FeatureNotSupportedError,
     SqlError,
     TierKVError,
 )
@@ -223,11 +222,7 @@ class _Replay:
         return plan.stream
 
     def _refuse_replay(self, reason: str) -> None:
-        if self.context.execution == "stream":
-            raise FeatureNotSupportedError(
-                f"this statement can't be streamed: {reason}",
-                hint="SET tierkv.execution = auto replays such statements.",
-            )
+        refuse_replay(self.context.execution, reason)
 
     async def _prepared(self, stream: StreamPlan, *, opened: bool = False) -> StreamedStatement:
         context = self.context

@@ -97,7 +97,7 @@ def to_tierkv_error(
         return UnknownUdfError(
             f"there is no AI function {name[1]}()",
             position=position,
-            hint="Write it without a schema."
+            hint="Write it without a schema; macros can't hold AI calls."
             if name[1].lower() in AI_FUNCTIONS
             else did_you_mean(name[1], AI_FUNCTIONS),
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from dbfront.ai_statement import AiStatement
+from dbfront.ai_statement import AiStatement, refuse_replay
 from dbfront.call_defaults import CallDefaults
 from dbfront.contracts import ClientInfo, TextGenerator
 from dbfront.estimate import Estimate
@@ -143,6 +143,7 @@ class AiRun:
             raise
 
     async def _open(self) -> None:
+        refuse_replay(str(self.values.settings.get("tierkv.execution")), self._plan.why_not_stream)
         self._ai = AiStatement(
             self._plan,
             self._services.generator,

@@ -86,6 +86,17 @@ def test_where_it_stands_among_several(ai_relay: RunningRelay) -> None:
     assert diagnostic.statement_position == str(text.index("string_to_array") + 1)
 
 
+def test_what_only_the_other_engine_does_is_refused_where_it_is_asked_for(
+    ai_relay: RunningRelay,
+) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute("SET tierkv.execution = stream")
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="PostgreSQL runs it whole"):
+            connection.execute("SELECT ai_generate('x')")
+        connection.execute("SET tierkv.execution = replay")
+        assert connection.execute("SELECT ai_generate('x') <> ''").fetchone() == (True,)
+
+
 def test_the_engine_does_not_compile_what_is_run_a_few_times(ai_relay: RunningRelay) -> None:
     """A price of ``tierkv.ai_call`` above jit_above_cost made each round wait for a compiler."""
     with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
