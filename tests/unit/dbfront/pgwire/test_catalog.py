@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dbfront.contracts import Column, StatementResult
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.ddl import rewrite_create
 from dbfront.pgwire.catalog.install import catalog_names, catalog_statements, client_names
-from dbfront.pgwire.catalog.rewrite import rewrite
+from dbfront.pgwire.catalog.rewrite import TELLING, may_tell, rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.catalog.savepoints import Savepoints
 from dbfront.pgwire.catalog.settings import Settings, milliseconds
@@ -274,3 +276,18 @@ def test_cursors_that_only_go_forward_and_what_a_transaction_leaves() -> None:
     assert cursors.fetch("FETCH h").rows == [(1,)]
     with pytest.raises(FeatureNotSupportedError):
         parse_declare("DECLARE b BINARY CURSOR FOR SELECT 1")
+
+
+_PIECES = (
+    *("pg_x", "information_schema", "current_database", "json_build_x", "jsonb", "'{", "regclass"),
+    *("select", "from", "::", "name", "oid", '"char"', "xid", "collate", "operator", "to_regx"),
+    *("version", "current_role", "session_user", "current_setting", "format_type", "as", "x"),
+    *("obj_description", "array_upper", "quote_ident", "set_config", "has_x_privilege"),
+    *(" ", "\n", "(", ")", ","),
+)
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=8), st.booleans())
+def test_what_is_rewritten_was_looked_at(pieces: list[str], upper: bool) -> None:
+    sql = "".join(pieces).upper() if upper else "".join(pieces)
+    assert may_tell(sql) or not TELLING.search(sql)
