@@ -204,7 +204,7 @@ def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCa
         if parameter.required and parameter.name not in arguments:
             raise _wrong(
                 tokens[index],
-                f'{function.name} needs a "{parameter.name}"',
+                f'{function.name} needs the argument "{parameter.name}"',
                 f"Its arguments are {', '.join(function.names)}.",
             )
     rows = _row_parameters(function, arguments)

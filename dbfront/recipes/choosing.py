@@ -16,6 +16,9 @@ _YES_OR_NO: Final = (*_YES, "no", "No")
 """Models differ in how they begin an answer; the spellings of a word share its probability."""
 
 _DIGITS: Final = tuple("0123456789")
+SCORE_DIGITS: Final = 6
+"""Digits of a score behind the point: further ones depend on who shared its batch."""
+
 _HOLE: Final = "{0}"
 _CERTAIN: Final = 0.5
 
@@ -72,7 +75,7 @@ def score(order: Order) -> Recipe:
         asked = ask_model(order, call.text("input"), question=question, labels=_DIGITS)
     (answer,) = yield Ask((asked,))
     expected = sum(digit * chance for digit, chance in enumerate(answer.label_probabilities))
-    return min(max(expected / 9, 0.0), 1.0)
+    return round(min(max(expected / 9, 0.0), 1.0), SCORE_DIGITS)
 
 
 def _yes_or_no(order: Order, predicate: str) -> TextCall:

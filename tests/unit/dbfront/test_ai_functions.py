@@ -407,10 +407,10 @@ async def test_levels_that_do_not_get_smaller_fail_the_row(
         ("SELECT ai_generate_json('a', '[\"x\"]')", "must be a JSON object", "'["),
         ("SELECT ai_generate_json('a', '{\"unsupported\": 1}')", "can't be compiled", "'{"),
         ("SELECT ai_generate_json(body, '{\"unsupported\": 1}') FROM docs", "compiled", "'{"),
-        ("SELECT ai_agg(body) FROM docs", 'needs a "instruction"', "ai_agg"),
+        ("SELECT ai_agg(body) FROM docs", 'needs the argument "instruction"', "ai_agg"),
         ("SELECT ai_filter('a') OVER () FROM docs", "not an aggregate", "OVER"),
-        ("SELECT ai_classify('a')", 'needs a "categories"', "ai_classify"),
-        ("SELECT ai_score()", 'needs a "criteria"', "ai_score"),
+        ("SELECT ai_classify('a')", 'needs the argument "categories"', "ai_classify"),
+        ("SELECT ai_score()", 'needs the argument "criteria"', "ai_score"),
     ],
 )  # fmt: skip
 async def test_bad_arguments_are_refused_with_their_place(
