@@ -104,7 +104,7 @@ async def test_evicted_blocks_come_back_from_disk(small_rig, host, with_director
                 assert last.usage.hit_tokens.total == HIT_TOKENS
                 from_disk += last.usage.hit_tokens.l4
                 await node.flush()
-            assert from_disk >= 4 * HIT_TOKENS
+            assert from_disk >= 3 * HIT_TOKENS  # Which blocks were evicted depends on who was last.
             assert disk_stats(rig).promoted_blocks >= from_disk // 16
             (seen,) = [t for t in node.report().tiers if t.tier is Tier.L4]
             assert seen.hit_tokens == from_disk and seen.read_bytes > 0
