@@ -27,6 +27,7 @@ from bench import (
     sizing,
     slow_path,
     split,
+    sql,
     start_time,
 )
 from bench.report import parse_arguments
@@ -35,7 +36,7 @@ parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
     controller, slow_path, decoding, compute, routing_decision, meta, plan, field_order,
-    router, sizing,
+    router, sizing, sql,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])
