@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from bench.plan_cluster import ClusterShape, Peaks, PlanCluster, plan_cluster
+from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, plan_cluster
 from bench.report import Report, finish, parse_arguments
 from dbfront.call_defaults import CallDefaults
 from dbfront.evaluation import Outcome, RowFailure, evaluate
@@ -26,22 +26,6 @@ from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
 from sql.ai_call import AiCall, make_call
 from sql.options import CallOptions
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4096,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
 BLOCK_TOKENS = 16
 IN_FLIGHT = 8
 SHARE = 0.1

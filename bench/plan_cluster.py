@@ -30,6 +30,23 @@ from tierkv.compute_part import ComputePart, make_compute_part
 from tierkv.parts import DmpPart
 
 TOKENIZER = Path(compute.__file__).parent / "demo_model" / "weights"
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+"""A random-weight model on which prefill is felt and a benchmark still ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from bench import front_overhead
-from bench.plan_cluster import ClusterShape, plan_cluster
+from bench.plan_cluster import MODEL, ClusterShape, plan_cluster
 from bench.report import Report, finish, make_parser
 from bench.sql_workloads import Workload, naive_calls, workloads
 from dbfront.contracts import ClientInfo, StatementResult
@@ -22,22 +22,6 @@ from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from dbfront.statistics import AiStats
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4096,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
 SHARED = {"tierkv.max_calls": "0", "tierkv.max_tokens": "2", "tierkv.max_concurrency": "8"}
 _WRITTEN = {"tierkv.prefix_order": "off", "tierkv.plan": "off", "tierkv.field_reorder": "off"}
 WAYS: dict[str, dict[str, str]] = {

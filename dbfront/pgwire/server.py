@@ -7,18 +7,16 @@ stop()`` says 57P01 to every client and waits for their sessions to close.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import ssl
 
 from dbfront.contracts import SqlServer
 from dbfront.pgwire.auth import Authenticator
 from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.errors import AdminShutdownError
 from dbfront.pgwire.handler import ClientHandler, Lobby
+from dbfront.pgwire.listening import cannot_listen, client_tls, wait_for_clients
 from dbfront.pgwire.stream import PgStream
 from kvcore.clock import Clock
-from kvcore.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,7 +50,10 @@ class PgWireServer:
         config = self._config
         config.check()
         self._lobby = Lobby(
-            config, self._sql_server, Authenticator(config.users), _tls_context(config)
+            config,
+            self._sql_server,
+            Authenticator(config.users),
+            client_tls(config.tls_cert_file, config.tls_key_file),
         )
         self._stopping = False
         loop = asyncio.get_running_loop()
@@ -61,7 +62,7 @@ class PgWireServer:
                 lambda: PgStream(self._accept), config.bind, config.port
             )
         except OSError as error:
-            raise _cannot_listen(config, error) from None
+            raise cannot_listen(config.bind, config.port, error) from None
         port = int(self._server.sockets[0].getsockname()[1])
         _LOG.info("pgwire listens on %s:%d", config.bind, port)
         return port
@@ -74,12 +75,7 @@ class PgWireServer:
         goodbye = AdminShutdownError("terminating connection due to administrator command")
         for handler in list(self._clients.values()):
             handler.shut_down(goodbye)
-        tasks = set(self._clients)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=self._config.shutdown_grace_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await wait_for_clients(self._clients, self._config.shutdown_grace_s)
         self._server = None
 
     def _accept(self, stream: PgStream) -> None:
@@ -98,33 +94,3 @@ class PgWireServer:
             _LOG.debug("connection of %s lasted %.3f s", stream.peer, self._clock.now() - started_s)
 
         task.add_done_callback(done)
-
-
-def _cannot_listen(config: PgWireConfig, error: OSError) -> ConfigError:
-    where = f"{config.bind}:{config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(
-            f"pgwire port {config.port} on {config.bind} is in use",
-            hint="choose another with --pg-port, or --pg-port 0 for any free one",
-        )
-    return ConfigError(f"pgwire can't listen on {where}: {error.strerror or error}")
-
-
-def _tls_context(config: PgWireConfig) -> ssl.SSLContext | None:
-    """Load certificate and key.
-
-    Raises:
-        ConfigError: a file is missing or not PEM.
-    """
-    if not config.tls:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"pgwire can't load TLS certificate {config.tls_cert_file} "
-            f"and key {config.tls_key_file}: {error}"
-        ) from None
-    return context

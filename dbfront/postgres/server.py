@@ -8,7 +8,6 @@ stops both what the front waits for and what PostgreSQL runs.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import logging
 import ssl
@@ -17,13 +16,14 @@ from collections.abc import Callable
 from dbfront.pgwire import messages as frontend
 from dbfront.pgwire import replies
 from dbfront.pgwire.errors import AdminShutdownError, TooManyConnectionsError, error_fields
+from dbfront.pgwire.listening import cannot_listen, client_tls, wait_for_clients
 from dbfront.postgres import messages
 from dbfront.postgres.config import RelayConfig
 from dbfront.postgres.endpoint import Endpoint
 from dbfront.postgres.login import LoggedIn, Login
 from dbfront.postgres.relay import Attendant, Relay
 from dbfront.postgres.target import Target, connect, parse_dsn
-from kvcore.errors import ConfigError, TierKVError
+from kvcore.errors import TierKVError
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class RelayServer:
         self._config = config
         self._make_attendant = make_attendant
         self._target: Target = parse_dsn(config.dsn)
-        self._tls = _tls_context(config)
+        self._tls = client_tls(config.tls_cert_file, config.tls_key_file)
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.Task[None], Endpoint] = {}
         self._sessions: dict[int, Relay] = {}
@@ -76,13 +76,7 @@ class RelayServer:
                 lambda: Endpoint(self._accept), config.bind, config.port
             )
         except OSError as error:
-            where = f"{config.bind}:{config.port}"
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"can't listen on {where}: {error.strerror or error}") from None
-            raise ConfigError(
-                f"port {config.port} on {config.bind} is in use",
-                hint="choose another with --pg-port, or --pg-port 0 for any free one",
-            ) from None
+            raise cannot_listen(config.bind, config.port, error) from None
         port = int(self._server.sockets[0].getsockname()[1])
         _LOG.info("relay listens on %s:%d for %s", config.bind, port, self._target.address)
         return port
@@ -95,12 +89,7 @@ class RelayServer:
         goodbye = AdminShutdownError("terminating connection due to administrator command")
         for relay in self.sessions:
             relay.stop(goodbye)
-        tasks = set(self._clients)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=self._config.shutdown_grace_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await wait_for_clients(self._clients, self._config.shutdown_grace_s)
         self._server = None
 
     def _accept(self, client: Endpoint) -> None:
@@ -171,18 +160,3 @@ class RelayServer:
         backend.write(messages.cancel_request(request.pid, request.secret))
         await backend.read()
         await backend.finish()
-
-
-def _tls_context(config: RelayConfig) -> ssl.SSLContext | None:
-    if not config.tls_cert_file:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"can't load TLS certificate {config.tls_cert_file} "
-            f"and key {config.tls_key_file}: {error}"
-        ) from None
-    return context

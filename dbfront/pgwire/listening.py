@@ -1,0 +1,50 @@
+"""What both listeners of the SQL port share: TLS towards clients, a port in use, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import Iterable
+
+from kvcore.errors import ConfigError
+
+
+def client_tls(certificate: str, key: str) -> ssl.SSLContext | None:
+    """Load certificate and key, PEM files; None where there is no certificate.
+
+    Raises:
+        ConfigError: a file is missing or not PEM.
+    """
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the SQL port can't load TLS certificate {certificate} and key {key}: {error}"
+        ) from None
+    return context
+
+
+def cannot_listen(bind: str, port: int, error: OSError) -> ConfigError:
+    """Say why the port can't be had."""
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"SQL port {port} on {bind} is in use",
+            hint="choose another with --pg-port, or --pg-port 0 for any free one",
+        )
+    return ConfigError(f"can't listen for SQL on {bind}:{port}: {error.strerror or error}")
+
+
+async def wait_for_clients(tasks: Iterable[asyncio.Task[None]], grace_s: float) -> None:
+    """Wait until clients that were told to leave have left; after ``grace_s`` they are cut off."""
+    pending = set(tasks)
+    if not pending:
+        return
+    _, late = await asyncio.wait(pending, timeout=grace_s)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
