@@ -4,8 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DUCKDB15 := .venv-duckdb15
-# Two workers halve the tests' time on two cores; files stay whole, for their servers.
+# Two workers halve the time of tests that keep to themselves; files stay whole, for their servers.
+# Tests that start clusters or wait for machinery run alone: they are about what takes how long.
 PARALLEL ?= -n 2 --dist loadfile
+SIDE_BY_SIDE := $(filter-out tests/integration/ tests/__pycache__/,$(wildcard tests/*/)) \
+  tests/integration/test_pgwire_*.py tests/integration/test_relay_*.py
+ALONE := tests/integration --ignore-glob='*/test_pgwire_*' --ignore-glob='*/test_relay_*'
 
 .PHONY: help setup demo test test-duckdb15 test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
@@ -26,7 +30,8 @@ demo: setup ## Run the main job and print what happened
 
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL)
+	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL) $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m 'not slow and not bench' $(ALONE)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh
