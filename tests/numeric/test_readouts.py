@@ -94,7 +94,7 @@ async def test_readouts_of_a_prompt_in_the_pool(reference: Reference, host: str)
     async with running_node(pool, **reference.node) as node:
         for ids in prompts:
             await answer(node, embedding(ids))
-        assert await node.flush()
+            assert await node.flush()  # Blocks beyond what may be in flight would be given up.
         assert len(pool.sealed_keys) == sum(len(ids) // 8 for ids in prompts)
     for ids in prompts:
         async with running_node(pool, **reference.node) as node:
