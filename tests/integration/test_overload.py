@@ -58,7 +58,7 @@ def busy_place(cluster: Cluster) -> Iterator[None]:
     stream = client(cluster).completions.create(
         model="tierkv-demo",
         prompt=PROMPT,
-        max_tokens=1_900,
+        max_tokens=4_000,
         stream=True,
         extra_body={"ignore_eos": True},
     )
