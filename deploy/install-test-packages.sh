@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the system programs the tests use as real clients and for faults (psql and a PostgreSQL server, node, openssl, strace) where they are missing.
+# Installs the system programs the tests use as real clients and for faults (psql and a PostgreSQL server, node, openssl, strace, fio) where they are missing.
 set -euo pipefail
 missing=()
 command -v psql >/dev/null || missing+=(postgresql-client)
@@ -7,6 +7,7 @@ command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2
 command -v npm >/dev/null || missing+=(nodejs npm)
 command -v openssl >/dev/null || missing+=(openssl)
 command -v strace >/dev/null || missing+=(strace)
+command -v fio >/dev/null || missing+=(fio)
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then
   echo "please install: ${missing[*]}" >&2
