@@ -25,18 +25,16 @@ from dbfront.pgwire.errors import TooManyConnectionsError, error_fields, too_lon
 from dbfront.pgwire.exchange import Exchange
 from dbfront.pgwire.extended_query import ExtendedQuery
 from dbfront.pgwire.simple_query import simple_query
+from dbfront.pgwire.startup import Startup
 from dbfront.pgwire.stream import PgStream
 from kvcore.errors import (
-    AuthenticationError,
     FeatureNotSupportedError,
-    RemoteProtocolError,
     SqlError,
     TierKVError,
 )
 
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES: Final = 4  # protocol 3.0 fixes it
-_MAX_NEGOTIATIONS: Final = 4  # SSLRequest, GSSENCRequest, once each, and some slack
 
 
 @dataclass(slots=True)
@@ -59,7 +57,7 @@ class Lobby:
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
     install_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def cancel(self, request: m.CancelRequest) -> None:
+    async def cancel(self, request: m.CancelRequest) -> None:
         """Cancel what the named connection runs, if the secret is right."""
         handler = self.handlers.get(request.pid)
         if handler is not None and hmac.compare_digest(handler.secret, request.secret):
@@ -79,7 +77,14 @@ class ClientHandler:
         self._stream = stream
         self._connection = PgConnection()
         self._exchange: Exchange | None = None
-        self._encrypted = False
+        self._startup = Startup(
+            self._connection,
+            stream,
+            tls=lobby.tls,
+            require_tls=lobby.config.require_tls,
+            start_tls=stream.start_tls,
+            on_cancel=lobby.cancel,
+        )
 
     def cancel(self) -> None:
         """Cancel the running statement, if any."""
@@ -128,7 +133,7 @@ class ClientHandler:
             self._stream.close()
 
     async def _log_in(self) -> Exchange | None:
-        startup = await self._startup()
+        startup = await self._startup.run()
         if startup is None:
             return None
         self._connection.accept_startup()
@@ -139,45 +144,6 @@ class ClientHandler:
         await self._authenticate(client.user)
         self._connection.accept_login()
         return await self._welcome(client)
-
-    async def _message(self) -> m.FrontendMessage | m.StartupMessage | None:
-        while (message := self._connection.next_message()) is None:
-            data = await self._stream.read()
-            if not data:
-                return None
-            self._connection.receive_data(data)
-        return message
-
-    async def _startup(self) -> m.Startup | None:
-        """Answer encryption requests until the StartupMessage; None ends the connection."""
-        for _ in range(_MAX_NEGOTIATIONS):
-            match await self._message():
-                case m.SslRequest():
-                    await self._start_tls()
-                case m.GssEncRequest():
-                    self._stream.write(b"N")
-                case m.CancelRequest() as request:
-                    self._lobby.cancel(request)
-                    return None
-                case m.Startup() as startup:
-                    self._require_tls()
-                    return startup
-                case _:
-                    return None
-        raise RemoteProtocolError("too many encryption requests")
-
-    async def _start_tls(self) -> None:
-        if self._connection.buffered_bytes or self._encrypted:
-            raise RemoteProtocolError("received unencrypted data after SSL request")
-        if self._lobby.tls is None:
-            self._stream.write(b"N")
-            return
-        await self._stream.start_tls(self._lobby.tls)
-        self._encrypted = True
-
-    def _require_tls(self) -> None:
-        if self._lobby.config.require_tls and not self._encrypted:
-            raise AuthenticationError("this server accepts TLS connections only")
 
     def _negotiate_version(self, startup: m.Startup) -> None:
         unknown = [name for name in startup.parameters if name.startswith("_pq_.")]
@@ -207,7 +173,7 @@ class ClientHandler:
         self._stream.write(replies.AUTHENTICATION_OK)
 
     async def _password_data(self) -> bytes:
-        message = await self._message()
+        message = await self._startup.next_message()
         if not isinstance(message, m.PasswordData):
             raise ConnectionResetError("client left during login")
         return message.data

@@ -17,6 +17,7 @@ from dbfront.pgwire import messages as frontend
 from dbfront.pgwire import replies
 from dbfront.pgwire.config import is_loopback
 from dbfront.pgwire.connection import PgConnection
+from dbfront.pgwire.startup import Startup
 from dbfront.postgres import messages
 from dbfront.postgres.conversation import LENGTH
 from dbfront.postgres.endpoint import Endpoint
@@ -24,7 +25,6 @@ from dbfront.postgres.target import Target, connect
 from kvcore.errors import AuthenticationError, RemoteProtocolError
 from sql.settings import SETTINGS, parse_setting, show_value
 
-_MAX_NEGOTIATIONS: Final = 4
 _MAX_LOGIN_FRAME_BYTES: Final = 65_536
 _OK, _SASL, _SASL_CONTINUE, _SASL_FINAL = 0, 10, 11, 12
 _NO_ANSWER: Final = frozenset({_OK, _SASL_FINAL})
@@ -71,13 +71,17 @@ class Login:
     ) -> None:
         self._client = client
         self._target = target
-        self._tls = tls
-        self._require_tls = require_tls
         self._defaults = defaults
-        self._on_cancel = on_cancel
         self._admit = admit
         self._connection = PgConnection()
-        self._encrypted = False
+        self._startup = Startup(
+            self._connection,
+            client,
+            tls=tls,
+            require_tls=require_tls,
+            start_tls=self._start_tls,
+            on_cancel=on_cancel,
+        )
         self._backend_encrypted = False
         self._challenged = False
 
@@ -87,7 +91,7 @@ class Login:
         Raises:
             TierKVError: what the client is told, as FATAL.
         """
-        startup = await self._startup()
+        startup = await self._startup.run()
         if startup is None:
             return None
         parameters = startup_parameters(startup.parameters, self._defaults)
@@ -104,41 +108,9 @@ class Login:
             await backend.finish()
         return logged_in
 
-    async def _message(self) -> frontend.FrontendMessage | frontend.StartupMessage | None:
-        while (message := self._connection.next_message()) is None:
-            data = await self._client.read()
-            if not data:
-                return None
-            self._connection.receive_data(data)
-        return message
-
-    async def _startup(self) -> frontend.Startup | None:
-        for _ in range(_MAX_NEGOTIATIONS):
-            match await self._message():
-                case frontend.SslRequest():
-                    await self._start_tls()
-                case frontend.GssEncRequest():
-                    self._client.write(b"N")
-                case frontend.CancelRequest() as request:
-                    await self._on_cancel(request)
-                    return None
-                case frontend.Startup() as startup:
-                    if self._require_tls and not self._encrypted:
-                        raise AuthenticationError("this server accepts TLS connections only")
-                    return startup
-                case _:
-                    return None
-        raise RemoteProtocolError("too many encryption requests")
-
-    async def _start_tls(self) -> None:
-        if self._connection.buffered_bytes or self._encrypted:
-            raise RemoteProtocolError("received unencrypted data after SSL request")
-        if self._tls is None:
-            self._client.write(b"N")
-            return
+    async def _start_tls(self, context: ssl.SSLContext) -> None:
         self._client.write(b"S")
-        await self._client.start_tls(self._tls, server_side=True)
-        self._encrypted = True
+        await self._client.start_tls(context, server_side=True)
 
     async def _authenticate(self, backend: Endpoint, startup: Mapping[str, str]) -> LoggedIn | None:
         buffer = b""
@@ -190,7 +162,7 @@ class Login:
         if code in _NO_ANSWER:
             return True
         self._challenged = True
-        answer = await self._message()
+        answer = await self._startup.next_message()
         if not isinstance(answer, frontend.PasswordData):
             return False
         if code == _SASL:

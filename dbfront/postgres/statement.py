@@ -122,10 +122,9 @@ class Planner:
             plan = plan_statement(
                 text[declare:], key_base=self._next_key(), dialect=Dialect.POSTGRES
             )
-        except Exception as error:
-            position = getattr(error, "position", 0)
-            if position:
-                error.position = position + offset + declare  # type: ignore[attr-defined]  # UserError's
+        except UserError as error:
+            if error.position:
+                error.position += offset + declare
             raise
         same = plan.engine_sql.text == text[declare:]
         resets = _calls_reset(tokens)
