@@ -116,8 +116,13 @@ class AnswerBook:
                 yield key, text, answer
 
     def missed_forms(self, call: AiCall) -> tuple[int, ...]:
-        """Return the keys of the forms that missed a call."""
-        return tuple(dict.fromkeys(key for key, _ in self._texts.get(call, ())))
+        """Return the keys of the forms that missed a call, by stage.
+
+        The first is what it is asked for: one of a higher stage may have made the same call only
+        because another's answer was missing.
+        """
+        keys = dict.fromkeys(key for key, _ in self._texts.get(call, ()))
+        return tuple(sorted(keys, key=lambda key: self._forms[key].stage))
 
     def add(self, call: AiCall, value: Any) -> None:
         """Note an answer as a Python value; None is NULL."""

@@ -2,7 +2,7 @@
 
 Filled by dbfront/ai_statement.py while a statement runs, read by dbfront/explain.py. The engine
 can't tell calls of equal text apart, so what is counted is a form (sql/ai_call.py); each distinct
-call is on the account of one form, the first that asked for it, and the forms add up to AiStats.
+call is on the account of one form, of the lowest stage that asked, and the forms add up to AiStats.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 
 from dbfront.contracts import ClientInfo
 from dbfront.engines.duckdb_engine import DuckDbConfig
@@ -37,6 +37,11 @@ async def plans(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(tables, queries())
+@example(  # before its inner call is answered, the outer one makes the same call as WHERE
+    [(0, "")],
+    "SELECT i, ai_generate(coalesce(ai_generate('q' || p), p)) AS v FROM t"
+    " WHERE ai_generate(p) = 'yes' ORDER BY i",
+)
 def test_what_is_known_is_so_and_bounds_hold(
     rows: list[tuple[int, str | None]], query: str
 ) -> None:
