@@ -8,6 +8,7 @@ each of ``ai_plan_lines``; with FORMAT JSON the server's value is a list of one 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from sql.plan import CallSite, StatementPlan
 
 STREAM, REPLAY = "stream", "replay"
 _OF_ROWS: Final = ("Rows", "Dedup Ratio")
+_SHOWN_CHARS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def ai_plan_lines(told: Explanation) -> list[str]:
     first_of: dict[int, int] = {}
     for site in plan.sites:
         lines.append(_site_line(site, told.defaults))
+        lines += _head_lines(site)
         first = first_of.setdefault(site.form.key, site.number)
         lines += _form_lines(told, site) if first == site.number else [f"    as call {first}"]
     if plan.collect_sql is not None:
@@ -149,6 +152,16 @@ def _site_line(site: CallSite, defaults: CallDefaults) -> str:
     )
 
 
+def _head_lines(site: CallSite) -> list[str]:
+    """Say what all prompts of a call begin with, which is computed once."""
+    head = site.shared_head
+    if not head:
+        return []
+    shown = head if len(head) <= _SHOWN_CHARS else f"{head[: _SHOWN_CHARS - 3]}..."
+    text = json.dumps(shown, ensure_ascii=False)
+    return [f"    every prompt begins with the same {len(head)} characters: {text}"]
+
+
 def _site_json(site: CallSite, told: Explanation, first_of: dict[int, int]) -> dict[str, Any]:
     document: dict[str, Any] = {
         "Call": site.number,
@@ -161,6 +174,8 @@ def _site_json(site: CallSite, told: Explanation, first_of: dict[int, int]) -> d
     documents = _documents(site)
     if documents is not None:
         document["Documents"] = documents
+    if site.shared_head:
+        document["Prompts Begin With"] = site.shared_head
     first = first_of[site.form.key]
     if first != site.number:
         return document | {"As Call": first}

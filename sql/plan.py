@@ -18,12 +18,14 @@ from sql.collect import collect_form, returning_form
 from sql.dialect import Dialect
 from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.filter_plan import FilterPlan, filter_plan
+from sql.functions import DOCUMENTS
 from sql.lexer import Token, TokenKind, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.row_bound import row_bound
 from sql.select_list import missing_aliases
 from sql.statement import StatementKind, classify, query_writes
+from sql.static_prefix import static_prefix
 from sql.stream_plan import StreamPlan, stream_plan, top_plan
 from sql.stream_shape import NotStreamableError
 from sql.views import admin_views_in
@@ -47,6 +49,8 @@ class CallSite:
 
     Attributes:
         arguments: where each argument's value begins, by parameter name.
+        shared_head: text that the prompt begins with in every row, as far as the statement's text
+            says it; for people (sql/static_prefix.py).
     """
 
     number: int
@@ -56,6 +60,7 @@ class CallSite:
     position: int
     form: CallForm
     arguments: tuple[tuple[str, int], ...] = ()
+    shared_head: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,11 +370,20 @@ def _sites(
                     (name, tokens[argument.first].start + 1)
                     for name, argument in call.arguments.items()
                 ),
+                shared_head=_shared_head(tokens, call),
             ),
             kept_of[number],
         )
         for number, call in enumerate(calls)
     ]
+
+
+def _shared_head(tokens: list[Token], call: FoundCall) -> str:
+    """Return what every row's prompt begins with; documents would stand before that."""
+    prompt = call.arguments.get("prompt")
+    if prompt is None or prompt.constant or DOCUMENTS in call.arguments:
+        return ""
+    return static_prefix(tokens[prompt.first : prompt.last])
 
 
 def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:

@@ -501,3 +501,24 @@ async def test_without_ai_calls_there_is_nothing_to_estimate(session: DuckDbSess
     assert rows["ai_plan"] == "AI Plan: no AI calls"
     plain = await session.execute("EXPLAIN SELECT 1")
     assert "ai_plan" not in dict(plain.rows)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "head"),
+    [
+        (f"{SAME_BEGINNING}body", "the same instruction for all of them: "),
+        ("ai_prompt('Sum up {0}', body)", "Sum up "),
+        ("body || ' and this'", None),
+        ("'nothing varies'", None),
+        (f"{SAME_BEGINNING}body, documents => [body]", None),
+    ],
+)
+async def test_the_constant_head_of_prompts_is_told(
+    silent: DuckDbSession, prompt: str, head: str | None
+) -> None:
+    sql = f"SELECT ai_generate({prompt}) FROM docs"
+    (call,) = (await document(silent, "AI_ESTIMATE", sql))["Calls"]
+    assert call.get("Prompts Begin With") == head
+    line = "every prompt begins with the same"
+    told = await text(silent, f"EXPLAIN {sql}")
+    assert (f'{line} {len(head)} characters: "{head}"' in told) if head else line not in told
