@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,8 @@ from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.server import PgWireServer
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
+from tests.fix_thread import START_S, running_in_thread
 from tests.plain_sql import PlainSqlServer
-
-START_S = 20.0
 
 
 @dataclass
@@ -51,44 +49,19 @@ def running_pgwire(
     make_sql: Callable[[], SqlServer] = tierkv_sql, **settings: Any
 ) -> Iterator[RunningServer]:
     """Run a server until the block ends; it must stop cleanly."""
-    started: list[RunningServer] = []
-    errors: list[BaseException] = []
-    up, stop = threading.Event(), asyncio.Event()
 
-    async def serve() -> None:
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[RunningServer]:
         sql_server = make_sql()
-        server = PgWireServer(
-            PgWireConfig(port=0, shutdown_grace_s=5.0, **settings), sql_server, SystemClock()
-        )
+        config = PgWireConfig(port=0, shutdown_grace_s=5.0, **settings)
+        server = PgWireServer(config, sql_server, SystemClock())
         try:
             port = await server.start()
-            started.append(RunningServer(port, server, sql_server, asyncio.get_running_loop()))
-            up.set()
-            await stop.wait()
+            yield RunningServer(port, server, sql_server, asyncio.get_running_loop())
             await server.stop()
             assert server.connections == 0
         finally:
             await sql_server.close()
 
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            errors.append(error)
-        finally:
-            up.set()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert up.wait(START_S)
-    try:
-        if not started:
-            raise errors[0]
-        yield started[0]
-    finally:
-        if started:
-            started[0].loop.call_soon_threadsafe(stop.set)
-        thread.join(START_S)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    with running_in_thread(serving) as running:
+        yield running

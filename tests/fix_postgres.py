@@ -10,9 +10,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ from dbfront.statistic_views import statistic_rows
 from dbfront.view_rows import Row
 from kvcore.clock import SystemClock
 from tests.fix_sql import InstantGenerator
+from tests.fix_thread import START_S, running_in_thread
 
-START_S = 30.0
 USER = "alice"
 PASSWORD = "correct horse"
 _CONFIG = """
@@ -177,42 +176,18 @@ def running_relay(
     dsn: str, make_attendant: Callable[[], MakeAttendant] | None = None, **settings: Any
 ) -> Iterator[RunningRelay]:
     """Run a relay until the block ends; it must stop cleanly."""
-    started: list[RunningRelay] = []
-    errors: list[BaseException] = []
-    up, stop = threading.Event(), asyncio.Event()
 
-    async def serve() -> None:
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[RunningRelay]:
         attendants = None if make_attendant is None else make_attendant()
         server = RelayServer(RelayConfig(dsn=dsn, port=0, **settings), attendants)
         port = await server.start()
-        started.append(RunningRelay(port, server, asyncio.get_running_loop()))
-        up.set()
-        await stop.wait()
+        yield RunningRelay(port, server, asyncio.get_running_loop())
         await server.stop()
         assert server.connections == 0
 
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            errors.append(error)
-        finally:
-            up.set()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert up.wait(START_S)
-    try:
-        if not started:
-            raise errors[0]
-        yield started[0]
-    finally:
-        if started:
-            started[0].loop.call_soon_threadsafe(stop.set)
-        thread.join(START_S)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    with running_in_thread(serving) as running:
+        yield running
 
 
 def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
