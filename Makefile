@@ -60,7 +60,7 @@ test-slow: setup ## Run the slow tests too
 check: setup ## Lint, types, import contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy compute dbfront dmp kvcore kvwire metaserver policies scheduler \
+	$(BIN)/mypy compute dbfront dmp engines kvcore kvwire metaserver policies scheduler \
 	  simulator sql storage tierkv
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/house

@@ -6,14 +6,15 @@ error travels as one (kvwire/status.py); nothing else is translated here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 
-from compute.node import ComputeNode
 from kvcore.ids import RequestId
+from kvcore.node import NodeInfo, NodeReport
+from kvcore.request import GenerateEvent, GenerateRequest
 from kvwire.channels import BoundServer, bind_server
 from kvwire.convert_compute import (
     describe_reply_to_proto,
@@ -27,10 +28,32 @@ from kvwire.v1 import compute_pb2_grpc
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class ServedNode(Protocol):
+    """What this door needs of a node: our own (compute/node.py), or another engine's.
+
+    ``generate``, ``cancel``, ``drop_cache`` and ``prefetch`` keep the sentences of
+    compute.client.ComputeClient; ``info`` and ``report`` are quick and never fail.
+    """
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]: ...
+
+    async def cancel(self, request_id: RequestId) -> bool: ...
+
+    def info(self) -> NodeInfo: ...
+
+    def report(self) -> NodeReport: ...
+
+    async def drop_cache(self) -> int: ...
+
+    async def prefetch(self, request: GenerateRequest) -> int: ...
+
+    def set_control_address(self, address: str) -> None: ...
+
+
 class ComputeServicer(compute_pb2_grpc.ComputeServicer):
     """Serves one node."""
 
-    def __init__(self, node: ComputeNode) -> None:
+    def __init__(self, node: ServedNode) -> None:
         self._node = node
 
     async def Generate(
@@ -66,7 +89,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServicer):
 
 
 async def serve_node(
-    node: ComputeNode, address: str, *, token: str | None = None, setting: str = "compute.address"
+    node: ServedNode, address: str, *, token: str | None = None, setting: str = "compute.address"
 ) -> BoundServer:
     """Bind, start serving a node, and tell it its address. The caller stops the server.
 

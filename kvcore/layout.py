@@ -79,6 +79,8 @@ class BlockLayout:
         block_tokens: tokens per block; a page in L1 holds exactly one block.
         codec: how ranges are encoded in the pool, on disk and in the archive; pages in L1 never
             are.
+        order: name of the order in which another engine writes a layer's bytes, with the version
+            of that name, such as ``vllm-hnd-1``; empty: ours. They are as many in any order.
     """
 
     layers: int
@@ -87,8 +89,13 @@ class BlockLayout:
     dtype: KvDtype
     block_tokens: int = 64
     codec: KvCodec = KvCodec.NONE
+    order: str = ""
 
     def __post_init__(self) -> None:
+        if len(self.order) > limits.MAX_LAYOUT_ORDER_CHARS:
+            raise ValueError(
+                f"BlockLayout.order has more than {limits.MAX_LAYOUT_ORDER_CHARS} characters"
+            )
         for name in ("layers", "kv_heads", "head_dim", "block_tokens"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"BlockLayout.{name} must be positive, got {getattr(self, name)}")
@@ -153,4 +160,6 @@ class BlockLayout:
         )
         if self.codec is not KvCodec.NONE:
             text += f"|{self.codec}-1"
+        if self.order:
+            text += f"|order={self.order}"
         return blake2b(text.encode(), digest_size=16).digest()

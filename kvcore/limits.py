@@ -69,6 +69,7 @@ MAX_SCHEMA_CHARS: Final = 64 << 10
 
 MAX_EVENTS_PER_BATCH: Final = 16_384
 MAX_LAYERS: Final = 256
+MAX_LAYOUT_ORDER_CHARS: Final = 64
 MAX_SLOT_BYTES: Final = 1 << 30
 MAX_FRAME_BYTES: Final = (1 << 30) + (1 << 16)
 """Longest data-plane frame body: one slot and its header."""

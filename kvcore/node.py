@@ -23,6 +23,8 @@ class NodeRole(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     COMPUTE = "compute"
+    ENGINE = "engine"
+    """An engine of others that keeps its KV in the pool; no requests are sent to it as such."""
 
     @property
     def prefills(self) -> bool:

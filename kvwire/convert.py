@@ -48,6 +48,7 @@ def layout_to_proto(layout: BlockLayout) -> pb.BlockLayout:
         dtype=layout.dtype.value,
         block_tokens=layout.block_tokens,
         codec=codec_to_proto(layout.codec),
+        order=layout.order,
     )
 
 
@@ -62,6 +63,7 @@ def layout_from_proto(message: pb.BlockLayout) -> BlockLayout:
             dtype=dtype,
             block_tokens=message.block_tokens,
             codec=codec_from_proto(message.codec, "layout.codec"),
+            order=message.order,
         )
     except ValueError as error:
         raise RemoteProtocolError(f"layout: {error}") from error

@@ -28,6 +28,7 @@ class BlockLayout(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     layers: _builtins.int
     kv_heads: _builtins.int
     head_dim: _builtins.int
@@ -35,6 +36,8 @@ class BlockLayout(_message.Message):
     block_tokens: _builtins.int
     codec: _builtins.str
     """empty: none"""
+    order: _builtins.str
+    """empty: our own"""
     def __init__(
         self,
         *,
@@ -44,10 +47,11 @@ class BlockLayout(_message.Message):
         dtype: _builtins.str = ...,
         block_tokens: _builtins.int = ...,
         codec: _builtins.str = ...,
+        order: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codec", b"codec", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codec", b"codec", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "order", b"order"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,7 @@ LAYOUTS = st.builds(
     head_dim=st.integers(1, 128),
     dtype=st.sampled_from(KvDtype),
     block_tokens=st.integers(1, 128),
+    order=st.sampled_from(["", "vllm-hnd-1"]),
 )
 MODELS = st.builds(
     ModelInfo,

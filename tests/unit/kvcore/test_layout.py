@@ -53,10 +53,11 @@ def test_every_field_changes_the_fingerprint() -> None:
         replace(LAYOUT, dtype=KvDtype.BFLOAT16),
         replace(LAYOUT, dtype=KvDtype.FLOAT16),
         replace(LAYOUT, block_tokens=16),
+        replace(LAYOUT, order="vllm-hnd-1"),
         *[replace(LAYOUT, codec=codec) for codec in KvCodec if codec.is_lossy],
     ]
     prints = {layout.fingerprint() for layout in [LAYOUT, *others]}
-    assert len(prints) == 7 + 7
+    assert len(prints) == 8 + 7
     assert {len(fingerprint) for fingerprint in prints} == {16}
     assert replace(LAYOUT).fingerprint() == LAYOUT.fingerprint()
 

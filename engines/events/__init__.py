@@ -1,0 +1,1 @@
+"""What other engines say of their own caches, for the directory."""

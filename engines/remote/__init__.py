@@ -1,0 +1,1 @@
+"""Compute nodes whose engine is somebody else's, spoken to over HTTP."""

@@ -1,0 +1,1 @@
+"""What SGLang loads: a storage backend of its hierarchical cache."""
