@@ -119,7 +119,8 @@ def test_cache_errors_are_caught_only_where_they_mean_a_miss() -> None:
     names = "|".join(k.__name__ for k in (errors.CacheError, *errors.CacheError.__subclasses__()))
     pattern = re.compile(rf"(?:except|suppress)\b[^\n:]*\b(?:{names})\b")
     rooms = (
-        "compute", "engines", "scheduler", "dbfront", "sql", "tierkv", "dmp", "metaserver", "storage",
+        "compute", "engines", "scheduler", "dbfront", "sql", "tierkv", "dmp", "metaserver",
+        "storage",
     )  # fmt: skip
     found = {
         str(path.relative_to(ROOT))
