@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "tierkv", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
+# CI judges a change by the same examples each time; the search for new ones is for `make test`.
+settings.register_profile("tierkv-ci", settings.get_profile("tierkv"), derandomize=True)
 settings.load_profile("tierkv")
 
 pytest_plugins: list[str] = [
