@@ -51,6 +51,8 @@ class ModelInfo:
         architecture: for example ``LlamaForCausalLM``.
         parameters: number of weights.
         blend_refusal: why chunks are never blended; empty when the model passed its gate.
+        score_refusal: why the chances of single tokens can't be asked for; empty when they can.
+        embed_refusal: why there are no embeddings; empty when there are.
     """
 
     name: str
@@ -62,6 +64,8 @@ class ModelInfo:
     architecture: str
     parameters: int
     blend_refusal: str = ""
+    score_refusal: str = ""
+    embed_refusal: str = ""
 
     @property
     def identity(self) -> str:
@@ -226,6 +230,7 @@ class NodeReport:
         transfer_errors: failed transfers.
         paths: of a compute node, one for each pool node it uses; of a pool node, its doors.
         load_choices: what a compute node's loading controller decided, by kind.
+        notes: what the node has to say to people, such as why an engine shares nothing.
     """
 
     load: NodeLoad = NodeLoad()
@@ -236,3 +241,4 @@ class NodeReport:
     transfer_errors: int = 0
     paths: tuple[PathReport, ...] = ()
     load_choices: tuple[LoadChoiceStats, ...] = ()
+    notes: tuple[str, ...] = ()

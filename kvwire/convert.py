@@ -91,6 +91,8 @@ def model_info_to_proto(model: ModelInfo) -> pb.ModelInfo:
         architecture=model.architecture,
         parameters=model.parameters,
         blend_refusal=model.blend_refusal,
+        score_refusal=model.score_refusal,
+        embed_refusal=model.embed_refusal,
     )
 
 
@@ -112,6 +114,8 @@ def model_info_from_proto(message: pb.ModelInfo) -> ModelInfo:
         architecture=message.architecture,
         parameters=message.parameters,
         blend_refusal=message.blend_refusal,
+        score_refusal=message.score_refusal,
+        embed_refusal=message.embed_refusal,
     )
 
 
@@ -227,6 +231,7 @@ def node_report_to_proto(report: NodeReport) -> pb.NodeReport:
         transfer_errors=report.transfer_errors,
         paths=[path_report_to_proto(path) for path in report.paths],
         load_choices=[load_choice_to_proto(stats) for stats in report.load_choices],
+        notes=report.notes,
     )
 
 
@@ -236,6 +241,9 @@ def node_report_from_proto(message: pb.NodeReport) -> NodeReport:
     check_count(message.cache_errors, _MAX_ERROR_KINDS, "report.cache_errors")
     check_count(message.paths, limits.MAX_NODES, "report.paths")
     check_count(message.load_choices, _MAX_LOAD_CHOICES, "report.load_choices")
+    check_count(message.notes, limits.MAX_NOTES, "report.notes")
+    if any(len(note) > limits.MAX_REASON_CHARS for note in message.notes):
+        raise RemoteProtocolError(f"report.notes exceeds {limits.MAX_REASON_CHARS} characters")
     return NodeReport(
         load=node_load_from_proto(message.load),
         tiers=tuple(tier_stats_from_proto(stats) for stats in message.tiers),
@@ -245,6 +253,7 @@ def node_report_from_proto(message: pb.NodeReport) -> NodeReport:
         transfer_errors=message.transfer_errors,
         paths=tuple(path_report_from_proto(path) for path in message.paths),
         load_choices=tuple(load_choice_from_proto(stats) for stats in message.load_choices),
+        notes=tuple(message.notes),
     )
 
 

@@ -70,6 +70,8 @@ class ModelInfo(_message.Message):
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     BLEND_REFUSAL_FIELD_NUMBER: _builtins.int
+    SCORE_REFUSAL_FIELD_NUMBER: _builtins.int
+    EMBED_REFUSAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     folder: _builtins.str
     revision: _builtins.str
@@ -78,6 +80,10 @@ class ModelInfo(_message.Message):
     parameters: _builtins.int
     blend_refusal: _builtins.str
     """empty: chunks may be blended"""
+    score_refusal: _builtins.str
+    """empty: chances of tokens may be asked for"""
+    embed_refusal: _builtins.str
+    """empty: embeddings may"""
     @_builtins.property
     def layout(self) -> Global___BlockLayout: ...
     @_builtins.property
@@ -94,10 +100,12 @@ class ModelInfo(_message.Message):
         architecture: _builtins.str = ...,
         parameters: _builtins.int = ...,
         blend_refusal: _builtins.str = ...,
+        score_refusal: _builtins.str = ...,
+        embed_refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "embed_refusal", b"embed_refusal", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision", "score_refusal", b"score_refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,6 +398,7 @@ class NodeReport(_message.Message):
     TRANSFER_ERRORS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     LOAD_CHOICES_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     transfer_bytes_in: _builtins.int
     transfer_bytes_out: _builtins.int
     transfer_errors: _builtins.int
@@ -403,6 +412,8 @@ class NodeReport(_message.Message):
     def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___PathReport]: ...
     @_builtins.property
     def load_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadChoiceStats]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -414,10 +425,11 @@ class NodeReport(_message.Message):
         transfer_errors: _builtins.int = ...,
         paths: _abc.Iterable[Global___PathReport] | None = ...,
         load_choices: _abc.Iterable[Global___LoadChoiceStats] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "load_choices", b"load_choices", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "load_choices", b"load_choices", "notes", b"notes", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,6 +81,8 @@ MODELS = st.builds(
     eos_token_ids=TOKENS,
     architecture=TEXTS,
     parameters=U64,
+    score_refusal=TEXTS,
+    embed_refusal=TEXTS,
 )
 NODES = st.builds(
     NodeInfo,
@@ -121,6 +123,7 @@ REPORTS = st.builds(
     load_choices=st.lists(
         st.builds(LoadChoiceStats, NAMES, U64, U64, AMOUNTS, AMOUNTS, AMOUNTS), max_size=2
     ).map(tuple),
+    notes=st.lists(TEXTS, max_size=2).map(tuple),
 )
 LOCATIONS = st.builds(
     Location,
