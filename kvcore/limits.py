@@ -41,7 +41,13 @@ MAX_NAME_CHARS: Final = 128
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:\-/]{0,127}"
 
 MAX_REASON_CHARS: Final = 1_024
-"""Why a node uses the path it uses; longer ones are cut by their writer."""
+"""Why a node uses the path it uses, or a note to people; longer ones are cut by their writer."""
+
+MAX_NOTES: Final = 64
+"""Notes to people in a node's report, and kinds of complaints of an engine; more are one kind."""
+
+MAX_ENGINE_WORK: Final = 1_024
+"""Calls to the pool that an engine has waiting; more are answered as misses at once."""
 
 MAX_CHAIN_BLOCKS: Final = 8_192
 """Blocks in one locate or lookup: 512 K tokens at 64 tokens a block."""

@@ -177,6 +177,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "capacity_bytes": "BIGINT",
         "models": "VARCHAR",
         "paths": "VARCHAR",
+        "notes": "VARCHAR",
     },
     "models": {
         "model_name": "VARCHAR",

@@ -83,6 +83,12 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
         common_pb2.NodeReport(load_choices=[common_pb2.LoadChoiceStats(choice="load")] * 17),
     ),
     (
+        "notes has 65",
+        convert.node_report_from_proto,
+        common_pb2.NodeReport(notes=["note"] * 65),
+    ),
+    ("notes", convert.node_report_from_proto, common_pb2.NodeReport(notes=["x" * 1025])),
+    (
         "load_choices.error_s",
         convert.load_choice_from_proto,
         common_pb2.LoadChoiceStats(choice="load", error_s=-1.0),
