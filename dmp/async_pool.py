@@ -87,6 +87,10 @@ class AsyncPool:
         """As ``Pool.get_ranges``."""
         return await self._own(partial(self.pool.get_ranges, key, indices))
 
+    async def get_ranges_into(self, reads: Sequence[tuple[Key, int, memoryview]]) -> list[bool]:
+        """As ``Pool.get_ranges_into``; nothing is written to a buffer once the call has ended."""
+        return await self._lent(partial(self.pool.get_ranges_into, reads))
+
     async def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
         """As ``Pool.get_span``."""
         return await self._own(partial(self.pool.get_span, key, offset, length))

@@ -11,12 +11,12 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from dmp.messages import Welcome
-from dmp.pool_node import PathInfo, PutRequest
+from dmp.pool_node import PathInfo, PutGrant, PutRequest
 from dmp.stored import StoredBlock
 from dmp.transfer_plan import Ends
 from dmp.transport.connection import Connection, Peer, RefusedError
@@ -136,14 +136,22 @@ class NodeLink:
         """Ask where blocks are now; what rests on the node's disk is brought to its memory."""
         found: dict[BlockKey, StoredBlock] = {}
         with self.absorb():
-            found = self._describe(keys)
+            found = self._described(keys)
             missing = [key for key in keys if key not in found]
             if missing and any(self.opened.node.promote(missing)):
-                found |= self._describe(missing)
+                found |= self._described(missing)
         self._remember(found)
         return found
 
-    def _describe(self, keys: Sequence[BlockKey]) -> dict[BlockKey, StoredBlock]:
+    def describe(self, keys: Sequence[BlockKey]) -> dict[BlockKey, StoredBlock]:
+        """Ask which blocks are in the node's memory now."""
+        found: dict[BlockKey, StoredBlock] = {}
+        if keys:
+            with self.absorb():
+                found = self._described(keys)
+        return found
+
+    def _described(self, keys: Sequence[BlockKey]) -> dict[BlockKey, StoredBlock]:
         blocks = self.opened.control.describe(keys)
         return {k: block for k, block in zip(keys, blocks, strict=True) if block is not None}
 
@@ -155,9 +163,16 @@ class NodeLink:
             stored = [place is not None for place in places]
             doubtful = [put.key for put, done in zip(puts, stored, strict=True) if not done]
             if doubtful:
-                there = self._describe(doubtful)
+                there = self._described(doubtful)
                 stored = [s or put.key in there for put, s in zip(puts, stored, strict=True)]
         return stored
+
+    def reserve(self, puts: Sequence[PutRequest], *, deadline_s: float) -> list[PutGrant | None]:
+        """Take slots for values; None where there is none, or the value is there already."""
+        grants: list[PutGrant | None] = [None] * len(puts)
+        with self.absorb():
+            grants = self.opened.node.reserve(puts, deadline_s=deadline_s)
+        return grants
 
     @property
     def opened(self) -> Link:
@@ -175,6 +190,10 @@ class NodeLink:
             self._known |= found
             while len(self._known) > MAX_KNOWN:
                 self._known.pop(next(iter(self._known)))
+
+
+Act = Callable[[NodeLink, list[BlockKey]], set[BlockKey]]
+"""Does something with some keys at a node; answers those that are done."""
 
 
 def greet(peer: Peer) -> Welcome:

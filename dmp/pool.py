@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Final, Self
 
-from dmp.node_link import NodeLink
+from dmp.node_link import Act, NodeLink
 from dmp.pool_arguments import (
     Key,
+    PutNotes,
     Value,
-    covering,
+    note_each,
     parse_addresses,
     to_block_key,
     to_bytes_view,
@@ -25,11 +26,11 @@ from dmp.pool_arguments import (
     to_transport,
     to_writable_view,
 )
-from dmp.pool_node import PoolNodeStats
 from dmp.pool_pins import RENEW_S, Holder, Pins
-from dmp.pool_reads import Place, Want, fetch, landing, whole
-from dmp.pool_ring import Act, Ring, reach_nodes
-from dmp.pool_stats import PoolCounters, PoolMember, PoolStats
+from dmp.pool_reads import Place, Scatter, Span, Want, WholeInto, fetch, landing, whole
+from dmp.pool_ring import Ring, reach_nodes
+from dmp.pool_stats import PoolCounters, PoolStats
+from dmp.pool_writes import OpenPut, OpenPuts
 from dmp.stored import StoredBlock
 from dmp.tls import TlsFiles, client_context
 from dmp.transport.connection import Peer
@@ -54,7 +55,8 @@ class Pool:
         self._clock = clock
         self._counters = PoolCounters()
         self._lock = threading.Lock()
-        self._pins = Pins(ring.find)
+        self._pins = Pins(ring.offer)
+        self._open_puts = OpenPuts(ring.offer, clock)
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
         self._keeper.start()
@@ -105,9 +107,13 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Let pinned blocks go and close all connections; what was put stays in the pool."""
+        """Let pinned blocks go, give open puts up and close all connections.
+
+        What was put stays in the pool.
+        """
         self._closing.set()
         self._keeper.join()
+        self._open_puts.close()
         self._pins.close()
         self._ring.close()
 
@@ -137,12 +143,23 @@ class Pool:
         items: Mapping[Key, Value] | Iterable[tuple[Key, Value]],
         *,
         range_bytes: int | None = None,
+        notes: Sequence[PutNotes] | None = None,
     ) -> list[bool]:
-        """Store several values, in one round trip per node; one answer each, in order."""
+        """Store several values, in one round trip per node; one answer each, in order.
+
+        Args:
+            items: keys and values; of equal keys the first counts.
+            range_bytes: as for ``put``.
+            notes: what is known of each value, if they are blocks of KV.
+        """
         pairs = items.items() if isinstance(items, Mapping) else items
         named = [(to_block_key(key), to_bytes_view(value)) for key, value in pairs]
-        values = dict(reversed(named))  # Of equal keys the first counts.
-        puts = {key: to_put(key, value, range_bytes) for key, value in values.items()}
+        values = dict(reversed(named))
+        known = zip(named, note_each(notes, len(named)), strict=True)
+        about = dict(reversed([(key, note) for (key, _), note in known]))
+        puts = {
+            key: to_put(key, value.nbytes, range_bytes, about[key]) for key, value in values.items()
+        }
         done: set[BlockKey] = set()
 
         def store(link: NodeLink, keys: list[BlockKey]) -> set[BlockKey]:
@@ -156,6 +173,71 @@ class Pool:
             self._counters.stored += len(done)
             self._counters.refused += len(puts) - len(done)
         return [key in done for key, _ in named]
+
+    def open_puts(
+        self,
+        items: Sequence[tuple[Key, int, int]],
+        *,
+        notes: Sequence[PutNotes] | None = None,
+        deadline_s: float = 30.0,
+    ) -> list[OpenPut | None]:
+        """Reserve values to be written range by range, in one round trip per node.
+
+        Nobody sees one before ``seal_puts``. One that is neither sealed nor given up is given up by
+        ``close``, or by its node at the deadline.
+
+        Args:
+            items: of each value its key, its size and that of one range.
+            notes: what is known of each value, if they are blocks of KV.
+            deadline_s: how long the node keeps the slots.
+
+        Returns:
+            One put each; None where there is nothing to write: the value is there already, its key
+            was named before, or no node has room (then ``stats().refused`` grows).
+
+        Raises:
+            ValueError: sizes that don't fit, as for ``put``.
+        """
+        about = note_each(notes, len(items))
+        puts = [
+            to_put(to_block_key(key), size, range_bytes, note)
+            for (key, size, range_bytes), note in zip(items, about, strict=True)
+        ]
+        first = {put.key: put for put in reversed(puts)}
+        self._check_open()
+        opened = self._open_puts.open(list(first.values()), deadline_s=deadline_s)
+        with self._lock:
+            self._counters.refused += len(first) - len(opened)
+        return [opened.pop(put.key, None) for put in puts]
+
+    def write_ranges(self, writes: Sequence[tuple[OpenPut, int, Value]]) -> list[bool]:
+        """Write ranges of open puts, in one batch per node.
+
+        Returns:
+            Which are written. A put one of whose ranges is not can't be sealed.
+
+        Raises:
+            ValueError: no such range, or the data is not as long as one; nothing is written.
+        """
+        self._check_open()
+        return self._open_puts.write(writes)
+
+    def seal_puts(self, puts: Sequence[OpenPut]) -> list[bool]:
+        """Make wholly written values readable, in one round trip per node; which of them are.
+
+        Each put has ended then; what isn't readable is given up.
+        """
+        self._check_open()
+        sealed = self._open_puts.seal(puts)
+        with self._lock:
+            self._counters.stored += sum(sealed)
+            self._counters.refused += len(sealed) - sum(sealed)
+        return sealed
+
+    def abort_puts(self, puts: Iterable[OpenPut]) -> None:
+        """Give up open puts; those that have ended are passed over."""
+        self._check_open()
+        self._open_puts.abort(puts)
 
     # Get
 
@@ -203,21 +285,9 @@ class Pool:
         targets = {to_block_key(key): to_writable_view(buffer) for key, buffer in items}
         if len(targets) != len(items):
             raise ValueError("a key is named twice")
-        sizes: dict[BlockKey, int] = {}
-
-        def place_for(key: BlockKey, target: memoryview) -> Place:
-            def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
-                sizes[key] = block.size_bytes
-                if block.size_bytes > target.nbytes:
-                    raise ValueError(
-                        f"a value of {block.size_bytes} bytes, a buffer of {target.nbytes}"
-                    )
-                return whole(target, block)
-
-            return place
-
-        got = self._fetch([Want(key, place_for(key, view)) for key, view in targets.items()])
-        return [sizes[key] if key in got else None for key in targets]
+        values = WholeInto(targets)
+        got = self._fetch(values.wants)
+        return [values.sizes[key] if key in got else None for key in targets]
 
     def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
         """Return some ranges of a value, for example a few layers, or None.
@@ -236,6 +306,27 @@ class Pool:
         got = self._fetch([Want(to_block_key(key), place)])
         return [part.getvalue() for part in parts] if got else None
 
+    def get_ranges_into(self, reads: Sequence[tuple[Key, int, memoryview]]) -> list[bool]:
+        """Read ranges of several values straight into memory of the caller's, one batch per node.
+
+        Args:
+            reads: key, number of the range, and a buffer exactly as long as it. A value may be
+                named as often as there are ranges wanted of it.
+
+        Returns:
+            Which buffers are filled; the others may hold garbage. A value whose ranges are of
+            another size is not read, and counted in ``stats().misfits``.
+
+        Raises:
+            ValueError: a buffer is read-only or not contiguous.
+        """
+        named = [(to_block_key(key), index, to_writable_view(view)) for key, index, view in reads]
+        scatter = Scatter(named)
+        answer = scatter.answer(self._fetch(scatter.wants))
+        with self._lock:
+            self._counters.misfits += len(scatter.misfits)
+        return answer
+
     def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
         """Return bytes [offset, offset + length) of a value, or None.
 
@@ -244,18 +335,8 @@ class Pool:
         Raises:
             ValueError: the span is empty or leaves the value.
         """
-        buffer, start = bytearray(), 0
-
-        def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
-            nonlocal buffer, start
-            size = block.range_bytes
-            wanted = covering(offset, length, range_bytes=size, size_bytes=block.size_bytes)
-            buffer, start = bytearray(size * len(wanted)), offset - wanted.start * size
-            view = memoryview(buffer)
-            return [(index, view[i * size : (i + 1) * size]) for i, index in enumerate(wanted)]
-
-        got = self._fetch([Want(to_block_key(key), place)])
-        return bytes(memoryview(buffer)[start : start + length]) if got else None
+        span = Span(offset, length)
+        return span.cut() if self._fetch([Want(to_block_key(key), span.place)]) else None
 
     @contextlib.contextmanager
     def view(self, key: Key) -> Iterator[memoryview]:
@@ -270,7 +351,7 @@ class Pool:
         """
         name = to_block_key(key)
         self._check_open()
-        holder = self._pins.add(name)
+        holder = self._pins.add([name]).get(name)
         if holder is None:
             raise KeyError(key)
         try:
@@ -280,9 +361,7 @@ class Pool:
             with view:
                 yield view
         finally:
-            # A pin whose block was lost is gone already.
-            with contextlib.suppress(KeyError):
-                self._pins.drop(name)
+            self._pins.drop([name])
 
     # Ask
 
@@ -308,8 +387,14 @@ class Pool:
 
         Pins are counted. They end with this process, and when their node is started again.
         """
+        return self.pin_many([key])[0]
+
+    def pin_many(self, keys: Iterable[Key]) -> list[bool]:
+        """Pin several values, in one round trip per node where their places are known."""
+        named = [to_block_key(key) for key in keys]
         self._check_open()
-        return self._pins.add(to_block_key(key)) is not None
+        pinned = self._pins.add(named)
+        return [key in pinned for key in named]
 
     def unpin(self, key: Key) -> None:
         """Undo one ``pin``.
@@ -317,10 +402,15 @@ class Pool:
         Raises:
             KeyError: it is not pinned.
         """
-        try:
-            self._pins.drop(to_block_key(key))
-        except KeyError:
-            raise KeyError(key) from None
+        if not self.unpin_many([key])[0]:
+            raise KeyError(key)
+
+    def unpin_many(self, keys: Iterable[Key]) -> list[bool]:
+        """Undo one ``pin`` of each, in one round trip per node; False where it isn't pinned.
+
+        A pin whose block was lost has ended already.
+        """
+        return self._pins.drop([to_block_key(key) for key in keys])
 
     def register(self, memory: memoryview) -> None:
         """Hint that ``get_into`` and ``put`` will often use this memory (RDMA registers it)."""
@@ -331,7 +421,7 @@ class Pool:
     def stats(self) -> PoolStats:
         """Return the counters of this client and of every node that answers."""
         self._check_open()
-        members = tuple(_member(link) for link in self._ring.links)
+        members = self._ring.members()
         with self._lock:
             c = self._counters
             return PoolStats(
@@ -342,6 +432,8 @@ class Pool:
                 pinned=len(self._pins),
                 pins_lost=self._pins.lost,
                 members=members,
+                open_puts=len(self._open_puts),
+                misfits=c.misfits,
             )
 
     # Inside
@@ -387,15 +479,7 @@ class Pool:
         renew_at = self._clock.now() + RENEW_S
         while not self._closing.wait(KEEP_INTERVAL_S):
             self._ring.reach_again()
+            self._open_puts.expire()
             if self._clock.now() >= renew_at:
                 renew_at = self._clock.now() + RENEW_S
                 self._pins.renew()
-
-
-def _member(link: NodeLink) -> PoolMember:
-    stats: PoolNodeStats | None = None
-    if link.up:
-        with link.absorb():
-            stats = link.opened.node.stats()
-    errors = tuple(sorted(link.errors.items()))
-    return PoolMember(link.peer.address, link.node_id, link.up, link.path, errors, stats)

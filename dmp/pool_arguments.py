@@ -7,7 +7,9 @@ it travels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from hashlib import blake2b
+from typing import Final
 
 from dmp.pool_node import PutRequest
 from dmp.transfer_plan import Transport
@@ -22,6 +24,28 @@ Key = str | bytes
 
 Value = bytes | bytearray | memoryview
 """Any C-contiguous buffer; numpy arrays and CPU tensors through ``memoryview(array)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutNotes:
+    """What a writer knows of a value that is a block of KV; the node chooses victims by it.
+
+    The fields are those of ``dmp.pool_node.PutRequest``.
+    """
+
+    parent: BlockKey = ROOT_PARENT
+    tokens: int = 0
+    model: str = ""
+    tenant: str = ""
+    session: str = ""
+    expectation: Expectation = Expectation.UNKNOWN
+    expected_in_s: float | None = None
+    depth: int = 0
+    tail: bool = False
+
+
+BY_HAND: Final = PutNotes(expectation=Expectation.ROWS, expected_in_s=0.0)
+"""Who stores a value by hand wants it: it is no block that happens to be there after a request."""
 
 
 def to_block_key(key: Key) -> BlockKey:
@@ -42,41 +66,54 @@ def to_bytes_view(value: Value) -> memoryview:
     """Return a flat view of a buffer.
 
     Raises:
-        ValueError: it is empty, too large or not contiguous.
+        ValueError: it is not contiguous.
     """
     view = memoryview(value)
     if not view.c_contiguous:
         raise ValueError("a value must be a C-contiguous buffer")
-    if not 1 <= view.nbytes <= limits.MAX_SLOT_BYTES:
-        raise ValueError(
-            f"a value of {view.nbytes} bytes; limits.MAX_SLOT_BYTES allows 1 to "
-            f"{limits.MAX_SLOT_BYTES}"
-        )
-    return view.cast("B")
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def to_put(key: BlockKey, value: memoryview, range_bytes: int | None) -> PutRequest:
+def to_put(
+    key: BlockKey, size_bytes: int, range_bytes: int | None, notes: PutNotes = BY_HAND
+) -> PutRequest:
     """Cut a value into ranges that are checked and read alone.
-
-    Who stores a value by hand wants it: it is no block that happens to be there after a request.
 
     Args:
         key: its name.
-        value: its bytes.
+        size_bytes: its size.
         range_bytes: bytes of one range; None makes the whole value one range.
+        notes: what is known of it.
 
     Raises:
-        ValueError: the value is no whole number of ranges, or there are too many.
+        ValueError: the value is too large or no whole number of ranges, or there are too many.
     """
-    size = value.nbytes if range_bytes is None else range_bytes
-    if size < 1 or value.nbytes % size:
-        raise ValueError(f"{value.nbytes} bytes are no whole number of ranges of {size} bytes")
-    count = value.nbytes // size
+    if not 1 <= size_bytes <= limits.MAX_SLOT_BYTES:
+        raise ValueError(
+            f"a value of {size_bytes} bytes; limits.MAX_SLOT_BYTES allows 1 to "
+            f"{limits.MAX_SLOT_BYTES}"
+        )
+    size = size_bytes if range_bytes is None else range_bytes
+    if size < 1 or size_bytes % size:
+        raise ValueError(f"{size_bytes} bytes are no whole number of ranges of {size} bytes")
+    count = size_bytes // size
     if count > limits.MAX_LAYERS:
         raise ValueError(f"{count} ranges; limits.MAX_LAYERS allows {limits.MAX_LAYERS}")
-    return PutRequest(
-        key, ROOT_PARENT, size, count, tokens=0, expectation=Expectation.ROWS, expected_in_s=0.0
-    )
+    known = {field.name: getattr(notes, field.name) for field in fields(notes)}
+    return PutRequest(key, range_bytes=size, range_count=count, **known)
+
+
+def note_each(notes: Sequence[PutNotes] | None, count: int) -> Sequence[PutNotes]:
+    """Return notes for each of some values.
+
+    Raises:
+        ValueError: there are notes, but not one for each.
+    """
+    if notes is None:
+        return [BY_HAND] * count
+    if len(notes) != count:
+        raise ValueError(f"{len(notes)} notes for {count} values")
+    return notes
 
 
 def covering(offset: int, length: int, *, range_bytes: int, size_bytes: int) -> range:

@@ -7,11 +7,11 @@ renews them. A pin whose node is lost is looked for again and, if the block is g
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dmp.node_link import NodeLink
+from dmp.node_link import Act, NodeLink
 from kvcore.ids import BlockKey
 from kvcore.location import Location
 
@@ -39,10 +39,9 @@ class _Pin:
     count: int = 1
     holds: int = 1
 
-    def release(self) -> None:
-        """Let the block go."""
-        link, place = self.holder
-        release_all(link, [place] * self.holds)
+    def holders(self) -> list[Holder]:
+        """Return what to release to let the block go."""
+        return [self.holder] * self.holds
 
 
 class Pins:
@@ -52,54 +51,66 @@ class Pins:
         lost: pins whose block is gone.
     """
 
-    def __init__(self, find: Callable[[BlockKey], Holder | None]) -> None:
+    def __init__(self, offer: Callable[[Sequence[BlockKey], Act], None]) -> None:
         self.lost = 0
-        self._find = find
+        self._offer = offer
         self._lock = threading.Lock()
         self._pins: dict[BlockKey, _Pin] = {}
 
     def __len__(self) -> int:
         return len(self._pins)
 
-    def add(self, key: BlockKey) -> Holder | None:
-        """Pin a block once more; costs nothing if it is pinned already.
+    def add(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Holder]:
+        """Pin blocks once more, one that is named twice twice; costs nothing if they are pinned.
 
         Returns:
-            who holds it; None if it is not in the pool.
+            Who holds each; a block that is not in the pool has no entry.
         """
-        holder = self._count(key)
-        if holder is None and (holder := self._take(key)) is not None:
-            with self._lock:
+        counted = self._count(keys)
+        new = [key for key in keys if key not in counted]
+        taken = self._take(list(dict.fromkeys(new))) if new else {}
+        surplus: list[Holder] = []
+        mine: set[BlockKey] = set()
+        with self._lock:
+            for key in (key for key in new if key in taken):
                 pin = self._pins.get(key)
                 if pin is None:
-                    self._pins[key] = _Pin(holder)
-                    return holder
-                pin.count += 1  # Another thread was faster: one hold is enough.
-            release(holder)
-            return pin.holder
-        return holder
+                    self._pins[key] = _Pin(taken[key])
+                    mine.add(key)
+                    continue
+                pin.count += 1
+                if key not in mine:  # Another thread was faster: one hold is enough.
+                    surplus.append(taken[key])
+                    taken[key] = pin.holder
+                    mine.add(key)
+        _release_holders(surplus)
+        return counted | taken
 
-    def _count(self, key: BlockKey) -> Holder | None:
+    def _count(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Holder]:
+        counted: dict[BlockKey, Holder] = {}
         with self._lock:
-            pin = self._pins.get(key)
-            if pin is None:
-                return None
-            pin.count += 1
-            return pin.holder
+            for key in keys:
+                if (pin := self._pins.get(key)) is not None:
+                    pin.count += 1
+                    counted[key] = pin.holder
+        return counted
 
-    def drop(self, key: BlockKey) -> None:
-        """Undo one ``add``; the last one lets the block go.
-
-        Raises:
-            KeyError: it is not pinned.
-        """
+    def drop(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Undo one ``add`` of each; the last one lets the block go. False where it isn't pinned."""
+        dropped: list[bool] = []
+        unwanted: list[Holder] = []
         with self._lock:
-            pin = self._pins[key]
-            pin.count -= 1
-            if pin.count:
-                return
-            del self._pins[key]
-        pin.release()
+            for key in keys:
+                pin = self._pins.get(key)
+                dropped.append(pin is not None)
+                if pin is None:
+                    continue
+                pin.count -= 1
+                if not pin.count:
+                    del self._pins[key]
+                    unwanted += pin.holders()
+        _release_holders(unwanted)
+        return dropped
 
     def renew(self) -> None:
         """Hold every pinned block for another while; called by one thread at a time."""
@@ -116,8 +127,7 @@ class Pins:
         """Let every block go."""
         with self._lock:
             pins, self._pins = self._pins, {}
-        for pin in pins.values():
-            pin.release()
+        _release_holders([holder for pin in pins.values() for holder in pin.holders()])
 
     def _renew_on(self, link: NodeLink, group: list[tuple[BlockKey, _Pin]]) -> None:
         places = [pin.holder[1] for _, pin in group]
@@ -134,7 +144,7 @@ class Pins:
         release_all(link, unwanted)
 
     def _find_again(self, key: BlockKey, pin: _Pin) -> None:
-        holder = self._take(key)
+        holder = self._take([key]).get(key)
         with self._lock:
             if self._pins.get(key) is pin:
                 if holder is not None:
@@ -144,33 +154,38 @@ class Pins:
                     self.lost += 1
                 return
         if holder is not None:
-            release(holder)  # Unpinned meanwhile.
+            _release_holders([holder])  # Unpinned meanwhile.
 
-    def _take(self, key: BlockKey) -> Holder | None:
-        """Find and hold a block; a remembered place may be stale, so twice."""
-        for _ in range(2):
-            holder = self._find(key)
-            if holder is None or hold(holder):
-                return holder
-            holder[0].forget(key)
-        return None
+    def _take(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Holder]:
+        """Find and hold blocks; a remembered place may be stale, so those are looked for twice."""
+        held: dict[BlockKey, Holder] = {}
+        stale: list[BlockKey] = []
 
+        def take(link: NodeLink, wanted: list[BlockKey]) -> set[BlockKey]:
+            known = {key: block for key in wanted if (block := link.known(key)) is not None}
+            unknown = [key for key in wanted if key not in known]
+            blocks = known | (link.find(unknown) if unknown else {})
+            places = [block.location for block in blocks.values()]
+            for key, place, ok in zip(blocks, places, hold_all(link, places), strict=True):
+                if ok:
+                    held[key] = link, place
+                else:
+                    link.forget(key)
+                    stale.append(key)
+            return held.keys() & blocks.keys()
 
-def hold(holder: Holder) -> bool:
-    """Keep a block from eviction for a while; False if it is gone."""
-    return hold_all(holder[0], [holder[1]]) == [True]
-
-
-def release(holder: Holder) -> None:
-    """Undo one hold."""
-    release_all(holder[0], [holder[1]])
+        self._offer(keys, take)
+        if again := [key for key in dict.fromkeys(stale) if key not in held]:
+            self._offer(again, take)
+        return held
 
 
 def hold_all(link: NodeLink, places: list[Location]) -> list[bool]:
     """Keep blocks of one node for a while; answers which are still there."""
     held = [False] * len(places)
-    with link.absorb():
-        held = link.opened.node.hold(places, ttl_s=HOLD_S)
+    if places:
+        with link.absorb():
+            held = link.opened.node.hold(places, ttl_s=HOLD_S)
     return held
 
 
@@ -179,3 +194,11 @@ def release_all(link: NodeLink, places: list[Location]) -> None:
     if places:
         with link.absorb():
             link.opened.node.release(places)
+
+
+def _release_holders(holders: Iterable[Holder]) -> None:
+    by_link: dict[NodeLink, list[Location]] = {}
+    for link, place in holders:
+        by_link.setdefault(link, []).append(place)
+    for link, places in by_link.items():
+        release_all(link, places)

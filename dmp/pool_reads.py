@@ -6,11 +6,13 @@ once more, and what still can't be read with the right checksum is not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 
 from dmp.node_link import NodeLink
+from dmp.pool_arguments import covering
 from dmp.pool_node import RangeRead
 from dmp.stored import StoredBlock
 from kvcore.ids import BlockKey
@@ -30,6 +32,83 @@ class Want:
 
     key: BlockKey
     place: Place
+
+
+class WholeInto:
+    """Whole values on their way to buffers of a caller's.
+
+    Attributes:
+        wants: what to fetch.
+        sizes: of the values that were found.
+    """
+
+    def __init__(self, targets: Mapping[BlockKey, memoryview]) -> None:
+        self.sizes: dict[BlockKey, int] = {}
+        self.wants = [Want(key, partial(self._place, key, view)) for key, view in targets.items()]
+
+    def _place(
+        self, key: BlockKey, target: memoryview, block: StoredBlock
+    ) -> list[tuple[int, memoryview]]:
+        self.sizes[key] = block.size_bytes
+        if block.size_bytes > target.nbytes:
+            raise ValueError(f"a value of {block.size_bytes} bytes, a buffer of {target.nbytes}")
+        return whole(target, block)
+
+
+class Span:
+    """Bytes [offset, offset + length) of a value, and the ranges that hold them."""
+
+    def __init__(self, offset: int, length: int) -> None:
+        self._offset, self._length = offset, length
+        self._buffer, self._start = bytearray(), 0
+
+    def place(self, block: StoredBlock) -> list[tuple[int, memoryview]]:
+        """Make room for the ranges.
+
+        Raises:
+            ValueError: the span is empty or leaves the value.
+        """
+        size, offset = block.range_bytes, self._offset
+        held = covering(offset, self._length, range_bytes=size, size_bytes=block.size_bytes)
+        self._buffer, self._start = bytearray(size * len(held)), offset - held.start * size
+        view = memoryview(self._buffer)
+        return [(index, view[i * size : (i + 1) * size]) for i, index in enumerate(held)]
+
+    def cut(self) -> bytes:
+        """Return the span, once the ranges are read."""
+        return bytes(memoryview(self._buffer)[self._start : self._start + self._length])
+
+
+class Scatter:
+    """Ranges of values on their way to buffers of a caller's.
+
+    Attributes:
+        wants: what to fetch, a block each.
+        misfits: positions of reads whose value has no such range, or one of another size.
+    """
+
+    def __init__(self, reads: Sequence[tuple[BlockKey, int, memoryview]]) -> None:
+        self.misfits: set[int] = set()
+        self._reads = reads
+        self._positions: dict[BlockKey, list[int]] = {}
+        for position, (key, *_) in enumerate(reads):
+            self._positions.setdefault(key, []).append(position)
+        self.wants = [Want(key, partial(self._place, key)) for key in self._positions]
+
+    def _place(self, key: BlockKey, block: StoredBlock) -> list[tuple[int, memoryview]]:
+        placed: list[tuple[int, memoryview]] = []
+        for position in self._positions[key]:
+            _, index, view = self._reads[position]
+            if 0 <= index < block.range_count and view.nbytes == block.range_bytes:
+                placed.append((index, view))
+                self.misfits.discard(position)
+            else:
+                self.misfits.add(position)
+        return placed
+
+    def answer(self, got: set[BlockKey]) -> list[bool]:
+        """Return which reads were done, given the keys that were."""
+        return [key in got and i not in self.misfits for i, (key, *_) in enumerate(self._reads)]
 
 
 def fetch(link: NodeLink, wants: Sequence[Want]) -> set[BlockKey]:

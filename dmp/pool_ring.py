@@ -7,18 +7,16 @@ rendezvous hashing of their names, so no directory is needed; nodes that are dow
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from dmp.node_link import NodeLink
+from dmp.node_link import Act, NodeLink
 from dmp.placement import rank_nodes
-from dmp.pool_pins import Holder
+from dmp.pool_node import PoolNodeStats
+from dmp.pool_stats import PoolMember
 from dmp.transport.connection import Peer
 from dmp.transport.select import PathOptions
 from kvcore.errors import AuthenticationError, NoNodeError
 from kvcore.ids import BlockKey
-
-Act = Callable[[NodeLink, list[BlockKey]], set[BlockKey]]
-"""Does something with some keys at a node; answers those that are done."""
 
 
 class Ring:
@@ -43,14 +41,6 @@ class Ring:
                 for key in act(link, group):
                     del left[key]
 
-    def find(self, key: BlockKey) -> Holder | None:
-        """Return where a block is, or was when last seen."""
-        for link in self._ranked(key):
-            block = (link.known(key) or link.find([key]).get(key)) if link.up else None
-            if block is not None:
-                return link, block.location
-        return None
-
     def reach_again(self) -> None:
         """Try the nodes that are down."""
         for link in self.links:
@@ -58,6 +48,10 @@ class Ring:
                 # A node that came back with another token stays down and says why in stats.
                 with contextlib.suppress(AuthenticationError):
                     link.reach()
+
+    def members(self) -> tuple[PoolMember, ...]:
+        """Return how each node is doing; asks those that are up."""
+        return tuple(_member(link) for link in self.links)
 
     def close(self) -> None:
         """Let all nodes go."""
@@ -92,3 +86,12 @@ def reach_nodes(peers: Sequence[Peer], options: PathOptions) -> Ring:
         ring.close()
         raise
     return ring
+
+
+def _member(link: NodeLink) -> PoolMember:
+    stats: PoolNodeStats | None = None
+    if link.up:
+        with link.absorb():
+            stats = link.opened.node.stats()
+    errors = tuple(sorted(link.errors.items()))
+    return PoolMember(link.peer.address, link.node_id, link.up, link.path, errors, stats)

@@ -43,6 +43,9 @@ class PoolStats:
         refused: values no node took.
         pinned: keys pinned now.
         pins_lost: pinned keys that are gone (their node was lost or started again).
+        open_puts: puts that are opened and neither sealed nor given up.
+        misfits: ranges that ``get_ranges_into`` found, but not of the size that was asked for:
+            who wrote and who reads are not set up alike.
         members: the nodes.
     """
 
@@ -53,6 +56,8 @@ class PoolStats:
     pinned: int
     pins_lost: int
     members: tuple[PoolMember, ...]
+    open_puts: int = 0
+    misfits: int = 0
 
 
 @dataclass(slots=True)
@@ -63,3 +68,4 @@ class PoolCounters:
     misses: int = 0
     stored: int = 0
     refused: int = 0
+    misfits: int = 0

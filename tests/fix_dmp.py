@@ -15,7 +15,7 @@ from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
 from dmp.server import DmpServer
 from kvcore.block_event import BlockEvent
 from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import Clock, ManualClock
+from kvcore.clock import Clock, ManualClock, SystemClock
 from kvcore.ids import BlockKey, HostId, NodeId
 from kvcore.location import Location
 
@@ -94,6 +94,21 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
                 rig.node.check_invariants()
         finally:
             rig.stop()
+
+
+@pytest.fixture
+def make_node(make_rig: Callable[..., Rig]) -> Callable[..., Rig]:
+    """Nodes with real time, for clients that reach them over a wire."""
+
+    def make(name: str = "dmp-a", **settings: object) -> Rig:
+        return make_rig(name, clock=SystemClock(), **settings)
+
+    return make
+
+
+def blob(size: int, seed: int = 0) -> bytes:
+    """Some bytes that another seed would make differently."""
+    return (bytes((i * 7 + seed) % 251 for i in range(1000)) * (size // 1000 + 1))[:size]
 
 
 def block_key(name: str) -> BlockKey:

@@ -21,7 +21,7 @@ from kvcore.clock import SystemClock
 from kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from kvcore.ids import HostId, NodeId
 from tests.fix_cluster import free_port, wait_for
-from tests.fix_dmp import Rig
+from tests.fix_dmp import Rig, blob
 from tests.fix_tls import Certificates
 
 pytestmark = pytest.mark.integration
@@ -31,29 +31,11 @@ PATHS = ("shm", "tcp")
 MakeRig = Callable[..., Rig]
 
 
-@pytest.fixture
-def make_node(make_rig: MakeRig) -> MakeRig:
-    """Nodes with real time and few, small extents."""
-
-    def make(name: str = "dmp-a", **settings: object) -> Rig:
-        return make_rig(name, clock=SystemClock(), **settings)
-
-    return make
-
-
 @pytest.fixture(params=PATHS)
 def pool(request: pytest.FixtureRequest, make_node: MakeRig) -> Iterator[Pool]:
     with Pool.connect(make_node().server.address, transport=request.param) as pool:
         assert pool.stats().members[0].path.transport == request.param
         yield pool
-
-
-def value(size: int, seed: int = 0) -> bytes:
-    return bytes((i * 7 + seed) % 251 for i in range(1000)) * (size // 1000 + 1)
-
-
-def blob(size: int, seed: int = 0) -> bytes:
-    return value(size, seed)[:size]
 
 
 # Values
@@ -453,6 +435,9 @@ async def test_the_same_verbs_as_coroutines(make_node: MakeRig) -> None:
         assert await asyncio.gather(*(pool.get(key) for key in "abcd")) == [data, b"1", b"2", None]
         assert await pool.get_many(["c", "b"]) == [b"2", b"1"]
         assert await pool.get_ranges("a", [1]) == [data[KIB : 2 * KIB]]
+        landed = memoryview(bytearray(KIB))
+        assert await pool.get_ranges_into([("a", 7, landed)]) == [True]
+        assert landed == data[7 * KIB :]
         assert await pool.get_span("a", 5, 3) == data[5:8]
         buffer = bytearray(8 * KIB)
         assert await pool.get_into("a", buffer) == 8 * KIB
