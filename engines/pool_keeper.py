@@ -1,0 +1,207 @@
+"""Connects an engine to the pool, for ever: at start, after every loss, and as nodes come and go.
+
+One thread, started by engines/pool_door.py. It never raises; what is wrong becomes a complaint and
+the next try. The ``Pool`` it opens stays the same object until the door is closed, so what callers
+hold of it (pins, open puts) stays valid while nodes join and leave.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dmp.node_link import NodeLink
+from dmp.pool import Pool
+from dmp.pool_arguments import to_transport
+from dmp.pool_ring import Ring, reach_nodes
+from dmp.pool_stats import PoolStats
+from dmp.tls import client_context
+from dmp.transport.connection import Peer
+from dmp.transport.select import PathOptions
+from engines.complaints import Complaints
+from engines.settings import EngineSettings
+from kvcore.clock import SystemClock
+from kvcore.errors import AuthenticationError, ConfigError, TierKVError
+from kvcore.ids import NodeId
+
+FIRST_RETRY_S: Final = 0.1
+LAST_RETRY_S: Final = 5.0
+LOOK_INTERVAL_S: Final = 1.0
+"""How often nodes that came and went, refused puts and failures are looked at."""
+
+_CONNECT_TIMEOUT_S: Final = 1.0
+
+Addresses = Callable[[], Sequence[str]]
+"""Answers where the pool's nodes are now; none while that is not known."""
+
+
+class PoolKeeper:
+    """Keeps a Pool open.
+
+    Attributes:
+        pool: the pool; None until a node has answered for the first time.
+        stats: what the pool told at the last look.
+        path_options: how nodes are reached.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        addresses: Addresses,
+        complaints: Complaints,
+        *,
+        on_look: Callable[[Pool], None],
+    ) -> None:
+        """Make a keeper; ``start`` begins.
+
+        Args:
+            settings: how to reach nodes.
+            addresses: where they are; called at every look.
+            complaints: takes what is wrong.
+            on_look: called in the keeper's thread after every look at an open pool.
+        """
+        self.pool: Pool | None = None
+        self.stats: PoolStats | None = None
+        self._settings = settings
+        self._addresses = addresses
+        self._complaints = complaints
+        self._on_look = on_look
+        self._ring: Ring | None = None
+        self._options = PathOptions(to_transport(settings.transport), (), settings.tls)
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="tierkv-keeper", daemon=True)
+
+    @property
+    def up(self) -> bool:
+        """Whether a node of the pool answers, as far as the last call told."""
+        ring = self._ring
+        return ring is not None and any(link.up for link in ring.links)
+
+    @property
+    def why_down(self) -> str:
+        """Say why none does."""
+        ring = self._ring
+        if ring is None:
+            return "no pool node has answered yet"
+        return "; ".join(f"{link.peer.address} {link.reason}" for link in ring.links if not link.up)
+
+    def start(self) -> None:
+        """Begin in the background."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look now: addresses may have changed."""
+        self._wake.set()
+
+    def close(self, *, timeout_s: float) -> None:
+        """End, and close the pool; a look under way is waited for that long."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self.pool is not None and not self._thread.is_alive():
+            self.pool.close()
+
+    def _run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while not self._closing:
+            if self.pool is None:
+                self._connect()
+            if self.pool is None:
+                self._wake.wait(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+            else:
+                self._look(self.pool)
+                self._wake.wait(LOOK_INTERVAL_S)
+            self._wake.clear()
+
+    def _connect(self) -> None:
+        addresses = self._addresses()
+        if not addresses:
+            return
+        try:
+            if self._options.tls is not None:
+                client_context(self._options.tls)
+            ring = reach_nodes([self._peer(address) for address in addresses], self._options)
+        except AuthenticationError as error:
+            self._complaints.hold("wrong_token", error.message, hint="set token or token_file")
+        except ConfigError as error:
+            self._complaints.hold("bad_setting", error.message, hint=error.hint)
+        except TierKVError as error:
+            self._complaints.hold("pool_down", error.message, hint=error.hint)
+        else:
+            self._ring, self.pool = ring, Pool(ring, SystemClock())
+            for code in ("wrong_token", "bad_setting", "pool_down"):
+                self._complaints.settle(code)
+
+    def _peer(self, address: str) -> Peer:
+        return Peer(
+            NodeId(""),
+            address,
+            self._settings.token,
+            _CONNECT_TIMEOUT_S,
+            self._settings.timeout_ms / 1_000,
+            tls=self._options.tls,
+        )
+
+    def _look(self, pool: Pool) -> None:
+        self._follow()
+        before, self.stats = self.stats, pool.stats()
+        self._judge(before, self.stats)
+        self._on_look(pool)
+
+    def _follow(self) -> None:
+        """Take in nodes that came, let go of those that left."""
+        addresses = list(dict.fromkeys(self._addresses()))
+        ring = self._ring
+        if ring is None or not addresses:  # Nobody knows where they are: those there are stay.
+            return
+        known = {link.peer.address: link for link in ring.links}
+        if addresses == list(known):
+            return
+        ring.links = [
+            known.get(address) or NodeLink(self._peer(address), self._options)
+            for address in addresses
+        ]
+        for address, link in known.items():
+            if address not in addresses:
+                link.close()
+
+    def _judge(self, before: PoolStats | None, now: PoolStats) -> None:
+        """Complain of what the pool absorbed since the last look."""
+        if self.up:
+            self._complaints.settle("pool_down")
+        else:
+            self._complaints.hold(
+                "pool_down",
+                f"no pool node answers: {self.why_down}",
+                hint="the engine computes everything until one does",
+            )
+        refused = now.refused - (before.refused if before else 0)
+        if refused > 0 and self.up:
+            self._complaints.complain(
+                "pool_full",
+                f"the pool took {refused} of the last values not: it is full of what may not go, "
+                "or finds these worth less than what it holds",
+                hint="more memory (dmp.capacity) or a disk (dmp.disk_path) for its nodes",
+            )
+        elif refused == 0:
+            self._complaints.settle("pool_full")
+        for code, count in _new_errors(before, now).items():
+            self._complaints.complain(code, f"{count} calls to pool nodes ended as misses: {code}")
+
+
+def _new_errors(before: PoolStats | None, now: PoolStats) -> dict[str, int]:
+    """Return what failed since, by code; a node that is down is told of elsewhere."""
+    then = _errors(before) if before is not None else {}
+    new = {code: count - then.get(code, 0) for code, count in _errors(now).items()}
+    return {code: n for code, n in new.items() if n > 0 and code != "transport_error"}
+
+
+def _errors(stats: PoolStats) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for member in stats.members:
+        for code, count in member.errors:
+            found[code] = found.get(code, 0) + count
+    return found
