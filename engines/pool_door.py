@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -69,6 +70,7 @@ class PoolDoor:
         self._lock = threading.Lock()
         self._life: _Life | None = None
         self._closed = False
+        _doors.add(self)
 
     # The interface of engines
 
@@ -160,38 +162,36 @@ class PoolDoor:
         with self._lock:
             self._closed = True
             life = self._life
-        if life is not None and life.pid == os.getpid():
+        if life is not None:
             life.close()
 
     # Inside
 
     def _living(self) -> _Life:
-        life = self._life
-        if life is not None and life.pid == os.getpid():
-            return life
-        if life is not None:
-            # A forked child has its parent's objects but not its threads; the lock may be held.
-            self._lock = threading.Lock()
-        with self._lock:
-            if self._life is None or self._life.pid != os.getpid():
-                self._life = _Life(self.settings, self.identity, self._part, self._clock)
-                if not self._closed:
-                    self._life.start()
+        if self._life is not None:
             return self._life
+        with self._lock:
+            if self._life is None:
+                life = _Life(self.settings, self.identity, self._part, self._clock)
+                if not self._closed:
+                    life.start()
+                self._life = life
+            return self._life
+
+    def _forked(self) -> None:
+        """Begin anew in a child: it has its parent's objects, but not its threads."""
+        if self._life is not None:
+            _left_behind.append(self._life)
+        self._life = None
+        self._lock = threading.Lock()
 
 
 class _Life:
-    """A door's threads and counters in one process.
-
-    Attributes:
-        pid: which process.
-        base_key: see PoolDoor; constant where there is no meta server.
-    """
+    """A door's threads and counters in one process."""
 
     def __init__(
         self, settings: EngineSettings, identity: EngineIdentity, part: str, clock: Clock
     ) -> None:
-        self.pid = os.getpid()
         self.complaints = Complaints()
         self.node_id = _node_id(settings, identity, part)
         self.queue = WorkQueue(
@@ -295,3 +295,16 @@ def _node_id(settings: EngineSettings, identity: EngineIdentity, part: str) -> N
     name = settings.node_id or f"{identity.engine}-{settings.host_id}-{os.getpid()}"
     ending = f"-{part}" if part else ""
     return NodeId(name[: limits.MAX_NAME_CHARS - len(ending)] + ending)
+
+
+_doors: weakref.WeakSet[PoolDoor] = weakref.WeakSet()
+_left_behind: list[_Life] = []
+"""Of a parent, kept by its child: ending such an object would touch what both share (epoll)."""
+
+
+def _fork_all() -> None:
+    for door in list(_doors):
+        door._forked()
+
+
+os.register_at_fork(after_in_child=_fork_all)
