@@ -1,0 +1,148 @@
+"""vLLM with and without our pool, and our own engine: time to the first token of ten-round chats.
+
+Run ``python -m bench.engines``. Several chats take turns, so that their history outgrows the small
+KV cache that every engine has; then each engine is restarted. vLLM runs on the CPU in a virtual
+environment of its own (``make test-engines`` makes it).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.engines_chats import (
+    PHASES,
+    Plan,
+    Results,
+    cached_share,
+    equal_answers,
+    median_ms,
+    median_ratio,
+    play,
+    warm_up,
+)
+from bench.engines_model import LARGE, TINY, ModelSize, write_model
+from bench.engines_servers import Contender, OurEngine, Pool, ServerError, Setup, Vllm, find_venv
+from bench.report import Report, finish, make_parser
+
+PLAIN, OURS, EXAMPLE = "vllm", "vllm_tierkv", "vllm_example"
+NAMES = (PLAIN, OURS, EXAMPLE, OurEngine.name)
+PLANS = {
+    TINY.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=3),
+    LARGE.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=1),
+}
+QUICK = Plan(chats=3, rounds=3, start=600, turn=184, answer=8, cache=2_432, repeats=1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--venv", type=Path, help="virtual environment with vLLM")
+    parser.add_argument("--models", nargs="+", choices=tuple(PLANS), default=None)
+    parser.add_argument("--without", nargs="+", choices=NAMES, default=(), help="contenders")
+    arguments = parser.parse_args(argv)
+    names = [name for name in NAMES if name not in arguments.without]
+    if not names:
+        parser.error("no contender is left")
+    sizes = arguments.models or ([TINY.name] if arguments.quick else list(PLANS))
+    report = Report("engines")
+    try:
+        venv = Path() if names == [OurEngine.name] else find_venv(arguments.venv)
+        for size in (TINY, LARGE):
+            if size.name in sizes:
+                plan = QUICK if arguments.quick else PLANS[size.name]
+                _measure(report, size, plan, names, venv, arguments.seed)
+    except ServerError as error:
+        sys.exit(f"bench.engines: {error}")
+    finish(report, arguments.format)
+
+
+def _measure(
+    report: Report, size: ModelSize, plan: Plan, names: Sequence[str], venv: Path, seed: int
+) -> None:
+    """Play one model's chats and report them."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="tierkv-engines-") as name, ExitStack() as stack:
+        setup = Setup(
+            venv, Path(name) / "model", plan.cache * size.kv_bytes_per_token, plan.context,
+            Path(name),
+        )  # fmt: skip
+        report.add(f"{size.name}_parameters", write_model(size, setup.model, seed=seed))
+        pool = Pool(setup.folder)
+        stack.callback(pool.stop)
+        pool.start()
+        contenders = list(_contenders(setup, pool, names))
+        for contender in contenders:
+            stack.callback(contender.stop)
+            contender.start()
+            warm_up(contender, size, plan, rng)
+        _report(report, size.name, play(contenders, size, plan, rng), names)
+    report.note(
+        f"{size.name}: {plan.repeats} x {plan.chats} chats in turn, {plan.rounds} rounds and one "
+        f"after a restart, prompts of {plan.start} to {plan.prompt_tokens(plan.rounds)} tokens, "
+        f"answers of {plan.answer}; every engine holds {plan.cache} tokens of KV"
+    )
+
+
+def _contenders(setup: Setup, pool: Pool, names: Sequence[str]) -> Iterator[Contender]:
+    for name in NAMES:
+        if name not in names:
+            continue
+        if name == OurEngine.name:
+            yield OurEngine(setup, pool)
+        else:
+            yield Vllm(name, setup, _connector(name, setup, pool))
+
+
+def _connector(name: str, setup: Setup, pool: Pool) -> dict[str, Any] | None:
+    """Return what ``--kv-transfer-config`` says; None: no connector."""
+    if name == OURS:
+        return {
+            "kv_connector": "TierKvConnector",
+            "kv_connector_module_path": "engines.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"pool": pool.address, "meta": pool.meta},
+        }
+    if name == EXAMPLE:
+        files = setup.folder / "example"
+        files.mkdir()
+        return {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(files)},
+        }
+    return None
+
+
+def _report(report: Report, model: str, results: Results, names: Sequence[str]) -> None:
+    for phase in PHASES:
+        samples = results.of(phase)
+        if not samples:
+            continue
+        for name in names:
+            report.add(f"{model}_{phase}_{name}_ttft_ms", median_ms(samples, name))
+            report.add(f"{model}_{phase}_{name}_cached_share", cached_share(samples, name))
+            if name != PLAIN and PLAIN in names:
+                ratio = median_ratio(samples, name, PLAIN)
+                report.add(f"{model}_{phase}_{name}_ttft_of_plain", ratio)
+                whole = median_ratio(samples, name, PLAIN, whole=True)
+                report.add(f"{model}_{phase}_{name}_whole_answer_of_plain", whole)
+    for number in range(results.plan.rounds + 1):
+        samples = [s for s in results.samples if s.round == number]
+        for name in names:
+            report.add(f"{model}_round_{number + 1}_{name}_ttft_ms", median_ms(samples, name))
+    report.add(f"{model}_answers", len(results.samples))
+    for name in names:
+        if name != PLAIN and PLAIN in names:
+            equal = equal_answers(results.samples, name, PLAIN)
+            report.add(f"{model}_{name}_answers_equal_to_plain", equal)
+
+
+if __name__ == "__main__":
+    main()

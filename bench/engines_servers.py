@@ -1,0 +1,284 @@
+"""The servers of bench.engines as processes: vLLM as it is, with connectors, and our own engine.
+
+Each contender answers ``/v1/completions`` on a port of its own and can be restarted as an engine
+would be: what is outside of it (our pool, a folder of the example connector) stays. vLLM runs in a
+virtual environment of its own, with this checkout on its path; nothing of it is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from bench.pool_peers import free_port
+
+ROOT: Final = Path(__file__).parent.parent
+VENV: Final = ROOT / ".venv-vllm"
+MODEL: Final = "bench"
+START_S: Final = 180.0
+STOP_S: Final = 20.0
+CAPACITY: Final = "3GiB"
+_LAST_WORDS: Final = 1_500
+_VLLM: Final = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class ServerError(Exception):
+    """A server did not come up; the message has its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all contenders have in common.
+
+    Attributes:
+        venv: folder of the virtual environment with vLLM.
+        model: folder.
+        cache_bytes: memory for KV inside an engine.
+        context: longest prompt with its answer, in tokens.
+        folder: for logs and files.
+    """
+
+    venv: Path
+    model: Path
+    cache_bytes: int
+    context: int
+    folder: Path
+
+
+def find_venv(given: Path | None) -> Path:
+    """Return the virtual environment with vLLM.
+
+    Args:
+        given: its folder; None: where ``make test-engines`` puts it.
+
+    Raises:
+        ServerError: there is none; the message says how to make it.
+    """
+    folder = given or VENV
+    if any(folder.glob("lib/python3*/site-packages/vllm/version.py")):
+        return folder.absolute()
+    raise ServerError(f"no vLLM in {folder}; make test-engines makes it, or say --venv FOLDER")
+
+
+class Contender(Protocol):
+    """A server that can be asked, and restarted without what is outside of it."""
+
+    name: str
+    port: int
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+
+    def restart(self) -> None:
+        """Stop the engine and start it again."""
+
+    def stop(self) -> None:
+        """End all its processes."""
+
+
+class Process:
+    """A child process with a log, in a process group of its own.
+
+    Args:
+        name: of its log.
+        command: program and arguments.
+        folder: where the log goes.
+        env: what is added to this process's environment; None: nothing, and its standard output is
+            read for its address instead of logged.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | dict(env or {}), start_new_session=True,
+                stdout=subprocess.PIPE if env is None else log, stderr=log, text=True,
+            )  # fmt: skip
+
+    def ready_line(self) -> dict[str, Any]:
+        """Wait for the line of JSON in which a TierKV role says its addresses."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ServerError(self._last_words())
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def await_http(self, port: int, path: str) -> None:
+        """Wait until a path answers with 200."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if _status(port, path) == http.client.OK:
+                    return
+            time.sleep(0.1)
+        raise ServerError(self._last_words())
+
+    def stop(self) -> None:
+        """End it and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+    def _last_words(self) -> str:
+        text = self._log.read_text(errors="replace")
+        return f"{self.name} did not come up:\n{text[-_LAST_WORDS:]}"
+
+
+class Vllm:
+    """``vllm serve`` on the CPU, with a connector or without."""
+
+    def __init__(self, name: str, setup: Setup, connector: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.port = free_port()
+        self._setup = setup
+        self._connector = connector
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        setup = self._setup
+        # Not `vllm serve`: it looks its version up under a name that the CPU package has not.
+        command = [
+            str(setup.venv / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server",
+            "--host=127.0.0.1", f"--port={self.port}", f"--model={setup.model}",
+            f"--served-model-name={MODEL}", "--dtype=float32", "--enforce-eager",
+            f"--max-model-len={setup.context}", f"--max-num-batched-tokens={setup.context}",
+            "--max-num-seqs=8", f"--kv-cache-memory-bytes={setup.cache_bytes}",
+            "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        if self._connector is not None:
+            command.append(f"--kv-transfer-config={json.dumps(self._connector)}")
+        env = _VLLM | {"OMP_NUM_THREADS": str(os.cpu_count()), "PYTHONPATH": str(ROOT)}
+        self._process = Process(self.name, command, setup.folder, env)
+        self._process.await_http(self.port, "/health")
+
+    def restart(self) -> None:
+        """Stop the engine and start it again."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """End its processes."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+
+class Pool:
+    """A meta server and a pool node: what stays when an engine goes.
+
+    Attributes:
+        meta: address of the meta server.
+        address: of the pool node.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.meta, self.address = "", ""
+        self._folder = folder
+        self._processes: list[Process] = []
+
+    def start(self) -> None:
+        """Start both and wait for their addresses."""
+        self.meta = self.serve("meta")
+        capacity = f"dmp.capacity={CAPACITY}"
+        self.address = self.serve(
+            "dmp", "dmp.segment_dir=/dev/shm", capacity, "dmp.remove_on_stop=true"
+        )
+
+    def serve(self, role: str, *settings: str) -> str:
+        """Start a role that lives as long as the pool; returns its address."""
+        process = self.start_role(role, *settings)
+        self._processes.append(process)
+        answer = process.ready_line()
+        address: str = answer.get("http") or answer["address"]
+        return address
+
+    def start_role(self, role: str, *settings: str) -> Process:
+        """Start ``tierkv serve ROLE``; the caller waits for it and stops it."""
+        shared = [f"cluster.run_dir={self._folder}", f"cluster.secret={'s' * 32}"]
+        if self.meta:
+            shared.append(f"cluster.meta_address={self.meta}")
+        command = [sys.executable, "-m", "tierkv", "serve", role]
+        for setting in (*shared, *settings):
+            command += ["--set", setting]
+        return Process(role, command, self._folder)
+
+    def stop(self) -> None:
+        """End all, the last started first."""
+        while self._processes:
+            self._processes.pop().stop()
+
+
+class OurEngine:
+    """Our own compute node behind our own front, on a pool that others may use too."""
+
+    name = "tierkv"
+
+    def __init__(self, setup: Setup, pool: Pool) -> None:
+        self.port = 0
+        self._setup = setup
+        self._pool = pool
+        self._compute: Process | None = None
+
+    def start(self) -> None:
+        """Start compute node and front and wait for both."""
+        self._start_compute()
+        address = self._pool.serve("front", "front.http_port=0", "front.pg_port=0")
+        self.port = int(address.rpartition(":")[2])
+
+    def _start_compute(self) -> None:
+        self._compute = self._pool.start_role(
+            "compute", f"compute.model={self._setup.model}", f"compute.model_name={MODEL}",
+            f"compute.l1_capacity={self._setup.cache_bytes}", "compute.dtype=float32",
+        )  # fmt: skip
+        self._compute.ready_line()
+
+    def restart(self) -> None:
+        """Restart the compute node; the front stays."""
+        self.stop()
+        self._start_compute()
+
+    def stop(self) -> None:
+        """End the compute node."""
+        if self._compute is not None:
+            self._compute.stop()
+            self._compute = None
+
+
+def _status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()

@@ -1,0 +1,45 @@
+"""The engines benchmark plays its chats on our own engine; what needs vLLM says how to get it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.engines_chats import Plan
+
+pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(120)]
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench.engines", "--quick", "--format", "json", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+
+
+def test_a_round_fits_while_all_chats_lie_in_the_cache() -> None:
+    plan = Plan(chats=2, rounds=3, start=100, turn=40, answer=10, cache=320, repeats=1)
+    assert [plan.prompt_tokens(number) for number in range(4)] == [100, 150, 200, 250]
+    assert [plan.phase(number) for number in range(4)] == ["cold", "fits", "exceeds", "restart"]
+    assert plan.context == 260
+
+
+def test_every_phase_of_our_own_engine_is_told() -> None:
+    done = run("--without", "vllm", "vllm_tierkv", "vllm_example")
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    for phase in ("cold", "fits", "exceeds", "restart"):
+        assert metrics[f"tiny_{phase}_tierkv_ttft_ms"] > 0
+    assert metrics["tiny_fits_tierkv_cached_share"] > 0
+    assert metrics["tiny_answers"] == 12
+
+
+def test_without_vllm_it_says_how_to_get_it(tmp_path) -> None:
+    done = run("--venv", str(tmp_path))
+    assert done.returncode == 1
+    assert "make test-engines" in done.stderr
