@@ -74,6 +74,23 @@ MAX_SCHEMA_CHARS: Final = 64 << 10
 """Longest JSON Schema that an answer may be held to; it is compiled on the node."""
 
 MAX_EVENTS_PER_BATCH: Final = 16_384
+MAX_ENGINE_BLOCKS: Final = 1 << 20
+"""Blocks one foreign engine may be believed to hold in its own cache, some 400 bytes each; more are
+not noted, and counted."""
+
+MAX_ENGINE_NAMES: Final = 1 << 17
+"""Names of blocks an engine dropped that are kept, because blocks may still be stored behind
+them."""
+
+MAX_ENGINE_EVENT_BYTES: Final = 64 << 20
+"""Longest message of an engine's KV events; one prompt of MAX_CONTEXT_TOKENS takes a sixth."""
+
+MAX_ENGINE_REPLY_BYTES: Final = 16 << 20
+"""Longest reply, or event of a stream, that is taken from another engine's HTTP server."""
+
+MAX_ENGINE_RANKS: Final = 64
+"""Data-parallel ranks of one engine whose events are followed, each on a port of its own."""
+
 MAX_LAYERS: Final = 256
 MAX_LAYOUT_ORDER_CHARS: Final = 64
 MAX_SLOT_BYTES: Final = 1 << 30
