@@ -92,9 +92,10 @@ class Manifest:
             # The first value under a name stays, so what is read back is whose the place is.
             value = pool.get(name) if pool.put(name, self._mine.to_bytes()) else None
             entry = _entry(value) if value is not None else None
-            if entry is None or entry.fields == self._mine.fields:
+            if value is None or (entry is not None and entry.fields == self._mine.fields):
                 break
-            faster.append(entry)
+            if entry is not None:
+                faster.append(entry)
         return faster
 
     def _compare(self, others: list[Entry]) -> None:

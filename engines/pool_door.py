@@ -127,6 +127,10 @@ class PoolDoor:
         """Return all counters, and complaints as ``complaints_CODE``."""
         return self._living().counts()
 
+    def notes(self) -> tuple[str, ...]:
+        """Return the complaints that hold, for people: code, how often, and the last text."""
+        return self._living().complaints.notes()
+
     @property
     def up(self) -> bool:
         """Whether calls go to the pool: keys are known and a node answers."""

@@ -20,4 +20,5 @@ pytest_plugins: list[str] = [
     "tests.fix_tls",
     "tests.fix_rdma",
     "tests.fix_postgres",
+    "tests.fix_door",
 ]
