@@ -49,7 +49,7 @@ $(DUCKDB15)/.installed: $(STAMP)
 
 test-bench: setup ## Run every benchmark briefly and check what it prints
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m bench
+	$(BIN)/pytest -m bench $(PARALLEL)
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	tests/hardware/run-rdma
