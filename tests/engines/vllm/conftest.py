@@ -1,0 +1,10 @@
+"""vLLM is imported before warnings are errors: it and what it imports warn as they load."""
+
+from __future__ import annotations
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler
+    import vllm.v1.kv_offload.tiering.spec  # noqa: F401
