@@ -69,8 +69,9 @@ class Membership:
         self._report = report
         self._on_change = on_change
         self._clock = clock
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
+        self._stop_asked = False
         self._thread = threading.Thread(target=self._run, name="tierkv-member", daemon=True)
 
     def start(self) -> None:
@@ -79,17 +80,19 @@ class Membership:
 
     def stop(self) -> None:
         """Leave the cluster, if it can be told soon."""
-        with suppress(RuntimeError):  # The loop has ended already.
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._stop_asked = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # It has ended already.
+                self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_STOP_S)
 
     def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
+        asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._stop_asked:  # Before there was a loop to tell.
+            return
         meta = meta_client.connect(self._settings.meta, token=self._settings.token or None)
         incarnation = Incarnation(int(self._clock.wall() * 1_000))
         model = self._identity.model_info()
@@ -121,6 +124,9 @@ class Membership:
             return
         except UserError as error:
             self._complaints.hold("tenant", error.message, hint=error.hint)
+            return
+        except Exception as error:  # noqa: BLE001 - outermost loop: it outlives its own bugs
+            self._complaints.complain("member_failed", f"{type(error).__name__}: {error}")
             return
         self._complaints.settle("meta_down")
         self._complaints.settle("tenant")

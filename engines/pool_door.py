@@ -177,7 +177,9 @@ class PoolDoor:
         with self._lock:
             if self._life is None:
                 life = _Life(self.settings, self.identity, self._part, self._clock)
-                if not self._closed:
+                if self._closed:
+                    life.close()
+                else:
                     life.start()
                 self._life = life
             return self._life
@@ -204,6 +206,7 @@ class _Life:
         self.member: Membership | None = None
         self._identity = identity
         self._settings = settings
+        self._started = False
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._alone = None if settings.meta else _key_alone(settings, identity)
@@ -235,12 +238,15 @@ class _Life:
                 f"which weights {self._identity.model} are can't be told, so nothing is shared",
                 hint="give the engine a folder with safetensors, or the commit as its revision",
             )
+        self._started = True
         self.keeper.start()
         if self.member is not None:
             self.member.start()
 
     def close(self) -> None:
         ended = self.queue.close(timeout_s=CLOSE_S)
+        if not self._started:
+            return
         if self.member is not None:
             self.member.stop()
         # A call that hangs has the pool; it is left to it, and ends with the process.

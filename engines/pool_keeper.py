@@ -106,15 +106,23 @@ class PoolKeeper:
     def _run(self) -> None:
         retry_s = FIRST_RETRY_S
         while not self._closing:
-            if self.pool is None:
-                self._connect()
-            if self.pool is None:
-                self._wake.wait(retry_s)
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
-            else:
-                self._look(self.pool)
-                self._wake.wait(LOOK_INTERVAL_S)
+            try:
+                wait_s = self._step(retry_s)
+            except Exception as error:  # noqa: BLE001 - outermost loop: it outlives its own bugs
+                self._complaints.complain("keeper_failed", f"{type(error).__name__}: {error}")
+                wait_s = LAST_RETRY_S
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            self._wake.wait(wait_s)
             self._wake.clear()
+
+    def _step(self, retry_s: float) -> float:
+        """Connect, or look; answers when to do so again."""
+        if self.pool is None:
+            self._connect()
+        if self.pool is None:
+            return retry_s
+        self._look(self.pool)
+        return LOOK_INTERVAL_S
 
     def _connect(self) -> None:
         addresses = self._addresses()

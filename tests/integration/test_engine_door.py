@@ -16,6 +16,7 @@ from dmp.pool import Pool
 from engines.complaints import Complaints
 from engines.manifest import LOOK_INTERVAL_S, PERIOD_S, SLOTS, Manifest
 from engines.pool_door import PoolDoor
+from engines.settings import EngineSettings
 from kvcore import limits
 from kvcore.clock import ManualClock, SystemClock
 from kvcore.ids import NodeId
@@ -161,6 +162,34 @@ def test_too_much_work_is_refused_at_once(start_node: StartNode, make_door: Make
     assert door.counts()["store_overflow"] == 1
     gate.set()
     assert first.result(30) and all(future.result(30) for future in waiting)
+
+
+def test_a_frozen_node_is_misses_until_it_goes_on(
+    start_node: StartNode, make_door: MakeDoor
+) -> None:
+    node = start_node("--port", "0")
+    door = make_door({"pool": node.address, "transport": "tcp", "timeout_ms": 100})
+    wait_up(door)
+    assert put(door, "a")
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        wait_for(lambda: get(door, "a") is None and not door.up, what="a silent node is left alone")
+        late = door.submit(lambda pool: pool.get("a"), None, name="lookup")
+        assert late.done()
+        wait_complaint(door, "pool_down")
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+    wait_up(door)
+    assert get(door, "a") == b"value"
+
+
+def test_a_door_that_was_never_opened_can_be_closed_and_used() -> None:
+    door = PoolDoor(EngineSettings.read({"meta": "127.0.0.1:1"}), IDENTITY)
+    door.close()
+    assert not door.up and put(door, "a") is False
+    door.complain("late", "after the end")
+    assert door.notes() == ("late (1): after the end",)
+    door.close()
 
 
 def test_a_closed_door_answers_defaults(start_node: StartNode, make_door: MakeDoor) -> None:
