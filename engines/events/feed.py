@@ -69,7 +69,7 @@ class EngineEvents:
         self._tasks = [asyncio.create_task(listener.run()) for listener in self._listeners]
 
     async def stop(self) -> None:
-        """Hear nothing more; what was claimed stays until the node leaves."""
+        """Hear nothing more, and claim nothing more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,7 +153,7 @@ class EngineEvents:
 
     def _path(self, listener: RankListener) -> PathReport:
         following, endpoint = listener.following, listener.endpoint
-        name = f"events of rank {endpoint.rank}"
+        name = f"events:rank{endpoint.rank}"
         if not listener.connected:
             return PathReport(name, _TRANSPORT, f"nobody at {endpoint.events}", usable=False)
         last = "none" if following.last is None else str(following.last.seq)

@@ -57,8 +57,9 @@ class Following:
     """One rank's stream of batches. Mutated only through its methods; each says what to do.
 
     Attributes:
-        counts: ``gaps``, ``replays``, ``restarts``, ``losses`` (history that can't be had any
-            more), ``late`` (batches of an earlier life, or out of turn), ``unreadable``.
+        counts: ``gaps``, ``replays`` that were needed and those that were ``checks``, ``restarts``,
+            ``losses`` (history that can't be had any more), ``late`` (batches of an earlier life,
+            or out of turn), ``unreadable``.
         complete: whether everything the engine holds was heard of, as far as can be known.
         last: the last batch that was taken; None when nothing of this life was.
         _heard: number of the last batch of this connection, taken or not.
@@ -142,7 +143,7 @@ class Following:
             return []
         if self._proof is not None:  # It has no batch of that number: a younger life.
             return self._restarted()
-        self.counts["replays"] += 1
+        self.counts["replays" if self._needed else "checks"] += 1
         if self._holed and self._asks < _MOST_ASKS:
             return self._ask(needed=self._needed)
         return self._settle()

@@ -141,10 +141,10 @@ class RankListener:
         wait_s = self._check_s
         while True:
             await asyncio.sleep(wait_s)
-            replays = self.following.counts["replays"]
+            checks = self.following.counts["checks"]
             self._do(self.following.check())
             await asyncio.sleep(min(wait_s, _REPLY_S))
-            answered = self.following.counts["replays"] > replays
+            answered = self.following.counts["checks"] > checks
             wait_s = self._check_s if answered else min(2 * wait_s, _LONGEST_CHECK_S)
 
     async def _replays(self, context: zmq.asyncio.Context) -> None:
