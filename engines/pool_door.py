@@ -23,6 +23,7 @@ from engines.manifest import Manifest
 from engines.membership import Membership
 from engines.pool_keeper import PoolKeeper
 from engines.settings import EngineSettings
+from engines.versions import untested
 from engines.work_queue import Call, WorkQueue
 from kvcore import limits
 from kvcore.block_key import namespace_key
@@ -238,6 +239,9 @@ class _Life:
                 f"which weights {self._identity.model} are can't be told, so nothing is shared",
                 hint="give the engine a folder with safetensors, or the commit as its revision",
             )
+        said = untested(self._identity.engine, self._identity.version)
+        if said:
+            self.complaints.hold("untested_version", said, hint="it may work; docs/engines.md")
         self._started = True
         self.keeper.start()
         if self.member is not None:

@@ -212,7 +212,7 @@ def test_engines_that_can_t_share_are_told_in_what_they_differ(
     other = make_door(
         {"pool": address},
         part="other",
-        version="0.33",
+        version="0.32.1",
         layout=replace(LAYOUT, block_tokens=128),
         ranks=2,
     )
@@ -234,7 +234,8 @@ def test_secrets_and_tenants_are_different_keys(start_node: StartNode, make_door
 
 
 def test_unknown_weights_are_never_shared(start_node: StartNode, make_door: MakeDoor) -> None:
-    door = make_door({"pool": start_node("--port", "0").address}, revision="")
+    door = make_door({"pool": start_node("--port", "0").address}, revision="", version="9.9")
+    assert "vllm 9.9 was not tested" in wait_complaint(door, "untested_version")
     assert "can't be told" in wait_complaint(door, "model_revision")
     assert door.base_key is None and not door.up and not put(door, "a")
 
