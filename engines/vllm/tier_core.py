@@ -32,6 +32,9 @@ HOLD_S: Final = 30.0
 LOAD_WAIT_S: Final = 1.0
 """How long a load may wait for a thread; then it fails."""
 
+SEED_INTERVAL_S: Final = 3600.0
+"""How often the seed of hashes is compared with that of others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
@@ -92,6 +95,7 @@ class TierCore:
         self._epoch = b""
         self._names: ChunkNames | None = None
         self._named_by: tuple[NamespaceKey, bytes] | None = None
+        self._seed_at = float("-inf")
 
     @property
     def held(self) -> int:
@@ -165,6 +169,8 @@ class TierCore:
             self._book.answer(dict.fromkeys(wanted, False), now)
         elif wanted:
             self._holds.ask(names, wanted)
+        if names is not None:
+            self._check_seed(now)
         self._holds.flush()
 
     def touch(self, keys: Collection[bytes]) -> None:
@@ -218,11 +224,15 @@ class TierCore:
                 self._let_go(self._book.clear())  # Under the old names.
             self._names = ChunkNames(base, seed=seed.value, epoch=self._epoch)
             self._named_by = (base, seed.value)
-            if not self._epoch:
-                self._check_seed(base, seed)
+            self._seed_at = float("-inf")
         return self._names
 
-    def _check_seed(self, base: NamespaceKey, seed: Seed) -> None:
+    def _check_seed(self, now: float) -> None:
+        """Look every hour whether engines' hashes mean the same."""
+        base, seed = self.door.base_key, self._seed()
+        if now < self._seed_at or self._epoch or base is None or seed is None:
+            return
+        self._seed_at = now + SEED_INTERVAL_S
         if seed.is_random:
             self.door.complain(
                 "hash_seed",
@@ -233,7 +243,7 @@ class TierCore:
             return
 
         def check(pool: Pool) -> None:
-            if not agree_on_seed(pool, base, seed.value):
+            if not agree_on_seed(pool, base, seed.value, wall_s=self._clock.wall()):
                 self.door.complain(
                     "hash_seed",
                     "the pool has chunks of this model that were named by another algorithm or "

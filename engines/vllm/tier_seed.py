@@ -14,6 +14,9 @@ from typing import Final
 from dmp.pool import Pool
 from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NamespaceKey
 
+PERIOD_S: Final = 6 * 3600.0
+"""A pool deletes nothing: values are named by period, so old seeds are forgotten."""
+
 _MADE_UP_CHARS: Final = 64
 _PERSON: Final = b"tierkv-vllmseed1"
 
@@ -36,15 +39,21 @@ def is_random(text: str) -> bool:
     return len(text) == _MADE_UP_CHARS
 
 
-def seed_key(base: NamespaceKey) -> BlockKey:
-    """Name the value that says by which seed an engine's like names chunks."""
-    return BlockKey(blake2b(key=base, digest_size=BLOCK_KEY_BYTES, person=_PERSON).digest())
+def seed_key(base: NamespaceKey, period: int) -> BlockKey:
+    """Name the value that says by which seed the first engine of a period names chunks."""
+    mac = blake2b(key=base, digest_size=BLOCK_KEY_BYTES, person=_PERSON)
+    mac.update(period.to_bytes(8, "little"))
+    return BlockKey(mac.digest())
 
 
-def agree_on_seed(pool: Pool, base: NamespaceKey, seed: bytes) -> bool:
-    """Leave our seed in the pool, unless there is one; whether what is there is ours."""
+def agree_on_seed(pool: Pool, base: NamespaceKey, seed: bytes, *, wall_s: float) -> bool:
+    """Leave our seed in the pool for this period, unless there is one.
+
+    Returns:
+        Whether all seeds of this period and the one before are ours.
+    """
     mark = blake2b(seed, key=base, digest_size=BLOCK_KEY_BYTES, person=_PERSON).digest()
-    key = seed_key(base)
-    pool.put(key, mark)
-    there = pool.get(key)
-    return there is None or there == mark
+    period = int(wall_s // PERIOD_S)
+    pool.put(seed_key(base, period), mark)
+    there = pool.get_many([seed_key(base, period), seed_key(base, period - 1)])
+    return all(value in (None, mark) for value in there)
