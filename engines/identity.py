@@ -19,6 +19,9 @@ from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo
 from storage.model_folder import inspect_model_folder
 
+FACTS_MARK: Final = "+"
+"""Stands in a node's revision between that of the weights and a digest of the facts."""
+
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _FINGERPRINT_BYTES: Final = 16
 
@@ -79,20 +82,33 @@ class EngineIdentity:
         return mac.digest()
 
     def model_info(self) -> ModelInfo | None:
-        """Describe the model as a node of the cluster does; None for opaque blocks."""
+        """Describe the model as a node of the cluster does; None for opaque blocks.
+
+        Facts become part of the revision, so that tenants' salts (engines/salts.py) made for other
+        facts are not this engine's.
+        """
         if self.layout is None or not self.revision:
             return None
         context = min(max(self.context_tokens, 1), limits.MAX_CONTEXT_TOKENS)
         return ModelInfo(
             name=self.label,
             folder=self.model if Path(self.model).is_absolute() else "",
-            revision=self.revision,
+            revision=self.revision + self._facts_suffix(),
             layout=self.layout,
             context_tokens=context,
             eos_token_ids=(),
             architecture=self.architecture,
             parameters=0,
         )
+
+    def _facts_suffix(self) -> str:
+        if not self.facts:
+            return ""
+        digest = blake2b(digest_size=4, person=b"tierkv-facts-1")
+        for text in (text for fact in sorted(self.facts) for text in fact):
+            part = _encode(text)
+            digest.update(len(part).to_bytes(4, "little") + part)
+        return f"{FACTS_MARK}{digest.hexdigest()}"
 
     def fields(self) -> dict[str, str]:
         """Return everything that must be equal, by name, for people."""

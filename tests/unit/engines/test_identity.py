@@ -9,7 +9,7 @@ import pytest
 
 from engines.complaints import Complaints
 from engines.engine_report import engine_report
-from engines.identity import EngineIdentity, differences, layout_fields, revision_of
+from engines.identity import FACTS_MARK, EngineIdentity, differences, layout_fields, revision_of
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvcore.layout import BlockLayout, KvDtype
 from kvcore.location import Tier
@@ -50,6 +50,14 @@ def test_what_is_only_told_makes_no_difference() -> None:
     assert same.fingerprint() == HERE.fingerprint() and same.fields() == HERE.fields()
     two = replace(HERE, facts=(("a", "1"), ("b", "2")))
     assert two.fingerprint() == replace(two, facts=(("b", "2"), ("a", "1"))).fingerprint()
+
+
+def test_facts_are_part_of_what_a_salt_is_made_for() -> None:
+    plain, quantised = HERE.model_info(), replace(HERE, facts=(("q", "fp8"),)).model_info()
+    other = replace(HERE, facts=(("q", "int8"),)).model_info()
+    assert plain is not None and quantised is not None and other is not None
+    assert quantised.revision.startswith(f"{plain.revision}{FACTS_MARK}")
+    assert len({info.identity for info in (plain, quantised, other)}) == 3
 
 
 def test_differences_are_named_with_both_values() -> None:
