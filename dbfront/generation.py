@@ -35,12 +35,14 @@ from dbfront.contracts import (
     TokenCounts,
 )
 from dbfront.detokenizer import Detokenizer, StopStrings
-from dbfront.labels import Labels
+from dbfront.guided_labels import label_schema, most_label_tokens, read_label
+from dbfront.labels import Labels, check_labels
 from dbfront.planned_calls import PlannedCalls, planned_calls
 from dbfront.readouts import Submit, read_out, walk_labels
 from dbfront.tokenizer import TextTokenizer, TokenizerCache
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
+    FeatureNotSupportedError,
     NodeLostError,
     NoNodeError,
     TierKVError,
@@ -113,6 +115,7 @@ class Generation:
         guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
         prompt = await encode(call, tokenizer)
+        guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
         grant = await self._dispatcher.namespace(call.tenant, model)
         request = GenerateRequest(
@@ -138,9 +141,22 @@ class Generation:
     async def _form(
         self, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer, prompt_tokens: int
     ) -> tuple[SamplingParams, tuple[int, ...]]:
-        """Settle how a call is answered, and what its first question about labels scores."""
+        """Settle how a call is answered, and what its first question about labels scores.
+
+        Raises:
+            FeatureNotSupportedError: an embedding of a model that has none to give.
+        """
         if call.embed:
+            if model.embed_refusal:
+                raise FeatureNotSupportedError(
+                    f"model {model.name} gives no embeddings: {model.embed_refusal}",
+                    hint="name a model that TierKV's own engine serves",
+                )
             return readout_params(model, prompt_tokens), ()
+        if call.labels and model.score_refusal:
+            check_labels(call.labels)
+            one = replace(call, max_tokens=most_label_tokens(call), temperature=0.0, top_p=1.0)
+            return sampling_params(one, model, prompt_tokens), ()
         if not call.labels:
             return sampling_params(call, model, prompt_tokens), ()
         spellings = await self._labels.spellings(call, model, tokenizer)
@@ -223,7 +239,8 @@ class Generation:
         self, live: LiveCall, tokenizer: TextTokenizer
     ) -> AsyncGenerator[TextEvent, None]:
         text = Detokenizer(tokenizer.decode)
-        stops = StopStrings(live.prepared.call.stop)
+        asked = live.prepared.call
+        stops = StopStrings(() if asked.labels else asked.stop)
         prepared = live.prepared
         submitted = self._dispatcher.submit(
             prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
@@ -255,6 +272,11 @@ class Generation:
         """Answer a call that asks about its prompt: with a label, or with an embedding."""
         prepared = live.prepared
         walk = None
+        if prepared.call.labels and prepared.model.score_refusal:
+            async with aclosing(self._guided_label(live, tokenizer)) as guided:
+                async for label in guided:
+                    yield label
+            return
         if prepared.call.labels:
             walk = await self._labels.walk(prepared.call, prepared.model, tokenizer)
             event = await walk_labels(prepared, walk, self._submit_to(prepared.model))
@@ -269,6 +291,24 @@ class Generation:
         else:
             yield TextEvent(prepared.call.labels[walk.best], node_id=event.node_id)
             yield replace(last, label_probabilities=walk.chances)
+
+    async def _guided_label(
+        self, live: LiveCall, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Answer with the label that the model writes; its chance is 1, others' 0."""
+        labels, parts = live.prepared.call.labels, []
+        async with aclosing(self._text_events(live, tokenizer)) as events:
+            async for event in events:
+                parts.append(event.text)
+                if event.finish_reason is FinishReason.CANCELLED:
+                    yield event
+                elif event.finish_reason is not None:
+                    best = read_label("".join(parts), labels)
+                    yield TextEvent(labels[best], node_id=event.node_id)
+                    chances = tuple(float(number == best) for number in range(len(labels)))
+                    yield replace(
+                        event, finish_reason=FinishReason.STOP, label_probabilities=chances
+                    )
 
     def _submit_to(self, model: ModelInfo) -> Submit:
         return lambda request, node: self._dispatcher.submit(
@@ -299,7 +339,8 @@ class Generation:
         request = live.prepared.request
         usage = event.usage if event is not None else None
         usage = usage or Usage(len(request.token_ids), live.completion_tokens)
-        if reason is FinishReason.STOP and live.completion_tokens < usage.completion_tokens:
+        cut = reason is FinishReason.STOP and not usage.counted_there
+        if cut and live.completion_tokens < usage.completion_tokens:
             usage = replace(usage, completion_tokens=live.completion_tokens)
         live.usage = usage
         live.outcome = Outcome(reason.value)
@@ -350,3 +391,7 @@ class Generation:
                         embedding=event.embedding,
                     )
         raise NodeLostError("the answer ended without an end")
+
+
+def _guide_of_labels(call: TextCall, model: ModelInfo) -> str:
+    return label_schema(call.labels) if call.labels and model.score_refusal else ""

@@ -40,7 +40,7 @@ class Labels:
         chat = call.messages is not None
         key = (model.folder, model.revision, chat, call.labels)
         if key not in self._spelled:
-            _check(call.labels)
+            check_labels(call.labels)
             if chat:
                 spelled = tokenizer.encode_answers([label.strip() for label in call.labels])
             else:
@@ -57,7 +57,12 @@ class Labels:
         return LabelWalk(await self.spellings(call, model, tokenizer), model.eos_token_ids)
 
 
-def _check(labels: tuple[str, ...]) -> None:
+def check_labels(labels: tuple[str, ...]) -> None:
+    """Refuse too many labels, equal ones and empty ones.
+
+    Raises:
+        UdfArgumentError: which one, and why.
+    """
     if len(labels) > limits.MAX_LABELS:
         raise UdfArgumentError(
             f"{len(labels)} labels were given, at most {limits.MAX_LABELS} are allowed"

@@ -184,6 +184,8 @@ class Usage:
             approximate when there are any. Those computed again are not hit tokens.
         recomputed_tokens: reused tokens of chunks that were computed again.
         selector: what chose them; None without blending.
+        counted_there: prompt and completion are counted in tokens of another engine, which got
+            text; those of the request are bytes of it.
     """
 
     prompt_tokens: int
@@ -194,6 +196,7 @@ class Usage:
     blended_tokens: int = 0
     recomputed_tokens: int = 0
     selector: BlendSelector | None = None
+    counted_there: bool = False
 
 
 @dataclass(frozen=True, slots=True)

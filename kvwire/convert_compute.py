@@ -230,6 +230,7 @@ def usage_to_proto(usage: Usage) -> pb.Usage:
         blended_tokens=usage.blended_tokens,
         recomputed_tokens=usage.recomputed_tokens,
         selector="" if usage.selector is None else usage.selector.value,
+        counted_there=usage.counted_there,
     )
 
 
@@ -251,6 +252,7 @@ def usage_from_proto(message: pb.Usage) -> Usage:
         selector=checked_choice(BlendSelector, message.selector, "usage.selector")
         if message.selector
         else None,
+        counted_there=message.counted_there,
     )
 
 

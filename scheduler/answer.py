@@ -103,6 +103,8 @@ class Answer:
         first = self._prefill or event
         usage = event.usage or Usage(self.prompt_tokens, self.completion_tokens)
         reused = first.usage or usage
+        if usage.counted_there:
+            return replace(event, token_ids=())
         return replace(
             event,
             token_ids=(),

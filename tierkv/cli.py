@@ -65,6 +65,14 @@ class Role(StrEnum):
     COMPUTE = "compute"
 
 
+class Engine(StrEnum):
+    """Which other engine may answer for a compute node."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    OPENAI = "openai"
+
+
 class Switch(StrEnum):
     """What a yes/no setting of a namespace is set to."""
 
@@ -187,6 +195,16 @@ def serve(
         str | None, typer.Option(help="Memory of a dmp node, such as 4GiB.")
     ] = None,
     postgres: PostgresOption = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="Have another engine answer for a compute node.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Where that engine listens: http://HOST:PORT.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key that engine wants.")
+    ] = None,
+    model: ModelOption = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="End when standard input closes.")
     ] = False,
@@ -197,10 +215,18 @@ def serve(
 
     Nodes find each other through the meta server: --set cluster.meta_address=HOST:PORT. Without it
     a dmp node stands alone, for programs that use the pool only (docs/pool.md).
+
+    With --engine a running vLLM, SGLang or any server with OpenAI's API answers for the node
+    (docs/engines.md).
+
+    Example: tierkv serve compute --engine vllm --url http://127.0.0.1:8000
+    --set cluster.meta_address=HOST:PORT
     """
     from tierkv.serve import serve_role
 
-    loaded = _load(config, settings, **_role_flags(role, port, capacity, postgres))
+    flags = _role_flags(role, port, capacity, postgres)
+    flags |= _engine_flags(role, engine, url, api_key_file, model)
+    loaded = _load(config, settings, **flags)
     name = node_id or ""
     raise typer.Exit(
         asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
@@ -220,6 +246,24 @@ def _role_flags(
     section = role.value if role in (Role.META, Role.DMP) else "compute"
     flags = {"dmp__capacity": capacity, "front__postgres": postgres}
     return flags | ({f"{section}__port": port} if port is not None else {})
+
+
+def _engine_flags(
+    role: Role, engine: Engine | None, url: str | None, key: Path | None, model: str | None
+) -> dict[str, Any]:
+    """Turn --engine and what belongs to it into settings; --model is the engine's with it."""
+    if (engine or model) and role not in (Role.COMPUTE, Role.PREFILL, Role.DECODE):
+        raise typer.BadParameter("--engine and --model are for compute, prefill and decode nodes")
+    if engine is None:
+        if url is not None or key is not None:
+            raise typer.BadParameter("--url and --api-key-file need --engine")
+        return {"compute__model": model}
+    return {
+        "engine__kind": engine.value,
+        "engine__url": url,
+        "engine__api_key_file": None if key is None else str(key),
+        "engine__model": model,
+    }
 
 
 @app.command()

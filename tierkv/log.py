@@ -40,6 +40,8 @@ def configure_logging(level: str, *, json_lines: bool, node: str = "") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Engines are looked at every second: each request would be a line.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -136,6 +136,8 @@ def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
 async def _start_compute(
     config: LoadedConfig, name: NodeId, stack: AsyncExitStack, role: NodeRole = NodeRole.COMPUTE
 ) -> dict[str, str]:
+    if config.settings.engine.kind:
+        return await _start_engine(config, name, stack, role)
     from tierkv.compute_part import compute_config, make_compute_part  # torch: only this role
 
     settings = config.settings
@@ -149,6 +151,23 @@ async def _start_compute(
     )
     stack.push_async_callback(part.stop)
     return {"address": part.address, "model": part.node.model.name}
+
+
+async def _start_engine(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, role: NodeRole
+) -> dict[str, str]:
+    from tierkv.engine_part import EnginePart, engine_config  # HTTP client: only with an engine
+
+    settings = config.settings
+    wanted = engine_config(settings.engine, node_id=name, host=_host(config), role=role)
+    part = EnginePart(wanted, settings.engine, _meta(config, stack))
+    stack.push_async_callback(part.stop)
+    await part.start(
+        listen=f"{settings.compute.bind}:{settings.compute.port}",
+        advertise=settings.cluster.advertise,
+        token=settings.cluster.token,
+    )
+    return {"address": part.address, "engine": wanted.kind, "url": wanted.url, "model": part.model}
 
 
 async def _start_prefill(

@@ -304,6 +304,51 @@ class ComputeSettings(Section):
     )
 
 
+class EngineSettings(Section):
+    """Another engine that answers for a compute node (``tierkv serve compute --engine``)."""
+
+    kind: Literal["", "vllm", "sglang", "openai"] = Field(
+        default="", description="vllm, sglang, or openai for any server of that API; empty: our own"
+    )
+    url: str = Field(default="", description="where it listens, such as http://127.0.0.1:8000")
+    api_key_file: str = Field(
+        default="", description="file with the key it wants; empty: it wants none"
+    )
+    model: str = Field(
+        default="",
+        description="folder of its model's files here (tokenizer); empty: where the engine says",
+    )
+    served_model: str = Field(
+        default="", description="what it calls the model; empty: the first it lists"
+    )
+    model_name: str = Field(
+        default="", description="what requests here call the model; empty: as the engine does"
+    )
+    dtype: Literal["", "float32", "bfloat16", "float16"] = Field(
+        default="", description="type of its KV where that is not its model's own (its --dtype)"
+    )
+    max_requests: int = Field(
+        default=256, ge=1, description="requests it is given at a time before more are refused"
+    )
+    idle_timeout_s: float = Field(
+        default=300.0, gt=0.0, description="longest wait for the next bytes of an answer"
+    )
+    events_url: str = Field(
+        default="",
+        description="where it publishes KV events (tcp://host:port); empty: port 5557 of its host, "
+        "off: nowhere",
+    )
+    events_replay_url: str = Field(
+        default="", description="where it repeats them; empty: port 5558 of its host, off: nowhere"
+    )
+    events_ranks: int = Field(
+        default=1,
+        ge=1,
+        le=limits.MAX_ENGINE_RANKS,
+        description="its data-parallel ranks; each publishes on a port of its own",
+    )
+
+
 class Settings(Section):
     """All sections."""
 
@@ -314,3 +359,4 @@ class Settings(Section):
     dmp: DmpSettings = DmpSettings()
     pool: PoolSettings = PoolSettings()
     compute: ComputeSettings = ComputeSettings()
+    engine: EngineSettings = EngineSettings()

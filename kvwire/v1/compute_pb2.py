@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvwire.v1 import common_pb2 as kvwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvwire/v1/compute.proto\x12\ttierkv.v1\x1a\x16kvwire/v1/common.proto\"\x90\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"Y\n\x05\x42lend\x12\x14\n\x0c\x63hunk_bounds\x18\x01 \x03(\r\x12\x17\n\x0frecompute_ratio\x18\x02 \x01(\x01\x12\x10\n\x08selector\x18\x03 \x01(\t\x12\x0f\n\x07gradual\x18\x04 \x01(\x08\"\x8a\x01\n\tReuseHint\x12\x16\n\tnext_turn\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x0bnext_turn_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rpending_calls\x18\x03 \x01(\r\x12\x16\n\x0epending_tokens\x18\x04 \x01(\rB\x0c\n\n_next_turnB\x0e\n\x0c_next_turn_s\"\xa1\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rnamespace_key\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tierkv.v1.SamplingParams\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x11\n\tuse_cache\x18\t \x01(\x08\x12\x0f\n\x07handoff\x18\n \x01(\x08\x12\x16\n\x0eresumed_tokens\x18\x0b \x01(\x04\x12\x1f\n\x05\x62lend\x18\x0c \x01(\x0b\x32\x10.tierkv.v1.Blend\x12\x10\n\x08kv_codec\x18\r \x01(\t\x12\x14\n\x0cprepared_for\x18\x0e \x01(\t\x12\"\n\x04hint\x18\x0f \x01(\x0b\x32\x14.tierkv.v1.ReuseHint\x12\r\n\x05guide\x18\x10 \x01(\t\x12\x17\n\x0fscore_token_ids\x18\x11 \x03(\r\x12\r\n\x05\x65mbed\x18\x12 \x01(\x08\"\x84\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rl1_hit_tokens\x18\x03 \x01(\x04\x12\x15\n\rl2_hit_tokens\x18\x04 \x01(\x04\x12\x15\n\rl3_hit_tokens\x18\x05 \x01(\x04\x12\x15\n\rl4_hit_tokens\x18\x06 \x01(\x04\x12\x16\n\x0ewritten_tokens\x18\x07 \x01(\x04\x12\x10\n\x08kv_codec\x18\x08 \x01(\t\x12\x16\n\x0e\x62lended_tokens\x18\t \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\n \x01(\x04\x12\x10\n\x08selector\x18\x0b \x01(\t\"\xc9\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tierkv.v1.Usage\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\x12\x18\n\x10published_tokens\x18\x07 \x01(\x04\x12\x0e\n\x06scores\x18\x08 \x03(\x01\x12\x11\n\tembedding\x18\t \x03(\x02\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x11\n\x0f\x44\x65scribeRequest\"Y\n\rDescribeReply\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\"\x12\n\x10\x44ropCacheRequest\"(\n\x0e\x44ropCacheReply\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\x04\"&\n\rPrefetchReply\x12\x15\n\rloaded_tokens\x18\x01 \x01(\x04\x32\xd2\x02\n\x07\x43ompute\x12\x42\n\x08Generate\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.GenerateEvent0\x01\x12:\n\x06\x43\x61ncel\x12\x18.tierkv.v1.CancelRequest\x1a\x16.tierkv.v1.CancelReply\x12@\n\x08\x44\x65scribe\x12\x1a.tierkv.v1.DescribeRequest\x1a\x18.tierkv.v1.DescribeReply\x12\x43\n\tDropCache\x12\x1b.tierkv.v1.DropCacheRequest\x1a\x19.tierkv.v1.DropCacheReply\x12@\n\x08Prefetch\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.PrefetchReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvwire/v1/compute.proto\x12\ttierkv.v1\x1a\x16kvwire/v1/common.proto\"\x90\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"Y\n\x05\x42lend\x12\x14\n\x0c\x63hunk_bounds\x18\x01 \x03(\r\x12\x17\n\x0frecompute_ratio\x18\x02 \x01(\x01\x12\x10\n\x08selector\x18\x03 \x01(\t\x12\x0f\n\x07gradual\x18\x04 \x01(\x08\"\x8a\x01\n\tReuseHint\x12\x16\n\tnext_turn\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x0bnext_turn_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rpending_calls\x18\x03 \x01(\r\x12\x16\n\x0epending_tokens\x18\x04 \x01(\rB\x0c\n\n_next_turnB\x0e\n\x0c_next_turn_s\"\xa1\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rnamespace_key\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tierkv.v1.SamplingParams\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x11\n\tuse_cache\x18\t \x01(\x08\x12\x0f\n\x07handoff\x18\n \x01(\x08\x12\x16\n\x0eresumed_tokens\x18\x0b \x01(\x04\x12\x1f\n\x05\x62lend\x18\x0c \x01(\x0b\x32\x10.tierkv.v1.Blend\x12\x10\n\x08kv_codec\x18\r \x01(\t\x12\x14\n\x0cprepared_for\x18\x0e \x01(\t\x12\"\n\x04hint\x18\x0f \x01(\x0b\x32\x14.tierkv.v1.ReuseHint\x12\r\n\x05guide\x18\x10 \x01(\t\x12\x17\n\x0fscore_token_ids\x18\x11 \x03(\r\x12\r\n\x05\x65mbed\x18\x12 \x01(\x08\"\x9b\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rl1_hit_tokens\x18\x03 \x01(\x04\x12\x15\n\rl2_hit_tokens\x18\x04 \x01(\x04\x12\x15\n\rl3_hit_tokens\x18\x05 \x01(\x04\x12\x15\n\rl4_hit_tokens\x18\x06 \x01(\x04\x12\x16\n\x0ewritten_tokens\x18\x07 \x01(\x04\x12\x10\n\x08kv_codec\x18\x08 \x01(\t\x12\x16\n\x0e\x62lended_tokens\x18\t \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\n \x01(\x04\x12\x10\n\x08selector\x18\x0b \x01(\t\x12\x15\n\rcounted_there\x18\x0c \x01(\x08\"\xc9\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tierkv.v1.Usage\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\x12\x18\n\x10published_tokens\x18\x07 \x01(\x04\x12\x0e\n\x06scores\x18\x08 \x03(\x01\x12\x11\n\tembedding\x18\t \x03(\x02\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x11\n\x0f\x44\x65scribeRequest\"Y\n\rDescribeReply\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\"\x12\n\x10\x44ropCacheRequest\"(\n\x0e\x44ropCacheReply\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\x04\"&\n\rPrefetchReply\x12\x15\n\rloaded_tokens\x18\x01 \x01(\x04\x32\xd2\x02\n\x07\x43ompute\x12\x42\n\x08Generate\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.GenerateEvent0\x01\x12:\n\x06\x43\x61ncel\x12\x18.tierkv.v1.CancelRequest\x1a\x16.tierkv.v1.CancelReply\x12@\n\x08\x44\x65scribe\x12\x1a.tierkv.v1.DescribeRequest\x1a\x18.tierkv.v1.DescribeReply\x12\x43\n\tDropCache\x12\x1b.tierkv.v1.DropCacheRequest\x1a\x19.tierkv.v1.DropCacheReply\x12@\n\x08Prefetch\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.PrefetchReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,23 +41,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=442
   _globals['_GENERATEREQUEST']._serialized_end=859
   _globals['_USAGE']._serialized_start=862
-  _globals['_USAGE']._serialized_end=1122
-  _globals['_GENERATEEVENT']._serialized_start=1125
-  _globals['_GENERATEEVENT']._serialized_end=1326
-  _globals['_CANCELREQUEST']._serialized_start=1328
-  _globals['_CANCELREQUEST']._serialized_end=1363
-  _globals['_CANCELREPLY']._serialized_start=1365
-  _globals['_CANCELREPLY']._serialized_end=1393
-  _globals['_DESCRIBEREQUEST']._serialized_start=1395
-  _globals['_DESCRIBEREQUEST']._serialized_end=1412
-  _globals['_DESCRIBEREPLY']._serialized_start=1414
-  _globals['_DESCRIBEREPLY']._serialized_end=1503
-  _globals['_DROPCACHEREQUEST']._serialized_start=1505
-  _globals['_DROPCACHEREQUEST']._serialized_end=1523
-  _globals['_DROPCACHEREPLY']._serialized_start=1525
-  _globals['_DROPCACHEREPLY']._serialized_end=1565
-  _globals['_PREFETCHREPLY']._serialized_start=1567
-  _globals['_PREFETCHREPLY']._serialized_end=1605
-  _globals['_COMPUTE']._serialized_start=1608
-  _globals['_COMPUTE']._serialized_end=1946
+  _globals['_USAGE']._serialized_end=1145
+  _globals['_GENERATEEVENT']._serialized_start=1148
+  _globals['_GENERATEEVENT']._serialized_end=1349
+  _globals['_CANCELREQUEST']._serialized_start=1351
+  _globals['_CANCELREQUEST']._serialized_end=1386
+  _globals['_CANCELREPLY']._serialized_start=1388
+  _globals['_CANCELREPLY']._serialized_end=1416
+  _globals['_DESCRIBEREQUEST']._serialized_start=1418
+  _globals['_DESCRIBEREQUEST']._serialized_end=1435
+  _globals['_DESCRIBEREPLY']._serialized_start=1437
+  _globals['_DESCRIBEREPLY']._serialized_end=1526
+  _globals['_DROPCACHEREQUEST']._serialized_start=1528
+  _globals['_DROPCACHEREQUEST']._serialized_end=1546
+  _globals['_DROPCACHEREPLY']._serialized_start=1548
+  _globals['_DROPCACHEREPLY']._serialized_end=1588
+  _globals['_PREFETCHREPLY']._serialized_start=1590
+  _globals['_PREFETCHREPLY']._serialized_end=1628
+  _globals['_COMPUTE']._serialized_start=1631
+  _globals['_COMPUTE']._serialized_end=1969
 # @@protoc_insertion_point(module_scope)

@@ -224,6 +224,7 @@ class Usage(_message.Message):
     BLENDED_TOKENS_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     SELECTOR_FIELD_NUMBER: _builtins.int
+    COUNTED_THERE_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     l1_hit_tokens: _builtins.int
@@ -237,6 +238,7 @@ class Usage(_message.Message):
     recomputed_tokens: _builtins.int
     selector: _builtins.str
     """empty: not blended"""
+    counted_there: _builtins.bool
     def __init__(
         self,
         *,
@@ -251,10 +253,11 @@ class Usage(_message.Message):
         blended_tokens: _builtins.int = ...,
         recomputed_tokens: _builtins.int = ...,
         selector: _builtins.str = ...,
+        counted_there: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blended_tokens", b"blended_tokens", "completion_tokens", b"completion_tokens", "kv_codec", b"kv_codec", "l1_hit_tokens", b"l1_hit_tokens", "l2_hit_tokens", b"l2_hit_tokens", "l3_hit_tokens", b"l3_hit_tokens", "l4_hit_tokens", b"l4_hit_tokens", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "selector", b"selector", "written_tokens", b"written_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blended_tokens", b"blended_tokens", "completion_tokens", b"completion_tokens", "counted_there", b"counted_there", "kv_codec", b"kv_codec", "l1_hit_tokens", b"l1_hit_tokens", "l2_hit_tokens", b"l2_hit_tokens", "l3_hit_tokens", b"l3_hit_tokens", "l4_hit_tokens", b"l4_hit_tokens", "prompt_tokens", b"prompt_tokens", "recomputed_tokens", b"recomputed_tokens", "selector", b"selector", "written_tokens", b"written_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

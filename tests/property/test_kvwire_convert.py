@@ -228,6 +228,7 @@ USAGES = st.builds(
     U64,
     U64,
     st.none() | st.sampled_from(BlendSelector),
+    st.booleans(),
 )
 ANSWERS = st.builds(
     GenerateEvent,
