@@ -24,6 +24,7 @@ MAY_LOAD = {
     "scheduler.state": (),
     "scheduler.dispatcher": (),
     "compute.client": (),
+    "engines.pool_door": (),
     "tierkv.cli": (),
     "tierkv.config": (),
 }
