@@ -32,7 +32,7 @@ from kvcore.ids import NamespaceKey, NodeId
 from kvcore.node import NodeReport
 
 T = TypeVar("T")
-ALONE_SECRET: Final = "tierkv-pool-without-a-cluster"
+ALONE_SECRET: Final = b"tierkv-pool-without-a-cluster"
 """Keys block names where neither a meta server nor a secret is set: whoever reaches such a pool
 may read it anyway."""
 
@@ -297,7 +297,7 @@ class _Life:
 
 def _key_alone(settings: EngineSettings, identity: EngineIdentity) -> NamespaceKey:
     return namespace_key(
-        (settings.secret or ALONE_SECRET).encode(),
+        settings.secret_bytes or ALONE_SECRET,
         tenant=settings.tenant,
         model_revision=identity.revision,
         layout_fingerprint=identity.fingerprint(),

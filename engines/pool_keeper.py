@@ -30,6 +30,9 @@ LAST_RETRY_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 1.0
 """How often nodes that came and went, refused puts and failures are looked at."""
 
+QUIET_LOOKS: Final = 10
+"""Looks without a refused put after which the pool is no longer called full."""
+
 _CONNECT_TIMEOUT_S: Final = 1.0
 
 Addresses = Callable[[], Sequence[str]]
@@ -68,6 +71,7 @@ class PoolKeeper:
         self._complaints = complaints
         self._on_look = on_look
         self._ring: Ring | None = None
+        self._quiet_looks = 0
         self._options = PathOptions(to_transport(settings.transport), (), settings.tls)
         self._wake = threading.Event()
         self._closing = False
@@ -194,7 +198,8 @@ class PoolKeeper:
                 "or finds these worth less than what it holds",
                 hint="more memory (dmp.capacity) or a disk (dmp.disk_path) for its nodes",
             )
-        elif refused == 0:
+        self._quiet_looks = 0 if refused else self._quiet_looks + 1
+        if self._quiet_looks >= QUIET_LOOKS:
             self._complaints.settle("pool_full")
         for code, count in _new_errors(before, now).items():
             self._complaints.complain(code, f"{count} calls to pool nodes ended as misses: {code}")

@@ -103,6 +103,11 @@ class EngineSettings:
         """This machine."""
         return HostId(self.host or socket.gethostname())
 
+    @property
+    def secret_bytes(self) -> bytes:
+        """The secret, whatever characters it has."""
+        return self.secret.encode("utf-8", "surrogatepass")
+
     def _check(self, where: str) -> None:
         if not self.pool and not self.meta:
             raise ConfigError(
@@ -115,7 +120,7 @@ class EngineSettings:
             raise ConfigError(f"{where}: meta is one address", hint="write host:port")
         if self.token and self.token_file:
             raise ConfigError(f"{where}: token and token_file", hint="give one of them")
-        if self.secret and not 16 <= len(self.secret.encode()) <= 64:
+        if self.secret and not 16 <= len(self.secret_bytes) <= 64:
             raise ConfigError(f"{where}: secret must have 16 to 64 bytes")
         if self.secret and self.meta:
             raise ConfigError(
@@ -157,8 +162,8 @@ def _token(path: str, where: str) -> str:
         with Path(path).expanduser().open("rb") as file:
             raw = file.read(_MOST_TOKEN_BYTES + 1)
         text = raw.decode().strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: token_file {path} can't be read: {error}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # The last: no such user's home.
+        raise ConfigError(f"{where}: token_file {path!r} can't be read: {error}") from error
     if not text or len(raw) > _MOST_TOKEN_BYTES:
         raise ConfigError(f"{where}: token_file {path} holds no token")
     return text

@@ -64,7 +64,10 @@ def test_empty_texts_mean_the_default() -> None:
         ({"meta": "m"}, "'m' is no pool address"),
         ({"pool": "a:1", "tls_name": "x"}, "want tls_ca"),
         ({"pool": "a:1", "token": "t", "token_file": "f"}, "token and token_file"),
-        ({"pool": "a:1", "token_file": "/no/such/file"}, "token_file /no/such/file can't be read"),
+        (
+            {"pool": "a:1", "token_file": "/no/such/file"},
+            "token_file '/no/such/file' can't be read",
+        ),
     ],
 )
 def test_what_can_t_be_meant_is_refused(given: dict[str, Any], said: str) -> None:
