@@ -6,7 +6,9 @@ to; what it publishes it also keeps for replay, up to a bound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -109,3 +111,11 @@ class Claimed:
             else:
                 assert isinstance(event, BlockRemoved)
                 self.keys.remove(event.key)
+
+
+async def until(condition: Callable[[], bool], what: str, *, deadline_s: float = 30.0) -> None:
+    """Let the event loop go on until something is so; fail after the deadline."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        await asyncio.sleep(0.005)

@@ -1,8 +1,8 @@
 """Where an engine publishes its KV events, and where it repeats them: from settings, or by default.
 
 vLLM and SGLang publish on port 5557 unless told otherwise and repeat nothing unless given a second
-port, for which 5558 is taken here. Each data-parallel rank has the ports after those of the one
-before.
+port, for which the next free one is taken here. Each data-parallel rank has the ports after those
+of the one before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from kvcore import limits
 from kvcore.errors import ConfigError
 
 _EVENTS_PORT: Final = 5557
-_REPLAY_PORT: Final = 5558
 _ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})
 OFF: Final = "off"
 """What a setting says to have no events, or no replay."""
@@ -60,16 +59,18 @@ def event_endpoints(
     events = _address(events_url or f"tcp://{host}:{_EVENTS_PORT}", host, "engine.events_url")
     replay = ""
     if replay_url != OFF:
-        default = f"tcp://{host}:{_REPLAY_PORT}"
+        default = f"tcp://{host}:{_EVENTS_PORT + ranks}"
         replay = _address(replay_url or default, host, "engine.events_replay_url")
-    if events == replay:
-        raise ConfigError(
-            f"engine.events_url and engine.events_replay_url are both {events}",
-            hint="the engine needs a port for each, endpoint and replay_endpoint",
-        )
-    return tuple(
+    places = [
         EventEndpoint(rank, _of_rank(events, rank), _of_rank(replay, rank)) for rank in range(ranks)
-    )
+    ]
+    shared = {place.events for place in places} & {place.replay for place in places}
+    if shared:
+        raise ConfigError(
+            f"engine.events_url and engine.events_replay_url both take {min(shared)}",
+            hint="each rank needs two ports of its own: put the second range behind the first",
+        )
+    return tuple(places)
 
 
 def _address(text: str, host: str, setting: str) -> str:
@@ -89,8 +90,12 @@ def _address(text: str, host: str, setting: str) -> str:
 
 
 def _of_rank(address: str, rank: int) -> str:
-    """Return a rank's own address; engines count ports up, and share one path."""
-    if rank == 0 or not address.startswith("tcp://"):
+    """Return a rank's own address: ports count up, which engines of several ranks need."""
+    if rank == 0 or not address:
         return address
+    if not address.startswith("tcp://"):
+        raise ConfigError(f"{address} is one address, and the engine has several ranks")
     where, _, port = address.rpartition(":")
+    if int(port) + rank >= 1 << 16:
+        raise ConfigError(f"{address} leaves no port for rank {rank}: ports end at 65535")
     return f"{where}:{int(port) + rank}"
