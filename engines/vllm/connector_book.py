@@ -180,7 +180,14 @@ class RequestBook:
         keys = self.keys(story, full)
         there = computed // self._block_tokens
         saves = [
-            BlockSave(keys[i], block_ids[i], story.request.request_id, fresh=i >= there)
+            BlockSave(
+                keys[i],
+                block_ids[i],
+                story.request.request_id,
+                fresh=i >= there,
+                parent=keys[i - 1] if i else ROOT_PARENT,
+                depth=i,
+            )
             for i in range(story.decided, full)
             if keys[i] not in self.known
         ]

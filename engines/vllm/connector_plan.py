@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvcore.block_key import ROOT_PARENT
 from kvcore.ids import BlockKey
 
 
@@ -21,12 +22,16 @@ class BlockSave:
         request_id: who has it.
         fresh: this step computes the rest of it, so each layer is there after its attention; else
             it is there already.
+        parent: name of the block before it, which the pool keeps as long as this one.
+        depth: blocks before it.
     """
 
     key: BlockKey
     block_id: int
     request_id: str
     fresh: bool
+    parent: BlockKey = ROOT_PARENT
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)

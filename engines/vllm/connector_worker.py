@@ -18,6 +18,7 @@ from engines.vllm.connector_jobs import LoadJob, Patience, Saved, SaveJob
 from engines.vllm.connector_plan import BlockSave, StepPlan, StepReport
 from engines.vllm.connector_settings import ConnectorSettings
 from engines.vllm.kv_memory import KvMemory
+from kvcore.block_key import ROOT_PARENT
 from kvcore.ids import BlockKey
 
 
@@ -145,11 +146,21 @@ class WorkerSide:
 
     def _save(self, saves: Sequence[BlockSave]) -> SaveJob:
         parts = self._parts([save.key for save in saves])
-        notes = [PutNotes(tokens=self._block_tokens) for _ in saves]
+        notes = [self._notes(save) for save in saves]
         job = SaveJob(saves, parts, self._memory, self._patience, notes)
         job.future = self._door.submit(job.run, job.nothing, name="save")
         self._saving.append(job)
         return job
+
+    def _notes(self, save: BlockSave) -> PutNotes:
+        """Tell the pool what to choose victims by: without parents heads of chains went first."""
+        parent = save.parent if save.parent == ROOT_PARENT else self._parts([save.parent])[0]
+        return PutNotes(
+            parent=parent,
+            tokens=self._block_tokens,
+            model=self._door.identity.label,
+            depth=save.depth,
+        )
 
     def _see_loads(self) -> None:
         under_way: list[LoadJob] = []
