@@ -8,7 +8,9 @@ be meant are refused, when the backend is attached.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from secrets import token_hex
 from typing import Any, Final
 
 import torch
@@ -21,7 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_model
+from sglang.srt.runtime_context import get_model, get_serving
 from sglang.version import __version__ as sglang_version
 
 from engines.pool_door import PoolDoor
@@ -72,6 +74,8 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         self._clock = SystemClock()
         self._book = TransferBook()
         self._store: PageStore | None = None
+        self._lock = threading.Lock()
+        self._seen_weights, self._own = _weights(), ""
 
     @property
     def door(self) -> PoolDoor | None:
@@ -95,7 +99,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
             arguments=arguments,
         )
         door = PoolDoor(self._settings, identity, part=self._process())
-        self._store = PageStore(door)
+        self._store = PageStore(door, weights=self._weights)
         self._add(KV, mem_pool_host)
         self._say_what_costs(door)
         door.start()
@@ -126,6 +130,27 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         numbers = {"dp": storage.dp_rank, "pp": storage.pp_rank, "cp": storage.attn_cp_rank}
         parts = [f"{name}{number}" for name, number in numbers.items() if number]
         return "-".join([*parts, f"rank{storage.tp_rank}"])
+
+    def _weights(self) -> str:
+        """Name weights that were put in place of those that the door's identity tells of.
+
+        The version that an operator gives them says nothing about another engine's: what is stored
+        from then on is this process's own.
+        """
+        now = _weights()
+        with self._lock:
+            replaced = now != self._seen_weights
+            if replaced:
+                self._seen_weights, self._own = now, token_hex(8)
+            own = self._own
+        if replaced:
+            self._ready().door.complain(
+                "weights_replaced",
+                f"the weights were replaced while SGLang runs (now {now[1]} of {now[0]}): nothing "
+                "stored before is used, and what is stored now is found by this process only",
+                hint="start SGLang with a folder that has the new weights to share again",
+            )
+        return own
 
     def _say_what_costs(self, door: PoolDoor) -> None:
         if not self._zero_copy:
@@ -380,3 +405,11 @@ def _arguments() -> Any:
         return get_model()
     except ValueError:
         return None
+
+
+def _weights() -> tuple[str, str]:
+    """Return which weights SGLang says it runs: folder and version."""
+    try:
+        return str(get_model().model_path), str(get_serving().weight_version)
+    except ValueError:
+        return "", ""

@@ -46,6 +46,7 @@ class HostPages:
         page_tokens: indices of one page.
         page_bytes: bytes of one page.
         pieces: windows of one page; 1 where pages are copied.
+        copied: whether they are.
     """
 
     def __init__(self, host_pool: Any) -> None:
@@ -66,6 +67,11 @@ class HostPages:
         self.copied = not sizes or len(sizes) != self.pieces
         if not 0 < self.page_bytes <= limits.MAX_SLOT_BYTES:
             raise ValueError(f"a page has {self.page_bytes} bytes")
+
+    @property
+    def memory(self) -> list[memoryview]:
+        """All memory that pieces lie in."""
+        return [] if self.copied else [arena.memory for arena in self._arenas]
 
     @property
     def piece_bytes(self) -> int:

@@ -65,10 +65,19 @@ class PageStore:
 
     Attributes:
         _clearing: a clear that the pool has not taken yet; nothing is found until it has.
+        _registered: the pool that knows the host memory, and how many host pools it knows of.
     """
 
-    def __init__(self, door: PoolDoor) -> None:
+    def __init__(self, door: PoolDoor, *, weights: Callable[[], str]) -> None:
+        """Make a store.
+
+        Args:
+            door: to the pool.
+            weights: says which weights run now, where they are not those of the door's identity.
+        """
         self.door = door
+        self._weights = weights
+        self._registered: tuple[Pool | None, int] = (None, 0)
         self._components: dict[str, Component] = {}
         self._generations = Generations()
         self._lock = threading.Lock()
@@ -227,9 +236,18 @@ class PageStore:
             with self._lock:
                 self._clearing = False
             self.door.settle("sglang_clear")
-        generation = self._generations.current(pool, base)
-        namers = {c.name: PageNames(base, c.part, generation) for c in components}
+        self._register(pool, components)
+        generation, weights = self._generations.current(pool, base), self._weights()
+        namers = {c.name: PageNames(base, (*c.part, weights), generation) for c in components}
         return Names(namers, generation, self._generations.next_marker(base, generation))
+
+    def _register(self, pool: Pool, components: Sequence[Component]) -> None:
+        """Tell a pool once of the memory that it will read and write."""
+        with self._lock:
+            known, self._registered = self._registered, (pool, len(components))
+        if known[0] is not pool or known[1] != len(components):
+            for memory in (m for c in components for m in c.pages.memory):
+                pool.register(memory)
 
     def _run(self, work: Callable[[Pool], T], default: T, name: str) -> T:
         return self.door.submit(work, default, name=name).result()

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer
+from sglang.srt.runtime_context import get_context, get_serving
 
 from tests.engines.sglang.conftest import StartNode
 from tests.engines.sglang.kit import HEADS, LAYERS, PAGE, Rank, until
 from tests.fix_cluster import free_port
+from tests.fix_serve_meta import MetaAlone
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 MakeRank = Callable[..., Rank]
@@ -340,6 +342,29 @@ def test_flat_pages_are_the_same_bytes(
     assert zero_copy.wrong(others) == 0
 
 
+def test_replaced_weights_share_nothing_with_what_was_before(
+    start_node: StartNode, make_rank: MakeRank
+) -> None:
+    address = start_node().address
+    rank, other = (make_rank(pool_of(address)) for _ in range(2))
+    rank.up()
+    other.up()
+    rank.compute(TOKENS)
+    was = get_serving().weight_version
+    try:
+        # As SGLang's scheduler notes an update of weights that names a version.
+        get_context().override("scheduler.weight_version", weight_version="step-7")
+        assert rank.storage_pages(TOKENS) == 0 and "weights_replaced" in rank.notes()
+        assert rank.backend.batch_set_v1(rank.hashes(TOKENS)[:1], torch.arange(PAGE)) == [True]
+        assert rank.storage_pages(TOKENS) == 1 and other.storage_pages(TOKENS) == 0
+    finally:
+        get_context().override("scheduler.weight_version", weight_version=was)
+    assert rank.storage_pages(TOKENS) == 0, "a version that comes again may be another"
+    late = make_rank(pool_of(address))
+    late.up()
+    assert late.storage_pages(TOKENS) == 10
+
+
 def test_single_pages_by_hand(start_node: StartNode, make_rank: MakeRank) -> None:
     rank = make_rank(pool_of(start_node().address))
     rank.up()
@@ -397,6 +422,32 @@ def test_pools_beside_keys_and_values(start_node: StartNode, make_rank: MakeRank
     short = PoolTransfer("swa", host_indices=indices[:3], keys=names[8:])
     assert backend.batch_get_v2([short]) == {"swa": [False, False]}
     assert "host_memory" in rank.notes()
+
+
+def test_a_cluster_keeps_its_pages_while_its_meta_server_is_away(
+    start_node: StartNode, make_rank: MakeRank, tmp_path: Path
+) -> None:
+    port = free_port()
+    meta = MetaAlone(tmp_path, port)
+    try:
+        start_node("--set", f"cluster.meta_address={meta.address}")
+        rank = make_rank({"meta": meta.address})
+        rank.up()
+        rank.compute(TOKENS)
+        meta.end(signal.SIGKILL)
+        rank.forget(1_000)
+        assert rank.fetch(TOKENS) == len(TOKENS)
+        rank.load_back(TOKENS)
+        assert rank.wrong(TOKENS) == 0
+        until(lambda: "meta_down" in rank.notes(), what=lambda: str(rank.notes()))
+        # An engine that starts now must not guess how blocks are named.
+        late = make_rank({"meta": meta.address})
+        assert late.storage_pages(TOKENS) == 0
+        meta = MetaAlone(tmp_path, port)
+        late.up()
+        assert late.fetch(TOKENS) == len(TOKENS) and "new_secret" not in rank.notes()
+    finally:
+        meta.end()
 
 
 def test_sglang_s_metrics_are_fed(start_node: StartNode, make_rank: MakeRank) -> None:
