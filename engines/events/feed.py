@@ -21,6 +21,7 @@ from engines.events.own_blocks import OwnBlocks
 from kvcore import limits
 from kvcore.block_event import BlockEvent, BlockReporter, BlockStored
 from kvcore.block_key import block_keys
+from kvcore.clock import Clock, SystemClock
 from kvcore.ids import NamespaceKey
 from kvcore.node import ModelInfo, PathReport
 
@@ -44,6 +45,7 @@ class EngineEvents:
         model: ModelInfo,
         reporter: BlockReporter,
         check_s: float = 5.0,
+        clock: Clock | None = None,
     ) -> None:
         """Make a feed; nothing is connected before ``start``.
 
@@ -52,6 +54,7 @@ class EngineEvents:
             model: what the node serves, with the layout the engine keeps blocks in.
             reporter: the node's outbox; its inventory is to be ``inventory``.
             check_s: how often the engine is asked whether more was published.
+            clock: its wall time is compared with the engine's.
         """
         self._model = model
         self._reporter = reporter
@@ -60,7 +63,12 @@ class EngineEvents:
         self._predicted = self._missed = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners = [
-            RankListener(endpoint, partial(self._act, endpoint.rank), check_s=check_s)
+            RankListener(
+                endpoint,
+                partial(self._act, endpoint.rank),
+                clock=clock or SystemClock(),
+                check_s=check_s,
+            )
             for endpoint in endpoints
         ]
 
@@ -132,6 +140,23 @@ class EngineEvents:
         counts["claimed_tokens_missing"] = self._missed
         return dict(counts)
 
+    def errors(self) -> dict[str, int]:
+        """Return how often something went wrong that costs prompts their place, by kind.
+
+        ``events_lost``: history of the engine that can't be had any more, or read. ``events_full``:
+        blocks beyond what is kept of one engine. ``events_wrong``: blocks that were claimed of a
+        prompt and that the engine did not have.
+        """
+        lost = sum(
+            listener.following.counts[kind]
+            for listener in self._listeners
+            for kind in ("losses", "unreadable")
+        )
+        with self._lock:
+            full = self._blocks.skipped["full"]
+        wrong = self._missed // self._model.layout.block_tokens
+        return {"events_lost": lost, "events_full": full, "events_wrong": wrong}
+
     def paths(self) -> tuple[PathReport, ...]:
         """Return how each rank is heard, for ``tierkv.nodes``."""
         return tuple(self._path(listener) for listener in self._listeners)
@@ -159,7 +184,8 @@ class EngineEvents:
         last = "none" if following.last is None else str(following.last.seq)
         counts = [f"{n} {kind}" for kind in _COUNTED if (n := following.counts[kind])]
         whole = [] if following.complete or following.last is None else ["history incomplete"]
-        facts = [f"{endpoint.events} batch {last}", *whole, *counts]
+        lag = [] if listener.lag_s is None else [f"{listener.lag_s:.3f} s behind"]
+        facts = [f"{endpoint.events} batch {last}", *lag, *whole, *counts]
         return PathReport(name, _TRANSPORT, ", ".join(facts)[: limits.MAX_REASON_CHARS])
 
     def _act(self, rank: int, instruction: Instruction) -> None:

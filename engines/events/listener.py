@@ -21,6 +21,7 @@ from engines.events.endpoints import EventEndpoint
 from engines.events.following import AskReplay, Following, Instruction
 from engines.events.messages import decode_batch
 from kvcore import limits
+from kvcore.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -46,20 +47,26 @@ class RankListener:
         endpoint: where.
         following: what was heard.
         connected: whether somebody publishes there now.
+        lag_s: how long the last live batch was under way, by both clocks; None before the first.
     """
 
-    def __init__(self, endpoint: EventEndpoint, act: Act, *, check_s: float = _CHECK_S) -> None:
+    def __init__(
+        self, endpoint: EventEndpoint, act: Act, *, clock: Clock, check_s: float = _CHECK_S
+    ) -> None:
         """Make a listener.
 
         Args:
             endpoint: where to listen.
             act: carries out instructions about blocks, in the event loop.
+            clock: its wall time is compared with the engine's.
             check_s: how often the engine is asked whether more was published.
         """
         self.endpoint = endpoint
         self.following = Following(replays=bool(endpoint.replay))
         self.connected = False
+        self.lag_s: float | None = None
         self._act = act
+        self._clock = clock
         self._check_s = check_s
         self._ask_from: int | None = None
         self._asked = asyncio.Event()
@@ -134,6 +141,7 @@ class RankListener:
             frames = await events.recv_multipart()
             if len(frames) == 3 and len(frames[1]) == 8:
                 batch = decode_batch(_number(frames[1]), frames[2])
+                self.lag_s = max(0.0, self._clock.wall() - batch.time_s)
                 self._do(self.following.live(batch))
 
     async def _checks(self) -> None:

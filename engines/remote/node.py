@@ -47,7 +47,7 @@ class L1Book(Protocol):
 
     def note_usage(self, *, claimed_tokens: int, cached_tokens: int) -> None: ...
 
-    def counters(self) -> dict[str, int]: ...
+    def errors(self) -> dict[str, int]: ...
 
     def paths(self) -> tuple[PathReport, ...]: ...
 
@@ -275,11 +275,11 @@ class RemoteNode:
         version = f" {life.look.version}" if life.look.version else ""
         reason = f"{self.config.kind}{version} at {self.config.url}"[: limits.MAX_REASON_CHARS]
         book = life.book
-        counters = {} if book is None else book.counters()
+        errors = {} if book is None else book.errors()
         return NodeReport(
             load=self._load(life),
             tiers=(_cache_stats(life),),
-            cache_errors=tuple(sorted((f"events_{k}", n) for k, n in counters.items() if n)),
+            cache_errors=tuple(sorted((kind, n) for kind, n in errors.items() if n)),
             transfer_errors=self._lost_requests,
             paths=(PathReport("", "http", reason), *(() if book is None else book.paths())),
             notes=() if book is None else book.notes(),

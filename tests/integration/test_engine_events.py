@@ -139,6 +139,7 @@ async def test_a_replay_that_never_comes_is_given_up(speaker: Speaker, tmp_path:
     await speaker.publish(9, payload(stored(PROMPT[:4], salt()), time_s=2.0))
     await listening.until_blocks(1)
     assert listening.feed.counters()["losses"] == 1
+    assert listening.feed.errors() == {"events_lost": 1, "events_full": 0, "events_wrong": 0}
     await listening.feed.stop()
 
 
@@ -161,6 +162,7 @@ async def test_predictions_are_compared_with_what_the_engine_found(
     feed.note_usage(claimed_tokens=12, cached_tokens=0)
     counters = feed.counters()
     assert (counters["claimed_tokens"], counters["claimed_tokens_missing"]) == (32, 24)
+    assert feed.errors()["events_wrong"] == 24 // WIDTH
     assert "another engine's" in feed.notes()[0]
 
 
@@ -178,3 +180,4 @@ async def test_the_inventory_is_what_the_directory_was_told(
     assert {block.tenant for block in inventory} == {"acme"}
     (path,) = listening.feed.paths()
     assert isinstance(path, PathReport) and path.usable and "batch 0" in path.reason
+    assert "s behind" in path.reason
