@@ -7,11 +7,13 @@ DUCKDB15 := .venv-duckdb15
 # Two workers halve the time of tests that keep to themselves; files stay whole, for their servers.
 # Tests that start clusters or wait for machinery run alone: they are about what takes how long.
 PARALLEL ?= -n 2 --dist loadfile
-SIDE_BY_SIDE := $(filter-out tests/integration/ tests/__pycache__/,$(wildcard tests/*/)) \
+SIDE_BY_SIDE := $(filter-out tests/integration/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   tests/integration/test_pgwire_*.py tests/integration/test_relay_*.py
+# Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
+ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ALONE := tests/integration --ignore-glob='*/test_pgwire_*' --ignore-glob='*/test_relay_*'
 
-.PHONY: help setup demo test test-duckdb15 test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
+.PHONY: help setup demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -45,6 +47,21 @@ $(DUCKDB15)/.installed: $(STAMP)
 	$(DUCKDB15)/bin/pip install --quiet --no-deps 'duckdb==1.5.*'
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$($(DUCKDB15)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	touch $@
+
+test-engine-interfaces: .venv-interfaces/.installed ## Compare our classes with vLLM's and SGLang's own
+	.venv-interfaces/bin/python -m pytest $(filter-out %/test_sglang.py,$(wildcard tests/engines/conformance/test_*.py))
+	.venv-interfaces/bin/python -m pytest tests/engines/conformance/test_sglang.py
+
+test-engines: test-engine-interfaces .venv-sglang/.installed .venv-vllm/.installed ## Run the tests inside vLLM and SGLang: 5 GB, many minutes
+	.venv-sglang/bin/python -m pytest tests/engines/sglang
+	.venv-vllm/bin/python -m pytest tests/engines/vllm
+
+.venv-interfaces/.installed: tests/engines/conformance/requirements.txt .venv-sglang/.installed
+.venv-sglang/.installed: tests/engines/sglang/requirements.txt
+.venv-vllm/.installed: tests/engines/vllm/constraints.txt
+$(ENGINE_VENVS:%=%/.installed): $(STAMP) tests/engines/make-venvs
+	tests/engines/make-venvs $(@:.venv-%/.installed=%)
 	touch $@
 
 test-bench: setup ## Run every benchmark briefly and check what it prints
@@ -89,4 +106,4 @@ model: setup ## Train the demo model again
 	$(BIN)/python -m compute.demo_model.train
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(DUCKDB15) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DUCKDB15) $(ENGINE_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
