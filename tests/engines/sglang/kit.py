@@ -138,6 +138,9 @@ class Rank:
     def compute(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         """Have KV of tokens in the tree, and all of it in storage if that takes it."""
         indices = self.allocator.alloc(len(tokens))
+        if indices is None:
+            self.forget(self.kv.size)
+            indices = self.allocator.alloc(len(tokens))
         assert indices is not None
         for buffer, numbers in zip(self._buffers(), self._numbers(tokens, salt), strict=True):
             buffer[indices] = numbers
