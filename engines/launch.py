@@ -1,7 +1,8 @@
 """The command line that starts vLLM or SGLang on the pool, as values; pure.
 
-Called by tierkv/connect_command.py, which checks and prints it. Flags are those of the versions in
-``TESTED``; what stands in JSON is what the engine hands to our classes or to its own publishers.
+Called by tierkv/connect_command.py, which checks and prints it. Flags are those of the tested
+versions (engines/versions.py); what stands in JSON is what the engine hands to our classes or to
+its own publishers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from kvcore.errors import ConfigError
 VLLM_CONNECTOR: Final = "engines.vllm.connector:TierKvConnector"
 VLLM_TIER: Final = "engines.vllm.tier:TierKvTier"
 SGLANG_BACKEND: Final = "engines.sglang.hicache:TierKvHiCache"
-
-TESTED: Final[Mapping[str, str]] = {"vllm": "0.32.0", "sglang": "0.5.23"}
-"""The version of each engine that our tests run with."""
 
 
 class LaunchKind(StrEnum):

@@ -16,6 +16,7 @@ import typer
 
 from kvcore.errors import TierKVError
 from tierkv.config import LoadedConfig, list_entries, load_config
+from tierkv.connect_command import connect
 from tierkv.output import OutputFormat
 from tierkv.simulate import simulate
 
@@ -36,6 +37,7 @@ namespace_app = typer.Typer(
 app.add_typer(namespace_app, name="namespace")
 
 app.command()(simulate)
+app.command()(connect)
 
 ConfigOption = Annotated[
     Path | None,

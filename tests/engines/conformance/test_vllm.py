@@ -66,7 +66,7 @@ def test_vllm_finds_the_tier_by_its_path() -> None:
 
 def test_vllm_gives_the_tier_what_its_constructor_takes() -> None:
     ours = inspect.signature(load(VLLM_TIER))
-    base = [name for name in inspect.signature(load(TIER_BASE)).parameters]
+    base = list(inspect.signature(load(TIER_BASE)).parameters)
     ours.bind(**dict.fromkeys(base), pool="127.0.0.1:7401", tenant="a")
 
 

@@ -1,0 +1,103 @@
+"""`tierkv connect` as it is typed: the line alone on standard output, the rest beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fix_cluster import ROOT, free_port
+from tests.fix_dmp import Rig
+
+pytestmark = pytest.mark.integration
+
+DEMO = str(ROOT / "compute" / "demo_model" / "weights")
+
+
+def connect(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tierkv", "connect", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def as_a_shell_reads(line: str) -> list[str]:
+    """Return the words a POSIX shell makes of a line."""
+    script = f"set -- {line}\nprintf '%s\\0' \"$@\""
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def test_a_shell_may_run_what_is_printed(tmp_path: Path, make_node: Callable[..., Rig]) -> None:
+    folder = tmp_path / "it's a $model"
+    folder.symlink_to(DEMO)
+    pool = make_node(token="t-1").server.address
+    token = tmp_path / "a token"
+    token.write_text("t-1\n")
+    done = connect(
+        "vllm", "--model", str(folder), "--pool", pool, "--token-file", str(token),
+        "--connector", "tier", "--cpu-memory", "2GiB",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    words = as_a_shell_reads(done.stdout.strip())
+    assert words[:4] == ["PYTHONHASHSEED=0", "vllm", "serve", str(folder)]
+    told = json.loads(words[words.index("--kv-transfer-config") + 1])
+    extra = told["kv_connector_extra_config"]
+    assert extra["cpu_bytes_to_use"] == 2 << 30
+    (tier,) = extra["secondary_tiers"]
+    assert (tier["pool"], tier["token_file"]) == (pool, str(token))
+    assert f"ok       pool: {pool} (shm)" in done.stderr
+    assert "t-1" not in done.stdout
+
+
+def test_a_pool_that_is_down_is_said_and_the_line_is_printed() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = connect("vllm", "--model", DEMO, "--pool", address)
+    assert done.returncode == 0
+    assert done.stdout.startswith("vllm serve")
+    assert "missing  pool: no pool node answers" in done.stderr
+    assert f"tierkv serve dmp --port {address.rpartition(':')[2]}" in done.stderr
+
+
+def test_a_token_the_line_does_not_show_is_asked_for(make_node: Callable[..., Rig]) -> None:
+    pool = make_node(token="t-1").server.address
+    done = connect("sglang", "--model", DEMO, "--pool", pool, "--set", "cluster.token=t-1")
+    assert "missing  token" in done.stderr and "--token-file" in done.stderr
+    assert f"ok       pool: {pool}" in done.stderr
+    assert "t-1" not in done.stdout + done.stderr
+
+
+def test_json_holds_everything(make_node: Callable[..., Rig]) -> None:
+    meta = f"127.0.0.1:{free_port()}"
+    done = connect("vllm", "--model", DEMO, "--meta", meta, "--role", "prefill", "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert as_a_shell_reads(told["line"]) == told["argv"]
+    states = {finding["subject"]: finding["state"] for finding in told["findings"]}
+    assert states["meta"] == "missing" and states["model"] == "ok"
+    serve = shlex.split(told["next"][0]["command"])
+    assert serve[:6] == ["tierkv", "serve", "prefill", "--engine", "vllm", "--url"]
+    events = json.loads(told["argv"][told["argv"].index("--kv-events-config") + 1])
+    assert f"engine.events_url={events['endpoint']}" in serve
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--pool", "nowhere"), "no pool address"),
+        (("--cpu-memory", "many"), "'many' is no size"),
+        (("--tenant", "a tenant"), "is not a name"),
+        (("--token-file", "no/such/file"), "can't be read"),
+        (("--role", "decode", "--connector", "tier"), "direct connector"),
+        (("--set", "pool.transprt=tcp"), "did you mean pool.transport"),
+    ],
+)
+def test_what_can_not_be_meant_ends_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+    done = connect("vllm", "--model", DEMO, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr and "Traceback" not in done.stderr
