@@ -116,8 +116,6 @@ def engine_identity(
 ) -> EngineIdentity:
     """Describe an engine: its model, and one rank's part of a block."""
     model = config.model_config
-    # With any of these the same weights have another KV.
-    facts = {"weights quantised": model.quantization, "overrides": model.hf_overrides}
     return EngineIdentity(
         engine="vllm",
         version=version,
@@ -126,10 +124,20 @@ def engine_identity(
         layout=layout,
         ranks=config.parallel_config.tensor_parallel_size,
         rank=rank,
-        facts=tuple((name, str(value)) for name, value in facts.items() if value),
+        facts=kv_facts(model),
         architecture=next(iter(_architectures(model)), ""),
         context_tokens=model.max_model_len,
     )
+
+
+def kv_facts(model: Any) -> tuple[tuple[str, str], ...]:
+    """Return what gives the same weights another KV, by name; nothing for a model as it is.
+
+    Args:
+        model: vLLM's configuration of the model.
+    """
+    facts = {"weights quantised": model.quantization, "overrides": model.hf_overrides}
+    return tuple((name, str(value)) for name, value in facts.items() if value)
 
 
 def same_layout(facts: Iterable[WorkerFacts]) -> WorkerFacts:

@@ -34,6 +34,7 @@ from vllm.version import __version__ as vllm_version
 from engines.pool_door import PoolDoor
 from engines.settings import EngineSettings
 from engines.vllm import tier_options, tier_stats
+from engines.vllm.own_config import find_config
 from engines.vllm.tier_core import Chunks, TierCore
 from engines.vllm.tier_format import identity_of
 from engines.vllm.tier_options import TierOptions
@@ -80,6 +81,7 @@ class TierKvTier(SecondaryTierManager):  # type: ignore[misc]  # base class is t
             version=vllm_version,
             chunk_bytes=self.block_size_bytes,
             revision=options.revision or None,
+            whole=find_config(config.engine_id),
         )
         door = PoolDoor(settings, identity, part="tier")
         door.start()

@@ -10,10 +10,11 @@ from hashlib import blake2b
 from typing import Any
 
 from engines.identity import EngineIdentity, revision_of
+from engines.vllm.model_facts import kv_facts
 
 
 def identity_of(
-    config: Any, *, version: str, chunk_bytes: int, revision: str | None
+    config: Any, *, version: str, chunk_bytes: int, revision: str | None, whole: Any = None
 ) -> EngineIdentity:
     """Describe an engine whose chunks are only bytes to us.
 
@@ -26,6 +27,7 @@ def identity_of(
             chunk's bytes is vLLM's own affair and may change with them.
         chunk_bytes: from one chunk to the next in CPU memory.
         revision: the commit of a model that is no local folder, if the user told it.
+        whole: the engine's whole configuration; None where it was not found.
     """
     parallel = config.parallel
     any_ranks = bool(config.canonical_layout and parallel.is_parallelism_agnostic)
@@ -43,15 +45,24 @@ def identity_of(
         "ranks": "any" if any_ranks else shape,
         "layers": _groups(config.groups),
     }
+    known = revision_of(config.model.name, told=revision or _told(whole))
+    if whole is not None:
+        facts |= dict(kv_facts(whole.model_config))
+        if whole.load_config.load_format == "dummy":  # Made-up weights are nobody else's.
+            known = ""
     return EngineIdentity(
         engine="vllm",
         version=version,
         model=config.model.name,
-        revision=revision_of(config.model.name, told=revision),
+        revision=known,
         layout=None,
         ranks=1 if any_ranks else parallel.tp_size,
         facts=tuple(facts.items()),
     )
+
+
+def _told(whole: Any) -> str | None:
+    return None if whole is None else whole.model_config.revision
 
 
 def _groups(groups: Any) -> str:
