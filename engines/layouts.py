@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from kvcore.layout import BlockLayout, KvDtype
 
-VLLM_ORDER: Final = "vllm-hnc-1"
-"""vLLM's order on a CPU: of each layer and block, heads, then tokens, then keys beside values."""
+VLLM_ORDER: Final = "vllm-untold"
+"""For a vLLM that nobody of ours runs in: its order depends on release, backend and instructions."""
 
 _OPAQUE_TOKENS: Final = 64
 

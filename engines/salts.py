@@ -17,6 +17,7 @@ from typing import Final
 from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey
 
 _MARK: Final = "tierkv1"
+_UNCACHED: Final = "tierkv1-uncached-"
 _IDENTITY_BYTES: Final = 16
 
 
@@ -36,6 +37,16 @@ class TenantSalt:
     def __str__(self) -> str:
         parts = (_text(self.namespace_key), _text(self.identity))
         return ".".join((_MARK, *parts))
+
+
+def uncached_salt(nonce: str) -> str:
+    """Return a salt for a request that neither finds nor leaves KV; ``nonce``: used once."""
+    return f"{_UNCACHED}{nonce}"
+
+
+def is_uncached(text: str | None) -> bool:
+    """Whether a salt is such a request's: what runs inside the engine keeps nothing of it."""
+    return text is not None and text.startswith(_UNCACHED)
 
 
 def identity_digest(identity: str) -> bytes:

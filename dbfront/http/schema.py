@@ -6,6 +6,7 @@ vLLM does; known fields that would change the answer and that we do not do are r
 
 from __future__ import annotations
 
+import json
 import re
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar
@@ -160,6 +161,8 @@ class CallBody(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is None or name not in NEUTRAL or value in NEUTRAL[name]:
                 continue
+            if name == "response_format" and _schema_of(value):
+                continue
             message = f"{name}={str(value)[:80]} is not supported"
             hint = "leave it out, or use n=1" if name == "n" else f"leave {name} out"
             raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
@@ -185,6 +188,7 @@ class CallBody(BaseModel):
             "recompute_ratio": self.recompute_ratio,
             "selector": self.selector,
             "hint": self.reuse.to_hint() if self.reuse else None,
+            "json_schema": _schema_of((self.model_extra or {}).get("response_format")),
         }
 
     def _session(self) -> str | None:
@@ -336,6 +340,15 @@ def salted_tenant(tenant: str, salt: str | None) -> str:
         return tenant
     digest = blake2b(f"{tenant}\0{salt}".encode(), digest_size=16).hexdigest()
     return f"{tenant[:80]}:salt-{digest}"
+
+
+def _schema_of(response_format: Any) -> str:
+    """Return the schema of OpenAI's ``{"type": "json_schema", ...}``; empty for other formats."""
+    if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
+        return ""
+    named = response_format.get("json_schema")
+    schema = named.get("schema") if isinstance(named, dict) else None
+    return json.dumps(schema, ensure_ascii=False) if isinstance(schema, dict) else ""
 
 
 def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from engines.remote.answering import Answering
 from engines.remote.config import RemoteConfig
 from engines.remote.door import Ask, EngineDoor, EngineFigures, EngineLook
 from engines.remote.pace import Pace
-from engines.salts import TenantSalt, identity_digest
+from engines.salts import TenantSalt, identity_digest, uncached_salt
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
@@ -309,7 +309,7 @@ class RemoteNode:
 def _salt(request: GenerateRequest, model: ModelInfo) -> str:
     """Keep a tenant's KV apart; of a request that may not use the cache, from everybody's."""
     if not request.use_cache:
-        return f"uncached-{secrets.token_hex(16)}"
+        return uncached_salt(secrets.token_hex(16))
     return str(TenantSalt(request.namespace_key, identity_digest(model.identity)))
 
 

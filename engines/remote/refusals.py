@@ -50,7 +50,7 @@ def refusal(
         return ConfigError(text, hint="give the engine's key: --api-key-file FILE")
     if status in _TIMED_OUT or status >= 500:
         return TransportError(text)
-    if _CONTEXT.search(said):
+    if _CONTEXT.search(said) or '"context_length_exceeded"' in body:
         return ContextTooLongError(text, hint="shorten the prompt or lower max_tokens")
     return UnknownModelError(text) if status == 404 else UserError(text)
 

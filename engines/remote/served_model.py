@@ -30,7 +30,7 @@ _UNTOLD_CONTEXT: Final = 1 << 17
 _BYTES_PER_TOKEN: Final = 16
 """Most bytes of a token to reckon with: the front counts bytes, the engine decides."""
 
-_ORDERS: Final = {EngineKind.VLLM: VLLM_ORDER, EngineKind.SGLANG: "sglang-page-first-1"}
+_ORDERS: Final = {EngineKind.VLLM: VLLM_ORDER, EngineKind.SGLANG: "sglang-untold"}
 
 
 def served_model(

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from engines.pool_door import PoolDoor
-from engines.salts import identity_digest, parse_salt, user_namespace
+from engines.salts import identity_digest, is_uncached, parse_salt, user_namespace
 from engines.vllm.connector_book import RequestBook, Story
 from engines.vllm.connector_lookups import Lookups
 from engines.vllm.connector_plan import BlockLoad, StepPlan, StepReport
@@ -331,4 +331,6 @@ def _why_skipped(request: Any) -> str | None:
         return "streaming"
     if request.pooling_params is not None:
         return "pooling"
+    if is_uncached(request.cache_salt):
+        return "uncached"
     return None

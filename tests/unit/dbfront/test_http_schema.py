@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -110,6 +111,7 @@ def test_parts_are_joined_and_developer_is_system() -> None:
         ("logprobs", True),
         ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
         ("logit_bias", {"5": 1}),
         ("presence_penalty", 0.5),
         ("top_k", 4),
@@ -127,6 +129,14 @@ def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None
 )
 def test_neutral_values_are_accepted(field: str, value: object) -> None:
     assert chat(**{field: value}).to_call("t", 1.0)
+
+
+def test_a_json_schema_holds_the_answer() -> None:
+    schema = {"type": "string", "enum": ["é"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    call = chat(response_format=asked).to_call("t", 1.0)
+    assert json.loads(call.json_schema) == schema
+    assert chat(response_format={"type": "text"}).to_call("t", 1.0).json_schema == ""
 
 
 @pytest.mark.parametrize(

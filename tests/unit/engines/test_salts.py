@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.keys import rank_key
-from engines.salts import TenantSalt, identity_digest, parse_salt, user_namespace
+from engines.salts import (
+    TenantSalt,
+    identity_digest,
+    is_uncached,
+    parse_salt,
+    uncached_salt,
+    user_namespace,
+)
 from kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey
 
 keys = st.binary(min_size=NAMESPACE_KEY_BYTES, max_size=NAMESPACE_KEY_BYTES).map(NamespaceKey)
@@ -43,3 +50,10 @@ def test_ranks_have_names_of_their_own() -> None:
     assert len(names) == 7
     with pytest.raises(ValueError, match="rank 2 of 2"):
         rank_key(key, 2, 2)
+
+
+def test_a_salt_for_nothing_kept_is_told_from_others() -> None:
+    salt = uncached_salt("9f" * 16)
+    assert is_uncached(salt) and parse_salt(salt) is None
+    assert len(salt) <= 128 and not set("@/\\\0") & set(salt)
+    assert not is_uncached(None) and not is_uncached("uncached-1")
