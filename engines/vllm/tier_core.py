@@ -6,6 +6,7 @@ goes wrong ends as a chunk that is not there or a job that failed.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ HOLD_S: Final = 30.0
 
 LOAD_WAIT_S: Final = 1.0
 """How long a load may wait for a thread; then it fails."""
+
+EXTENT_BYTES: Final = 32 << 20
+"""What a pool node divides its memory into, unless it is told otherwise; no value is larger."""
 
 SEED_INTERVAL_S: Final = 3600.0
 """How often the seed of hashes is compared with that of others."""
@@ -204,6 +208,7 @@ class TierCore:
         self._let_go(self._book.clear())
         self._holds.flush()
         self.door.close()
+        gc.collect()  # What is left of reads is in cycles; vLLM can't unmap what is still sliced.
         self._chunks.memory.release()
 
     def check_invariants(self) -> None:
@@ -289,6 +294,13 @@ class TierCore:
         missing = [key for key in done.keys if key not in done.done]
         if missing:
             self._owed.add(missing, self._clock.now())
+        if missing and self._chunks.size_bytes >= EXTENT_BYTES:
+            self.door.complain(
+                "chunk_too_large",
+                f"no pool node took a chunk of {self._chunks.size_bytes} bytes: by default the "
+                f"largest is just below {EXTENT_BYTES}",
+                hint="a smaller block_size (or blocks_per_chunk) in kv_connector_extra_config",
+            )
         self._count("stored_tokens", done.moved_bytes // self._chunks.size_bytes)
         self.door.count("write_bytes", done.moved_bytes)
 

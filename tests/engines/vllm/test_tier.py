@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 from vllm.v1.kv_offload.base import LookupResult
 
-from tests.engines.vllm.tier_rig import Engine, Server, keys_of, pool_node, wait_for
+from tests.engines.vllm.tier_rig import Engine, Server, be_patient, keys_of, pool_node, wait_for
 
 pytestmark = pytest.mark.integration
 
 MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from there. Servers run in TierKV's environment, whatever environment the tests 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
@@ -41,6 +42,8 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from vllm.v1.request import Request
+
+from engines.vllm import tier_core
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
@@ -186,7 +189,7 @@ class Engine:
     def begin_store(self, keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKey]:
         """Have the GPU's chunks copied to CPU memory, and on to the tiers."""
         output = self.manager.prepare_store(list(keys), context)
-        if output is None:
+        if output is None or not output.keys_to_store:
             return []
         for key, chunk in zip(output.keys_to_store, output.store_spec.block_ids, strict=True):
             start = int(chunk) * self.size
@@ -262,6 +265,24 @@ class Engine:
     def close(self) -> None:
         self.memory.release()
         self.manager.shutdown()
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the tier wait as long as a busy machine takes, so that no test is about speed."""
+    monkeypatch.setattr(tier_core, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(tier_core, "LOAD_WAIT_S", 60.0)
+
+
+def flip_bits(folder: Path) -> int:
+    """Flip a bit in every page of pool nodes' memory that looks like chunks; how many."""
+    flipped = 0
+    for path in folder.glob("*.seg*"):
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            for start in range(0, len(memory), 4096):
+                if len(set(memory[start : start + 4096])) > 200:
+                    memory[start + 2048] ^= 0x10
+                    flipped += 1
+    return flipped
 
 
 def keys_of(prompt: str, count: int, *, salt: str | None = None) -> list[OffloadKey]:
