@@ -8,6 +8,7 @@ environment of its own (``make test-engines`` makes it).
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from bench.engines_chats import (
     PHASES,
     Plan,
     Results,
+    all_at_once,
     cached_share,
     equal_answers,
     median_ms,
@@ -26,8 +28,19 @@ from bench.engines_chats import (
     play,
     warm_up,
 )
+from bench.engines_lookup import measure
 from bench.engines_model import LARGE, TINY, ModelSize, write_model
-from bench.engines_servers import Contender, OurEngine, Pool, ServerError, Setup, Vllm, find_venv
+from bench.engines_servers import (
+    VLLM_BLOCK,
+    Contender,
+    OurEngine,
+    Pool,
+    ServerError,
+    Setup,
+    Vllm,
+    find_venv,
+    vllm_env,
+)
 from bench.report import Report, finish, make_parser
 
 PLAIN, OURS, EXAMPLE = "vllm", "vllm_tierkv", "vllm_example"
@@ -36,6 +49,7 @@ PLANS = {
     TINY.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=3),
     LARGE.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=1),
 }
+_CALL_TOKENS, _CALL_PROMPTS = 2_048, 20
 QUICK = Plan(chats=3, rounds=3, start=600, turn=184, answer=8, cache=2_432, repeats=1)
 
 
@@ -69,7 +83,7 @@ def _measure(
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="tierkv-engines-") as name, ExitStack() as stack:
         setup = Setup(
-            venv, Path(name) / "model", plan.cache * size.kv_bytes_per_token, plan.context,
+            venv, Path(name) / "model", plan.cache, size.kv_bytes_per_token, plan.context,
             Path(name),
         )  # fmt: skip
         report.add(f"{size.name}_parameters", write_model(size, setup.model, seed=seed))
@@ -79,9 +93,13 @@ def _measure(
         contenders = list(_contenders(setup, pool, names))
         for contender in contenders:
             stack.callback(contender.stop)
-            contender.start()
+        all_at_once(contenders, "start")
+        for contender in contenders:
             warm_up(contender, size, plan, rng)
         _report(report, size.name, play(contenders, size, plan, rng), names)
+        if OURS in names and size is TINY:
+            all_at_once(contenders, "stop")
+            _measure_calls(report, setup, pool)
     report.note(
         f"{size.name}: {plan.repeats} x {plan.chats} chats in turn, {plan.rounds} rounds and one "
         f"after a restart, prompts of {plan.start} to {plan.prompt_tokens(plan.rounds)} tokens, "
@@ -118,6 +136,33 @@ def _connector(name: str, setup: Setup, pool: Pool) -> dict[str, Any] | None:
             "kv_connector_extra_config": {"shared_storage_path": str(files)},
         }
     return None
+
+
+def _measure_calls(report: Report, setup: Setup, pool: Pool) -> None:
+    """What our classes cost vLLM's scheduler per call."""
+    python, env = setup.venv / "bin" / "python", vllm_env()
+    log = setup.folder / "calls.log"
+    engine = {
+        "model": str(setup.model), "dtype": "float32", "enforce_eager": True, "max_num_seqs": 4,
+        "max_model_len": _CALL_TOKENS, "max_num_batched_tokens": _CALL_TOKENS,
+        "num_gpu_blocks_override": 2 * _CALL_TOKENS // VLLM_BLOCK,
+        "kv_transfer_config": _connector(OURS, setup, pool),
+    }  # fmt: skip
+    specs = (
+        {"engine": engine, "prompts": _CALL_PROMPTS},
+        {"tier": {"pool": pool.address}, "prompts": _CALL_PROMPTS},
+    )
+    for spec in specs:
+        for name, times in measure(python, env, log, spec).items():
+            if not times:
+                continue
+            report.add(f"{name}_p50" + _unit(name), statistics.median(times))
+            if not name.startswith("hit"):
+                report.add(f"{name}_p99_us", sorted(times)[int(0.99 * len(times))])
+
+
+def _unit(name: str) -> str:
+    return "" if name.startswith("hit") else "_us"
 
 
 def _report(report: Report, model: str, results: Results, names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bench.engines_client import Answer, ask
@@ -98,11 +99,21 @@ def play(
             _play_round(contenders, results, chats, number)
             for chat in chats:
                 chat += _tokens(rng, size, plan.turn)
+    all_at_once(contenders, "restart")
     for contender in contenders:
-        contender.restart()
         warm_up(contender, size, plan, rng)
     _play_round(contenders, results, chats, plan.rounds)
     return results
+
+
+def all_at_once(contenders: Sequence[Contender], what: str) -> None:
+    """Start, restart or stop all; starting is mostly waiting.
+
+    Raises:
+        ServerError: one did not come up.
+    """
+    with ThreadPoolExecutor(len(contenders)) as threads:
+        list(threads.map(lambda one: getattr(one, what)(), contenders))
 
 
 def warm_up(contender: Contender, size: ModelSize, plan: Plan, rng: random.Random) -> None:

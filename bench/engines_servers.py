@@ -28,6 +28,9 @@ MODEL: Final = "bench"
 START_S: Final = 180.0
 STOP_S: Final = 20.0
 CAPACITY: Final = "3GiB"
+VLLM_BLOCK: Final = 128
+"""Tokens per block that vLLM chooses on a CPU. Bytes of cache are rounded up to whole GiB there,
+so its size is given in blocks."""
 _LAST_WORDS: Final = 1_500
 _VLLM: Final = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -50,16 +53,23 @@ class Setup:
     Attributes:
         venv: folder of the virtual environment with vLLM.
         model: folder.
-        cache_bytes: memory for KV inside an engine.
+        cache: tokens of KV inside an engine, whole blocks of vLLM's.
+        token_bytes: of one token's KV.
         context: longest prompt with its answer, in tokens.
         folder: for logs and files.
     """
 
     venv: Path
     model: Path
-    cache_bytes: int
+    cache: int
+    token_bytes: int
     context: int
     folder: Path
+
+
+def vllm_env() -> dict[str, str]:
+    """Return what vLLM's processes have in their environment beside ours."""
+    return _VLLM | {"OMP_NUM_THREADS": str(os.cpu_count()), "PYTHONPATH": str(ROOT)}
 
 
 def find_venv(given: Path | None) -> Path:
@@ -173,13 +183,12 @@ class Vllm:
             "--host=127.0.0.1", f"--port={self.port}", f"--model={setup.model}",
             f"--served-model-name={MODEL}", "--dtype=float32", "--enforce-eager",
             f"--max-model-len={setup.context}", f"--max-num-batched-tokens={setup.context}",
-            "--max-num-seqs=8", f"--kv-cache-memory-bytes={setup.cache_bytes}",
+            "--max-num-seqs=8", f"--num-gpu-blocks-override={setup.cache // VLLM_BLOCK}",
             "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
         ]  # fmt: skip
         if self._connector is not None:
             command.append(f"--kv-transfer-config={json.dumps(self._connector)}")
-        env = _VLLM | {"OMP_NUM_THREADS": str(os.cpu_count()), "PYTHONPATH": str(ROOT)}
-        self._process = Process(self.name, command, setup.folder, env)
+        self._process = Process(self.name, command, setup.folder, vllm_env())
         self._process.await_http(self.port, "/health")
 
     def restart(self) -> None:
@@ -259,7 +268,8 @@ class OurEngine:
     def _start_compute(self) -> None:
         self._compute = self._pool.start_role(
             "compute", f"compute.model={self._setup.model}", f"compute.model_name={MODEL}",
-            f"compute.l1_capacity={self._setup.cache_bytes}", "compute.dtype=float32",
+            f"compute.l1_capacity={self._setup.cache * self._setup.token_bytes}",
+            "compute.dtype=float32",
         )  # fmt: skip
         self._compute.ready_line()
 

@@ -1,0 +1,135 @@
+"""What our connector and our tier cost vLLM's scheduler: every call it makes, timed in the process.
+
+``measure`` is called by bench.engines; it runs this file with vLLM's own Python. There an ``LLM``
+whose scheduler is in the same process answers more prompts than its cache holds, twice; and vLLM's
+own tiering manager looks up the chunks of prompts that only the pool has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+Times = dict[str, list[float]]
+CALLS: Final = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+)
+_TIMEOUT_S: Final = 300.0
+_ANSWER: Final = 4
+
+
+def measure(python: Path, env: Mapping[str, str], log: Path, spec: Mapping[str, Any]) -> Times:
+    """Run prompts through an engine in one process.
+
+    Args:
+        python: vLLM's.
+        env: added to the environment.
+        log: where what it says goes.
+        spec: ``engine`` (arguments of ``LLM``) or ``tier`` (its configuration), and ``prompts``,
+            how many, each asked twice.
+
+    Returns:
+        The microseconds of every call, by its name; ``hit_tokens`` of each second answer.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    with log.open("ab") as file:
+        done = subprocess.run(
+            [str(python), "-m", "bench.engines_lookup", json.dumps(dict(spec))],
+            env=os.environ | dict(env), stdout=subprocess.PIPE, stderr=file, timeout=_TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the lookup measurement failed: {log.read_text()[-1_500:]}")
+    told: Times = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def time_connector(engine: Mapping[str, Any], prompts: int) -> Times:
+    """Answer prompts of the longest length twice; the times of the scheduler's calls."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams  # Only this process has it, and it takes ten seconds.
+
+    llm = LLM(**engine)
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    took: Times = {name: [] for name in CALLS}
+    for name in CALLS:
+        setattr(connector, name, _timed(getattr(connector, name), took[name]))
+    rng = random.Random(1)
+    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    length = engine["max_model_len"] - _ANSWER
+    sampling = SamplingParams(temperature=0.0, max_tokens=_ANSWER, ignore_eos=True)
+    asked = [
+        {"prompt_token_ids": [rng.randrange(10, vocabulary) for _ in range(length)]}
+        for _ in range(prompts)
+    ]
+    hits = []
+    for prompt in asked * 2:
+        (answer,) = llm.generate([prompt], sampling, use_tqdm=False)
+        hits.append(float(answer.num_cached_tokens or 0))
+    return took | {"hit_tokens": hits[prompts:]}
+
+
+def time_tier(tier: dict[str, Any], prompts: int) -> Times:
+    """Look up prompts of 128 chunks that the pool has and vLLM's CPU memory has not."""
+    from vllm.v1.kv_offload.base import LookupResult
+
+    from tests.engines.vllm.tier_rig import Engine, keys_of  # Needs vLLM.
+
+    chains = [keys_of(f"prompt {number}", 128) for number in range(prompts)]
+    engine = Engine(chunks=512, tier=tier, chunk_bytes=4_096)
+    for chain in chains:
+        engine.store(chain)
+    engine.close()
+    engine = Engine(chunks=512, tier=tier, chunk_bytes=4_096)
+    took: Times = {"tier_lookup": [], "tier_on_schedule_end": []}
+    look = _timed(engine.tier.lookup, took["tier_lookup"])
+    step = _timed(engine.tier.on_schedule_end, took["tier_on_schedule_end"])
+    engine.tier.on_schedule_end = step
+    hits = []
+    for chain in chains:
+        context = engine.request()
+        while LookupResult.RETRY in (found := [look(key, context) for key in chain]):
+            engine.step()
+            time.sleep(0.001)  # Other work of the engine.
+        hits.append(float(found.count(LookupResult.HIT)))
+        engine.finish(context)
+    engine.close()
+    return took | {"hit_chunks": hits}
+
+
+def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    def timed(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(*arguments, **named)
+        finally:
+            times.append(1e6 * (time.perf_counter() - began))
+
+    return timed
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM writes to standard output too.
+    asked = json.loads(sys.argv[1])
+    if "engine" in asked:
+        times = time_connector(asked["engine"], asked["prompts"])
+    else:
+        times = time_tier(asked["tier"], asked["prompts"])
+    print(json.dumps(times), file=answers, flush=True)
+    answers.close()
+    os._exit(0)  # Threads of engines may still wait for their queues.
