@@ -1,0 +1,97 @@
+"""What an engine serves as a ModelInfo: out of its words, its folder, and what others saw of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compute
+from engines.remote.config import EngineKind, RemoteConfig
+from engines.remote.door import EngineDoor, EngineLook
+from engines.remote.doors import open_door
+from engines.remote.served_model import served_model
+from engines.remote.text_tokens import END, text_folder
+from kvcore import limits
+from kvcore.errors import ConfigError
+from kvcore.ids import HostId, NodeId
+from kvcore.layout import BlockLayout, KvDtype
+from kvcore.node import NodeRole
+from storage.model_folder import inspect_model_folder
+
+DEMO = Path(compute.__file__).parent / "demo_model" / "weights"
+LOOK = EngineLook(
+    "demo", folder=str(DEMO), context_tokens=2_048, block_tokens=32, blocks=256, dtype="auto"
+)
+
+
+def config(kind: EngineKind = EngineKind.VLLM, **changes: Any) -> RemoteConfig:
+    fields = {"url": "http://127.0.0.1:1", "role": NodeRole.COMPUTE, "kind": kind} | changes
+    return RemoteConfig(NodeId("n"), HostId("h"), **fields)
+
+
+def door(kind: EngineKind = EngineKind.VLLM) -> EngineDoor:
+    return open_door(config(kind))
+
+
+def test_weights_name_the_model_and_the_engine_its_blocks() -> None:
+    model = served_model(config(), door(), LOOK)
+    assert model.revision == inspect_model_folder(DEMO).revision
+    assert (model.name, model.context_tokens, model.eos_token_ids) == ("demo", 2_048, (2,))
+    assert model.layout == BlockLayout(6, 2, 32, KvDtype.BFLOAT16, 32, order="vllm-untold")
+    assert model.score_refusal == "" and model.embed_refusal and model.blend_refusal
+    told = served_model(config(dtype="float32"), door(), LOOK)
+    assert told.layout.dtype is KvDtype.FLOAT32
+
+
+def test_what_runs_in_the_engine_knows_its_layout_best() -> None:
+    plain = served_model(config(), door(), LOOK)
+    true = BlockLayout(6, 2, 32, KvDtype.FLOAT32, 32, order="vllm-0.32-hnc")
+    other_size = replace(true, block_tokens=64)
+    seen = [
+        replace(plain, revision="somebody else's"),
+        replace(plain, layout=other_size),
+        replace(plain, layout=true),
+    ]
+    assert served_model(config(), door(), LOOK, seen).layout == true
+    assert served_model(config(), door(), LOOK, seen[:2]).layout == plain.layout
+
+
+def test_a_text_engine_has_bytes_for_tokens() -> None:
+    model = served_model(config(EngineKind.OPENAI), door(EngineKind.OPENAI), EngineLook("gpt"))
+    assert model.folder == str(text_folder()) and model.eos_token_ids == (END,)
+    assert model.score_refusal and model.context_tokens == limits.MAX_CONTEXT_TOKENS
+    small = replace(LOOK, context_tokens=100)
+    bytes_of = served_model(config(EngineKind.OPENAI), door(EngineKind.OPENAI), small)
+    assert 100 < bytes_of.context_tokens < 10_000
+    again = served_model(config(EngineKind.OPENAI), door(EngineKind.OPENAI), EngineLook("gpt"))
+    assert again.identity == model.identity != bytes_of.identity
+
+
+@pytest.mark.parametrize(
+    ("served", "name"),
+    [
+        ("org/Model-7B", "org/Model-7B"),
+        ("/data/models/My Model", "My_Model"),
+        ("-x", "model--x"),
+        ("日本", "__"),
+        ("x" * 300, None),
+    ],
+)
+def test_any_name_becomes_one_the_cluster_allows(served: str, name: str | None) -> None:
+    model = served_model(config(), door(), replace(LOOK, served=served))
+    assert re.fullmatch(limits.NAME_PATTERN, model.name)
+    assert name is None or model.name == name
+    given = served_model(config(model_name="mine"), door(), replace(LOOK, served=served))
+    assert given.name == "mine"
+
+
+def test_a_folder_elsewhere_has_to_be_named() -> None:
+    away = replace(LOOK, folder="/no/such/folder")
+    with pytest.raises(ConfigError, match="no folder here") as refused:
+        served_model(config(), door(), away)
+    assert "--model FOLDER" in refused.value.hint
+    assert served_model(config(model_folder=str(DEMO)), door(), away).folder == str(DEMO)
