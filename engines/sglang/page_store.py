@@ -208,14 +208,17 @@ class PageStore:
             return store(pool, [Page(k, w) for k, w in zip(keys, windows, strict=True)], notes)
 
         nothing = [False] * len(hashes)
-        was_up = self.door.up
         done = self._run(put, nothing, "sglang_set")
         stored = sum(done)
         self.door.count("write_bytes", stored * component.pages.page_bytes)
         if component.name == KV:
             self.door.count("stored_tokens", self._tokens(stored))
-        if was_up and stored < len(done):
-            self._complain_of_refusal(component, len(done) - stored)
+        if stored < len(done) and component.pages.page_bytes > _LARGE_BYTES:
+            self.door.complain(
+                "page_too_large",
+                f"a page of {component.pages.page_bytes} bytes is larger than what a node stores",
+                hint="choose a smaller --page-size",
+            )
         return done
 
     def _names(self, pool: Pool) -> Names | None:
@@ -264,12 +267,3 @@ class PageStore:
         self.door.count("read_bytes", sum(done) * component.pages.page_bytes)
         if component.name == KV:
             self.door.count("hit_tokens", self._tokens(sum(done)))
-
-    def _complain_of_refusal(self, component: Component, pages: int) -> None:
-        size = component.pages.page_bytes
-        hint = "give its nodes more memory (--capacity) or a disk"
-        if size > _LARGE_BYTES:
-            hint = "a page is larger than a node stores: choose a smaller --page-size"
-        self.door.complain(
-            "not_stored", f"{pages} pages of {size} bytes found no room in the pool", hint=hint
-        )
