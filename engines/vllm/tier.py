@@ -35,6 +35,7 @@ from engines.pool_door import PoolDoor
 from engines.settings import EngineSettings
 from engines.vllm import tier_options, tier_stats
 from engines.vllm.own_config import find_config
+from engines.vllm.tier_chains import ChainEnds, parents_of
 from engines.vllm.tier_core import Chunks, TierCore
 from engines.vllm.tier_format import identity_of
 from engines.vllm.tier_options import TierOptions
@@ -112,7 +113,12 @@ class TierKvTier(SecondaryTierManager):  # type: ignore[misc]  # base class is t
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Begin to copy chunks into the pool."""
         job = job_metadata
-        self._core.store(job.job_id, list(job.keys), job.chunk_ids)
+        context = job.req_context
+        chain = context.get_state(ChainEnds)
+        if chain is None:
+            context.set_state(chain := ChainEnds())
+        parents = parents_of(job.keys, context.get_offload_key_position, chain)
+        self._core.store(job.job_id, list(job.keys), job.chunk_ids, parents)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Begin to copy chunks out of the pool."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Final
@@ -118,8 +118,21 @@ class TierCore:
             return False
         return self._book.look(key, request, self._clock.now())
 
-    def store(self, job_id: int, keys: Sequence[bytes], chunk_ids: Sequence[int]) -> None:
-        """Begin to copy chunks into the pool, if there is a chance that it takes them."""
+    def store(
+        self,
+        job_id: int,
+        keys: Sequence[bytes],
+        chunk_ids: Sequence[int],
+        parents: Mapping[bytes, bytes],
+    ) -> None:
+        """Begin to copy chunks into the pool, if there is a chance that it takes them.
+
+        Args:
+            job_id: vLLM's number.
+            keys: the chunks.
+            chunk_ids: where each is in memory.
+            parents: the chunk before each, where that is known.
+        """
         names = self._current_names()
         # Chunks that wait to be stored can't be replaced, so they take room from loads.
         if names is None or 2 * self._transfers.waiting_chunks > self._chunks.count:
@@ -127,7 +140,7 @@ class TierCore:
             self._owed.add(keys, self._clock.now())
             self._refuse(job_id, keys, is_load=False)
         else:
-            self._transfers.store(job_id, keys, chunk_ids, names)
+            self._transfers.store(job_id, keys, chunk_ids, names, parents)
 
     def load(self, job_id: int, keys: Sequence[bytes], chunk_ids: Sequence[int]) -> None:
         """Begin to copy chunks out of the pool."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
 from dmp.pool import Pool
+from dmp.pool_arguments import BY_HAND, PutNotes
 from engines.pool_door import PoolDoor
 from engines.vllm.tier_names import ChunkNames
 from kvcore.clock import Clock
@@ -80,6 +81,7 @@ class _Part:
     keys: Sequence[bytes]
     chunk_ids: Sequence[int]
     state: _State = _State.WAITING
+    parents: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,17 @@ class Transfers:
         return self._waiting_chunks
 
     def store(
-        self, job_id: int, keys: Sequence[bytes], chunk_ids: Sequence[int], names: ChunkNames
+        self,
+        job_id: int,
+        keys: Sequence[bytes],
+        chunk_ids: Sequence[int],
+        names: ChunkNames,
+        parents: Mapping[bytes, bytes],
     ) -> None:
         """Copy chunks into the pool; those that are there already stay as they are."""
         parts = self._begin(job_id, keys, chunk_ids, names, is_load=False)
+        for part in parts:
+            part.parents = parents
         with self._changed:
             self._waiting += parts
             self._waiting_chunks += len(keys)
@@ -266,7 +275,10 @@ class Transfers:
             for name, view, known in zip(names, self._views(part), there, strict=True)
             if not known
         ]
-        stored = iter(pool.put_many(missing) if missing else [])
+        notes = [
+            _notes(part, key) for key, known in zip(part.keys, there, strict=True) if not known
+        ]
+        stored = iter(pool.put_many(missing, notes=notes) if missing else [])
         kept = [known or next(stored) for known in there]
         copied = [key for key, ok in zip(part.keys, kept, strict=True) if ok]
         return _Copied(copied, len(copied) - sum(there))
@@ -306,3 +318,9 @@ class Transfers:
             self._finished.append(done)
             self._jobs -= 1
             self._changed.notify_all()
+
+
+def _notes(part: _Part, key: bytes) -> PutNotes:
+    """Say that a chunk is wanted, and which one it continues."""
+    parent = part.parents.get(key)
+    return BY_HAND if parent is None else replace(BY_HAND, parent=part.job.names.name(parent))
