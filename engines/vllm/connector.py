@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -69,8 +70,12 @@ class TierKvHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # as
     facts: WorkerFacts
 
 
-class TierKvConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
-    """vLLM's KV in TierKV's pool, block by block and layer by layer."""
+class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
+    """vLLM's KV in TierKV's pool, block by block and layer by layer.
+
+    It claims support of several groups of KV (HMA), though it shares only one: without that claim
+    vLLM gives hybrid models more memory than they need, or does not start them.
+    """
 
     _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
@@ -225,6 +230,12 @@ class TierKvConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
             return False, None
         return self._scheduler.over(request, block_ids)
 
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """End a request of a model that may have several groups, of which we share none."""
+        return self.request_finished(request, block_ids[0] if block_ids else [])
+
     def reset_cache(self) -> bool | None:
         """Use nothing that was stored before; vLLM asks for it when weights were replaced."""
         if self._scheduler is not None and self._door is not None:
@@ -311,9 +322,9 @@ class TierKvConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Tell what was not saved."""
+        """Tell what was not saved, and that the step is over."""
         report = self._results.report
-        return TierKvWorkerMetadata(report) if report.unsaved else None
+        return TierKvWorkerMetadata(report) if report.unsaved or report.step else None
 
     # Inside
 

@@ -62,12 +62,14 @@ class StepPlan:
         closing: requests that are over and whose blocks are kept for their saves: to be reported
             when these are over too.
         preempted: requests whose blocks others may overwrite in this step.
+        number: of the step, if the scheduler wants to hear when it ended; else 0.
     """
 
     saves: list[BlockSave] = field(default_factory=list)
     loads: list[BlockLoad] = field(default_factory=list)
     closing: list[str] = field(default_factory=list)
     preempted: set[str] = field(default_factory=set)
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -76,10 +78,12 @@ class StepReport:
 
     Attributes:
         unsaved: names of blocks that were to be saved and are not in the pool.
+        step: number of the step, if the plan had one.
     """
 
     unsaved: set[BlockKey] = field(default_factory=set)
+    step: int = 0
 
     def merged(self, other: StepReport) -> StepReport:
         """Return what two workers say together: a block is saved where each part of it is."""
-        return StepReport(self.unsaved | other.unsaved)
+        return StepReport(self.unsaved | other.unsaved, max(self.step, other.step))

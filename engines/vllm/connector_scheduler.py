@@ -16,6 +16,7 @@ from engines.vllm.connector_book import RequestBook, Story
 from engines.vllm.connector_lookups import Lookups
 from engines.vllm.connector_plan import BlockLoad, StepPlan, StepReport
 from engines.vllm.connector_settings import ConnectorSettings
+from engines.vllm.connector_worth import TimedWorth
 from kvcore import limits
 from kvcore.ids import BlockKey, NamespaceKey
 
@@ -31,6 +32,7 @@ class SchedulerSide:
         _first: the first block of the last answer about each request.
         _loading: of requests whose blocks workers read now: the names, by place.
         _in_step: requests that load within the step under way.
+        _worth: says whether loading pays; None: it is not asked.
         _plan: the next step's, as far as it is known.
     """
 
@@ -70,6 +72,7 @@ class SchedulerSide:
         self._loading: dict[str, dict[int, BlockKey]] = {}
         self._in_step: list[str] = []
         self._step_hashes: list[tuple[int, Any]] = []
+        self._worth = TimedWorth(now) if settings.weighs else None
         self._plan = StepPlan()
         self._was_up = False
         self._epoch = b""
@@ -139,6 +142,9 @@ class SchedulerSide:
         if end is None:
             return None
         self._doubt(story, end, last)
+        if not self._pays(story, min(end, last) - first):
+            self._lookups.release(request.request_id)
+            return 0
         self._first[request.request_id] = first
         return max(min(end, last) - first, 0) * self._block_tokens
 
@@ -160,6 +166,8 @@ class SchedulerSide:
         self.book.known.add(keys)
         load = BlockLoad(request_id, tuple(keys), places, in_step=self._settings.in_step)
         self._plan.loads.append(load)
+        if self._worth is not None:
+            self._worth.load_begins(request_id, tokens)
         if self._settings.in_step:
             self._in_step.append(request_id)
             index = first * self._hashes_per_block
@@ -180,6 +188,8 @@ class SchedulerSide:
         plan.preempted = set(output.preempted_req_ids or ())
         for request_id in plan.preempted:
             self.book.preempt(request_id)
+        if self._worth is not None:
+            plan.number = self._worth.step_begins(output.total_num_scheduled_tokens)
         if self._settings.saves and self._was_up:
             for request_id, count in output.num_scheduled_tokens.items():
                 self._plan_saves(plan, request_id, count, output)
@@ -201,12 +211,16 @@ class SchedulerSide:
         lost = set(failed)
         if report is not None:
             self.book.known.discard(report.unsaved)
+        if self._worth is not None:
+            self._worth.step_ended(0 if report is None else report.step)
         in_step, self._in_step = self._in_step, []
         poisoned: dict[str, int] = {}
         for request_id in [*received, *in_step]:
             blocks = self._loading.pop(request_id, {})
             self._lookups.release(request_id)
             bad = [place for place in blocks if place in lost]
+            if self._worth is not None:
+                self._worth.load_ended(request_id, whole=not bad)
             self._door.count("hit_tokens", (len(blocks) - len(bad)) * self._block_tokens)
             if not bad:
                 continue
@@ -263,10 +277,34 @@ class SchedulerSide:
         last = self._most_blocks(story)
         if first >= last or story.no_loads:
             return
+        promised = min(self._promised(story.request), last)
+        if not promised and not self._pays_to_ask(last - first):
+            story.no_loads = True
+            return
         first = max(first - 1, 0)
         keys = self.book.keys(story, last)[first:]
-        promised = min(self._promised(story.request), last)
         self._lookups.start(story.request.request_id, first, keys, promised=promised)
+
+    def _pays_to_ask(self, blocks: int) -> bool:
+        tokens = blocks * self._block_tokens
+        pays = self._worth is None or self._worth.worth.pays_to_ask(tokens)
+        if not pays:
+            self._door.count("computed_instead_tokens", tokens)
+        return pays
+
+    def _pays(self, story: Story, blocks: int) -> bool:
+        """Whether to load what was found; if not, it is not asked about again.
+
+        What was promised is loaded: another engine computed it for this one.
+        """
+        if self._worth is None or blocks <= 0 or self._promised(story.request):
+            return True
+        tokens = blocks * self._block_tokens
+        pays = self._worth.worth.pays(tokens)
+        if not pays:
+            story.no_loads = True
+            self._door.count("computed_instead_tokens", tokens)
+        return pays
 
     def _most_blocks(self, story: Story) -> int:
         """Return how many blocks may be loaded: never all tokens, since one must be computed."""

@@ -15,6 +15,7 @@ _SHOWN: Final = (
     "query_tokens",
     "hit_tokens",
     "load_failed_tokens",
+    "computed_instead_tokens",
     "lookup_late",
     "promise_late",
     "stored_tokens",

@@ -87,15 +87,16 @@ class WorkerSide:
     def begin_step(self, plan: StepPlan) -> None:
         """Begin to save what is there, and get ready for what this step computes."""
         self._plan = plan
+        self._results.report.step = plan.number
         self._closing |= set(plan.closing)
         late = [save for save in plan.saves if not save.fresh]
         fresh = [save for save in plan.saves if save.fresh]
         if late:
-            job = self._save(late)
+            job = self._submit(self._job(late))
             for layer in self._layers.values():
                 job.layer_ready(layer)
             job.step_over(set())
-        self._fresh = self._save(fresh) if fresh else None
+        self._fresh = self._job(fresh) if fresh else None
 
     def load(self) -> None:
         """Begin the step's loads; vLLM calls it before the forward pass if that needs them."""
@@ -115,8 +116,12 @@ class WorkerSide:
     def layer_computed(self, name: str) -> None:
         """Let the layer be saved."""
         layer = self._layers.get(name)
-        if self._fresh is not None and layer is not None:
-            self._fresh.layer_ready(layer)
+        if self._fresh is None or layer is None:
+            return
+        self._fresh.layer_ready(layer)
+        if self._fresh.future is None:
+            # Not before: it waits for layers, in a thread that this step's loads may need.
+            self._submit(self._fresh)
 
     def end_step(self) -> None:
         """End what belongs to the step; nothing is written to the engine's memory after it."""
@@ -124,6 +129,8 @@ class WorkerSide:
         self._in_step.clear()
         if self._fresh is not None:
             self._fresh.step_over(spoilt)
+            if self._fresh.future is None:  # No layer was computed.
+                self._results.report.unsaved |= self._fresh.nothing.unsaved
         self._fresh = None
         self._plan = StepPlan()
 
@@ -144,10 +151,12 @@ class WorkerSide:
 
     # Inside
 
-    def _save(self, saves: Sequence[BlockSave]) -> SaveJob:
+    def _job(self, saves: Sequence[BlockSave]) -> SaveJob:
         parts = self._parts([save.key for save in saves])
         notes = [self._notes(save) for save in saves]
-        job = SaveJob(saves, parts, self._memory, self._patience, notes)
+        return SaveJob(saves, parts, self._memory, self._patience, notes)
+
+    def _submit(self, job: SaveJob) -> SaveJob:
         job.future = self._door.submit(job.run, job.nothing, name="save")
         self._saving.append(job)
         return job

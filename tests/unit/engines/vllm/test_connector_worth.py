@@ -1,0 +1,117 @@
+"""Loads that take longer than computing are left alone, and tried again now and then."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.vllm.connector_worth import LoadCost, LoadWorth, TimedWorth
+
+TOKENS = 1_024
+
+
+def measured(*, load_s: float, step_s: float, token_s: float) -> LoadWorth:
+    worth = LoadWorth()
+    worth.computed(1, step_s)
+    worth.computed(TOKENS, step_s + token_s * TOKENS)
+    worth.loaded(TOKENS, load_s)
+    return worth
+
+
+def test_what_was_not_measured_is_loaded() -> None:
+    worth = LoadWorth()
+    assert worth.pays(TOKENS)
+    worth.computed(TOKENS, 0.001)
+    assert worth.pays(TOKENS)
+    assert worth.pays_to_ask(TOKENS)
+
+
+def test_the_faster_way_is_taken() -> None:
+    assert measured(load_s=0.010, step_s=0.002, token_s=1e-3).pays(TOKENS)
+    assert not measured(load_s=0.010, step_s=0.002, token_s=1e-6).pays(TOKENS)
+
+
+def test_what_every_step_costs_is_no_reason_to_load() -> None:
+    worth = measured(load_s=0.010, step_s=0.050, token_s=1e-6)
+    assert not worth.pays(TOKENS)
+
+
+def test_one_in_sixteen_is_tried_again() -> None:
+    worth = measured(load_s=0.010, step_s=0.002, token_s=1e-6)
+    asked = []
+    for _ in range(64):
+        asked.append(worth.pays_to_ask(TOKENS))
+        if asked[-1]:
+            assert worth.pays(TOKENS), "the load itself is part of the probe"
+            worth.begun()
+    assert asked.count(True) == 4
+
+
+def test_a_pool_that_became_fast_is_used_again() -> None:
+    worth = measured(load_s=5.0, step_s=0.002, token_s=1e-4)
+    assert not worth.pays(TOKENS)
+    for _ in range(16):
+        worth.loaded(TOKENS, 0.002)
+    assert worth.pays(TOKENS)
+
+
+def test_one_long_load_is_not_believed_for_long() -> None:
+    worth = measured(load_s=5.0, step_s=0.002, token_s=1e-4)
+    worth.loaded(TOKENS, 0.002)
+    assert worth.pays(TOKENS)
+
+
+def test_loads_of_other_sizes_are_predicted_rather_too_long() -> None:
+    cost = LoadCost()
+    assert cost.seconds(1) is None
+    for _ in range(3):
+        cost.add(1_024, 0.008)
+    assert cost.seconds(128) == pytest.approx(0.008)
+    assert cost.seconds(2_048) == pytest.approx(0.016)
+
+
+def timed() -> tuple[TimedWorth, list[float]]:
+    clock = [100.0]
+    return TimedWorth(lambda: clock[0]), clock
+
+
+def test_a_step_lasts_from_its_plan_or_the_end_of_the_one_before() -> None:
+    timer, clock = timed()
+    first, second = timer.step_begins(TOKENS), timer.step_begins(TOKENS)
+    clock[0] += 1.0
+    timer.step_ended(first)
+    clock[0] += 1.0
+    timer.step_ended(second)
+    timer.load_begins("a", TOKENS)
+    clock[0] += 1.1
+    timer.load_ended("a", whole=True)
+    assert not timer.worth.pays(TOKENS), "each step took one second, not two"
+
+
+def test_steps_that_teach_nothing_have_no_number() -> None:
+    timer, _ = timed()
+    numbers = [timer.step_begins(1) for _ in range(32)]
+    assert sum(map(bool, numbers)) == 2
+    assert timer.step_begins(0) == 0
+    timer.step_ended(0)
+    timer.step_ended(999)
+
+
+def test_a_load_that_failed_at_once_is_no_fast_load() -> None:
+    timer, clock = timed()
+    for _ in range(3):
+        timer.load_begins("a", TOKENS)
+        timer.load_ended("a", whole=False)
+        timer.load_ended("unknown", whole=True)
+        assert timer.worth.load_seconds(TOKENS) is None
+    timer.load_begins("a", TOKENS)
+    clock[0] += 5.0
+    timer.load_ended("a", whole=False)
+    assert timer.worth.load_seconds(TOKENS) == 5.0
+
+
+def test_what_is_never_heard_of_is_forgotten() -> None:
+    timer, _ = timed()
+    for number in range(1_000):
+        timer.step_begins(TOKENS)
+        timer.load_begins(str(number), TOKENS)
+    assert len(timer._steps) <= 64 and len(timer._loads) <= 64
