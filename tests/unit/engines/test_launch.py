@@ -54,6 +54,14 @@ def test_the_line_is_the_arguments_one_flag_on_a_line() -> None:
     assert all(line.startswith("  --") for line in lines[1:])
 
 
+def test_vllms_package_for_cpus_is_started_as_a_module() -> None:
+    argv = plan_launch(wish(as_module=True)).argv
+    assert argv[:5] == (
+        "python", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/model",
+    )  # fmt: skip
+    assert argv[5:] == plan_launch(wish()).argv[3:]
+
+
 def test_the_direct_connector_gets_its_settings_and_recomputes_what_fails() -> None:
     told = parsed(plan_launch(wish()), "--kv-transfer-config")
     module, _, name = VLLM_CONNECTOR.partition(":")
