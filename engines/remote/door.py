@@ -14,6 +14,18 @@ from kvcore.request import GenerateRequest, HitTokens
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """How busy an engine is, and what its cache did since it started."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    outside_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLook:
     """What an engine says about itself.
 
@@ -26,6 +38,7 @@ class EngineLook:
         block_tokens: tokens of a block of its cache; 0: it does not say.
         blocks: how many blocks its cache has.
         dtype: element type of its KV; empty or ``auto``: the model's own.
+        figures: how busy it is; two looks that differ in nothing else are of one life.
     """
 
     served: str
@@ -36,18 +49,7 @@ class EngineLook:
     block_tokens: int = 0
     blocks: int = 0
     dtype: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFigures:
-    """How busy an engine is, and what its cache did since it started."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    outside_hit_tokens: int = 0
+    figures: EngineFigures = field(default_factory=EngineFigures, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,9 @@ class Piece:
 class EngineDoor(Protocol):
     """An engine's HTTP API.
 
-    1. ``look`` and ``figures`` raise TransportError while the engine does not answer, and
-       ConfigError where it refuses us for good.
+    1. ``look`` raises TransportError while the engine does not answer, and ConfigError where it
+       refuses us for good. It is asked every second: what an engine can't change while it lives is
+       asked for once.
     2. ``answer`` yields pieces, of which the last one, and only it, has ``ended``; closing it
        early aborts the request in the engine. It raises UserError, OverloadedError or
        TransportError.
@@ -119,8 +122,6 @@ class EngineDoor(Protocol):
     speaks_text: bool
 
     async def look(self) -> EngineLook: ...
-
-    async def figures(self) -> EngineFigures: ...
 
     def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]: ...
 

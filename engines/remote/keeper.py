@@ -124,14 +124,13 @@ class Keeper:
         look = await self._door.look()
         seen = await self._engines_models()
         model = await self._model_of(look, seen)
-        figures = await self._door.figures()
         life = self.node.life
         if life is not None and (life.model != model or life.look != look):
             await self._end(f"the engine at {self.node.config.url} started again or changed")
         if self.node.life is None:
             await self._begin(look, model)
         assert self.node.life is not None
-        self.node.life.figures = figures
+        self.node.life.look = look
         self._misses, self._said = 0, ""
 
     async def _model_of(self, look: EngineLook, seen: tuple[ModelInfo, ...]) -> ModelInfo:

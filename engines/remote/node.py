@@ -15,7 +15,7 @@ from typing import Protocol
 
 from engines.remote.answering import Answering
 from engines.remote.config import RemoteConfig
-from engines.remote.door import Ask, EngineDoor, EngineFigures, EngineLook
+from engines.remote.door import Ask, EngineDoor, EngineLook
 from engines.remote.pace import Pace
 from engines.salts import TenantSalt, identity_digest, uncached_salt
 from kvcore import limits
@@ -61,9 +61,8 @@ class Life:
     Attributes:
         incarnation: the node's, for that time.
         model: what the engine serves.
-        look: what it said of itself.
+        look: what it said of itself, last.
         book: what is known of its cache; None: nothing ever is.
-        figures: its queue and counters, as last seen.
         pace: how fast it is.
         running: requests under way, by number.
     """
@@ -72,7 +71,6 @@ class Life:
     model: ModelInfo
     look: EngineLook
     book: L1Book | None = None
-    figures: EngineFigures = field(default_factory=EngineFigures)
     pace: Pace = field(default_factory=Pace)
     running: dict[int, Answering] = field(default_factory=dict)
 
@@ -135,7 +133,7 @@ class RemoteNode:
             node_id=self.config.node_id,
             ends=life.model.eos_token_ids,
             clock=self._clock,
-            alone=not life.running and not life.figures.running,
+            alone=not life.running and not life.look.figures.running,
         )
         answering.claimed_tokens = self._claimed(request, life)
         life.running[number] = answering
@@ -286,7 +284,7 @@ class RemoteNode:
         )
 
     def _load(self, life: Life) -> NodeLoad:
-        running, figures, pace = life.running.values(), life.figures, life.pace
+        running, figures, pace = life.running.values(), life.look.figures, life.pace
         cost = pace.prefill.cost or StepCost(0.0)
         rate = pace.decode_rate.value
         return NodeLoad(
@@ -314,7 +312,7 @@ def _salt(request: GenerateRequest, model: ModelInfo) -> str:
 
 
 def _cache_stats(life: Life) -> TierStats:
-    figures, layout = life.figures, life.model.layout
+    figures, layout = life.look.figures, life.model.layout
     capacity = life.look.blocks * layout.payload_bytes
     return TierStats(
         tier=Tier.L1,

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
-from engines.remote.door import Ask, EngineFigures, EngineLook, Piece
+from engines.remote.door import Ask, EngineLook, Piece
 from engines.remote.http import EngineHttp
 from engines.remote.openai_json import counts_of, listed_model, only_choice
 from engines.remote.text_tokens import Spoken, messages_of, tokens_of
@@ -39,17 +39,12 @@ class OpenAiDoor:
         self._limit_name = "max_tokens"
 
     async def look(self) -> EngineLook:
-        """Ask for the models; nothing else is common to all such servers."""
+        """Ask for the models; nothing else is common to all such servers, no queue and no life."""
         model = listed_model(
             await self._http.get_json("/v1/models"), self._served, self._http.where
         )
         context = next((n for name in _CONTEXT_NAMES if isinstance(n := model.get(name), int)), 0)
         return EngineLook(served=str(model["id"]), context_tokens=max(0, context))
-
-    async def figures(self) -> EngineFigures:
-        """Ask whether it is there; such a server tells no queue."""
-        await self._http.get_json("/v1/models")
-        return EngineFigures()
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
         """Stream an answer; see EngineDoor."""

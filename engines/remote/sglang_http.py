@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from engines.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
@@ -29,13 +30,22 @@ class SglangDoor:
         """Make a door; ``served`` names the model where the server has several."""
         self._http = http
         self._served = served
-        self._has_metrics = True
+        self._last: EngineLook | None = None
 
     async def look(self) -> EngineLook:
-        """Ask for the model, the version and the cache's shape."""
-        model = listed_model(
-            await self._http.get_json("/v1/models"), self._served, self._http.where
-        )
+        """Ask how busy it is, and when it was away also for the model, version and cache's shape.
+
+        It tells no life of its own that could be asked for every second; but no start of it is so
+        quick that a look in between would not fail.
+        """
+        last, self._last = self._last, None
+        figures = await self._figures()
+        self._last = replace(last or await self._whole_look(), figures=figures)
+        return self._last
+
+    async def _whole_look(self) -> EngineLook:
+        listed = await self._http.get_json("/v1/models")
+        model = listed_model(listed, self._served, self._http.where)
         info = await self._http.get_json("/model_info")
         server = await self._http.get_json("/server_info")
         page_tokens = whole(server.get("page_size"))
@@ -50,15 +60,11 @@ class SglangDoor:
             dtype=str(server.get("kv_cache_dtype") or ""),
         )
 
-    async def figures(self) -> EngineFigures:
+    async def _figures(self) -> EngineFigures:
         """Ask how long its queue is; without ``--enable-metrics`` it does not tell."""
-        if not self._has_metrics:
-            await self._http.get_text("/health")
-            return EngineFigures()
         try:
             page = MetricsPage(await self._http.get_text("/metrics"))
         except UserError:
-            self._has_metrics = False
             return EngineFigures()
         return EngineFigures(
             running=int(page.total("sglang:num_running_reqs")),

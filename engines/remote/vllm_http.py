@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 
 from engines.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
@@ -43,38 +44,33 @@ class VllmDoor:
         """Make a door; ``served`` names the model where the server has several."""
         self._http = http
         self._served = served
+        self._last: EngineLook | None = None
         self._takes_priority = True
         self._most_scored = _MOST_SCORED
 
     async def look(self) -> EngineLook:
-        """Ask for the model, the version and the cache's shape."""
-        model = listed_model(
-            await self._http.get_json("/v1/models"), self._served, self._http.where
-        )
-        version = (await self._http.get_json("/version")).get("version", "")
+        """Ask how busy it is; in a new life also for the model, version and cache's shape."""
         page = MetricsPage(await self._http.get_text("/metrics"))
+        life, figures = _life(page), _figures(page)
+        if self._last is None or self._last.life != life:
+            self._last = None
+            self._last = await self._whole_look(page, life)
+        return replace(self._last, figures=figures)
+
+    async def _whole_look(self, page: MetricsPage, life: str) -> EngineLook:
+        listed = await self._http.get_json("/v1/models")
+        model = listed_model(listed, self._served, self._http.where)
+        version = (await self._http.get_json("/version")).get("version", "")
         cache = page.labels("vllm:cache_config_info")
         return EngineLook(
             served=str(model["id"]),
             folder=str(model.get("root") or ""),
             context_tokens=int(model.get("max_model_len") or 0),
             version=str(version),
-            life=_life(page, model),
+            life=life,
             block_tokens=_number(cache.get("block_size")),
             blocks=_number(cache.get("num_gpu_blocks")),
             dtype=cache.get("cache_dtype", ""),
-        )
-
-    async def figures(self) -> EngineFigures:
-        """Ask how long its queue is and what its cache did."""
-        page = MetricsPage(await self._http.get_text("/metrics"))
-        return EngineFigures(
-            running=int(page.total("vllm:num_requests_running")),
-            waiting=int(page.total("vllm:num_requests_waiting")),
-            kv_usage=min(1.0, page.most("vllm:kv_cache_usage_perc")),
-            query_tokens=int(page.total("vllm:prefix_cache_queries_total")),
-            hit_tokens=int(page.total("vllm:prefix_cache_hits_total")),
-            outside_hit_tokens=int(page.total("vllm:external_prefix_cache_hits_total")),
         )
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
@@ -202,12 +198,23 @@ class VllmDoor:
             ) from error
 
 
-def _life(page: MetricsPage, model: dict[str, Any]) -> str:
+def _life(page: MetricsPage) -> str:
     """Tell two starts apart; servers of several processes have no start time, but counters do."""
     started = page.most("process_start_time_seconds") or page.most(
         "vllm:prefix_cache_queries_created"
     )
     return f"{started:.3f}" if started else ""
+
+
+def _figures(page: MetricsPage) -> EngineFigures:
+    return EngineFigures(
+        running=int(page.total("vllm:num_requests_running")),
+        waiting=int(page.total("vllm:num_requests_waiting")),
+        kv_usage=min(1.0, page.most("vllm:kv_cache_usage_perc")),
+        query_tokens=int(page.total("vllm:prefix_cache_queries_total")),
+        hit_tokens=int(page.total("vllm:prefix_cache_hits_total")),
+        outside_hit_tokens=int(page.total("vllm:external_prefix_cache_hits_total")),
+    )
 
 
 def _number(text: str | None) -> int:
