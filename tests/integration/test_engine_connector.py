@@ -15,16 +15,17 @@ import torch
 from engines.keys import rank_key
 from engines.pool_door import PoolDoor
 from engines.salts import TenantSalt, identity_digest, user_namespace
+from engines.settings import EngineSettings
 from engines.vllm.connector_plan import BlockLoad, BlockSave, StepPlan, StepReport
 from engines.vllm.connector_scheduler import HANDOFF, SchedulerSide
-from engines.vllm.connector_settings import LAYER_BY_LAYER, ConnectorSettings
+from engines.vllm.connector_settings import ALWAYS, LAYER_BY_LAYER, ConnectorSettings
 from engines.vllm.connector_worker import StepResults, WorkerSide
 from engines.vllm.kv_memory import StagedMemory, open_memory
 from kvcore.block_key import block_keys
 from kvcore.clock import ManualClock, SystemClock
 from kvcore.ids import BlockKey, NamespaceKey
 from tests.fix_cluster import wait_for
-from tests.fix_door import LAYOUT, MakeDoor
+from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import Alone
 
 pytestmark = pytest.mark.integration
@@ -101,7 +102,7 @@ def worker_of(door: PoolDoor, tensors: dict[str, torch.Tensor], **settings: Any)
 def scheduler_of(door: PoolDoor, now: Callable[[], float] | None = None, **settings: Any) -> Any:
     return SchedulerSide(
         door,
-        ConnectorSettings(**settings),
+        ConnectorSettings(**{"load_policy": ALWAYS} | settings),
         block_tokens=WIDTH,
         hash_tokens=WIDTH,
         ranks=door.identity.ranks,
@@ -225,6 +226,27 @@ def test_what_is_computed_behind_a_failed_load_is_not_saved(
     gather(worker, results, lambda found: found.sent == {"r", "s"})
     assert load(worker, [spoilt], [5], in_step=False) == {5}
     assert load(worker, [good], [6], in_step=False) == set()
+
+
+def test_one_thread_is_enough(node: Alone) -> None:
+    """A save that waits for layers must not keep the thread from the load these wait for."""
+    settings = EngineSettings.read({"pool": node.address, "threads": 1})
+    door = PoolDoor(settings, IDENTITY)
+    wait_for(lambda: door.up, what="the door is up")
+    worker = worker_of(door, memory_of(1))
+    loaded, saved = BlockKey(b"a" * 16), BlockKey(b"b" * 16)
+    save(worker, [loaded], [0])
+    plan = StepPlan(
+        saves=[BlockSave(saved, 1, "r", fresh=True)],
+        loads=[BlockLoad("r", (loaded,), (2,), in_step=True)],
+        closing=["r"],
+    )
+    results = run_step(worker, plan)
+    assert results.failed == set()
+    gather(worker, results, lambda found: "r" in found.sent)
+    assert load(worker, [saved], [3], in_step=False) == set()
+    worker.close()
+    door.close()
 
 
 def test_ranks_have_parts_of_their_own(open_door: Callable[..., PoolDoor]) -> None:
