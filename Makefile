@@ -56,6 +56,7 @@ test-engine-interfaces: .venv-interfaces/.installed ## Compare our classes with 
 test-engines: test-engine-interfaces .venv-sglang/.installed .venv-vllm/.installed ## Run the tests inside vLLM and SGLang: 5 GB, many minutes
 	.venv-sglang/bin/python -m pytest tests/engines/sglang
 	.venv-vllm/bin/python -m pytest tests/engines/vllm
+	$(BIN)/pytest tests/engines/remote
 
 .venv-interfaces/.installed: tests/engines/conformance/requirements.txt .venv-sglang/.installed
 .venv-sglang/.installed: tests/engines/sglang/requirements.txt

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from dbfront.chat_template import ChatTemplate
 from dbfront.contracts import Message
+from engines.remote.text_tokens import folder_here
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
@@ -247,7 +248,7 @@ class TokenizerCache:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._loaded:
                 self._loaded[key] = await asyncio.to_thread(
-                    load_tokenizer, Path(model.folder), clock=self._clock
+                    load_tokenizer, folder_here(model.folder), clock=self._clock
                 )
         self._locks.pop(key, None)
         if len(self._loaded) > TOKENIZERS_KEPT:

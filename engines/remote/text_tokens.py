@@ -63,6 +63,12 @@ def text_folder() -> Path:
     return Path(__file__).parent / "text_model"
 
 
+def folder_here(folder: str) -> Path:
+    """Return where a model's tokenizer is on this machine: this one's is wherever TierKV is."""
+    ours = text_folder()
+    return ours if Path(folder).parts[-3:] == ours.parts[-3:] else Path(folder)
+
+
 def messages_of(token_ids: Sequence[int]) -> tuple[Spoken, ...]:
     """Read a conversation back; a raw prompt is one message without a role.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from engines.remote.text_tokens import (
     TEMPLATE,
     VOCABULARY,
     Spoken,
+    folder_here,
     messages_of,
     text_folder,
     text_of,
@@ -68,6 +71,12 @@ def test_the_shipped_files_are_those_of_the_code() -> None:
     assert {known.token_to_id(name): name for name in NAMES.values()} == NAMES
     assert TOKENIZER.template.source == TEMPLATE
     assert TOKENIZER.decode((END,)) == ""
+
+
+def test_the_files_are_found_wherever_tierkv_is_installed() -> None:
+    elsewhere = "/opt/other/site-packages/engines/remote/text_model"
+    assert folder_here(elsewhere) == folder_here(str(text_folder())) == text_folder()
+    assert folder_here("/models/remote/text_model") == Path("/models/remote/text_model")
 
 
 def test_half_characters_and_other_ids() -> None:
