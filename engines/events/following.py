@@ -18,7 +18,8 @@ _MOST_WAITING: Final = 1_024
 """Batches kept that come while others are replayed; those beyond are asked for again."""
 
 _MOST_ASKS: Final = 3
-"""Replays in a row that break off without news; then the next check has another try."""
+"""Replays in a row without news; what the last one lacks too was never sent (an engine that fails
+to pack a batch has used up its number), and is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +131,10 @@ class Following:
             return []
         if self._proof is not None:
             return self._judge(self._proof, batch)
-        if self.last is not None and batch.seq > self.last.seq + 1:
-            self._holed = True  # The engine drops what its socket can't take; it is asked again.
-        if self._holed or (self.last is not None and batch.seq <= self.last.seq):
+        if self.last is not None and batch.seq <= self.last.seq:
             return []
+        if self.last is not None and batch.seq > self.last.seq + 1:
+            return self._hole(batch)
         self._asks = 0
         return self._take(batch)
 
@@ -144,7 +145,7 @@ class Following:
         if self._proof is not None:  # It has no batch of that number: a younger life.
             return self._restarted()
         self.counts["replays" if self._needed else "checks"] += 1
-        if self._holed and self._asks < _MOST_ASKS:
+        if self._holed:
             return self._ask(needed=self._needed)
         return self._settle()
 
@@ -159,6 +160,15 @@ class Following:
         first = self._waiting.popleft() if self._waiting else None
         taken = [] if first is None else self._take(first)
         return [*forget, *taken, *self._settle()]
+
+    def _hole(self, batch: EngineBatch) -> list[Instruction]:
+        """A replay lacks batches: its socket was full, so ask again; or they are nowhere."""
+        if self._asks < _MOST_ASKS:
+            self._holed = True
+            return []
+        self._asks = 0
+        self.counts["losses"] += 1
+        return [*self._begin_anew(), *self._take(batch)]
 
     def _ask(self, *, needed: bool) -> list[Instruction]:
         self._asked, self._needed, self._holed = True, needed, False

@@ -17,6 +17,7 @@ from engines.events.endpoints import EventEndpoint
 from engines.events.feed import EngineEvents
 from kvcore.block_key import block_keys
 from kvcore.node import PathReport
+from kvwire.convert import path_report_from_proto, path_report_to_proto
 from tests.fix_engine_events import (
     MODEL,
     WIDTH,
@@ -181,3 +182,4 @@ async def test_the_inventory_is_what_the_directory_was_told(
     (path,) = listening.feed.paths()
     assert isinstance(path, PathReport) and path.usable and "batch 0" in path.reason
     assert "s behind" in path.reason
+    assert path_report_from_proto(path_report_to_proto(path)) == path

@@ -188,17 +188,18 @@ def test_a_replay_with_a_hole_is_asked_for_again() -> None:
     assert following.replay_ended() == [AskReplay(3)]
 
 
-def test_asking_ends_when_holes_never_fill() -> None:
+def test_a_batch_that_was_never_sent_is_a_loss_and_holds_nothing_up() -> None:
     following = started()
-    following.check()
-    asks = 1
-    while True:
+    following.live(batch(4))
+    for _ in range(2):
         following.replayed(batch(2))
-        following.replayed(batch(5))
-        if not following.replay_ended():
-            break
-        asks += 1
-    assert asks == 3
+        assert following.replayed(batch(4)) == []
+        assert following.replay_ended() == [AskReplay(2)]
+    following.replayed(batch(2))
+    assert following.replayed(batch(4)) == [Forget(), Take(batch(4))]
+    assert following.replay_ended() == []
+    assert following.counts["losses"] == 1 and not following.complete
+    assert taken(following.live(batch(5))) == [5]
 
 
 def test_an_unreadable_batch_voids_what_was_known() -> None:
