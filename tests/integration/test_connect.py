@@ -101,3 +101,44 @@ def test_what_can_not_be_meant_ends_in_one_line(arguments: tuple[str, ...], said
     done = connect("vllm", "--model", DEMO, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr and "Traceback" not in done.stderr
+
+
+class Served:
+    """One `tierkv serve ROLE`, ended with the test."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tierkv", "serve", *arguments],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def address(self) -> str:
+        """Return where it listens, once it does."""
+        assert self.process.stdout is not None
+        told: dict[str, str] = json.loads(self.process.stdout.readline())
+        return told["address"]
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def test_a_meta_server_is_asked_for_its_pool(tmp_path: Path) -> None:
+    served = [Served("meta", "--port", "0", "--set", f"cluster.run_dir={tmp_path}")]
+    try:
+        meta = served[0].address()
+        alone = connect("vllm", "--model", DEMO, "--meta", meta)
+        assert f"missing  meta: {meta} knows no pool node" in alone.stderr
+        memory = ("--capacity", "64MiB", "--set", f"dmp.segment_dir={tmp_path}")
+        served.append(
+            Served("dmp", "--port", "0", *memory, "--set", f"cluster.meta_address={meta}")
+        )
+        served[1].address()
+        found = connect("vllm", "--model", DEMO, "--meta", meta)
+        assert f"ok       meta: {meta}, 1 pool nodes" in found.stderr
+        assert f"--set cluster.meta_address={meta}" in found.stderr
+    finally:
+        for process in reversed(served):
+            process.end()
