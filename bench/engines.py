@@ -11,13 +11,13 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from bench.engines_chats import (
-    PHASES,
     Plan,
     Results,
     all_at_once,
@@ -30,21 +30,24 @@ from bench.engines_chats import (
 )
 from bench.engines_lookup import measure
 from bench.engines_model import LARGE, TINY, ModelSize, write_model
+from bench.engines_process import ROOT, ServerError
 from bench.engines_servers import (
     VLLM_BLOCK,
     Contender,
     OurEngine,
     Pool,
-    ServerError,
     Setup,
     Vllm,
     find_venv,
     vllm_env,
 )
-from bench.report import Report, finish, make_parser
+from bench.engines_table import OURS, PHASES, PLAIN, text
+from bench.report import Report, finish, machine_facts, make_parser
 
-PLAIN, OURS, EXAMPLE = "vllm", "vllm_tierkv", "vllm_example"
+EXAMPLE = "vllm_example"
 NAMES = (PLAIN, OURS, EXAMPLE, OurEngine.name)
+PAGE = ROOT / "docs" / "performance.md"
+MARKS = ("<!-- engines:begin -->", "<!-- engines:end -->")
 PLANS = {
     TINY.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=3),
     LARGE.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=1),
@@ -59,12 +62,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--venv", type=Path, help="virtual environment with vLLM")
     parser.add_argument("--models", nargs="+", choices=tuple(PLANS), default=None)
     parser.add_argument("--without", nargs="+", choices=NAMES, default=(), help="contenders")
+    parser.add_argument("--write-docs", action="store_true", help=f"update {PAGE.name}")
     arguments = parser.parse_args(argv)
     names = [name for name in NAMES if name not in arguments.without]
     if not names:
         parser.error("no contender is left")
     sizes = arguments.models or ([TINY.name] if arguments.quick else list(PLANS))
-    report = Report("engines")
+    report, began = Report("engines"), time.monotonic()
     try:
         venv = Path() if names == [OurEngine.name] else find_venv(arguments.venv)
         for size in (TINY, LARGE):
@@ -73,6 +77,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _measure(report, size, plan, names, venv, arguments.seed)
     except ServerError as error:
         sys.exit(f"bench.engines: {error}")
+    if arguments.write_docs:
+        models = [size.name for size in (TINY, LARGE) if size.name in sizes]
+        _write_docs(report, models, names, time.monotonic() - began)
     finish(report, arguments.format)
 
 
@@ -117,15 +124,22 @@ def _contenders(setup: Setup, pool: Pool, names: Sequence[str]) -> Iterator[Cont
             yield Vllm(name, setup, _connector(name, setup, pool))
 
 
-def _connector(name: str, setup: Setup, pool: Pool) -> dict[str, Any] | None:
-    """Return what ``--kv-transfer-config`` says; None: no connector."""
+def _connector(name: str, setup: Setup, pool: Pool, **more: str) -> dict[str, Any] | None:
+    """Return what ``--kv-transfer-config`` says; None: no connector.
+
+    Args:
+        name: the contender.
+        setup: for the example connector's files.
+        pool: ours.
+        more: settings of our connector.
+    """
     if name == OURS:
         return {
             "kv_connector": "TierKvConnector",
             "kv_connector_module_path": "engines.vllm.connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"pool": pool.address, "meta": pool.meta},
+            "kv_connector_extra_config": {"pool": pool.address, "meta": pool.meta} | more,
         }
     if name == EXAMPLE:
         files = setup.folder / "example"
@@ -146,7 +160,7 @@ def _measure_calls(report: Report, setup: Setup, pool: Pool) -> None:
         "model": str(setup.model), "dtype": "float32", "enforce_eager": True, "max_num_seqs": 4,
         "max_model_len": _CALL_TOKENS, "max_num_batched_tokens": _CALL_TOKENS,
         "num_gpu_blocks_override": 2 * _CALL_TOKENS // VLLM_BLOCK,
-        "kv_transfer_config": _connector(OURS, setup, pool),
+        "kv_transfer_config": _connector(OURS, setup, pool, load_policy="always"),
     }  # fmt: skip
     specs = (
         {"engine": engine, "prompts": _CALL_PROMPTS},
@@ -180,6 +194,7 @@ def _report(report: Report, model: str, results: Results, names: Sequence[str]) 
                 report.add(f"{model}_{phase}_{name}_whole_answer_of_plain", whole)
     for number in range(results.plan.rounds + 1):
         samples = [s for s in results.samples if s.round == number]
+        report.add(f"{model}_round_{number + 1}_tokens", samples[0].prompt_tokens)
         for name in names:
             report.add(f"{model}_round_{number + 1}_{name}_ttft_ms", median_ms(samples, name))
     report.add(f"{model}_answers", len(results.samples))
@@ -187,6 +202,24 @@ def _report(report: Report, model: str, results: Results, names: Sequence[str]) 
         if name != PLAIN and PLAIN in names:
             equal = equal_answers(results.samples, name, PLAIN)
             report.add(f"{model}_{name}_answers_equal_to_plain", equal)
+
+
+def _write_docs(report: Report, models: Sequence[str], names: Sequence[str], took_s: float) -> None:
+    facts = ", ".join(f"{key} {value}" for key, value in machine_facts().items())
+    notes = "\n".join(f"- {note}" for note in report.notes)
+    told = "\n\n".join(
+        [
+            f"{time.strftime('%Y-%m')}, one run of {took_s:.0f} s ({facts}).",
+            notes,
+            text(report.metrics, models, names),
+        ]
+    )
+    page = PAGE.read_text()
+    before, begin, rest = page.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not begin or not end:
+        raise SystemExit(f"{PAGE} has no {MARKS[0]} ... {MARKS[1]}")
+    PAGE.write_text(f"{before}{begin}\n{told}\n{end}{after}")
 
 
 if __name__ == "__main__":

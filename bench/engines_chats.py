@@ -18,8 +18,6 @@ from bench.engines_client import Answer, ask
 from bench.engines_model import FIRST_TOKEN, ModelSize
 from bench.engines_servers import MODEL, Contender
 
-PHASES = ("cold", "fits", "exceeds", "restart")
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

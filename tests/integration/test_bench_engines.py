@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.engines_chats import Plan
+from bench.engines_table import text
 
 pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,18 @@ def test_a_round_fits_while_all_chats_lie_in_the_cache() -> None:
     assert plan.context == 260
 
 
+def test_aims_are_met_or_missed() -> None:
+    metrics = {
+        "m_parameters": 1.0, "m_exceeds_vllm_tierkv_ttft_of_plain": 0.4,
+        "m_fits_vllm_tierkv_ttft_of_plain": 1.06, "tier_lookup_p50_us": 2.0,
+        "tier_lookup_p99_us": 9.0,
+    }  # fmt: skip
+    told = text(metrics, ["m"], ["vllm", "vllm_tierkv"])
+    assert "at most 1 of plain vLLM | met: 0.4 |" in told
+    assert "at most 1.05 of plain vLLM | missed: 1.06 |" in told
+    assert "| `tier_lookup` | 2 | 9 |" in told
+
+
 def test_every_phase_of_our_own_engine_is_told() -> None:
     done = run("--without", "vllm", "vllm_tierkv", "vllm_example")
     assert done.returncode == 0, done.stderr[-4000:]
@@ -37,6 +50,7 @@ def test_every_phase_of_our_own_engine_is_told() -> None:
         assert metrics[f"tiny_{phase}_tierkv_ttft_ms"] > 0
     assert metrics["tiny_fits_tierkv_cached_share"] > 0
     assert metrics["tiny_answers"] == 12
+    assert "| TierKV's own engine | " in text(metrics, ["tiny"], ["tierkv"])
 
 
 def test_without_vllm_it_says_how_to_get_it(tmp_path) -> None:
