@@ -8,9 +8,7 @@ be meant are refused, when the backend is attached.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from secrets import token_hex
 from typing import Any, Final
 
 import torch
@@ -74,8 +72,8 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         self._clock = SystemClock()
         self._book = TransferBook()
         self._store: PageStore | None = None
-        self._lock = threading.Lock()
-        self._seen_weights, self._own = _weights(), ""
+        self._weights = _weights()
+        self._weights_replaced = False
 
     @property
     def door(self) -> PoolDoor | None:
@@ -97,9 +95,10 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
             model=model or self._storage.model_name or "",
             revision=revision,
             arguments=arguments,
+            weights=self._weights[1],
         )
         door = PoolDoor(self._settings, identity, part=self._process())
-        self._store = PageStore(door, weights=self._weights)
+        self._store = PageStore(door, same_weights=self._same_weights)
         self._add(KV, mem_pool_host)
         self._say_what_costs(door)
         door.start()
@@ -131,26 +130,22 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         parts = [f"{name}{number}" for name, number in numbers.items() if number]
         return "-".join([*parts, f"rank{storage.tp_rank}"])
 
-    def _weights(self) -> str:
-        """Name weights that were put in place of those that the door's identity tells of.
+    def _same_weights(self) -> bool:
+        """Whether SGLang runs the weights that it ran when the backend was attached.
 
-        The version that an operator gives them says nothing about another engine's: what is stored
-        from then on is this process's own.
+        Once it does not, nothing is stored or read any more, also if the same name comes again:
+        what is on its way to storage may be of the old weights, and a name is no proof.
         """
         now = _weights()
-        with self._lock:
-            replaced = now != self._seen_weights
-            if replaced:
-                self._seen_weights, self._own = now, token_hex(8)
-            own = self._own
-        if replaced:
+        if now != self._weights and not self._weights_replaced:
+            self._weights_replaced = True
             self._ready().door.complain(
                 "weights_replaced",
-                f"the weights were replaced while SGLang runs (now {now[1]} of {now[0]}): nothing "
-                "stored before is used, and what is stored now is found by this process only",
-                hint="start SGLang with a folder that has the new weights to share again",
+                f"the weights were replaced while SGLang runs (now {now[1]} of {now[0]}), so the "
+                "pool is not used any more",
+                hint="detach the storage backend, flush the cache, and attach it again",
             )
-        return own
+        return not self._weights_replaced
 
     def _say_what_costs(self, door: PoolDoor) -> None:
         if not self._zero_copy:

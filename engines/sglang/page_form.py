@@ -23,7 +23,14 @@ _MODEL_FACTS: Final = {
 
 
 def identity_of(
-    storage: Any, host_pool: Any, *, version: str, model: str, revision: str | None, arguments: Any
+    storage: Any,
+    host_pool: Any,
+    *,
+    version: str,
+    model: str,
+    revision: str | None,
+    weights: str,
+    arguments: Any,
 ) -> EngineIdentity:
     """Describe an engine whose pages are only bytes to us.
 
@@ -36,6 +43,8 @@ def identity_of(
             may change with any of them.
         model: folder or name.
         revision: the commit of a model that is no local folder, if it was told.
+        weights: what the operator calls the weights; they may have been replaced at runtime, which
+            the folder does not show.
         arguments: SGLang's record of the model's arguments; None where there is none.
     """
     replicated = bool(storage.is_mla_model)
@@ -46,6 +55,7 @@ def identity_of(
         "page size": str(getattr(host_pool, "page_size", "")),
         "dtype": str(getattr(host_pool, "dtype", "")),
         "format": str(getattr(host_pool, "storage_format_tag", None) or ""),
+        "weight version": weights,
         "pp": str(storage.pp_size),
         "cp": str(storage.attn_cp_size),
         "dcp": str(storage.dcp_size),

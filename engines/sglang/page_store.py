@@ -68,15 +68,15 @@ class PageStore:
         _registered: the pool that knows the host memory, and how many host pools it knows of.
     """
 
-    def __init__(self, door: PoolDoor, *, weights: Callable[[], str]) -> None:
+    def __init__(self, door: PoolDoor, *, same_weights: Callable[[], bool]) -> None:
         """Make a store.
 
         Args:
             door: to the pool.
-            weights: says which weights run now, where they are not those of the door's identity.
+            same_weights: says whether the weights are still those of the door's identity.
         """
         self.door = door
-        self._weights = weights
+        self._same_weights = same_weights
         self._registered: tuple[Pool | None, int] = (None, 0)
         self._components: dict[str, Component] = {}
         self._generations = Generations()
@@ -222,9 +222,9 @@ class PageStore:
         return done
 
     def _names(self, pool: Pool) -> Names | None:
-        """Return names as they are now; None while a clear waits for the pool."""
+        """Return names as they are now; None while nothing may be read or written."""
         base = self.door.base_key
-        if base is None:
+        if base is None or not self._same_weights():
             return None
         with self._lock:
             clearing, components = self._clearing, list(self._components.values())
@@ -240,8 +240,8 @@ class PageStore:
                 self._clearing = False
             self.door.settle("sglang_clear")
         self._register(pool, components)
-        generation, weights = self._generations.current(pool, base), self._weights()
-        namers = {c.name: PageNames(base, (*c.part, weights), generation) for c in components}
+        generation = self._generations.current(pool, base)
+        namers = {c.name: PageNames(base, c.part, generation) for c in components}
         return Names(namers, generation, self._generations.next_marker(base, generation))
 
     def _register(self, pool: Pool, components: Sequence[Component]) -> None:

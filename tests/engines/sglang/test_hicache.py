@@ -350,19 +350,26 @@ def test_replaced_weights_share_nothing_with_what_was_before(
     rank.up()
     other.up()
     rank.compute(TOKENS)
+    more = list(range(500, 500 + 4 * PAGE))
     was = get_serving().weight_version
     try:
         # As SGLang's scheduler notes an update of weights that names a version.
         get_context().override("scheduler.weight_version", weight_version="step-7")
         assert rank.storage_pages(TOKENS) == 0 and "weights_replaced" in rank.notes()
-        assert rank.backend.batch_set_v1(rank.hashes(TOKENS)[:1], torch.arange(PAGE)) == [True]
-        assert rank.storage_pages(TOKENS) == 1 and other.storage_pages(TOKENS) == 0
+        # What was on its way to storage when the weights changed must not get there.
+        rank.compute(more)
+        assert rank.storage_pages(more) == 0
+        rank.detach()
+        assert rank.attach() == ""
+        rank.up()
+        assert rank.storage_pages(TOKENS) == rank.storage_pages(more) == 0
+        rank.forget(1_000)
+        rank.compute(more)
+        assert rank.storage_pages(more) == 4
     finally:
         get_context().override("scheduler.weight_version", weight_version=was)
-    assert rank.storage_pages(TOKENS) == 0, "a version that comes again may be another"
-    late = make_rank(pool_of(address))
-    late.up()
-    assert late.storage_pages(TOKENS) == 10
+    assert rank.storage_pages(more) == 0, "a version that comes again may be another"
+    assert other.storage_pages(more) == 0 and other.storage_pages(TOKENS) == 10
 
 
 def test_single_pages_by_hand(start_node: StartNode, make_rank: MakeRank) -> None:

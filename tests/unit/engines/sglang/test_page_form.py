@@ -34,7 +34,11 @@ def arguments(**changes: Any) -> Any:
 
 
 def identity(
-    the_storage: Any = None, the_host: Any = None, args: Any = None, version: str = "0.5.23"
+    the_storage: Any = None,
+    the_host: Any = None,
+    args: Any = None,
+    version: str = "0.5.23",
+    weights: str = "default",
 ) -> EngineIdentity:
     made = identity_of(
         the_storage or storage(),
@@ -42,6 +46,7 @@ def identity(
         version=version,
         model="org/model",
         revision="0" * 40,
+        weights=weights,
         arguments=args or arguments(),
     )
     return replace(made, revision="abc")
@@ -61,6 +66,7 @@ def identity(
         identity(args=arguments(kv_cache_dtype="fp8_e5m2")),
         identity(args=arguments(json_model_override_args='{"rope_theta": 1}')),
         identity(version="0.5.24"),
+        identity(weights="step-7"),
     ],
 )
 def test_engines_that_differ_are_kept_apart(other: EngineIdentity) -> None:
