@@ -48,7 +48,7 @@ def salt(tenant: int = 0) -> str:
 
 def engine_names(tokens: Sequence[int], salted: str | None) -> list[bytes]:
     """Name a prompt's full blocks as an engine does."""
-    names, parent = [], (salted or "").encode()
+    names, parent = [], (salted or "").encode("utf-8", "surrogatepass")
     for start in range(0, len(tokens) - WIDTH + 1, WIDTH):
         parent = sha256(parent + repr(list(tokens[start : start + WIDTH])).encode()).digest()
         names.append(parent)

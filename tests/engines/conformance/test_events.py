@@ -212,7 +212,7 @@ async def test_a_last_message_that_was_dropped_is_found_by_asking(
 
 
 async def test_a_batch_the_engine_fails_to_pack_is_a_loss_and_no_end(
-    start: Start, listen: Listen, caplog: pytest.LogCaptureFixture
+    start: Start, listen: Listen
 ) -> None:
     publisher = start()
     publisher.publish(stored(PROMPT, salt()))
