@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from platform import machine
 from typing import Any, Final
 
+from torch.backends.cpu import get_cpu_capability
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -262,7 +264,11 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._facts = WorkerFacts(None, str(error))
             return
         self._facts = worker_facts(
-            self._vllm_config, self._kv_cache_config, memory, version=vllm_version
+            self._vllm_config,
+            self._kv_cache_config,
+            memory,
+            version=vllm_version,
+            processor=f"{machine()}-{get_cpu_capability()}",
         )
         if self._facts.layout is None:
             return

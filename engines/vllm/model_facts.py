@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 from engines.identity import EngineIdentity, revision_of
@@ -69,9 +70,17 @@ def why_unsupported(config: Any, kv_cache_config: Any) -> str | None:
 
 
 def worker_facts(
-    config: Any, kv_cache_config: Any, memory: KvMemory, *, version: str
+    config: Any, kv_cache_config: Any, memory: KvMemory, *, version: str, processor: str
 ) -> WorkerFacts:
-    """Describe a worker's part of a block, as its tensors lie."""
+    """Describe a worker's part of a block, as its tensors lie.
+
+    Args:
+        config: vLLM's configuration.
+        kv_cache_config: its plan of KV memory.
+        memory: where the KV is.
+        version: of vLLM.
+        processor: what this machine's CPU can do; counts where vLLM computes on it.
+    """
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     dtype = _kv_dtype(spec.dtype)
     if dtype is None:
@@ -83,7 +92,7 @@ def worker_facts(
             head_dim=spec.head_size,
             dtype=dtype,
             block_tokens=spec.block_size,
-            order=order_name(config, memory, version=version),
+            order=order_name(config, memory, version=version, processor=processor),
         )
     except ValueError as error:
         return WorkerFacts(None, str(error))
@@ -96,19 +105,26 @@ def worker_facts(
     return WorkerFacts(layout)
 
 
-def order_name(config: Any, memory: KvMemory, *, version: str) -> str:
+def order_name(config: Any, memory: KvMemory, *, version: str, processor: str) -> str:
     """Name the byte order of a layer: dimensions, and who arranged what lies in them.
 
     Backends pack keys and values differently, on a CPU by its instructions too, and may change that
-    with any release.
+    with any release. A name that is too long ends with a digest of all of it.
     """
     context = config.compilation_config.static_forward_context
     layers = [context[name] for name in memory.layer_names if name in context]
     backends = {_backend(layer) for layer in layers}
     isas = {str(getattr(layer, "isa", "") or "") for layer in layers}
     release = ".".join(version.split(".")[:2])
-    parts = ["vllm", release, memory.order, *sorted(backends), *sorted(isas - {""})]
-    return "-".join(parts).lower()[: limits.MAX_LAYOUT_ORDER_CHARS]
+    packed = sorted(isas - {""})
+    if packed:
+        packed.append(processor)
+    parts = ["vllm", release, memory.order, *sorted(backends), *packed]
+    name = "-".join(parts).lower()
+    if len(name) <= limits.MAX_LAYOUT_ORDER_CHARS:
+        return name
+    digest = blake2b(name.encode(), digest_size=8).hexdigest()
+    return f"{name[: limits.MAX_LAYOUT_ORDER_CHARS - len(digest) - 1]}-{digest}"
 
 
 def engine_identity(
@@ -137,6 +153,10 @@ def kv_facts(model: Any) -> tuple[tuple[str, str], ...]:
         model: vLLM's configuration of the model.
     """
     facts = {"weights quantised": model.quantization, "overrides": model.hf_overrides}
+    config = getattr(model, "hf_config", None)
+    rope = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    if "longrope" in str(rope):  # vLLM turns keys by other angles where longer prompts are allowed.
+        facts["longest prompt"] = model.max_model_len
     return tuple((name, str(value)) for name, value in facts.items() if value)
 
 
