@@ -5,7 +5,7 @@ Made by tierkv/engine_part.py out of the ``engine`` settings; nothing here reads
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvcore.ids import HostId, NodeId
@@ -47,7 +47,7 @@ class RemoteConfig:
     role: NodeRole
     kind: EngineKind
     url: str
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     served: str = ""
     model_name: str = ""
     model_folder: str = ""

@@ -19,6 +19,10 @@ from kvcore import limits
 from kvcore.errors import ConfigError, RemoteProtocolError, TransportError
 
 _DONE: Final = "[DONE]"
+_KEPT_S: Final = 2.0
+"""Idle connections are closed before an engine does it (uvicorn after 5 s): a request that met its
+end would look like a dead engine."""
+
 _QUICK_TIMEOUT_S: Final = 5.0
 """For questions about the engine itself; none of them computes."""
 
@@ -41,7 +45,7 @@ class EngineHttp:
         self.where = f"engine at {url}"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(idle_timeout_s, connect=connect_timeout_s, pool=None)
-        unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        unbounded = httpx.Limits(max_keepalive_connections=64, keepalive_expiry=_KEPT_S)
         try:
             parsed = httpx.URL(url)
             if parsed.scheme not in ("http", "https") or not parsed.host:
