@@ -51,9 +51,14 @@ def test_evicted_pages_come_back_from_the_pool(
     assert rank.notes() == ()
 
 
-def test_one_engine_finds_what_another_computed(start_node: StartNode, make_rank: MakeRank) -> None:
-    address = start_node().address
-    first, second = (make_rank(pool_of(address)) for _ in range(2))
+@pytest.mark.parametrize("tells_prefixes", [False, True])
+def test_one_engine_finds_what_another_computed(
+    start_node: StartNode, make_rank: MakeRank, tells_prefixes: bool
+) -> None:
+    settings = pool_of(start_node().address)
+    settings["hicache_storage_pass_prefix_keys"] = tells_prefixes
+    first, second = (make_rank(settings) for _ in range(2))
+    assert first.tree.hicache_storage_pass_prefix_keys is tells_prefixes
     first.up()
     second.up()
     first.compute(TOKENS)

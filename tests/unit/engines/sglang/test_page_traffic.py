@@ -1,0 +1,25 @@
+"""What the pool is told of pages: what each continues, so that ends are evicted before heads."""
+
+from __future__ import annotations
+
+from engines.sglang.page_traffic import Page, chain_notes
+from kvcore.block_key import ROOT_PARENT
+from kvcore.ids import BlockKey
+
+A, B, C = (BlockKey(bytes([n]) * 16) for n in (1, 2, 3))
+
+
+def test_each_page_continues_the_one_before_it() -> None:
+    notes = chain_notes([B, C], [A], tokens=64, tenant="acme")
+    assert [(note.parent, note.depth) for note in notes] == [(A, 1), (B, 2)]
+    assert {(note.tokens, note.tenant) for note in notes} == {(64, "acme")}
+
+
+def test_where_nothing_is_known_of_before_the_first_is_a_head() -> None:
+    [first, second] = chain_notes([A, B], [], tokens=64, tenant="acme")
+    assert (first.parent, first.depth, second.parent) == (ROOT_PARENT, 0, A)
+    assert chain_notes([], [A], tokens=64, tenant="acme") == []
+
+
+def test_a_page_is_as_large_as_its_pieces() -> None:
+    assert Page(A, [memoryview(b"1234"), memoryview(b"5678")]).size == 8
