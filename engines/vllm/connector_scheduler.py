@@ -116,12 +116,13 @@ class SchedulerSide:
             # While blocks are loaded vLLM itself keeps them, until the load is reported.
             return False, None
         full = min(self.book.full_at_end(story, request.num_in_flight_tokens), len(block_ids))
-        if self._settings.saves and self._door.up and not story.no_saves:
+        saves = self._settings.saves and self._door.up and not story.no_saves
+        if saves:
             computed = full * self._block_tokens
             self._plan.saves += self.book.saves(story, full, block_ids, computed=computed)
         if story.in_workers:
             self._plan.closing.append(request_id)
-        return story.in_workers, self._handoff(full)
+        return story.in_workers, self._handoff(full) if saves else None
 
     # Loads
 
