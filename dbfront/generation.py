@@ -303,7 +303,8 @@ class Generation:
                 if event.finish_reason is FinishReason.CANCELLED:
                     yield event
                 elif event.finish_reason is not None:
-                    best = read_label("".join(parts), labels)
+                    cut = event.finish_reason is not FinishReason.STOP
+                    best = read_label("".join(parts), labels, cut=cut)
                     yield TextEvent(labels[best], node_id=event.node_id)
                     chances = tuple(float(number == best) for number in range(len(labels)))
                     yield replace(

@@ -28,13 +28,13 @@ def most_label_tokens(call: TextCall) -> int:
     return _AROUND + max(len(json.dumps(label).encode()) for label in call.labels)
 
 
-def read_label(text: str, labels: tuple[str, ...]) -> int:
+def read_label(text: str, labels: tuple[str, ...], *, cut: bool = False) -> int:
     """Return which label an answer is; an engine that heeds no schema may leave out the quotes.
 
     Raises:
-        RowLevelError: it is none of them.
+        RowLevelError: it is none of them, or was cut and may have become another one.
     """
-    said = _said(text)
+    said = "" if cut else _said(text)
     exact = [number for number, label in enumerate(labels) if label.strip() == said]
     plain = said.strip(" \t\r\n.\"'").casefold()
     alike = [number for number, label in enumerate(labels) if label.strip().casefold() == plain]

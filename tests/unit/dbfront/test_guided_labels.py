@@ -39,6 +39,11 @@ def test_what_is_no_label_is_an_error_of_the_row(said: str) -> None:
         read_label(said, LABELS)
 
 
+def test_an_answer_that_was_cut_is_no_label() -> None:
+    with pytest.raises(RowLevelError, match="none of the labels"):
+        read_label('"no', ("no", "nothing"), cut=True)
+
+
 def test_the_schema_and_the_room_fit_every_label() -> None:
     schema = json.loads(label_schema(LABELS))
     assert schema == {"type": "string", "enum": list(LABELS)}
