@@ -50,7 +50,7 @@ PAGE = ROOT / "docs" / "performance.md"
 MARKS = ("<!-- engines:begin -->", "<!-- engines:end -->")
 PLANS = {
     TINY.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=3),
-    LARGE.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=1),
+    LARGE.name: Plan(chats=3, rounds=10, start=600, turn=184, answer=16, cache=4_608, repeats=1),
 }
 _CALL_TOKENS, _CALL_PROMPTS = 2_048, 20
 QUICK = Plan(chats=3, rounds=3, start=600, turn=184, answer=8, cache=2_432, repeats=1)
@@ -69,17 +69,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("no contender is left")
     sizes = arguments.models or ([TINY.name] if arguments.quick else list(PLANS))
     report, began = Report("engines"), time.monotonic()
+    measured: list[str] = []
     try:
         venv = Path() if names == [OurEngine.name] else find_venv(arguments.venv)
         for size in (TINY, LARGE):
-            if size.name in sizes:
-                plan = QUICK if arguments.quick else PLANS[size.name]
-                _measure(report, size, plan, names, venv, arguments.seed)
+            if size.name not in sizes:
+                continue
+            plan = QUICK if arguments.quick else PLANS[size.name]
+            _measure(report, size, plan, names, venv, arguments.seed)
+            measured.append(size.name)
+            if arguments.write_docs:  # Now, since what comes next may fail after minutes.
+                _write_docs(report, measured, names, time.monotonic() - began)
     except ServerError as error:
         sys.exit(f"bench.engines: {error}")
-    if arguments.write_docs:
-        models = [size.name for size in (TINY, LARGE) if size.name in sizes]
-        _write_docs(report, models, names, time.monotonic() - began)
     finish(report, arguments.format)
 
 
