@@ -361,9 +361,9 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         if asked == LAYER_BY_LAYER and not self._settings.in_step:
             door.complain(
                 "load_mode",
-                "load_mode layer_by_layer does not go with asynchronous scheduling, so requests "
-                "wait for their blocks between steps",
-                hint="--no-async-scheduling",
+                "load_mode layer_by_layer does not go with asynchronous scheduling or speculative "
+                "decoding, so requests wait for their blocks between steps",
+                hint="--no-async-scheduling, and no --speculative-config",
             )
 
     def _local_tokens(self, request: Any) -> int:
@@ -383,7 +383,11 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
 
 def _usable(settings: ConnectorSettings, vllm_config: Any) -> ConnectorSettings:
-    """Return settings that are safe: steps that overlap can't take back what a load spoilt."""
-    if settings.in_step and vllm_config.scheduler_config.async_scheduling:
+    """Return settings that are safe: what a load spoilt must be taken back in its own step.
+
+    Steps that overlap can't, and with speculation vLLM asks what failed before the step is over.
+    """
+    overlaps = vllm_config.scheduler_config.async_scheduling
+    if settings.in_step and (overlaps or vllm_config.speculative_config is not None):
         return replace(settings, load_mode=BETWEEN_STEPS)
     return settings

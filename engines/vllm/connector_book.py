@@ -42,6 +42,7 @@ class Story:
         namespace: keys its blocks' names.
         keys: names of its leading full blocks, as far as they were needed.
         decided: so many leading blocks were considered for saving.
+        begun: it was part of a step since it was put into the blocks it has now.
         in_workers: workers were told to save some of its blocks.
         no_loads: nothing (more) is loaded for it: a load failed, or the cache was reset.
         no_saves: nothing more of it is saved.
@@ -51,6 +52,7 @@ class Story:
     namespace: NamespaceKey
     keys: list[BlockKey] = field(default_factory=list)
     decided: int = 0
+    begun: bool = False
     in_workers: bool = False
     no_loads: bool = False
     no_saves: bool = False
@@ -122,7 +124,7 @@ class RequestBook:
         """Forget what was decided for a request that begins again, perhaps in other blocks."""
         story = self._stories.get(request_id)
         if story is not None:
-            story.decided = 0
+            story.decided, story.begun = 0, False
 
     def mute(self) -> None:
         """Neither load nor save anything more for the requests there are."""
@@ -162,6 +164,11 @@ class RequestBook:
         request = story.request
         done = min(request.num_computed_tokens - in_flight, len(request.all_token_ids) - 1)
         return max(done, 0) // self._block_tokens
+
+    def lacks(self, story: Story, count: int) -> bool:
+        """Whether the pool lacks some of a request's first blocks that were not decided yet."""
+        keys = self.keys(story, count)
+        return any(key not in self.known for key in keys[story.decided :])
 
     def saves(
         self, story: Story, full: int, block_ids: Sequence[int], *, computed: int

@@ -31,6 +31,7 @@ class SchedulerSide:
         book: requests that are not over.
         _first: the first block of the last answer about each request.
         _loading: of requests whose blocks workers read now: the names, by place.
+        _lost: of these, places that a worker could not read; others may still read.
         _in_step: requests that load within the step under way.
         _worth: says whether loading pays; None: it is not asked.
         _plan: the next step's, as far as it is known.
@@ -70,6 +71,7 @@ class SchedulerSide:
         )
         self._first: dict[str, int] = {}
         self._loading: dict[str, dict[int, BlockKey]] = {}
+        self._lost: dict[str, set[int]] = {}
         self._in_step: list[str] = []
         self._step_hashes: list[tuple[int, Any]] = []
         self._worth = TimedWorth(now) if settings.weighs else None
@@ -209,7 +211,7 @@ class SchedulerSide:
         Returns:
             Requests whose loads within the step failed, each with its first failed place.
         """
-        lost = set(failed)
+        self._note_lost(set(failed))
         if report is not None:
             self.book.known.discard(report.unsaved)
         if self._worth is not None:
@@ -219,9 +221,11 @@ class SchedulerSide:
         for request_id in [*received, *in_step]:
             blocks = self._loading.pop(request_id, {})
             self._lookups.release(request_id)
+            lost = self._lost.pop(request_id, set())
             bad = [place for place in blocks if place in lost]
-            if self._worth is not None:
-                self._worth.load_ended(request_id, whole=not bad)
+            if self._worth is not None and report is not None:
+                tokens = len(blocks) * self._block_tokens
+                self._worth.load_ended(tokens, report.load_s.get(request_id), whole=not bad)
             self._door.count("hit_tokens", (len(blocks) - len(bad)) * self._block_tokens)
             if not bad:
                 continue
@@ -244,6 +248,12 @@ class SchedulerSide:
         self.book.mute()
 
     # Inside
+
+    def _note_lost(self, places: set[int]) -> None:
+        """Remember which loads failed: of several workers one may say so before the last ends."""
+        for request_id, blocks in self._loading.items() if places else ():
+            if bad := places & blocks.keys():
+                self._lost.setdefault(request_id, set()).update(bad)
 
     def _namespace(self, salt: str | None) -> NamespaceKey | None:
         key = self._tenant_key(salt)
@@ -351,10 +361,16 @@ class SchedulerSide:
         if story is None or story.no_saves:
             return
         full = self.book.full_after(story, count)
+        computed = story.request.num_computed_tokens
+        if not story.begun:
+            story.begun = True
+            if self.book.lacks(story, min(computed // self._block_tokens, full)):
+                # Blocks of vLLM's own cache, which may be computed for somebody else in this very
+                # step: they are there in the next one.
+                return
         if full <= story.decided:
             return
         block_ids = output.kv_connector_block_state.resolve_block_ids(request_id)[0]
-        computed = story.request.num_computed_tokens
         plan.saves += self.book.saves(story, full, block_ids, computed=computed)
 
 

@@ -64,6 +64,8 @@ def why_unsupported(config: Any, kv_cache_config: Any) -> str | None:
         return "context parallelism is not supported yet"
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         return "context parallelism is not supported yet"
+    if getattr(parallel, "use_ubatching", False):
+        return "steps in microbatches (DBO) are not supported yet: layers end more than once"
     if config.speculative_config is not None and len(groups[0].layer_names) > _layers(config):
         return "a draft model with KV of its own is not supported yet"
     return None
@@ -140,7 +142,7 @@ def engine_identity(
         layout=layout,
         ranks=config.parallel_config.tensor_parallel_size,
         rank=rank,
-        facts=kv_facts(model),
+        facts=(*kv_facts(model), *_computed_in(model, layout)),
         architecture=next(iter(_architectures(model)), ""),
         context_tokens=model.max_model_len,
     )
@@ -152,12 +154,28 @@ def kv_facts(model: Any) -> tuple[tuple[str, str], ...]:
     Args:
         model: vLLM's configuration of the model.
     """
-    facts = {"weights quantised": model.quantization, "overrides": model.hf_overrides}
+    facts = {
+        "weights quantised": model.quantization,
+        "quantisation": getattr(model, "quantization_config", None),
+        "overrides": model.hf_overrides,
+        "classes": getattr(model, "model_class_overrides", None),
+    }
+    elsewhere = getattr(model, "hf_config_path", None)
+    if elsewhere and elsewhere != model.model:  # The digest of the folder is not of that file.
+        facts["configuration"] = elsewhere
     config = getattr(model, "hf_config", None)
     rope = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
     if "longrope" in str(rope):  # vLLM turns keys by other angles where longer prompts are allowed.
         facts["longest prompt"] = model.max_model_len
     return tuple((name, str(value)) for name, value in facts.items() if value)
+
+
+def _computed_in(model: Any, layout: BlockLayout | None) -> tuple[tuple[str, str], ...]:
+    """Return in what KV is computed, where it is kept as something else (``kv_cache_dtype``)."""
+    dtype = _kv_dtype(getattr(model, "dtype", None))
+    if layout is None or dtype is None or dtype == layout.dtype:
+        return ()
+    return (("computed in", str(dtype)),)
 
 
 def same_layout(facts: Iterable[WorkerFacts]) -> WorkerFacts:

@@ -318,8 +318,12 @@ def test_a_prompt_is_found_loaded_and_let_go(open_door: Callable[..., PoolDoor])
     wait_for(lambda: pinned(door) == 0, what="pins are let go")
     assert door.counts()["hit_tokens"] == WIDTH
     # The rest is computed and saved, in the places where it is; what was loaded is there.
+    # Not before the next step: others may compute the first two in the one in which it begins.
     request.num_computed_tokens = 3 * WIDTH
-    plan = scheduler.plan(step_output({"r": WIDTH}, {"r": [7, 8, 9, 10]}))
+    places = {"r": [7, 8, 9, 10]}
+    assert scheduler.plan(step_output({"r": WIDTH - 1}, places)).saves == []
+    request.num_computed_tokens = 4 * WIDTH - 1
+    plan = scheduler.plan(step_output({"r": 1}, places))
     assert [(s.key, s.block_id, s.fresh) for s in plan.saves] == [
         (keys[0], 7, False), (keys[1], 8, False), (keys[3], 10, True),
     ]  # fmt: skip
@@ -346,6 +350,25 @@ def test_a_load_that_failed_is_not_tried_for_ever(open_door: Callable[..., PoolD
     # It is saved again, though it was believed to be in the pool.
     plan = scheduler.plan(step_output({"r": 2 * WIDTH + 1}, {"r": [7, 8, 9]}))
     assert [save.key for save in plan.saves] == keys[1:]
+
+
+def test_a_load_fails_when_the_first_of_several_workers_says_so(
+    open_door: Callable[..., PoolDoor],
+) -> None:
+    door = open_door()
+    scheduler = scheduler_of(door)
+    request = Request("r", list(range(2 * WIDTH + 1)))
+    keys = keys_of(door.base_key, request.all_token_ids)
+    door.submit(lambda pool: pool.put_many([(key, b"x") for key in keys]), [], name="t").result()
+    scheduler.arrived(request, 0)
+    assert answer(scheduler, request) == 2 * WIDTH
+    scheduler.allocated(request, [7, 8, 9], 2 * WIDTH)
+    scheduler.plan(step_output({}, {}))
+    scheduler.heard((), {7, 8}, None)
+    scheduler.heard({"r"}, (), None)  # A later step: the last worker has ended.
+    assert scheduler.loadable(request, 0) == 0
+    assert door.counts()["load_failed_tokens"] == 2 * WIDTH
+    assert door.counts().get("hit_tokens", 0) == 0
 
 
 def test_requests_that_end_early_hold_nothing(open_door: Callable[..., PoolDoor]) -> None:

@@ -46,7 +46,8 @@ def config(**changes: Any) -> Any:
     """What is read of vLLM's configuration."""
     model = {
         "model": "/nowhere", "revision": "a" * 40, "quantization": None, "hf_overrides": {},
-        "max_model_len": 100, "hf_config": SimpleNamespace(architectures=["Llama"]),
+        "max_model_len": 100, "hf_config_path": None, "quantization_config": None,
+        "dtype": "torch.float32", "hf_config": SimpleNamespace(architectures=["Llama"]),
     }  # fmt: skip
     layer = SimpleNamespace(
         attn_backend=SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa=changes.get("isa", "vec")
@@ -57,7 +58,9 @@ def config(**changes: Any) -> Any:
             get_num_layers=lambda parallel: 2,
         ),
         parallel_config=SimpleNamespace(
-            tensor_parallel_size=1, pipeline_parallel_size=changes.get("pp", 1)
+            tensor_parallel_size=1,
+            pipeline_parallel_size=changes.get("pp", 1),
+            use_ubatching=changes.get("ubatching", False),
         ),
         cache_config=SimpleNamespace(cache_dtype=changes.get("cache_dtype", "auto")),
         load_config=SimpleNamespace(load_format=changes.get("load_format", "auto")),
@@ -98,6 +101,7 @@ def test_a_plain_model_is_shared_by_its_layout() -> None:
     [
         ({"load_format": "dummy"}, (), "made up"),
         ({"pp": 2}, (), "pipeline"),
+        ({"ubatching": True}, (), "microbatches"),
         ({"cache_dtype": "fp8"}, (), "fp8"),
         ({}, (FullAttentionSpec(), FullAttentionSpec()), "2 groups"),
         ({}, (MLAAttentionSpec(),), "MLAAttentionSpec"),
@@ -149,6 +153,18 @@ def test_what_gives_the_same_weights_another_kv_is_named() -> None:
     )  # fmt: skip
     rope = SimpleNamespace(rope_scaling={"rope_type": "longrope"}, architectures=[])
     assert kv_facts(config(hf_config=rope).model_config) == (("longest prompt", "100"),)
+    elsewhere = config(hf_config_path="/other", quantization_config={"bits": 4}).model_config
+    assert kv_facts(elsewhere) == (
+        ("quantisation", "{'bits': 4}"), ("configuration", "/other"),
+    )  # fmt: skip
+
+
+def test_kv_kept_in_another_type_than_it_was_computed_in_is_another() -> None:
+    layout = facts(config()).layout
+    given = [config(dtype=dtype) for dtype in ("torch.float32", "torch.bfloat16")]
+    made = [engine_identity(c, layout, version="0.32.1", rank=0, revision=None) for c in given]
+    assert [identity.facts for identity in made] == [(), (("computed in", "bfloat16"),)]
+    assert made[0].fingerprint() != made[1].fingerprint()
 
 
 def test_memory_that_is_not_keys_and_values_is_not_shared() -> None:
