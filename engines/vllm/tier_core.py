@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Final
@@ -100,6 +100,7 @@ class TierCore:
         self._names: ChunkNames | None = None
         self._named_by: tuple[NamespaceKey, bytes] | None = None
         self._seed_at = float("-inf")
+        self._step_names: ChunkNames | None = None  # What lookups of one step need not ask again.
 
     @property
     def held(self) -> int:
@@ -113,8 +114,11 @@ class TierCore:
 
     def look(self, key: bytes, request: str) -> bool | None:
         """Say whether the pool has a chunk, and holds it; None: not known yet."""
-        self._take_answers()
-        if self._current_names() is None:
+        if self._holds.has_answers:
+            self._take_answers()
+        if self._step_names is None:
+            self._step_names = self._current_names()
+        if self._step_names is None:
             return False
         return self._book.look(key, request, self._clock.now())
 
@@ -171,6 +175,7 @@ class TierCore:
     def end_step(self) -> None:
         """Ask the pool what the step wanted to know, and let go of what nobody waits for."""
         now = self._clock.now()
+        self._step_names = None
         self._take_answers()
         self._let_go(self._book.expire(now))
         late = self._transfers.give_up(now - LOAD_WAIT_S)
@@ -206,7 +211,7 @@ class TierCore:
         if self._forget_on_reset:
             self._let_go(self._book.clear())
             self._owed.clear()
-            self._epoch, self._names = token_bytes(16), None
+            self._epoch, self._names, self._step_names = token_bytes(16), None, None
             self.door.complain(
                 "cache_reset",
                 "vLLM's caches were reset: what was stored before is not found any more, and "
@@ -280,7 +285,7 @@ class TierCore:
             self._holds.let_go(answer.names, unwanted)
             self._count("query_tokens", len(answer.there))
 
-    def _let_go(self, keys: Iterable[bytes]) -> None:
+    def _let_go(self, keys: list[bytes]) -> None:
         if self._names is not None:
             self._holds.let_go(self._names, keys)
 

@@ -17,7 +17,6 @@ from dmp.pool import Pool
 from engines.pool_door import PoolDoor
 from engines.vllm.tier_names import ChunkNames
 from kvcore import limits
-from kvcore.ids import BlockKey
 
 TOUCH_S: Final = 60.0
 """How often the pool learns of a chunk that vLLM uses from its own memory."""
@@ -37,7 +36,7 @@ class Holds:
     def __init__(self, door: PoolDoor) -> None:
         self._door = door
         self._answers: deque[Answer] = deque()
-        self._unwanted: deque[BlockKey] = deque()
+        self._unwanted: deque[tuple[ChunkNames, Sequence[bytes]]] = deque()
         self._touched: dict[bytes, float] = {}
 
     def ask(self, names: ChunkNames, keys: Sequence[bytes]) -> None:
@@ -53,26 +52,31 @@ class Holds:
         future = self._door.submit(hold, nothing, name="tier_lookup", urgent=True)
         future.add_done_callback(keep)
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether the pool has answered since the last look."""
+        return bool(self._answers)
+
     def take_answers(self) -> Iterable[Answer]:
         """Yield what the pool has answered."""
         while self._answers:
             yield self._answers.popleft()
 
-    def let_go(self, names: ChunkNames, keys: Iterable[bytes]) -> None:
+    def let_go(self, names: ChunkNames, keys: Sequence[bytes]) -> None:
         """Note chunks that need not be held any more, by ``flush``."""
-        self._unwanted.extend(names.name(key) for key in keys)
+        if keys:
+            self._unwanted.append((names, keys))
 
     def flush(self) -> None:
         """Have the pool let go of what was noted."""
         if not self._unwanted or not self._door.up:
             return
-        some = [
-            self._unwanted.popleft()
-            for _ in range(min(len(self._unwanted), limits.MAX_CHAIN_BLOCKS))
-        ]
+        some: list[tuple[ChunkNames, Sequence[bytes]]] = []
+        while self._unwanted:  # One by one: a thread may put some back meanwhile.
+            some.append(self._unwanted.popleft())
 
         def release(pool: Pool) -> bool:
-            pool.unpin_many(some)
+            pool.unpin_many([names.name(key) for names, keys in some for key in keys])
             return True
 
         def check(future: Future[bool]) -> None:
