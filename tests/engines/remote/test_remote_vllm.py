@@ -7,6 +7,8 @@ Two vLLM servers of one model; no connector, no events: those have suites of the
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,12 +18,13 @@ import openai
 import psycopg
 import pytest
 
-from tests.fix_cluster import Cluster, wait_for
+from tests.fix_cluster import ROOT, Cluster, wait_for
 from tests.fix_engine_model import BLOCK_TOKENS, VllmServer, copy_demo_model
 from tests.fix_engine_nodes import ServedNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
+KEY = "key-of-vllm"
 NOTE = "Mia bought a kettle on Monday. She paid 30 euros and was happy with it."
 QUESTIONS = [
     f"{NOTE} Question: What did she buy?",
@@ -42,9 +45,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmServe
     model = copy_demo_model(folder / "model")
     json_form = '{"backend": "guidance", "disable_any_whitespace": true}'
     servers = [
-        VllmServer(model, folder / f"{i}.log", "--structured-outputs-config", json_form)
+        VllmServer(
+            model, folder / f"{i}.log", "--structured-outputs-config", json_form, "--api-key", KEY
+        )
         for i in range(2)
-    ]
+    ]  # fmt: skip
     for server in servers:
         server.wait()
     yield servers
@@ -69,11 +74,13 @@ def cluster(
     keys = folder / "keys.toml"
     keys.write_text('[front.api_keys]\nkey-ann = "ann"\nkey-bob = "bob"\n')
     started = start_cluster("--compute", "0", "--config", str(keys))
+    key_file = folder / "key"
+    key_file.write_text(f"{KEY}\n")
     nodes = [
         ServedNode(
             folder / f"{i}.log", "compute", "--node-id", f"vllm-{i}", "--port", "0",
             "--config", str(started.run_dir / "cluster.toml"),
-            "--engine", "vllm", "--url", engine.url,
+            "--engine", "vllm", "--url", engine.url, "--api-key-file", str(key_file),
             "--set", "engine.dtype=float32", "--set", "engine.events_url=off",
         )
         for i, engine in enumerate(engines)
@@ -100,7 +107,7 @@ def ask(engine: VllmServer, **body: Any) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{engine.url}/v1/completions",
         json.dumps({"model": "tierkv-demo", "temperature": 0} | body).encode(),
-        {"content-type": "application/json"},
+        {"content-type": "application/json", "authorization": f"Bearer {KEY}"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         answer: dict[str, Any] = json.load(response)
@@ -160,6 +167,21 @@ def test_tenants_share_nothing_and_each_finds_its_own(cluster: Cluster) -> None:
 def test_an_embedding_is_refused(cluster: Cluster) -> None:
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="gives no embeddings"):
         cluster.query("SELECT ai_embed('abc')")
+
+
+def test_a_node_without_the_key_ends_and_says_so(
+    cluster: Cluster, engines: list[VllmServer]
+) -> None:
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "tierkv", "serve", "compute", "--port", "0",
+            "--config", str(cluster.run_dir / "cluster.toml"),
+            "--engine", "vllm", "--url", engines[0].url,
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "Unauthorized" in ended.stderr and "--api-key-file" in ended.stderr
 
 
 def test_who_leaves_ends_the_request_in_vllm(cluster: Cluster, engines: list[VllmServer]) -> None:
