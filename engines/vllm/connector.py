@@ -328,9 +328,10 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Tell what was not saved, and that the step is over."""
+        """Tell what was not saved, that the step is over, and how long loads took."""
         report = self._results.report
-        return TierKvWorkerMetadata(report) if report.unsaved or report.step else None
+        said = report.unsaved or report.step or report.load_s
+        return TierKvWorkerMetadata(report) if said else None
 
     # Inside
 

@@ -62,6 +62,7 @@ class LoadJob:
         load: what.
         window: where to.
         future: how many of the blocks, from the first, are all there; set when it is submitted.
+        took_s: from when it was made to when it ended; 0 before.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class LoadJob:
         self._layers = len(memory.layer_names)
         self._layer_bytes = memory.layer_bytes
         self._deadline = patience.begin()
+        self._now, self._began = patience.now, patience.now()
+        self.took_s = 0.0
         self._change = threading.Condition()
         self._good = len(parts)
         self._there = 0
@@ -81,6 +84,12 @@ class LoadJob:
 
     def run(self, pool: Pool) -> int:
         """Read; returns how many leading blocks are all there."""
+        try:
+            return self._read_groups(pool)
+        finally:
+            self.took_s = self._now() - self._began
+
+    def _read_groups(self, pool: Pool) -> int:
         groups = self._layer_groups() if self.load.in_step else self._block_groups()
         for blocks, layers in groups:
             wanted = range(blocks.start, min(blocks.stop, self._good))

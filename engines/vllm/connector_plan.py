@@ -79,11 +79,17 @@ class StepReport:
     Attributes:
         unsaved: names of blocks that were to be saved and are not in the pool.
         step: number of the step, if the plan had one.
+        load_s: of requests whose blocks were read: how long that took.
     """
 
     unsaved: set[BlockKey] = field(default_factory=set)
     step: int = 0
+    load_s: dict[str, float] = field(default_factory=dict)
 
     def merged(self, other: StepReport) -> StepReport:
         """Return what two workers say together: a block is saved where each part of it is."""
-        return StepReport(self.unsaved | other.unsaved, max(self.step, other.step))
+        slower = {
+            name: max(self.load_s.get(name, 0.0), other.load_s.get(name, 0.0))
+            for name in self.load_s | other.load_s
+        }
+        return StepReport(self.unsaved | other.unsaved, max(self.step, other.step), slower)

@@ -170,7 +170,7 @@ class SchedulerSide:
         load = BlockLoad(request_id, tuple(keys), places, in_step=self._settings.in_step)
         self._plan.loads.append(load)
         if self._worth is not None:
-            self._worth.load_begins(request_id, tokens)
+            self._worth.worth.begun()
         if self._settings.in_step:
             self._in_step.append(request_id)
             index = first * self._hashes_per_block

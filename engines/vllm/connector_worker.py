@@ -186,6 +186,8 @@ class WorkerSide:
         good = job.good()
         lost = job.load.block_ids[good:]
         self._results.failed.update(lost)
+        if not job.load.in_step:
+            self._results.report.load_s[job.load.request_id] = job.took_s
         self._door.count("read_bytes", good * self._memory.layer_bytes * len(self._layers))
         return bool(lost)
 

@@ -68,11 +68,10 @@ class LoadWorth:
         if tokens <= SMALL_STEP:
             self._step_s.append(seconds)
         elif tokens >= LARGE_STEP:
-            step_s = median_low(self._step_s) if self._step_s else 0.0
-            self._token_s.append(max(seconds - step_s, 0.0) / tokens)
+            self._token_s.append(max(seconds - self._small_step_s(), 0.0) / tokens)
 
     def loaded(self, tokens: int, seconds: float) -> None:
-        """Take a load in, from its order to when the engine heard of its end."""
+        """Take a load in: what reading took, without waiting for steps of others."""
         self._load.add(tokens, seconds)
 
     def pays_to_ask(self, tokens: int) -> bool:
@@ -88,7 +87,8 @@ class LoadWorth:
         load_s = self._load.seconds(tokens)
         if self._probing or load_s is None or not self._token_s:
             return True
-        return load_s < median_low(self._token_s) * tokens
+        # The engine hears of a load's end after a step, and only then begins the rest.
+        return load_s + self._small_step_s() < median_low(self._token_s) * tokens
 
     def load_seconds(self, tokens: int) -> float | None:
         """Predict a load; None: nothing is known."""
@@ -98,6 +98,9 @@ class LoadWorth:
         """Take note of a load, which ends a probe."""
         self._probing = False
 
+    def _small_step_s(self) -> float:
+        return median_low(self._step_s) if self._step_s else 0.0
+
 
 class TimedWorth:
     """A LoadWorth that is told when things begin and end; used by one thread.
@@ -105,7 +108,6 @@ class TimedWorth:
     Attributes:
         worth: the decision.
         _steps: steps under way whose end is heard of: when they began, and their tokens.
-        _loads: requests whose blocks are loaded: since when, and how many tokens.
         _number: of the last step.
         _heard_at: when a step was last heard of; the next one was not computed before.
     """
@@ -114,7 +116,6 @@ class TimedWorth:
         self.worth = LoadWorth()
         self._now = now
         self._steps: dict[int, tuple[float, int]] = {}
-        self._loads: dict[str, tuple[float, int]] = {}
         self._number = 0
         self._heard_at = 0.0
 
@@ -141,18 +142,9 @@ class TimedWorth:
             began, tokens = self._steps.pop(number)
             self.worth.computed(tokens, now - max(began, since))
 
-    def load_begins(self, request_id: str, tokens: int) -> None:
-        """Begin a load."""
-        self.worth.begun()
-        if len(self._loads) >= _MOST_OPEN:  # Their requests went away.
-            self._loads.clear()
-        self._loads[request_id] = (self._now(), tokens)
-
-    def load_ended(self, request_id: str, *, whole: bool) -> None:
+    def load_ended(self, tokens: int, seconds: float | None, *, whole: bool) -> None:
         """Hear of a load's end; what failed at once says nothing of what loading takes."""
-        if request_id not in self._loads:
+        if not tokens or not seconds:
             return
-        began, tokens = self._loads.pop(request_id)
-        seconds = self._now() - began
         if whole or seconds > max(self.worth.load_seconds(tokens) or 0.0, _LONG_S):
             self.worth.loaded(tokens, seconds)

@@ -81,9 +81,7 @@ def test_a_step_lasts_from_its_plan_or_the_end_of_the_one_before() -> None:
     timer.step_ended(first)
     clock[0] += 1.0
     timer.step_ended(second)
-    timer.load_begins("a", TOKENS)
-    clock[0] += 1.1
-    timer.load_ended("a", whole=True)
+    timer.load_ended(TOKENS, 1.1, whole=True)
     assert not timer.worth.pays(TOKENS), "each step took one second, not two"
 
 
@@ -97,21 +95,22 @@ def test_steps_that_teach_nothing_have_no_number() -> None:
 
 
 def test_a_load_that_failed_at_once_is_no_fast_load() -> None:
-    timer, clock = timed()
-    for _ in range(3):
-        timer.load_begins("a", TOKENS)
-        timer.load_ended("a", whole=False)
-        timer.load_ended("unknown", whole=True)
-        assert timer.worth.load_seconds(TOKENS) is None
-    timer.load_begins("a", TOKENS)
-    clock[0] += 5.0
-    timer.load_ended("a", whole=False)
+    timer, _ = timed()
+    timer.load_ended(TOKENS, 0.0, whole=True)
+    timer.load_ended(TOKENS, None, whole=True)
+    timer.load_ended(TOKENS, 0.001, whole=False)
+    assert timer.worth.load_seconds(TOKENS) is None
+    timer.load_ended(TOKENS, 5.0, whole=False)
     assert timer.worth.load_seconds(TOKENS) == 5.0
 
 
-def test_what_is_never_heard_of_is_forgotten() -> None:
+def test_a_load_costs_a_step_more() -> None:
+    assert measured(load_s=0.010, step_s=0.001, token_s=2e-5).pays(TOKENS)
+    assert not measured(load_s=0.010, step_s=0.011, token_s=2e-5).pays(TOKENS)
+
+
+def test_steps_that_are_never_heard_of_are_forgotten() -> None:
     timer, _ = timed()
-    for number in range(1_000):
+    for _ in range(1_000):
         timer.step_begins(TOKENS)
-        timer.load_begins(str(number), TOKENS)
-    assert len(timer._steps) <= 64 and len(timer._loads) <= 64
+    assert len(timer._steps) <= 64
