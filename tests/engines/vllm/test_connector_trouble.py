@@ -57,6 +57,22 @@ def start(model: str, tmp_path: Path) -> Iterator[Start]:
         yield begin
 
 
+_servers: list[Server] = []
+
+
+def node_in(folder: Path, *arguments: str, capacity: str = "64MiB") -> Server:
+    """Start a pool node that ends with the test, however that ends."""
+    _servers.append(pool_node(folder, *arguments, capacity=capacity))
+    return _servers[-1]
+
+
+@pytest.fixture(autouse=True)
+def end_servers() -> Iterator[None]:
+    yield
+    while _servers:
+        _servers.pop().end()
+
+
 def fill_cache(engine: EngineProcess) -> None:
     """Have other prompts take the place of all that is in an engine's own cache."""
     engine.generate([prompt(f"filler {random.random()}", 1_400) for _ in range(4)], tokens=1)
@@ -69,7 +85,7 @@ def complaint(engine: EngineProcess, code: str) -> None:
 def test_a_pool_that_dies_and_comes_back(
     expected: list[list[int]], start: Start, tmp_path: Path
 ) -> None:
-    node = pool_node(tmp_path)
+    node = node_in(tmp_path)
     node.end()
     # Down when the engine starts.
     engine = start(connector(node.address, timeout_ms=500)).ready()
@@ -114,8 +130,9 @@ def test_a_meta_server_that_dies_and_comes_back(
     expected: list[list[int]], start: Start, tmp_path: Path
 ) -> None:
     meta = Server(tmp_path, "meta", "--set", "cluster.secret=00112233445566778899aabbccddeeff")
+    _servers.append(meta)
     address = f"cluster.meta_address={meta.address}"
-    node = pool_node(tmp_path, "--set", address)
+    node = node_in(tmp_path, "--set", address)
     meta.end(signal.SIGKILL)
     first, second = (start(connector(meta=meta.address)).ready() for _ in range(2))
     # Without it nobody knows the names of blocks.
@@ -141,7 +158,7 @@ def test_a_meta_server_that_dies_and_comes_back(
 
 
 def test_a_full_pool(expected: list[list[int]], start: Start, tmp_path: Path) -> None:
-    node = pool_node(tmp_path, capacity="32MiB")
+    node = node_in(tmp_path, capacity="32MiB")
     engine = start(connector(node.address)).ready().reach_pool()
     with Pool.connect(node.address) as other:
         # Somebody else has all of it, and lets nothing go.
@@ -169,7 +186,7 @@ def test_a_full_pool(expected: list[list[int]], start: Start, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["made up", "window"])
 def test_an_engine_whose_kv_cannot_be_shared(kind: str, model: str, tmp_path: Path) -> None:
-    node = pool_node(tmp_path)
+    node = node_in(tmp_path)
     more = {"load_format": "dummy"} if kind == "made up" else {}
     folder = write_model(tmp_path / "windowed", window=256) if kind == "window" else model
     engine = EngineProcess(tmp_path / "engine.log", folder, connector(node.address), **more).ready()
@@ -182,7 +199,7 @@ def test_an_engine_whose_kv_cannot_be_shared(kind: str, model: str, tmp_path: Pa
 
 
 def test_a_reset_cache_is_not_read(expected: list[list[int]], start: Start, tmp_path: Path) -> None:
-    node = pool_node(tmp_path)
+    node = node_in(tmp_path)
     engine = start(connector(node.address)).ready().reach_pool()
     assert tokens_of(engine.generate(PROMPTS)) == expected
     engine.settle()
@@ -197,7 +214,7 @@ def test_a_reset_cache_is_not_read(expected: list[list[int]], start: Start, tmp_
 def test_a_slow_answer_is_not_waited_for(
     expected: list[list[int]], start: Start, tmp_path: Path
 ) -> None:
-    node = pool_node(tmp_path)
+    node = node_in(tmp_path)
     hasty = connector(
         node.address, lookup_timeout_ms=1, load_timeout_ms=1, load_mode="layer_by_layer"
     )
@@ -223,7 +240,7 @@ def test_what_is_not_understood_is_refused_at_the_start(start: Start, tmp_path: 
 def test_any_afternoon_of_two_engines(model: str, start: Start, tmp_path: Path) -> None:
     """Chats that grow and branch on two engines and a pool that is killed and damaged at random."""
     chance = random.Random(20_261_122)
-    node = pool_node(tmp_path)
+    node = node_in(tmp_path)
     plain = start(None)
     engines = [
         start(connector(node.address, load_mode=mode, timeout_ms=500), max_num_batched_tokens=512)
