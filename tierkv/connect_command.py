@@ -151,7 +151,7 @@ def connect(
         reach = replace(reach, token=loaded.cluster.token)
     findings += [check_meta(reach)] if meta else []
     findings += [check_pool(reach)] if reach.pool else []
-    _print(launch, findings, list(_next(wish, launch, meta)), output)
+    _print(launch, findings, list(_next(wish, launch, meta, config)), output)
 
 
 NO_TOKEN_FILE: Final = Finding(
@@ -183,14 +183,25 @@ def _pool_settings(
     return told
 
 
-def _next(wish: LaunchWish, launch: Launch, meta: str) -> Iterator[tuple[str, str]]:
+def _next(
+    wish: LaunchWish, launch: Launch, meta: str, config: Path | None
+) -> Iterator[tuple[str, str]]:
     """Say what to run when the engine is up, and what for."""
+    rest = ("--config", str(config.absolute())) if config else ()
+    token = "" if config else _token_of(wish.pool.get("token_file"))
     if meta:
-        argv = serve_command(wish, launch, meta=meta)
-        yield "have SQL and REST calls of the cluster answered by it", shlex.join(argv)
-        yield "see it", shlex.join(("tierkv", "status", "--set", f"cluster.meta_address={meta}"))
+        argv = (*serve_command(wish, launch, meta=meta), *rest)
+        yield "have SQL and REST calls of the cluster answered by it", token + shlex.join(argv)
+        see = ("tierkv", "status", "--set", f"cluster.meta_address={meta}", *rest)
+        yield "see it", token + shlex.join(see)
         return
-    yield "see what it keeps", shlex.join(("tierkv", "pool", "stats", str(wish.pool["pool"])))
+    stats = ("tierkv", "pool", "stats", str(wish.pool["pool"]), *rest)
+    yield "see what it keeps", token + shlex.join(stats)
+
+
+def _token_of(file: str | None) -> str:
+    """Return what gives a command the token in a file; others see its arguments, not this."""
+    return f'TIERKV_CLUSTER_TOKEN="$(cat {shlex.quote(file)})" ' if file else ""
 
 
 def _print(

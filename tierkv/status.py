@@ -47,12 +47,16 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
         ConfigError: no cluster is known here.
     """
     settings, state = find_cluster(settings)
-    meta = meta_client.connect(settings.cluster.meta_address, token=settings.cluster.token or None)
+    address = settings.cluster.meta_address
+    meta = meta_client.connect(address, token=settings.cluster.token or None)
     try:
         nodes = await meta.list_nodes()
-    except DirectoryUnavailableError:
-        address = settings.cluster.meta_address
-        typer.secho(f"tierkv: no meta server answers at {address}", fg="red", err=True)
+    except DirectoryUnavailableError as error:
+        # A hint is there when it answered, but would not, as with a wrong token.
+        why = error.message if error.hint else f"no meta server answers at {address}"
+        typer.secho(f"tierkv: {why}", fg="red", err=True)
+        if error.hint:
+            typer.echo(f"  {error.hint}", err=True)
         return 1
     finally:
         await meta.close()

@@ -103,6 +103,14 @@ def test_what_can_not_be_meant_ends_in_one_line(arguments: tuple[str, ...], said
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
+def run_told(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that was printed, with this checkout's `tierkv`."""
+    ours = command.replace("tierkv ", f"{shlex.quote(sys.executable)} -m tierkv ", 1)
+    return subprocess.run(
+        ["sh", "-c", ours], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
 class Served:
     """One `tierkv serve ROLE`, ended with the test."""
 
@@ -142,3 +150,35 @@ def test_a_meta_server_is_asked_for_its_pool(tmp_path: Path) -> None:
     finally:
         for process in reversed(served):
             process.end()
+
+
+def test_what_is_to_be_run_next_has_the_token_and_does_not_show_it(tmp_path: Path) -> None:
+    token = tmp_path / "the token"
+    token.write_text("token-of-the-cluster\n")
+    settings = (
+        "--set",
+        f"cluster.run_dir={tmp_path}",
+        "--set",
+        "cluster.token=token-of-the-cluster",
+    )
+    served = Served("meta", "--port", "0", *settings)
+    try:
+        meta = served.address()
+        file = ("--token-file", str(token))
+        told = connect("vllm", "--model", DEMO, "--meta", meta, *file, "--format", "json")
+        assert "token-of-the-cluster" not in told.stdout
+        serve, see = (step["command"] for step in json.loads(told.stdout)["next"])
+        assert f'TIERKV_CLUSTER_TOKEN="$(cat {shlex.quote(str(token))})" tierkv serve' in serve
+        assert run_told(see).returncode == 0
+        refused = run_told(f"tierkv status --set cluster.meta_address={meta}")
+        assert refused.returncode == 1
+        assert f"the meta server at {meta} refused our cluster token" in refused.stderr
+        assert "set the same token" in refused.stderr
+        config = tmp_path / "tierkv.toml"
+        config.write_text(f'[cluster]\ntoken = "token-of-the-cluster"\nmeta_address = "{meta}"\n')
+        told = connect("vllm", "--model", DEMO, "--config", str(config), "--format", "json")
+        commands = [step["command"] for step in json.loads(told.stdout)["next"]]
+        assert all(command.endswith(f"--config {config}") for command in commands)
+        assert run_told(commands[1]).returncode == 0
+    finally:
+        served.end()
