@@ -12,14 +12,20 @@ from contextlib import aclosing, suppress
 from enum import Enum
 
 from engines.remote.door import Ask, Counts, EngineDoor, Piece
+from kvcore import limits
 from kvcore.clock import Clock
 from kvcore.errors import NodeLostError, TierKVError, TransportError
 from kvcore.ids import NodeId
-from kvcore.request import FinishReason, GenerateEvent, HitTokens, Usage
+from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, HitTokens, Usage
 
 
 class _Stop(Enum):
     CANCELLED = "cancelled"
+
+
+def hands_over(request: GenerateRequest) -> bool:
+    """Whether another node shall go on behind the first token; within JSON none could."""
+    return request.handoff and not request.guide
 
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -61,6 +67,8 @@ class Answering:
         self._door = door
         self._node_id = node_id
         self._ends = frozenset(ends) | frozenset(ask.request.sampling.stop_token_ids)
+        # Of text only the engine knows how long it is.
+        self._most = limits.MAX_ENGINE_REPLY_BYTES if door.speaks_text else ask.max_tokens
         self._clock = clock
         self._queue: asyncio.Queue[Piece | TierKVError | _Stop] = asyncio.Queue()
 
@@ -83,7 +91,7 @@ class Answering:
         Raises:
             UserError, OverloadedError: as the engine said.
             TransportError: the engine is lost.
-            NodeLostError: the same within a text, with which no other node could go on.
+            NodeLostError: the same within a text or JSON, which no other node could go on with.
         """
         reader = asyncio.create_task(self._read())
         try:
@@ -113,7 +121,8 @@ class Answering:
             self._queue.put_nowait(TierKVError(f"{type(error).__name__}: {error}"))
 
     def _lost(self, error: TierKVError) -> TierKVError:
-        if isinstance(error, TransportError) and self._door.speaks_text and self.tokens:
+        begun = self.tokens and (self._door.speaks_text or self.ask.request.guide)
+        if isinstance(error, TransportError) and begun:
             return NodeLostError(error.message, hint="ask again")
         return error
 
@@ -126,6 +135,8 @@ class Answering:
         if item.ended == "stop" and tokens and tokens[-1] in self._ends:
             tokens = tokens[:-1]
         self.tokens += len(tokens)
+        if self.tokens > self._most:
+            raise TransportError(f"the engine wrote more than {self._most} tokens")
         if not item.ended:
             return GenerateEvent(tokens, node_id=self._node_id) if tokens else None
         self.counts = item.counts
@@ -139,9 +150,8 @@ class Answering:
     @property
     def _hands_over(self) -> bool:
         request = self.ask.request
-        return (
-            request.handoff and request.resumed_tokens + self.tokens < request.sampling.max_tokens
-        )
+        written = request.resumed_tokens + self.tokens
+        return hands_over(request) and written < request.sampling.max_tokens
 
     def _stopped(self) -> GenerateEvent:
         return self._last(FinishReason.CANCELLED, ())

@@ -50,6 +50,11 @@ class EngineHttp:
             parsed = httpx.URL(url)
             if parsed.scheme not in ("http", "https") or not parsed.host:
                 raise httpx.InvalidURL("it needs http:// or https:// and a host")
+            if parsed.userinfo:
+                raise ConfigError(
+                    "engine.url holds a name or password, and URLs are shown in logs and views",
+                    hint="give the engine's key by --api-key-file FILE",
+                )
             self._client = httpx.AsyncClient(
                 base_url=parsed, headers=headers, timeout=timeout, limits=unbounded, trust_env=False
             )

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engines.remote.answering import Answering
+from engines.remote.answering import Answering, hands_over
 from engines.remote.config import RemoteConfig
 from engines.remote.door import Ask, EngineDoor, EngineLook
 from engines.remote.pace import Pace
@@ -23,6 +23,7 @@ from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
     ContextTooLongError,
     FeatureNotSupportedError,
+    NodeLostError,
     OverloadedError,
     TransportError,
     UnknownModelError,
@@ -184,6 +185,12 @@ class RemoteNode:
             raise UserError("the prompt has no tokens")
         if not 0 <= request.resumed_tokens < len(request.token_ids):
             raise UserError("resumed_tokens must leave at least one prompt token")
+        if request.resumed_tokens and request.guide:
+            # To the engine they are part of the prompt: it would begin the JSON once more.
+            raise NodeLostError(
+                f"{self.config.node_id} can't go on within JSON that another node began",
+                hint="ask again",
+            )
         for asked, refusal in (
             (request.embed, model.embed_refusal),
             (bool(request.score_token_ids), model.score_refusal),
@@ -206,7 +213,7 @@ class RemoteNode:
         if request.reads_out:
             return 0
         left = max(1, request.sampling.max_tokens - request.resumed_tokens)
-        return 1 if request.handoff else left
+        return 1 if hands_over(request) else left
 
     def _ask(self, request: GenerateRequest, life: Life) -> Ask:
         model = life.model

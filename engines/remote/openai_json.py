@@ -5,11 +5,13 @@ Pure. What is not of the expected form is a RemoteProtocolError that names the e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from engines.remote.door import Counts
 from kvcore.errors import RemoteProtocolError, UnknownModelError
 from kvcore.request import HitTokens
+
+_MOST_ID: Final = 1 << 31
 
 
 def listed_model(reply: dict[str, Any], served: str, where: str) -> dict[str, Any]:
@@ -39,6 +41,14 @@ def only_choice(event: dict[str, Any], where: str) -> dict[str, Any] | None:
     if not isinstance(choices, list) or not isinstance(choices[0], dict):
         raise RemoteProtocolError(f"{where}: choices are no list of objects")
     return dict(choices[0])
+
+
+def token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """Return the tokens of a piece of an answer; nothing stands for none."""
+    ids = value if value is not None else []
+    if not isinstance(ids, list) or not all(type(t) is int and 0 <= t < _MOST_ID for t in ids):
+        raise RemoteProtocolError(f"{where}: token ids are no list of numbers")
+    return tuple(ids)
 
 
 def counts_of(event: dict[str, Any]) -> Counts | None:

@@ -14,7 +14,7 @@ from typing import Any
 from engines.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
 from engines.remote.http import EngineHttp
 from engines.remote.metrics import MetricsPage
-from engines.remote.openai_json import listed_model, whole
+from engines.remote.openai_json import listed_model, token_ids, whole
 from engines.remote.refusals import refusal
 from kvcore.errors import RemoteProtocolError, UserError
 from kvcore.request import HitTokens
@@ -79,11 +79,11 @@ class SglangDoor:
         if ask.request.score_token_ids:
             yield await self._scored(ask)
             return
-        seen = 0
+        seen: list[int] = []
         async with aclosing(self._http.events("/generate", generate_body(ask))) as events:
             async for event in events:
                 tokens, counts = self._new_tokens(event, seen)
-                seen += len(tokens)
+                seen += tokens
                 ended = self._ended(event)
                 if ended:
                     yield Piece(tokens, ended, counts)
@@ -96,15 +96,21 @@ class SglangDoor:
         """Close the connections."""
         await self._http.close()
 
-    def _new_tokens(self, event: dict[str, Any], seen: int) -> tuple[tuple[int, ...], Counts]:
-        """Return what is new: servers send all tokens so far, or with a flag the new ones only."""
-        ids, meta = event.get("output_ids"), event.get("meta_info")
-        if not isinstance(ids, list) or not isinstance(meta, dict):
+    def _new_tokens(self, event: dict[str, Any], seen: list[int]) -> tuple[tuple[int, ...], Counts]:
+        """Return what is new: servers send all tokens so far, or with a flag the new ones only.
+
+        All so far may be more than are counted: the list goes on growing while it is sent.
+        """
+        meta = event.get("meta_info")
+        if not isinstance(event.get("output_ids"), list) or not isinstance(meta, dict):
             raise RemoteProtocolError(f"{self._http.where}: an event has no output_ids")
+        ids = token_ids(event["output_ids"], self._http.where)
         counts = counts_of_meta(meta)
-        if len(ids) == counts.completion_tokens:
-            return tuple(ids[seen:]), counts
-        return tuple(ids), counts
+        if len(seen) + len(ids) == counts.completion_tokens:
+            return ids, counts
+        if list(ids[: len(seen)]) == seen:
+            return ids[len(seen) :], counts
+        raise RemoteProtocolError(f"{self._http.where}: an answer does not go on where it was")
 
     def _ended(self, event: dict[str, Any]) -> str:
         reason = event["meta_info"].get("finish_reason")

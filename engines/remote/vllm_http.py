@@ -16,7 +16,7 @@ from typing import Any, Final
 from engines.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
 from engines.remote.http import EngineHttp
 from engines.remote.metrics import MetricsPage
-from engines.remote.openai_json import counts_of, listed_model, only_choice
+from engines.remote.openai_json import counts_of, listed_model, only_choice, token_ids
 from engines.vllm.connector_scheduler import HANDOFF
 from kvcore.errors import RemoteProtocolError, UserError
 
@@ -107,7 +107,7 @@ class VllmDoor:
                 choice = only_choice(event, self._http.where)
                 if choice is None:
                     continue
-                tokens = tuple(choice.get("token_ids") or ())
+                tokens = token_ids(choice.get("token_ids"), self._http.where)
                 if choice.get("finish_reason"):
                     last = Piece(tokens, ended=str(choice["finish_reason"]))
                 elif tokens:

@@ -19,6 +19,7 @@ from engines.remote.doors import open_door
 from engines.remote.node import Life, RemoteNode
 from kvcore import limits
 from kvcore.errors import (
+    ConfigError,
     ContextTooLongError,
     NodeLostError,
     OverloadedError,
@@ -125,6 +126,56 @@ async def test_a_prefill_hands_over_unless_its_token_was_the_last() -> None:
         assert only.finish_reason is FinishReason.LENGTH
 
 
+async def test_json_is_neither_handed_over_nor_taken_over() -> None:
+    end = STOP.replace(b"stop", b"length")
+    async with wired(HEAD + TOKEN + end + USAGE + DONE) as (_, node):
+        *_, last = await answers(node, request(handoff=True, guide='{"type": "null"}'))
+        assert last.finish_reason is FinishReason.LENGTH and last.token_ids == (98, 2)
+        with pytest.raises(NodeLostError, match="can't go on within JSON"):
+            await answers(node, request(resumed_tokens=1, guide='{"type": "null"}'))
+    async with wired(HEAD + TOKEN) as (_, node):
+        with pytest.raises(NodeLostError, match="ended without its end"):
+            await answers(node, request(guide='{"type": "null"}'))
+
+
+def meta(ids: bytes, completion: int, *, ended: bool = False) -> bytes:
+    reason = b'{"type": "length"}' if ended else b"null"
+    return b'data: {"output_ids": [%s], "meta_info": {"completion_tokens": %d, ' % (
+        ids, completion,
+    ) + b'"finish_reason": %s}}\n\n' % reason  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (meta(b"7", 1), meta(b"7, 7, 8", 3), meta(b"7, 7, 8, 9", 4, ended=True)),
+        (meta(b"7", 1), meta(b"7, 8", 3), meta(b"9", 4, ended=True)),
+        # The list has grown since its tokens were counted.
+        (meta(b"7, 7", 1), meta(b"7, 7, 8, 9", 3), meta(b"7, 7, 8, 9", 4, ended=True)),
+    ],
+    ids=["all so far", "new ones", "more than counted"],
+)
+async def test_sglangs_tokens_come_once(events: tuple[bytes, ...]) -> None:
+    async with wired(HEAD + b"".join(events) + DONE, EngineKind.SGLANG) as (_, node):
+        got = [token for event in await answers(node) for token in event.token_ids]
+    assert got == [7, 7, 8, 9]
+
+
+async def test_an_answer_of_sglangs_that_is_another_one_is_refused() -> None:
+    events = meta(b"7, 8", 2) + meta(b"7, 9, 9", 3, ended=True)
+    async with wired(HEAD + events + DONE, EngineKind.SGLANG) as (_, node):
+        with pytest.raises(RemoteProtocolError, match="does not go on"):
+            await answers(node)
+
+
+def test_a_url_with_a_password_is_not_taken_nor_shown() -> None:
+    url = "http://me:hidden@127.0.0.1:8000"
+    config = RemoteConfig(NodeId("n"), HostId("h"), NodeRole.COMPUTE, EngineKind.VLLM, url)
+    with pytest.raises(ConfigError, match="name or password") as caught:
+        open_door(config)
+    assert "hidden" not in str(caught.value)
+
+
 def status(code: int, body: bytes, *headers: bytes) -> bytes:
     lines = [b"HTTP/1.1 %d X" % code, b"connection: close", *headers, b"", body]
     return b"\r\n".join(lines)
@@ -142,6 +193,10 @@ def status(code: int, body: bytes, *headers: bytes) -> bytes:
         (HEAD + b"data: {nonsense\n\n", RemoteProtocolError),
         (HEAD + b"data: [1]\n\n", RemoteProtocolError),
         (HEAD + b'data: {"choices": [7]}\n\n', RemoteProtocolError),
+        (HEAD + TOKEN.replace(b"[97]", b'["x"]'), RemoteProtocolError),
+        (HEAD + TOKEN.replace(b"[97]", b"[-1]"), RemoteProtocolError),
+        (HEAD + TOKEN.replace(b"[97]", b"97"), RemoteProtocolError),
+        (HEAD + 9 * TOKEN + STOP + DONE, TransportError),
         (HEAD + b'data: {"error": {"message": "died", "code": 500}}\n\n', TransportError),
         (HEAD + b'data: {"error": {"message": "too long", "code": 400}}\n\n', ContextTooLongError),
         (status(503, b"busy", b"retry-after: 7"), OverloadedError),
