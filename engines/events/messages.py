@@ -95,6 +95,9 @@ class _Envelope(msgspec.Struct, array_like=True, gc=False):
     events: list[msgspec.Raw]
 
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The last of values nested too deep, of which any field may hold some."""
+
 _envelopes: Final = msgspec.msgpack.Decoder(_Envelope)
 _events: Final = msgspec.msgpack.Decoder(EngineStored | EngineRemoved | EngineCleared)
 _numbers: Final = msgspec.msgpack.Decoder(list[int])
@@ -105,14 +108,14 @@ def decode_batch(seq: int, payload: bytes) -> EngineBatch:
     digest = blake2b(payload, digest_size=_DIGEST_BYTES).digest()
     try:
         envelope = _envelopes.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return EngineBatch(seq, 0.0, digest, (), readable=False)
     time_s = envelope.ts if isfinite(envelope.ts) else 0.0
     events: list[EngineEvent] = []
     for raw in envelope.events:
         try:
             events.append(_events.decode(raw))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             return EngineBatch(seq, time_s, digest, tuple(events), readable=False)
     return EngineBatch(seq, time_s, digest, tuple(events))
 
@@ -124,7 +127,7 @@ def token_numbers(event: EngineStored) -> list[int] | None:
     """
     try:
         tokens = _numbers.decode(event.token_ids)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return None
     if len(tokens) != len(event.block_hashes) * event.block_size:
         return None

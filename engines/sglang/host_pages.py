@@ -20,10 +20,12 @@ class Arena:
     """A host tensor's memory.
 
     Attributes:
+        number: its place among the tensors of its pool, as SGLang has them.
         start: its address.
         memory: its bytes; keeps the tensor alive.
     """
 
+    number: int
     start: int
     memory: memoryview
 
@@ -40,7 +42,8 @@ class HostPages:
 
     Where all pieces of a page are equally long they are moved one by one, straight between pool and
     host memory. Of other pools SGLang makes a flat copy of each page. Both give the same bytes:
-    pieces are taken in the order of their addresses, which is that of a flat page.
+    pieces are taken in the order of the pool's tensors and of the addresses within each, which is
+    that of a flat page. Where tensors lie is different in each process and says nothing.
 
     Attributes:
         page_tokens: indices of one page.
@@ -97,7 +100,7 @@ class HostPages:
             raise ValueError(f"{len(addresses)} pieces for {pages} pages of {self.pieces}")
         found: list[list[memoryview]] = []
         for start in range(0, len(addresses), self.pieces):
-            places = sorted(addresses[start : start + self.pieces])
+            places = sorted(addresses[start : start + self.pieces], key=self._place)
             if any(size != self.piece_bytes for size in sizes[start : start + self.pieces]):
                 raise ValueError("pieces of another size than before")
             found.append([self._window(address) for address in places])
@@ -146,9 +149,18 @@ class HostPages:
             sizes = [sizes] * len(addresses)
         return [int(a) for a in addresses], [int(s) for s in sizes]
 
+    def _arena(self, address: int) -> Arena | None:
+        """Return the tensor that an address may lie in."""
+        at = bisect_right(self._starts, address) - 1
+        return self._arenas[at] if at >= 0 else None
+
+    def _place(self, address: int) -> tuple[int, int]:
+        arena = self._arena(address)
+        return (-1 if arena is None else arena.number, address)
+
     def _window(self, address: int) -> memoryview:
-        number = bisect_right(self._starts, address) - 1
-        window = self._arenas[number].window(address, self.piece_bytes) if number >= 0 else None
+        arena = self._arena(address)
+        window = None if arena is None else arena.window(address, self.piece_bytes)
         if window is None:
             raise ValueError("SGLang told an address outside of its host pool")
         return window
@@ -169,5 +181,9 @@ def _arenas(host_pool: Any) -> list[Arena]:
     if tensors is None:
         tensors = [getattr(host_pool, "kv_buffer", None)]
     found = [tensor for tensor in tensors if tensor is not None and tensor.numel()]
-    arenas = [Arena(t.data_ptr(), page_memory(t)) for t in found if t.is_contiguous()]
+    arenas = [
+        Arena(number, t.data_ptr(), page_memory(t))
+        for number, t in enumerate(found)
+        if t.is_contiguous()
+    ]
     return sorted(arenas, key=lambda arena: arena.start)

@@ -39,6 +39,13 @@ def test_what_is_no_batch_is_unreadable(raw: bytes) -> None:
     assert (got.seq, got.readable, got.events) == (4, False, ())
 
 
+def test_values_nested_too_deep_are_unreadable() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    event = msgspec.msgpack.encode(stored(range(4), None) | {"later": msgspec.Raw(deep)})
+    got = decode_batch(3, msgspec.msgpack.encode([1.0, [msgspec.Raw(event)], 0]))
+    assert (got.seq, got.readable, got.events) == (3, False, ())
+
+
 def test_a_time_that_is_no_number_is_none() -> None:
     assert decode_batch(0, payload(time_s=math.nan)).time_s == 0.0
 

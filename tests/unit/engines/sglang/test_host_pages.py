@@ -50,6 +50,24 @@ class Uneven(LayerFirst):
         return addresses, [size - 2 * (i % 2) for i, size in enumerate(sizes)]
 
 
+class Scattered(LayerFirst):
+    """One with a tensor of its own for each layer, wherever there was room for it."""
+
+    def __init__(self, places: list[int]) -> None:
+        super().__init__()
+        room = torch.zeros(LAYERS, TOKENS, WIDTH, dtype=torch.int16)
+        self.layers = [room[place] for place in places]
+        for layer, tensor in enumerate(self.layers):
+            tensor[:] = layer
+
+    def get_hybrid_pool_buffer(self) -> list[torch.Tensor]:
+        return self.layers
+
+    def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
+        addresses = [layer[i].data_ptr() for i in indices[::PAGE].tolist() for layer in self.layers]
+        return addresses, [self._size] * len(addresses)
+
+
 def tokens(*pages: int) -> torch.Tensor:
     return torch.cat([torch.arange(PAGE) + page * PAGE for page in pages])
 
@@ -65,6 +83,12 @@ def test_windows_are_in_place_and_in_the_order_of_a_flat_page() -> None:
         assert b"".join(windows) == bytes(flat)
     found[0][0][:2] = b"\x07\x00"
     assert host.kv_buffer[0, 0, 8, 0] == 7
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_tensors_come_in_their_order_wherever_they_lie(places: list[int]) -> None:
+    (windows,) = HostPages(Scattered(places)).windows(tokens(1), 1)
+    assert [window[0] for window in windows] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("host", [LayerFirst(shift=-64), LayerFirst(shift=1_000_000)])
