@@ -19,6 +19,7 @@ from kvcore.errors import ConfigError
 VLLM_CONNECTOR: Final = "engines.vllm.connector:TierKvConnector"
 VLLM_TIER: Final = "engines.vllm.tier:TierKvTier"
 SGLANG_BACKEND: Final = "engines.sglang.hicache:TierKvHiCache"
+_COMPACT_JSON: Final = {"backend": "guidance", "disable_any_whitespace": True}
 
 
 class LaunchKind(StrEnum):
@@ -165,6 +166,9 @@ def _vllm(wish: LaunchWish) -> Launch:
         argv += ["--tensor-parallel-size", str(wish.ranks)]
     argv += ["--enable-prompt-tokens-details"]  # A node that stands for it counts hits by these.
     argv += ["--kv-transfer-config", _json(_transfer(wish))]
+    if wish.pool.get("meta"):
+        # Else its grammar lets a model write spaces for ever, and SQL waits for JSON.
+        argv += ["--structured-outputs-config", _json(_COMPACT_JSON)]
     events, replay = _event_urls(wish, port)
     if events:
         publish = {"enable_kv_cache_events": True, "publisher": "zmq"}

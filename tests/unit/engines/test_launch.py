@@ -62,6 +62,13 @@ def test_vllms_package_for_cpus_is_started_as_a_module() -> None:
     assert argv[5:] == plan_launch(wish()).argv[3:]
 
 
+def test_json_for_a_cluster_has_no_spaces_without_end() -> None:
+    assert "--structured-outputs-config" not in plan_launch(wish()).argv
+    launch = plan_launch(wish(pool={"meta": "127.0.0.1:7400"}))
+    told = parsed(launch, "--structured-outputs-config")
+    assert told == {"backend": "guidance", "disable_any_whitespace": True}
+
+
 def test_the_direct_connector_gets_its_settings_and_recomputes_what_fails() -> None:
     told = parsed(plan_launch(wish()), "--kv-transfer-config")
     module, _, name = VLLM_CONNECTOR.partition(":")
