@@ -19,7 +19,14 @@ _MODEL_FACTS: Final = {
     "kv dtype": "kv_cache_dtype",
     "compute dtype": "dtype",
     "model overrides": "json_model_override_args",
+    "scales of the cache": "quantization_param_path",
+    "modelopt": "modelopt_quant",
+    "quantised while served": "quantize_and_serve",
+    "configuration": "decrypted_config_file",
+    "weight loader": "custom_weight_loader",
 }
+_MADE_UP: Final = "dummy"
+"""A format of weights: they are random, so the folder does not say which."""
 
 
 def identity_of(
@@ -62,11 +69,12 @@ def identity_of(
     }
     for name, field in _MODEL_FACTS.items():
         facts[name] = str(getattr(arguments, field, None) or "")
+    made_up = getattr(arguments, "load_format", None) == _MADE_UP
     return EngineIdentity(
         engine="sglang",
         version=version,
         model=model,
-        revision=revision_of(model, told=revision),
+        revision="" if made_up else revision_of(model, told=revision),
         layout=None,
         ranks=1 if replicated else int(storage.tp_size),
         rank=0 if replicated else int(storage.tp_rank),

@@ -77,14 +77,22 @@ class TierKvTier(SecondaryTierManager):  # type: ignore[misc]  # base class is t
         options = TierOptions.read(tier_config)
         self.locality = Locality(options.locality) if options.locality else None
         config = offloading_spec.config
+        whole = find_config(config.engine_id)
         identity = identity_of(
             config,
             version=vllm_version,
             chunk_bytes=self.block_size_bytes,
             revision=options.revision or None,
-            whole=find_config(config.engine_id),
+            whole=whole,
         )
         door = PoolDoor(settings, identity, part="tier")
+        if whole is not None and whole.lora_config is not None:
+            door.complain(
+                "adapters",
+                "vLLM names chunks by an adapter's name and path, so weights that change under the "
+                "same path are not noticed, not even behind a restart",
+                hint="give an adapter that was trained again another name or path",
+            )
         door.start()
         tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
         self._core = TierCore(

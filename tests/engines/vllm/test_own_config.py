@@ -12,7 +12,7 @@ from engines.vllm.model_facts import kv_facts
 from engines.vllm.own_config import find_config
 from engines.vllm.tier_format import identity_of
 from tests.engines.vllm.engine_process import write_model
-from tests.engines.vllm.tier_rig import offloading_config
+from tests.engines.vllm.tier_rig import Engine, offloading_config
 
 ROPE = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
 
@@ -48,6 +48,15 @@ def test_engines_with_other_options_share_nothing(model: str) -> None:
     assert plain.revision and plain.fingerprint() == same.fingerprint()
     assert plain.fingerprint() != turned.fingerprint()
     assert identity(load_format="dummy").revision == ""
+
+
+def test_an_engine_with_adapters_hears_what_is_not_noticed(model: str) -> None:
+    kept = [vllm_config(model, "with", enable_lora=True), vllm_config(model, "without")]
+    for engine_id, said in (("with", 1), ("without", 0)):
+        rig = Engine(tier={"pool": "127.0.0.1:9"}, wait=False, engine_id=engine_id, model=model)
+        assert rig.door.counts().get("complaints_adapters", 0) == said
+        rig.close()
+    assert len(kept) == 2
 
 
 def test_a_model_as_it_is_has_no_facts(model: str) -> None:

@@ -129,7 +129,7 @@ def offloading_config(extra: dict[str, Any], **changes: Any) -> OffloadingConfig
         worker_kv_bytes_per_block=changes.get("chunk_bytes", CHUNK_BYTES) // world,
         enable_kv_cache_events=changes.get("events", False),
         extra_config=extra,
-        engine_id=f"tierkv-test-{uuid.uuid4()}",
+        engine_id=changes.get("engine_id", f"tierkv-test-{uuid.uuid4()}"),
         model=OffloadingModelConfig(
             changes.get("model", "test/model"), changes.get("dtype", "bfloat16")
         ),

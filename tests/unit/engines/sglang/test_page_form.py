@@ -65,12 +65,27 @@ def identity(
         identity(args=arguments(quantization="fp8")),
         identity(args=arguments(kv_cache_dtype="fp8_e5m2")),
         identity(args=arguments(json_model_override_args='{"rope_theta": 1}')),
+        identity(args=arguments(quantization_param_path="scales.json")),
+        identity(args=arguments(decrypted_config_file="other.json")),
         identity(version="0.5.24"),
         identity(weights="step-7"),
     ],
 )
 def test_engines_that_differ_are_kept_apart(other: EngineIdentity) -> None:
     assert other.fingerprint() != identity().fingerprint()
+
+
+def test_made_up_weights_are_nobody_elses() -> None:
+    made = identity_of(
+        storage(),
+        host(),
+        version="0.5.23",
+        model="org/model",
+        revision="0" * 40,
+        weights="default",
+        arguments=arguments(load_format="dummy"),
+    )
+    assert made.revision == ""
 
 
 def test_processes_of_one_engine_have_one_fingerprint() -> None:
