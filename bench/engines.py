@@ -7,7 +7,9 @@ environment of its own (``make test-engines`` makes it).
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -49,7 +51,7 @@ NAMES = (PLAIN, OURS, EXAMPLE, OurEngine.name)
 PAGE = ROOT / "docs" / "performance.md"
 MARKS = ("<!-- engines:begin -->", "<!-- engines:end -->")
 PLANS = {
-    TINY.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=3),
+    TINY.name: Plan(chats=4, rounds=10, start=600, turn=184, answer=16, cache=6_144, repeats=2),
     LARGE.name: Plan(chats=3, rounds=10, start=600, turn=184, answer=16, cache=4_608, repeats=1),
 }
 _CALL_TOKENS, _CALL_PROMPTS = 2_048, 20
@@ -62,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--venv", type=Path, help="virtual environment with vLLM")
     parser.add_argument("--models", nargs="+", choices=tuple(PLANS), default=None)
     parser.add_argument("--without", nargs="+", choices=NAMES, default=(), help="contenders")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each engine")
     parser.add_argument("--write-docs", action="store_true", help=f"update {PAGE.name}")
     arguments = parser.parse_args(argv)
     names = [name for name in NAMES if name not in arguments.without]
@@ -69,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("no contender is left")
     sizes = arguments.models or ([TINY.name] if arguments.quick else list(PLANS))
     report, began = Report("engines"), time.monotonic()
+    # Servers are in sessions of their own: whoever ends this process ends them too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     measured: list[str] = []
     try:
         venv = Path() if names == [OurEngine.name] else find_venv(arguments.venv)
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if size.name not in sizes:
                 continue
             plan = QUICK if arguments.quick else PLANS[size.name]
-            _measure(report, size, plan, names, venv, arguments.seed)
+            _measure(report, size, plan, names, venv, arguments.seed, arguments.threads)
             measured.append(size.name)
             if arguments.write_docs:  # Now, since what comes next may fail after minutes.
                 _write_docs(report, measured, names, time.monotonic() - began)
@@ -86,14 +91,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _measure(
-    report: Report, size: ModelSize, plan: Plan, names: Sequence[str], venv: Path, seed: int
+    report: Report,
+    size: ModelSize,
+    plan: Plan,
+    names: Sequence[str],
+    venv: Path,
+    seed: int,
+    threads: int,
 ) -> None:
     """Play one model's chats and report them."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="tierkv-engines-") as name, ExitStack() as stack:
         setup = Setup(
             venv, Path(name) / "model", plan.cache, size.kv_bytes_per_token, plan.context,
-            Path(name),
+            Path(name), threads,
         )  # fmt: skip
         report.add(f"{size.name}_parameters", write_model(size, setup.model, seed=seed))
         pool = Pool(setup.folder)
@@ -112,7 +123,8 @@ def _measure(
     report.note(
         f"{size.name}: {plan.repeats} x {plan.chats} chats in turn, {plan.rounds} rounds and one "
         f"after a restart, prompts of {plan.start} to {plan.prompt_tokens(plan.rounds)} tokens, "
-        f"answers of {plan.answer}; every engine holds {plan.cache} tokens of KV"
+        f"answers of {plan.answer}; every engine holds {plan.cache} tokens of KV and has {threads} "
+        "threads"
     )
 
 
@@ -156,7 +168,7 @@ def _connector(name: str, setup: Setup, pool: Pool, **more: str) -> dict[str, An
 
 def _measure_calls(report: Report, setup: Setup, pool: Pool) -> None:
     """What our classes cost vLLM's scheduler per call."""
-    python, env = setup.venv / "bin" / "python", vllm_env()
+    python, env = setup.venv / "bin" / "python", vllm_env(setup.threads)
     log = setup.folder / "calls.log"
     engine = {
         "model": str(setup.model), "dtype": "float32", "enforce_eager": True, "max_num_seqs": 4,

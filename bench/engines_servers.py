@@ -8,7 +8,6 @@ virtual environment of its own, with this checkout on its path; nothing of it is
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ class Setup:
         token_bytes: of one token's KV.
         context: longest prompt with its answer, in tokens.
         folder: for logs and files.
+        threads: of each engine.
     """
 
     venv: Path
@@ -53,11 +53,12 @@ class Setup:
     token_bytes: int
     context: int
     folder: Path
+    threads: int
 
 
-def vllm_env() -> dict[str, str]:
+def vllm_env(threads: int) -> dict[str, str]:
     """Return what vLLM's processes have in their environment beside ours."""
-    return _VLLM | {"OMP_NUM_THREADS": str(os.cpu_count()), "PYTHONPATH": str(ROOT)}
+    return _VLLM | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
 
 
 def find_venv(given: Path | None) -> Path:
@@ -115,7 +116,7 @@ class Vllm:
         ]  # fmt: skip
         if self._connector is not None:
             command.append(f"--kv-transfer-config={json.dumps(self._connector)}")
-        self._process = Process(self.name, command, setup.folder, vllm_env())
+        self._process = Process(self.name, command, setup.folder, vllm_env(setup.threads))
         self._process.await_http(self.port, "/health")
 
     def restart(self) -> None:
@@ -196,7 +197,7 @@ class OurEngine:
         self._compute = self._pool.start_role(
             "compute", f"compute.model={self._setup.model}", f"compute.model_name={MODEL}",
             f"compute.l1_capacity={self._setup.cache * self._setup.token_bytes}",
-            "compute.dtype=float32",
+            "compute.dtype=float32", f"compute.threads={self._setup.threads}",
         )  # fmt: skip
         self._compute.ready_line()
 
