@@ -30,12 +30,18 @@ def engine_config(
     """Translate settings into what the room may be told.
 
     Raises:
-        ConfigError: there is no URL, or the key's file can't be read.
+        ConfigError: there is no URL, the key's file can't be read, or a folder is given that
+            nobody would read.
     """
     if not settings.url:
         raise ConfigError(
             f"--engine {settings.kind} needs to know where the engine listens",
             hint="--url http://HOST:PORT",
+        )
+    if EngineKind(settings.kind) is EngineKind.OPENAI and settings.model:
+        raise ConfigError(
+            f"--engine openai reads no model folder, so {settings.model!r} can't be meant",
+            hint="--set engine.served_model=NAME says which of the server's models",
         )
     return RemoteConfig(
         node_id=node_id,

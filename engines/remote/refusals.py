@@ -28,6 +28,7 @@ _CONTEXT = re.compile(
 _BUSY = (429, 503)
 _KEY_REFUSED = (401, 403)
 _TIMED_OUT = (408, 504)
+_WRONG_KIND = "see whether --url and --engine are of the same server"
 
 
 def refusal(
@@ -52,7 +53,10 @@ def refusal(
         return TransportError(text)
     if _CONTEXT.search(said) or '"context_length_exceeded"' in body:
         return ContextTooLongError(text, hint="shorten the prompt or lower max_tokens")
-    return UnknownModelError(text) if status == 404 else UserError(text)
+    if status != 404:
+        return UserError(text)
+    # Of a model it says which; a server of another kind lacks the path, and says nothing.
+    return UnknownModelError(text, hint="" if "model" in said.lower() else _WRONG_KIND)
 
 
 def stream_error(event: dict[str, Any], *, where: str) -> TierKVError | None:

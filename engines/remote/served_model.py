@@ -89,6 +89,11 @@ def _text_model(config: RemoteConfig, door: EngineDoor, look: EngineLook) -> Mod
 
 def _folder(config: RemoteConfig, look: EngineLook) -> Path:
     folder = Path(config.model_folder or look.folder).expanduser()
+    if config.model_folder and not folder.is_dir():
+        raise ConfigError(
+            f"the folder of the model, {config.model_folder!r}, is no folder here",
+            hint="give the files of what the engine serves: --model FOLDER",
+        )
     if not folder.is_dir():
         raise ConfigError(
             f"the engine serves {look.served!r} from {look.folder or 'somewhere'!r}, which is no "

@@ -156,6 +156,10 @@ def test_a_server_that_is_not_there_is_waited_for(cluster: Cluster, tmp_path: Pa
         (("--engine", "openai", "--url", "ftp://x"), "engine.url 'ftp://x' can't be used"),
         (("--engine", "openai", "--url", "http://x", "--api-key-file", "/nope"), "can't be read"),
         (("--url", "http://x"), "need --engine"),
+        (
+            ("--engine", "openai", "--url", "http://x", "--model", "gpt"),
+            "engine.served_model=NAME says which",
+        ),
     ],
 )
 def test_settings_that_can_not_work_are_told(

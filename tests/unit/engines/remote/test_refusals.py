@@ -54,6 +54,13 @@ def test_an_http_error_is_one_of_ours(
     assert len(error.message) < 600
 
 
+def test_a_path_that_is_not_there_asks_whether_the_kind_is_right() -> None:
+    error = refusal(404, '{"detail": "Not Found"}', where="engine at http://e")
+    assert isinstance(error, UnknownModelError) and "--engine" in error.hint
+    lacks_model = refusal(404, '{"message": "The model `x` does not exist"}', where="e")
+    assert lacks_model.hint == ""
+
+
 def test_a_busy_engine_says_when_to_come_again() -> None:
     error = refusal(429, "", where="e", retry_after_s=2.5)
     assert isinstance(error, OverloadedError) and error.retry_after_ms == 2_500

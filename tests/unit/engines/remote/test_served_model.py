@@ -95,3 +95,5 @@ def test_a_folder_elsewhere_has_to_be_named() -> None:
         served_model(config(), door(), away)
     assert "--model FOLDER" in refused.value.hint
     assert served_model(config(model_folder=str(DEMO)), door(), away).folder == str(DEMO)
+    with pytest.raises(ConfigError, match="'/given', is no folder here"):
+        served_model(config(model_folder="/given"), door(), away)
