@@ -218,9 +218,13 @@ class SaveJob:
         return any(save.request_id in request_ids for save in self.saves)
 
     def layer_ready(self, layer: int) -> None:
-        """Take note that the engine has computed a layer; called by the engine's thread."""
+        """Take note that the engine has computed a layer; called by the engine's thread.
+
+        One that is computed twice in a step was not ready the first time: nothing is saved then.
+        """
         self._window.capture(layer)
         with self._change:
+            self._dropped = self._dropped or layer in self._ready
             self._ready.append(layer)
             self._change.notify_all()
 

@@ -211,6 +211,19 @@ def test_a_block_without_all_its_layers_is_not_saved(open_door: Callable[..., Po
     assert load(worker, [key], [5], in_step=False) == set()
 
 
+def test_a_layer_that_is_computed_in_parts_is_not_saved(
+    open_door: Callable[..., PoolDoor],
+) -> None:
+    door = open_door()
+    worker = worker_of(door, memory_of(1))
+    keys = keys_of(door.base_key, list(range(WIDTH)))
+    plan = StepPlan(saves=[BlockSave(keys[0], 3, "r", fresh=True)], closing=["r"])
+    results = run_step(worker, plan, [LAYERS[0], *LAYERS])
+    gather(worker, results, lambda told: "r" in told.sent)
+    assert results.report.unsaved == {keys[0]}
+    assert door.submit(lambda pool: pool.exists(keys[0]), True, name="t").result() is False
+
+
 def test_what_is_computed_behind_a_failed_load_is_not_saved(
     open_door: Callable[..., PoolDoor],
 ) -> None:
