@@ -84,6 +84,8 @@ class RankListener:
                     await self._connection(context)
                 except zmq.ZMQError as error:
                     _log.warning("no KV events from %s: %s", self.endpoint.events, error)
+                except Exception:  # noqa: BLE001 - outermost loop: it outlives its own bugs
+                    _log.exception("reading KV events from %s failed", self.endpoint.events)
                 await asyncio.sleep(_RETRY_S)
 
     async def _connection(self, context: zmq.asyncio.Context) -> None:

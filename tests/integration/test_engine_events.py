@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from engines.events.endpoints import EventEndpoint
 from engines.events.feed import EngineEvents
+from engines.events.following import Take
 from kvcore.block_key import block_keys
 from kvcore.node import PathReport
 from kvwire.convert import path_report_from_proto, path_report_to_proto
@@ -129,6 +130,30 @@ async def test_a_batch_nobody_can_read_voids_what_was_known(
     await speaker.publish(2, payload(stored(PROMPT[:4], salt()), time_s=3.0))
     await listening.until_blocks(1)
     assert listening.feed.wants_full_report
+
+
+async def test_a_bug_of_ours_ends_a_connection_and_not_the_listening(
+    speaker: Speaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, failed = EngineEvents._act, list[int]()
+
+    def fail_once(feed: EngineEvents, rank: int, instruction: object) -> None:
+        if isinstance(instruction, Take) and not failed:
+            failed.append(rank)
+            raise LookupError("a bug")
+        act(feed, rank, instruction)  # type: ignore[arg-type]  # it is an Instruction
+
+    monkeypatch.setattr(EngineEvents, "_act", fail_once)
+    listening = Listening(tmp_path, replay="nobody")
+    await listening.feed.start()
+    await speaker.subscribed()
+    await speaker.publish(0, payload(stored(PROMPT, salt()), time_s=1.0))
+    await until(lambda: bool(failed), "the bug")
+    await speaker.subscribed()  # It left.
+    await speaker.subscribed()  # It came back.
+    await speaker.publish(0, payload(stored(PROMPT, salt()), time_s=1.0))
+    await listening.until_blocks(3)
+    await listening.feed.stop()
 
 
 async def test_a_replay_that_never_comes_is_given_up(speaker: Speaker, tmp_path: Path) -> None:
