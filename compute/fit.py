@@ -71,14 +71,22 @@ class StepCostFit:
     Samples are weighted by 1 / tokens^2, so that the fit is as good for short steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_seconds: bool = False) -> None:
+        """Make an empty fit.
+
+        Args:
+            by_seconds: weight samples by 1 / seconds^2 instead, for times that hold more than the
+                step: one that was stopped for long then counts little, not above all others.
+        """
         self._products = [[0.0] * 4 for _ in range(4)]
+        self._by_seconds = by_seconds
 
     def add(self, tokens: int, pairs: float, seconds: float) -> None:
         """Take one step in."""
         if tokens <= 0 or seconds <= 0:
             return
-        row = (1.0, pairs / tokens, 1.0 / tokens, seconds / tokens)
+        unit = seconds if self._by_seconds else tokens
+        row = (tokens / unit, pairs / unit, 1.0 / unit, seconds / unit)
         for i, a in enumerate(row):
             for j, b in enumerate(row):
                 self._products[i][j] = _STEP_KEPT * self._products[i][j] + a * b

@@ -77,6 +77,15 @@ class Answering:
         """Tokens of the prompt proper."""
         return len(self.ask.request.token_ids) - self.ask.request.resumed_tokens
 
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens the engine is to compute before the first of the answer, as far as is known.
+
+        The front counts as little for it. Were cached tokens in the report, the front would take
+        them for other fronts' prompts, and wait for these just where the prefix is.
+        """
+        return len(self.ask.request.token_ids) - self.claimed_tokens if self.first_s < 0.0 else 0
+
     def cancel(self) -> None:
         """End it as cancelled."""
         self._queue.put_nowait(_Stop.CANCELLED)

@@ -297,9 +297,7 @@ class RemoteNode:
         return NodeLoad(
             requests_running=max(figures.running, len(running) - figures.waiting, 0),
             requests_waiting=figures.waiting,
-            waiting_prefill_tokens=sum(
-                len(a.ask.request.token_ids) for a in running if a.first_s < 0
-            ),
+            waiting_prefill_tokens=sum(a.uncomputed_tokens for a in running),
             kv_usage=figures.kv_usage,
             prefill_tokens_per_s=pace.prefill_rate.value,
             decode_tokens_per_s=rate,

@@ -1,7 +1,8 @@
 """How fast an engine is, measured from its answers, for the scheduler's cost.
 
 Used by engines/remote/node.py. Only requests that had the engine to themselves say what computing
-takes; when several run, a first token also waits for others.
+takes; when several run, a first token also waits for others. A time to a first token holds more
+than computing, and now and then a stall: of a prompt whose prefix is cached that is nearly all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.prefill = StepCostFit()
+        self.prefill = StepCostFit(by_seconds=True)
         self.prefill_rate = Rate()
         self.decode_rate = Rate()
 

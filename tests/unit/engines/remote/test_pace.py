@@ -1,0 +1,60 @@
+"""How fast an engine is taken to be, after answers of all kinds."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.layouts import opaque_layout
+from engines.remote.pace import Pace
+from kvcore.node import NodeLoad
+from scheduler.config import SchedulerConfig
+from scheduler.cost import NOTHING_CACHED, CachedPrefix, known_rates
+from scheduler.service import service_cost
+
+PROMPT, BLOCK = 260, 32
+LAYOUT = opaque_layout("x", BLOCK)
+CONFIG = SchedulerConfig()
+
+
+def predicted(pace: Pace, prefix: CachedPrefix) -> float:
+    """What the scheduler expects of a node of that pace."""
+    cost = pace.prefill.cost
+    assert cost is not None
+    load = NodeLoad(
+        prefill_step_s=cost.per_step_s,
+        prefill_token_s=cost.per_token_s,
+        prefill_pair_s=cost.per_pair_s,
+    )
+    return service_cost(PROMPT, prefix, known_rates(load, CONFIG), LAYOUT).total_s
+
+
+@pytest.mark.parametrize("stall_s", [0.37, 4.0, 60.0])
+def test_a_stall_does_not_make_a_cached_prompt_dearer_than_computing_it(stall_s: float) -> None:
+    pace = Pace()
+    pace.first_token(PROMPT, 0, 0.072)
+    pace.first_token(PROMPT, PROMPT - 4, stall_s)
+    cached = CachedPrefix(l1_blocks=PROMPT // BLOCK)
+    untried_s = service_cost(
+        PROMPT, NOTHING_CACHED, known_rates(NodeLoad(), CONFIG), LAYOUT
+    ).total_s
+    assert predicted(pace, cached) < untried_s
+    assert predicted(pace, cached) <= predicted(pace, NOTHING_CACHED) < 2 * 0.072
+
+
+def test_an_engine_that_became_slow_is_seen() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.first_token(PROMPT, 0, 0.07)
+    # Meanwhile the scheduler's own correction of predictions knows (scheduler/learning.py).
+    for _ in range(30):
+        pace.first_token(PROMPT, 0, 0.7)
+    assert predicted(pace, NOTHING_CACHED) > 0.35
+
+
+def test_steps_and_tokens_are_told_apart() -> None:
+    pace = Pace()
+    for tokens in (4, 400, 1_200, 30, 800, 2_000):
+        pace.first_token(tokens, 0, 0.02 + 1e-4 * tokens)
+    cost = pace.prefill.cost
+    assert cost is not None
+    assert cost.seconds(600, 0.0) == pytest.approx(0.08, rel=0.05)
