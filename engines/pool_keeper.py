@@ -89,7 +89,8 @@ class PoolKeeper:
         ring = self._ring
         if ring is None:
             return "no pool node has answered yet"
-        return "; ".join(f"{link.peer.address} {link.reason}" for link in ring.links if not link.up)
+        lost = [(link.peer.address, link.reason) for link in ring.links if not link.up]
+        return "; ".join(why if at in why else f"{at}: {why}" for at, why in lost)
 
     def start(self) -> None:
         """Begin in the background."""
@@ -194,7 +195,7 @@ class PoolKeeper:
         if refused > 0 and self.up:
             self._complaints.complain(
                 "pool_full",
-                f"the pool took {refused} of the last values not: it is full of what may not go, "
+                f"the pool refused {refused} of the last values: it is full of what may not go, "
                 "or finds these worth less than what it holds",
                 hint="more memory (dmp.capacity) or a disk (dmp.disk_path) for its nodes",
             )

@@ -89,7 +89,7 @@ def test_a_killed_node_is_misses_until_it_is_back(
     node.end(signal.SIGKILL)
     for n in range(100):  # Whatever comes of them, they end.
         put(door, f"lost-{n}", bytes(100_000))
-    wait_complaint(door, "pool_down")
+    assert wait_complaint(door, "pool_down").count(node.address) == 1
     assert not door.up and get(door, "a") is None
     start_node("--port", node.port)
     wait_up(door)
