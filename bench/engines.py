@@ -13,6 +13,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -123,8 +124,8 @@ def _measure(
     report.note(
         f"{size.name}: {plan.repeats} x {plan.chats} chats in turn, {plan.rounds} rounds and one "
         f"after a restart, prompts of {plan.start} to {plan.prompt_tokens(plan.rounds)} tokens, "
-        f"answers of {plan.answer}; every engine holds {plan.cache} tokens of KV and has {threads} "
-        "threads"
+        f"answers of {plan.answer}; every engine holds {plan.cache} tokens of KV; threads "
+        f"per engine: {threads}"
     )
 
 
@@ -233,7 +234,15 @@ def _write_docs(report: Report, models: Sequence[str], names: Sequence[str], too
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:
         raise SystemExit(f"{PAGE} has no {MARKS[0]} ... {MARKS[1]}")
+    told = "\n".join(_wrapped(line) for line in told.splitlines())
     PAGE.write_text(f"{before}{begin}\n{told}\n{end}{after}")
+
+
+def _wrapped(line: str) -> str:
+    if line.startswith("|"):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, subsequent_indent=indent, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
