@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvcore.layout import BlockLayout, KvDtype
 
 VLLM_ORDER: Final = "vllm-untold"
-"""For a vLLM that nobody of ours runs in: its order depends on release, backend and instructions."""
+"""For a vLLM that nobody of ours runs in: its order depends on release, backend and CPU."""
 
 _OPAQUE_TOKENS: Final = 64
 

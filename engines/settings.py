@@ -22,9 +22,9 @@ from kvcore.errors import ConfigError
 from kvcore.ids import HostId
 
 _NUMBERS: Final = {"timeout_ms": (10, 600_000), "threads": (1, 64)}
-_MOST_TOKEN_BYTES: Final = 4_096
+_MOST_SECRET_BYTES: Final = 4_096
 _NAMED: Final = ("tenant", "node_id", "host")
-_SECRETS: Final = frozenset({"token", "secret"})
+_SECRETS: Final = ("token", "secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class EngineSettings:
         token_file: a file to read it from instead, so that no command line shows it.
         secret: keys the names of blocks where there is no meta server; engines that shall share
             have the same.
+        secret_file: a file to read it from instead.
         tenant: for whom the engine computes what no request names a tenant of.
         transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
         tls_ca: authority of the pool nodes' certificates; empty: plain connections.
@@ -55,6 +56,7 @@ class EngineSettings:
     token: str = field(default="", repr=False)
     token_file: str = ""
     secret: str = field(default="", repr=False)
+    secret_file: str = ""
     tenant: str = "default"
     transport: str = "auto"
     tls_ca: str = ""
@@ -88,7 +90,10 @@ class EngineSettings:
         settings = cls(**values)
         settings._check(where)
         if settings.token_file:
-            return replace(settings, token=_token(settings.token_file, where))
+            settings = replace(settings, token=_file_text("token", settings.token_file, where))
+        if settings.secret_file:
+            settings = replace(settings, secret=_file_text("secret", settings.secret_file, where))
+        settings._check_secret(where)
         return settings
 
     @property
@@ -118,14 +123,9 @@ class EngineSettings:
         to_transport(self.transport)
         if self.meta and len(parse_addresses(self.meta)) != 1:
             raise ConfigError(f"{where}: meta is one address", hint="write host:port")
-        if self.token and self.token_file:
-            raise ConfigError(f"{where}: token and token_file", hint="give one of them")
-        if self.secret and not 16 <= len(self.secret_bytes) <= 64:
-            raise ConfigError(f"{where}: secret must have 16 to 64 bytes")
-        if self.secret and self.meta:
-            raise ConfigError(
-                f"{where}: secret and meta", hint="with a meta server the keys come from there"
-            )
+        for name in _SECRETS:
+            if getattr(self, name) and getattr(self, f"{name}_file"):
+                raise ConfigError(f"{where}: {name} and {name}_file", hint="give one of them")
         if not self.tls_ca and (self.tls_cert or self.tls_key or self.tls_name):
             raise ConfigError(f"{where}: tls_cert, tls_key and tls_name want tls_ca")
         for name in _NAMED:
@@ -135,6 +135,14 @@ class EngineSettings:
                     f"{where}: {name} = {value[:40]!r} is not a name",
                     hint=f"1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
                 )
+
+    def _check_secret(self, where: str) -> None:
+        if self.secret and not 16 <= len(self.secret_bytes) <= 64:
+            raise ConfigError(f"{where}: secret must have 16 to 64 bytes")
+        if self.secret and self.meta:
+            raise ConfigError(
+                f"{where}: secret and meta", hint="with a meta server the keys come from there"
+            )
 
 
 def _value(name: str, given: Any, where: str) -> Any:
@@ -157,15 +165,15 @@ def _default(name: str) -> Any:
     return next(field.default for field in fields(EngineSettings) if field.name == name)
 
 
-def _token(path: str, where: str) -> str:
+def _file_text(name: str, path: str, where: str) -> str:
     try:
         with Path(path).expanduser().open("rb") as file:
-            raw = file.read(_MOST_TOKEN_BYTES + 1)
+            raw = file.read(_MOST_SECRET_BYTES + 1)
         text = raw.decode().strip()
     except (OSError, ValueError, RuntimeError) as error:  # The last: no such user's home.
-        raise ConfigError(f"{where}: token_file {path!r} can't be read: {error}") from error
-    if not text or len(raw) > _MOST_TOKEN_BYTES:
-        raise ConfigError(f"{where}: token_file {path} holds no token")
+        raise ConfigError(f"{where}: {name}_file {path!r} can't be read: {error}") from error
+    if not text or len(raw) > _MOST_SECRET_BYTES:
+        raise ConfigError(f"{where}: {name}_file {path} holds no {name}")
     return text
 
 

@@ -64,6 +64,7 @@ def test_empty_texts_mean_the_default() -> None:
         ({"meta": "m"}, "'m' is no pool address"),
         ({"pool": "a:1", "tls_name": "x"}, "want tls_ca"),
         ({"pool": "a:1", "token": "t", "token_file": "f"}, "token and token_file"),
+        ({"pool": "a:1", "secret": "x" * 16, "secret_file": "f"}, "secret and secret_file"),
         (
             {"pool": "a:1", "token_file": "/no/such/file"},
             "token_file '/no/such/file' can't be read",
@@ -90,6 +91,11 @@ def test_a_token_comes_from_a_file_and_is_never_shown(tmp_path: Path) -> None:
     file.write_text(" \n")
     with pytest.raises(ConfigError, match="holds no token"):
         EngineSettings.read({"pool": "a:1", "token_file": str(file)})
+    file.write_text("x" * 16)
+    settings = EngineSettings.read({"pool": "a:1", "secret_file": str(file)})
+    assert settings.secret_bytes == b"x" * 16 and "xxxx" not in repr(settings)
+    with pytest.raises(ConfigError, match="secret and meta"):
+        EngineSettings.read({"meta": "m:1", "secret_file": str(file)})
     with pytest.raises(ConfigError) as refused:
         EngineSettings.read({"pool": "a:1", "secret": 12345})
     assert "12345" not in refused.value.message
