@@ -23,10 +23,11 @@ CALIBRATION_NAME: Final = "kv_calibration.safetensors"
 """Tables of KV codecs, made by ``tierkv calibrate``; not weights, and not part of the revision."""
 MAX_JSON_BYTES: Final = 256 << 20
 FULL_DIGEST_BYTES: Final = 64 << 20
-"""Files up to this size enter the revision whole, larger ones by samples."""
+"""Files up to this size enter the revision whole; of larger ones small tensors do, and samples."""
 
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 64 << 10
+_SMALL_BYTES: Final = 4 * _SAMPLE_BYTES
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -177,9 +178,10 @@ def _revision(folder: Path, indexes: list[TensorIndex]) -> str:
     """Name configuration and weights.
 
     blake2b over config.json, then per file its header, its size and its content: whole up to 64
-    MiB; of larger ones 64 samples of 64 KiB at even distances, first and last bytes included. File
-    names do not enter. Two models that agree in all of these have never been seen apart from
-    deliberate forgeries, and a fine-tune changes every large tensor.
+    MiB; of larger ones 64 samples of 64 KiB at even distances, each tensor up to 256 KiB (norms,
+    biases) whole, and of each larger one its first, middle and last 64 KiB. File names do not
+    enter. A fine-tune changes every large tensor or all of the small ones; who edits single rows
+    of a large tensor writes something new into config.json too.
     """
     digest = blake2b(digest_size=16, person=b"tierkv-model-1")
     _add(digest, (folder / "config.json").read_bytes())
@@ -188,19 +190,27 @@ def _revision(folder: Path, indexes: list[TensorIndex]) -> str:
         _add(digest, index.header)
         _add(digest, size.to_bytes(8, "little"))
         with index.path.open("rb") as file:
-            for start, stop in _spans(size):
+            for start, stop in _spans(index, size):
                 file.seek(start)
                 _add(digest, file.read(stop - start))
     return digest.hexdigest()
 
 
-def _spans(size: int) -> list[tuple[int, int]]:
+def _spans(index: TensorIndex, size: int) -> list[tuple[int, int]]:
     if size <= FULL_DIGEST_BYTES:
         step = 1 << 20
         return [(start, min(start + step, size)) for start in range(0, size, step)]
     last = size - _SAMPLE_BYTES
     starts = [last * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
-    return [(start, start + _SAMPLE_BYTES) for start in starts]
+    spans = [(start, start + _SAMPLE_BYTES) for start in starts]
+    for entry in sorted(index.tensors.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.stop - entry.start <= _SMALL_BYTES:
+            spans.append((entry.start, entry.stop))
+            continue
+        middle = (entry.start + entry.stop - _SAMPLE_BYTES) // 2
+        firsts = (entry.start, middle, entry.stop - _SAMPLE_BYTES)
+        spans += [(start, start + _SAMPLE_BYTES) for start in firsts]
+    return spans
 
 
 def _add(digest: blake2b, data: bytes) -> None:

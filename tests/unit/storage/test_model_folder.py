@@ -110,6 +110,16 @@ def test_large_files_enter_the_revision_by_samples(folder: Path) -> None:
     assert inspect_model_folder(folder).revision != revision
 
 
+def test_one_number_of_a_small_tensor_in_a_large_file_changes_the_revision(folder: Path) -> None:
+    big = np.zeros(FULL_DIGEST_BYTES // 4 + 1000, dtype=np.float32)
+    norms = {f"norm{i}": np.ones(1024, dtype=np.float32) for i in range(100)}
+    save_file({"big": big, **norms}, folder / "model.safetensors")
+    revision = inspect_model_folder(folder).revision
+    norms["norm50"][512] = 2.0
+    save_file({"big": big, **norms}, folder / "model.safetensors")
+    assert inspect_model_folder(folder).revision != revision
+
+
 def refusal(folder: Path) -> ModelFolderError:
     with pytest.raises(ModelFolderError) as caught:
         inspect_model_folder(folder)
