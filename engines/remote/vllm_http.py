@@ -16,7 +16,7 @@ from typing import Any, Final
 from engines.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
 from engines.remote.http import EngineHttp
 from engines.remote.metrics import MetricsPage
-from engines.remote.openai_json import counts_of, listed_model, only_choice, token_ids
+from engines.remote.openai_json import counts_of, listed_model, only_choice, token_ids, whole
 from engines.vllm.connector_scheduler import HANDOFF
 from kvcore.errors import RemoteProtocolError, UserError
 
@@ -65,7 +65,7 @@ class VllmDoor:
         return EngineLook(
             served=str(model["id"]),
             folder=str(model.get("root") or ""),
-            context_tokens=int(model.get("max_model_len") or 0),
+            context_tokens=whole(model.get("max_model_len")),
             version=str(version),
             life=life,
             block_tokens=_number(cache.get("block_size")),
