@@ -7,11 +7,12 @@ DUCKDB15 := .venv-duckdb15
 # Two workers halve the time of tests that keep to themselves; files stay whole, for their servers.
 # Tests that start clusters or wait for machinery run alone: they are about what takes how long.
 PARALLEL ?= -n 2 --dist loadfile
+APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
 SIDE_BY_SIDE := $(filter-out tests/integration/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
-  tests/integration/test_pgwire_*.py tests/integration/test_relay_*.py
+  $(wildcard $(APART:%=tests/integration/test_%*.py))
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
-ALONE := tests/integration --ignore-glob='*/test_pgwire_*' --ignore-glob='*/test_relay_*'
+ALONE := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
 .PHONY: help setup demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
@@ -70,7 +71,7 @@ test-bench: setup ## Run every benchmark briefly and check what it prints
 	$(BIN)/pytest -m bench $(PARALLEL)
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
-	tests/hardware/run-rdma
+	PYTEST_ADDOPTS= tests/hardware/run-rdma
 
 test-slow: setup ## Run the slow tests too
 	$(BIN)/pytest
