@@ -10,6 +10,7 @@ PARALLEL ?= -n 2 --dist loadfile
 APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
 SIDE_BY_SIDE := $(filter-out tests/integration/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
+BENCHES ?= bench
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ALONE := tests/integration $(APART:%=--ignore-glob='*/test_%*')
@@ -68,7 +69,7 @@ $(ENGINE_VENVS:%=%/.installed): $(STAMP) tests/engines/make-venvs
 
 test-bench: setup ## Run every benchmark briefly and check what it prints
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m bench $(PARALLEL)
+	$(BIN)/pytest -m '$(BENCHES)' $(PARALLEL)
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	PYTEST_ADDOPTS= tests/hardware/run-rdma

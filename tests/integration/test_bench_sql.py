@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.bench,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+]
 ROOT = Path(__file__).parents[2]
 
 

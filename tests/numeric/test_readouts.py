@@ -91,10 +91,11 @@ async def test_readouts_equal_transformers_with_and_without_cache(reference: Ref
 async def test_readouts_of_a_prompt_in_the_pool(reference: Reference, host: str) -> None:
     pool = MemoryPoolNode(host=host)
     prompts = [prompt_of(length) for length in LENGTHS]
-    async with running_node(pool, **reference.node) as node:
+    # A quarter of its pages may be in flight; blocks beyond that would be given up.
+    async with running_node(pool, **reference.node, l1_pages=257) as node:
         for ids in prompts:
             await answer(node, embedding(ids))
-            assert await node.flush()  # Blocks beyond what may be in flight would be given up.
+            assert await node.flush()
         assert len(pool.sealed_keys) == sum(len(ids) // 8 for ids in prompts)
     for ids in prompts:
         async with running_node(pool, **reference.node) as node:
