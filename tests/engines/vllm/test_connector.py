@@ -42,7 +42,8 @@ def plain(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engi
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Server]:
-    server = pool_node(tmp_path)
+    # Without a scrubber: what is damaged shall be met by a load.
+    server = pool_node(tmp_path, "--set", "dmp.scrub_rate=0")
     yield server
     server.end()
 
