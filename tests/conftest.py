@@ -20,5 +20,6 @@ pytest_plugins: list[str] = [
     "tests.fix_tls",
     "tests.fix_rdma",
     "tests.fix_postgres",
+    "tests.fix_serve_dmp",
     "tests.fix_door",
 ]

@@ -7,7 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.fix_cluster import ROOT
 
@@ -46,3 +49,20 @@ class Alone:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
+
+
+StartNode = Callable[..., Alone]
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[StartNode]:
+    """Start pool nodes, which end with the test."""
+    started: list[Alone] = []
+
+    def start(*arguments: str) -> Alone:
+        started.append(Alone(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for node in started:
+        node.end()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,24 +21,9 @@ from kvcore.clock import ManualClock, SystemClock
 from kvcore.ids import NodeId
 from tests.fix_cluster import ROOT, free_port, wait_for
 from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
-from tests.fix_serve_dmp import Alone
+from tests.fix_serve_dmp import StartNode
 
 pytestmark = pytest.mark.integration
-
-StartNode = Callable[..., Alone]
-
-
-@pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    started: list[Alone] = []
-
-    def start(*arguments: str) -> Alone:
-        started.append(Alone(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for node in started:
-        node.end()
 
 
 def put(door: PoolDoor, key: str, value: bytes = b"value") -> bool:

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,10 @@ from typer.testing import CliRunner
 
 from dmp.pool import Pool
 from tests.fix_cluster import ROOT, wait_for
-from tests.fix_serve_dmp import Alone
+from tests.fix_serve_dmp import StartNode
 from tierkv.cli import app
 
 pytestmark = pytest.mark.integration
-
-
-StartNode = Callable[..., Alone]
-
-
-@pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    started: list[Alone] = []
-
-    def start(*arguments: str) -> Alone:
-        started.append(Alone(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for node in started:
-        node.end()
 
 
 def tierkv(*arguments: str) -> tuple[int, str]:

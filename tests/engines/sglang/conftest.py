@@ -6,13 +6,11 @@ import importlib.util
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fix_cluster import ROOT
-from tests.fix_serve_dmp import Alone
 
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -20,22 +18,6 @@ else:
     from tests.engines.sglang import stand_ins
 
     stand_ins.install()
-
-StartNode = Callable[..., Alone]
-
-
-@pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    """Start pool nodes, which end with the test."""
-    started: list[Alone] = []
-
-    def start(*arguments: str) -> Alone:
-        started.append(Alone(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for node in started:
-        node.end()
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer
 from sglang.srt.runtime_context import get_context, get_serving
 
-from tests.engines.sglang.conftest import StartNode
 from tests.engines.sglang.kit import HEADS, LAYERS, PAGE, Rank, until
 from tests.fix_cluster import free_port
+from tests.fix_serve_dmp import StartNode
 from tests.fix_serve_meta import MetaAlone
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
