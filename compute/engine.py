@@ -222,6 +222,12 @@ class Engine:
         self._blends.consider(seq)
         self.batcher.add(seq)
 
+    def drop_unused(self) -> int:
+        """Forget pages nobody uses, and say so before anybody counts on it; as ``hand_out``."""
+        dropped = self.pool.drop_unused()
+        self.hand_out()
+        return dropped
+
     def _cancel(self, seq_id: int) -> None:
         handed_over = self._handoffs.forget(seq_id)
         seq = self._sequences.get(seq_id) or handed_over
@@ -260,7 +266,7 @@ class Engine:
         if blending is not None:
             with self._failing([blending.chunk]):
                 self._blend(blending, sum(chunk.rows for chunk in chunks))
-        self._report()
+        self.hand_out()
         return going_on or blending is not None or bool(chunks)
 
     def _compute_in_background(self) -> None:
@@ -451,8 +457,8 @@ class Engine:
     def _wants_locate(self, missing_tokens: int) -> bool:
         return self.tiers.wants_locate(missing_tokens, self.report.prefill_rate.value)
 
-    def _report(self) -> None:
-        """Hand out page events and replace the published load figures."""
+    def hand_out(self) -> None:
+        """Hand out page events and replace the published load figures; the engine's thread only."""
         if events := self.pool.drain_events():
             self._on_pages(events)
         self.load = self.report.node_load(

@@ -261,9 +261,7 @@ class ComputeNode:
 
     async def drop_cache(self) -> int:
         """Forget L1 pages nobody uses; pool copies stay. Returns how many blocks were dropped."""
-        return int(
-            await asyncio.wrap_future(self._engine.inbox.call(self._engine.pool.drop_unused))
-        )
+        return await asyncio.wrap_future(self._engine.inbox.call(self._engine.drop_unused))
 
     async def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every block computed so far is published or given up; False on timeout.
@@ -271,7 +269,7 @@ class ComputeNode:
         That includes the chunks of blended prompts that are still to be computed in isolation.
         """
         deadline_s = self._clock.now() + timeout_s
-        await asyncio.wrap_future(self._engine.inbox.call(lambda: None))
+        await asyncio.wrap_future(self._engine.inbox.call(self._engine.hand_out))
         if not await asyncio.to_thread(self._engine.isolation.idle.wait, timeout_s):
             return False
         left_s = deadline_s - self._clock.now()

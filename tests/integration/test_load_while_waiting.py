@@ -9,8 +9,11 @@ from dataclasses import replace
 import pytest
 
 from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
+from compute.local import LocalComputeClient
 from kvcore.ids import RequestId
+from kvcore.node import NodeInfo, NodeReport
 from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
+from scheduler.cluster_view import ClusterView
 from scheduler.config import SchedulerConfig
 from scheduler.dispatcher import Dispatcher
 from tests.fix_model import tiny_config
@@ -22,6 +25,15 @@ SHAPE = ClusterShape(
 )
 PROMPT = tuple(i * 7 % 4000 + 10 for i in range(400))
 DEADLINE_S = 60.0
+
+
+class WorthLoading(LocalComputeClient):
+    """A real node that says it computes slowly: whether loading pays is not what is tested here."""
+
+    async def describe(self) -> tuple[NodeInfo, NodeReport]:
+        info, report = await super().describe()
+        load = replace(report.load, prefill_token_s=0.1, l2_bytes_per_s=1e12, l2_latency_s=0.0)
+        return info, replace(report, load=load)
 
 
 async def make_request(
@@ -43,10 +55,27 @@ async def ask(dispatcher: Dispatcher, request: GenerateRequest) -> list[Generate
 
 
 async def one_at_a_time(cluster: PlanCluster) -> Dispatcher:
-    config = SchedulerConfig(refresh_interval_s=0.1, max_in_flight_per_node=1)
-    dispatcher = Dispatcher(cluster.dispatcher.view, meta=cluster.meta, config=config)
+    config = SchedulerConfig(
+        refresh_interval_s=0.1, max_in_flight_per_node=1, locate_timeout_s=DEADLINE_S
+    )
+    view = ClusterView(fixed=[WorthLoading(part.node) for part in cluster.computes])
+    dispatcher = Dispatcher(view, meta=cluster.meta, config=config)
     await dispatcher.start()
     return dispatcher
+
+
+async def test_the_directory_knows_what_a_node_dropped_once_it_has_settled() -> None:
+    async with plan_cluster(SHAPE) as cluster, asyncio.timeout(DEADLINE_S):
+        for round_no in range(20):
+            await ask(
+                cluster.dispatcher, await make_request(cluster.dispatcher, str(round_no), PROMPT)
+            )
+            await cluster.settle()
+            dropped = await cluster.computes[0].node.drop_cache()
+            await cluster.settle()
+            counts = dict(await cluster.meta.directory_counts())
+            assert dropped >= 50
+            assert counts["copies"] == counts["blocks"], "a copy in the pool of each, none in L1"
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["served", "cancelled"])
