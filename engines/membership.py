@@ -109,10 +109,12 @@ class Membership:
             while not self._stopping.is_set():
                 await self._look(meta)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), LOOK_INTERVAL_S)
+                    async with asyncio.timeout(LOOK_INTERVAL_S):
+                        await self._stopping.wait()
         finally:
             with suppress(TimeoutError):
-                await asyncio.wait_for(agent.stop(), _STOP_S / 2)
+                async with asyncio.timeout(_STOP_S / 2):
+                    await agent.stop()
             await meta.close()
 
     async def _look(self, meta: MetaClient) -> None:

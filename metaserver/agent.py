@@ -144,7 +144,8 @@ class NodeAgent:
         while not self._unknown.is_set():
             await self._heartbeat()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._unknown.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await self._unknown.wait()
 
     async def _register(self) -> float:
         """Register, however long it takes; returns the heartbeat interval."""

@@ -154,7 +154,8 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), child.spec.stop_timeout_s)
+            async with asyncio.timeout(child.spec.stop_timeout_s):
+                await process.wait()
         except TimeoutError:
             log.warning("child_killed", child=child.spec.name)
             with contextlib.suppress(ProcessLookupError):

@@ -173,7 +173,8 @@ class RankListener:
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             while self._ask_from is None:
                 try:
-                    frames = await asyncio.wait_for(socket.recv_multipart(), _REPLY_S)
+                    async with asyncio.timeout(_REPLY_S):
+                        frames = await socket.recv_multipart()
                 except TimeoutError:
                     self._do(self.following.replay_failed())
                     return

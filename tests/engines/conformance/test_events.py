@@ -6,6 +6,7 @@ threads of this process; a restart is a new publisher at the same addresses.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -186,6 +187,21 @@ async def test_what_came_before_and_what_comes_now(start: Start, listen: Listen)
     await listening.until_has(PROMPT, 1)
     publisher.publish(CLEARED)
     await until(lambda: not listening.directory.keys, "cleared")
+
+
+async def test_a_feed_can_be_stopped_at_any_moment(start: Start) -> None:
+    publisher = start()
+    for _ in range(40):
+        publisher.publish(stored(PROMPT, salt()))
+    for more in range(40):
+        listening = Listening(publisher)
+        async with asyncio.timeout(30.0):
+            await listening.feed.start()
+            await listening.until_has(PROMPT, 3)
+            for _ in range(more):  # Also between an answer's coming and its reader's waking.
+                await asyncio.sleep(0)
+            await listening.feed.stop()
+        assert not listening.directory.keys
 
 
 async def test_a_message_that_was_dropped_is_asked_for(start: Start, listen: Listen) -> None:
