@@ -88,6 +88,10 @@ MAX_ENGINE_EVENT_BYTES: Final = 64 << 20
 MAX_ENGINE_REPLY_BYTES: Final = 16 << 20
 """Longest reply, or event of a stream, that is taken from another engine's HTTP server."""
 
+MAX_QUEUED_ANSWER_TOKENS: Final = 4_096
+"""Tokens of an answer, of text its bytes, that are read from another engine ahead of a slow reader
+(and one piece)."""
+
 MAX_ENGINE_RANKS: Final = 64
 """Data-parallel ranks of one engine whose events are followed, each on a port of its own."""
 

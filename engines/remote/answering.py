@@ -2,6 +2,7 @@
 
 Used by engines/remote/node.py in its event loop. A task reads the engine's stream into a queue, so
 that a cancel ends the answer at once; ending the task closes the stream, and so the engine stops.
+While much waits there for a slow reader the stream is not read: then the engine waits, too.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Answering:
         self._most = limits.MAX_ENGINE_REPLY_BYTES if door.speaks_text else ask.max_tokens
         self._clock = clock
         self._queue: asyncio.Queue[Piece | TierKVError | _Stop] = asyncio.Queue()
+        self._queued_tokens = 0
+        self._taken = asyncio.Event()
 
     @property
     def prompt_tokens(self) -> int:
@@ -108,6 +111,9 @@ class Answering:
                 item = await self._queue.get()
                 if isinstance(item, TierKVError):
                     raise self._lost(item)
+                if isinstance(item, Piece):
+                    self._queued_tokens -= len(item.token_ids)
+                    self._taken.set()
                 event = self._stopped() if item is _Stop.CANCELLED else self._event(item)
                 if event is None:
                     continue
@@ -123,11 +129,19 @@ class Answering:
         try:
             async with aclosing(self._door.answer(self.ask)) as pieces:
                 async for piece in pieces:
+                    await self._room()
+                    self._queued_tokens += len(piece.token_ids)
                     self._queue.put_nowait(piece)
         except TierKVError as error:
             self._queue.put_nowait(error)
         except Exception as error:  # noqa: BLE001 - outermost of a task: the request must end
             self._queue.put_nowait(TierKVError(f"{type(error).__name__}: {error}"))
+
+    async def _room(self) -> None:
+        """Wait until little enough waits; what ends the answer goes into the queue all the same."""
+        while self._queued_tokens >= limits.MAX_QUEUED_ANSWER_TOKENS:
+            self._taken.clear()
+            await self._taken.wait()
 
     def _lost(self, error: TierKVError) -> TierKVError:
         begun = self.tokens and (self._door.speaks_text or self.ask.request.guide)
