@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.v1.kv_offload.base import LookupResult
 
-from tests.engines.vllm.tier_rig import Engine, Server, be_patient, keys_of, pool_node, wait_for
+from tests.engines.vllm.tier_rig import MakeEngine, Server, keys_of, wait_for
 
 pytestmark = pytest.mark.integration
-
-MakeEngine = Callable[..., Engine]
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_patient(monkeypatch)
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Server]:
-    server = pool_node(tmp_path)
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def make_engine(node: Server) -> Iterator[MakeEngine]:
-    made: list[Engine] = []
-
-    def make(chunks: int = 8, *, tier: dict[str, Any] | None = None, **changes: Any) -> Engine:
-        made.append(Engine(chunks, tier={"pool": node.address} | (tier or {}), **changes))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

@@ -267,6 +267,9 @@ class Engine:
         self.manager.shutdown()
 
 
+MakeEngine = Callable[..., Engine]
+
+
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the tier wait as long as a busy machine takes, so that no test is about speed."""
     monkeypatch.setattr(tier_core, "PATIENCE_S", 60.0)
