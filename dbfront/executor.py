@@ -277,6 +277,8 @@ class _Replay:
         filters = self.plan.filters
         if filters is None or filters.count is None or self.context.policy.dry_run:
             return self.plan.engine_sql
+        if not self.context.transaction.may_try:
+            return self.plan.engine_sql  # DuckDB gives a transaction up at any error.
         order = FilterOrder(len(filters.filters))
         self.statement.trace.filter_order = order
         rounds = self._rounds(filters.count, False, None)

@@ -251,8 +251,7 @@ class DuckDbSession:
             self.settings.reset_all()
             return StatementResult("RESET")
         result = await run_statement(sql, params, context)
-        if _may_write(kind, tokens):
-            self._transaction.changed = self._transaction.status == "T"
+        self._transaction.ran(changed=_may_write(kind, tokens))
         return result
 
     def _context(
@@ -324,7 +323,7 @@ class DuckDbSession:
         self._transaction.check_usable()
         async with self._transaction.for_statement():
             count = await self._connection.copy_in(table, columns, rows)
-        self._transaction.changed = self._transaction.status == "T"
+        self._transaction.ran(changed=True)
         return count
 
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:

@@ -20,13 +20,16 @@ class ClientTransaction:
     Attributes:
         status: ``I`` outside, ``T`` inside, ``E`` inside and failed.
         changed: something may have been written since it began.
+        used: a statement ran in it, which chose the rows that the client sees.
     """
 
     def __init__(self, connection: DuckDbConnection) -> None:
         self.status = "I"
         self.changed = False
+        self.used = False
         self._connection = connection
         self._own = False
+        self._begin = "BEGIN TRANSACTION"
 
     def check_usable(self) -> None:
         """Refuse statements in a failed transaction.
@@ -44,12 +47,13 @@ class ClientTransaction:
     async def begin(self, text: str = "BEGIN TRANSACTION") -> None:
         """Begin the client's transaction."""
         await self._connection.command(text)
-        self.status, self.changed = "T", False
+        self._begin = text
+        self.status, self.changed, self.used = "T", False, False
 
     async def finish(self, *, commit: bool) -> bool:
         """End the client's transaction; return whether it was committed."""
         commit = commit and self.status == "T"
-        self.status, self.changed = "I", False
+        self.status, self.changed, self.used = "I", False, False
         try:
             await self._connection.command("COMMIT" if commit else "ROLLBACK")
         except SqlError as error:
@@ -57,6 +61,17 @@ class ClientTransaction:
             if commit or error.sqlstate != "25P01":
                 raise
         return commit
+
+    @property
+    def may_try(self) -> bool:
+        """Whether an error of a query that is only worth trying would cost the client nothing."""
+        return self._own or not self.used
+
+    def ran(self, *, changed: bool) -> None:
+        """Note that a statement ran."""
+        inside = self.status == "T"
+        self.used = inside
+        self.changed = inside and (changed or self.changed)
 
     def fail(self) -> None:
         """Note that a statement failed inside the client's transaction."""
@@ -86,5 +101,5 @@ class ClientTransaction:
         if not self._own and self.changed:
             return False
         await self._connection.command("ROLLBACK")
-        await self._connection.command("BEGIN TRANSACTION")
+        await self._connection.command("BEGIN TRANSACTION" if self._own else self._begin)
         return True

@@ -215,6 +215,36 @@ async def test_placeholder_error_does_not_wreck_a_transaction_without_changes(
     await session.execute("ROLLBACK")
 
 
+async def test_a_transaction_that_only_reads_stays_one(session: DuckDbSession) -> None:
+    fragile = "SELECT CAST(coalesce(length(ai_generate('a'))::VARCHAR, 'none') AS INT) AS n"
+    await session.execute("BEGIN READ ONLY")
+    assert await rows(session, fragile) == [(len(answer_text("a") or ""),)]
+    with pytest.raises(SqlError, match="read-only"):
+        await session.execute("UPDATE topics SET name = 'x'")
+    await session.execute("ROLLBACK")
+
+
+async def test_an_order_of_filters_is_not_tried_where_an_error_would_cost_the_transaction(
+    server: DuckDbSqlServer, session: DuckDbSession
+) -> None:
+    # The query that samples a filter does not know the name; the statement does.
+    named = "SELECT id, body || '!' AS b FROM docs WHERE ai_filter('x', b) AND ai_filter('y', b)"
+    expected = await rows(session, named)
+    assert expected
+    await session.execute("BEGIN")
+    await session.execute("INSERT INTO topics VALUES (9, 'mine')")
+    assert await rows(session, named) == expected
+    assert await tag(session, "COMMIT") == "COMMIT"
+    assert await rows(session, "SELECT name FROM topics WHERE id = 9") == [("mine",)]
+    other = await server.open_session(ClientInfo())
+    await session.execute("BEGIN")
+    seen = await rows(session, "SELECT count(*) FROM topics")
+    await other.execute("INSERT INTO topics VALUES (10, 'later')")
+    assert await rows(session, named) == expected
+    assert await rows(session, "SELECT count(*) FROM topics") == seen
+    await session.execute("COMMIT")
+
+
 async def test_settings(session: DuckDbSession) -> None:
     assert await rows(session, "SHOW tierkv.max_calls") == [("1000",)]
     assert await tag(session, "SET tierkv.max_calls = 5") == "SET"
