@@ -47,11 +47,14 @@ class AffinityCounts:
             block_tokens: of the model's blocks.
         """
         self.decisions += 1
+        if len(candidates) == 1:
+            matched = block_tokens * candidates[0].cost.service.reused_blocks
+            self.matched_tokens += matched
+            self.predicted_tokens += matched
+            return
         plans = [candidate.cost.service for candidate in candidates]
         self.matched_tokens += block_tokens * max(plan.reused_blocks for plan in plans)
         self.predicted_tokens += block_tokens * plans[0].reused_blocks
-        if len(plans) == 1:
-            return
         near = [plan.tier_blocks[0] + plan.tier_blocks[1] for plan in plans]
         most = max(near)
         self.affinity_miss += most == 0

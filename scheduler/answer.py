@@ -61,6 +61,9 @@ class Answer:
         Later sends carry an id of their own, because a node may still hold the earlier one.
         """
         request = self.request
+        first = dispatch.attempt == 1 and dispatch.stage is not Stage.PREFILL
+        if first and not self.tokens and not request.handoff:
+            return request  # As it arrived.
         suffix = "" if dispatch.attempt == 1 else f":{dispatch.attempt}"
         return replace(
             request,
@@ -105,18 +108,27 @@ class Answer:
         reused = first.usage or usage
         if usage.counted_there:
             return replace(event, token_ids=())
+        whole = self._whole(usage, reused)
+        return replace(event, token_ids=(), usage=whole, queue_s=first.queue_s, ttft_s=first.ttft_s)
+
+    def _whole(self, usage: Usage, reused: Usage) -> Usage:
+        """Put the usage of all stages together; of most answers it is that of the only one."""
+        prompt_tokens = self.prompt_tokens
+        completion_tokens = max(usage.completion_tokens, self.completion_tokens)
+        if (
+            usage is reused
+            and not self._written_tokens
+            and usage.prompt_tokens == prompt_tokens
+            and usage.completion_tokens == completion_tokens
+            and usage.hit_tokens.total <= prompt_tokens
+        ):
+            return usage
         return replace(
-            event,
-            token_ids=(),
-            usage=replace(
-                reused,
-                prompt_tokens=self.prompt_tokens,
-                completion_tokens=max(usage.completion_tokens, self.completion_tokens),
-                hit_tokens=_capped(reused.hit_tokens, self.prompt_tokens),
-                written_tokens=usage.written_tokens + self._written_tokens,
-            ),
-            queue_s=first.queue_s,
-            ttft_s=first.ttft_s,
+            reused,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            hit_tokens=_capped(reused.hit_tokens, prompt_tokens),
+            written_tokens=usage.written_tokens + self._written_tokens,
         )
 
     def finish_early(self, node_id: str) -> GenerateEvent:

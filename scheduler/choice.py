@@ -41,6 +41,7 @@ class Weighed(Sequence[CandidateCost]):
         self._node_ids = node_ids
         self._columns = columns
         self._charge = charge
+        self._made: dict[int, CandidateCost] = {}
 
     def __len__(self) -> int:
         return len(self._node_ids)
@@ -54,8 +55,11 @@ class Weighed(Sequence[CandidateCost]):
     def __getitem__(self, index: int | slice) -> CandidateCost | list[CandidateCost]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        split = _split([float(column[index]) for column in self._columns], self._charge)
-        return CandidateCost(self._node_ids[index], split)
+        made = self._made.get(index)
+        if made is None:
+            split = _split([float(column[index]) for column in self._columns], self._charge)
+            made = self._made[index] = CandidateCost(self._node_ids[index], split)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,10 @@ class WantedModel:
     revision: str | None = None
     layout: BlockLayout | None = None
 
+    def __hash__(self) -> int:
+        """Each request looks nodes up with it several times: the layout would cost the most."""
+        return hash((self.name, self.revision))
+
     def matches(self, model: ModelInfo) -> bool:
         """Whether a served model is the wanted one."""
         return (

@@ -51,6 +51,7 @@ class Fleet:
         records: the current life of each node; superseded lives live on in their requests only.
         table: the figures of those.
         pool_nodes: nodes whose memory and disks make up L3 and L4; 0: unknown.
+        changes: how often it changed who may be asked.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -58,8 +59,10 @@ class Fleet:
         self.records: dict[NodeId, NodeRecord] = {}
         self.table = NodeTable()
         self.pool_nodes = 0
+        self.changes = 0
         self._lists: dict[tuple[WantedModel, str], list[NodeRecord]] = {}
         self._groups: dict[int, Group] = {}
+        self._models: tuple[ModelInfo, ...] | None = None
         self._all_usable = True
 
     def see(self, nodes: Iterable[SeenNode], now: float) -> list[NodeRecord]:
@@ -71,6 +74,8 @@ class Fleet:
         ended: list[NodeRecord] = []
         self._lists.clear()
         self._groups.clear()
+        self._models = None
+        self.changes += 1
         for seen in nodes:
             rates = known_rates(seen.load, self.config)
             known = self.records.get(seen.info.node_id)
@@ -184,12 +189,23 @@ class Fleet:
             return
         record.probe = None
         record.failures += 1
+        self.changes += 1
         self._all_usable = False
         backoff_s = self.config.backoff_initial_s * 2.0 ** min(record.failures - 1, 16)
         record.suspended_until_s = now + min(backoff_s, self.config.backoff_max_s)
 
+    def trust(self, record: NodeRecord) -> None:
+        """Hold nothing against a node any more."""
+        record.failures, record.probe = 0, None
+        self.changes += 1
+
     def models(self) -> tuple[ModelInfo, ...]:
         """Models of all nodes, by name; live nodes' word counts first, then that of the doubted."""
+        if self._models is None:
+            self._models = self._find_models()
+        return self._models
+
+    def _find_models(self) -> tuple[ModelInfo, ...]:
         found: dict[str, ModelInfo] = {}
         for state in (ALIVE, SUSPECT, DEAD):
             for record in self.records.values():

@@ -48,10 +48,9 @@ class Correction:
         expected_s = self.overhead_s + self.factor * predicted_s
         told_s = max(expected_s / _MOST_MISS, min(actual_s, expected_s * _MOST_MISS))
         one, x = 1.0 / told_s, predicted_s / told_s
-        products = (one * one, one * x, x * x, one, x)
         self._keep(_KEPT)
-        a, b, c, d, e = (old + new for old, new in zip(self._sums, products, strict=True))
-        self._sums = (a, b, c, d, e)
+        a, b, c, d, e = self._sums
+        self._sums = (a + one * one, b + one * x, c + x * x, d + one, e + x)
         self.answers += 1
         self._learned_s = now
         self._solve()
@@ -63,8 +62,8 @@ class Correction:
             self._solve()
 
     def _keep(self, share: float) -> None:
-        a, b, c, d, e = (share * old for old in self._sums)
-        self._sums = (a, b, c, d, e)
+        a, b, c, d, e = self._sums
+        self._sums = (share * a, share * b, share * c, share * d, share * e)
 
     def _solve(self) -> None:
         ones, mixed, squares, one, x = self._sums

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvcore.ids import RequestId
 from kvcore.layout import BlockLayout
@@ -16,7 +17,7 @@ from kvcore.node import NodeInfo, NodeLoad, NodeRole
 from scheduler.cost import Rates
 from scheduler.events import SeenNode, WantedModel
 from scheduler.learning import Correction
-from scheduler.node_table import AT, NodeTable
+from scheduler.node_table import NodeTable, rate_figures
 
 _NO_BYTES = (0.0, 0.0, 0.0)
 
@@ -38,6 +39,23 @@ class Work:
     load_bytes: tuple[float, float, float] = _NO_BYTES
     predicted_s: float = 0.0
     corrected_s: float = 0.0
+
+
+class Account(NamedTuple):
+    """What a node has to do, in the order of ``node_table.Figures``; see there.
+
+    ``head_s`` is of the request it is at, which should have its first token at ``head_end_s``. When
+    it has not, the node is late, by as much again as it is already.
+    """
+
+    l2_queued_bytes: float
+    l3_queued_bytes: float
+    l4_queued_bytes: float
+    waiting_s: float
+    head_s: float
+    head_end_s: float
+    others_tokens: int
+    outstanding: int
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +134,7 @@ class NodeRecord:
         self._peak_in_flight, self._peak_waiting_tokens = self.in_flight, self.waiting_tokens
         self._peak_bytes = self._bytes
         self.correction.fade(now)
-        self._put_all()
+        self._note()
 
     def take(self, request_id: RequestId, work: Work, now: float) -> None:
         """Account for a request sent to the node."""
@@ -128,7 +146,7 @@ class NodeRecord:
         self._peak_waiting_tokens = max(self._peak_waiting_tokens, self.waiting_tokens)
         l2, l3, l4 = map(max, self._peak_bytes, self._bytes)
         self._peak_bytes = (l2, l3, l4)
-        self._put_account()
+        self._note()
 
     def answered(self, request_id: RequestId, now: float) -> None:
         """Its first token came: what it was to do before is done, and took so long."""
@@ -136,13 +154,13 @@ class NodeRecord:
             work, sent_s = self._work[request_id]
             self.correction.learn(work.predicted_s, now - sent_s, now)
             self._forget_work(request_id)
-            self._put_all()
+            self._note()
 
     def leave(self, request_id: RequestId) -> None:
         """The node has nothing more to do for the request."""
         self.in_flight -= 1
         self._forget_work(request_id)
-        self._put_account()
+        self._note()
 
     def _forget_work(self, request_id: RequestId) -> None:
         if request_id in self._work:
@@ -160,53 +178,45 @@ class NodeRecord:
     def mark(self, serial: int) -> None:
         """Note that it was chosen: the serial number breaks ties."""
         self.last_chosen = serial
-        self._put("last_chosen", serial)
+        self._note()
 
     def end(self) -> None:
         """Give the row back: this life is over."""
         if self.row >= 0:
-            self.table.free_row(self.row)
+            self.table.free_row(self.row, self)
             self.row = -1
 
-    def _put(self, column: str, value: float) -> None:
+    def _note(self) -> None:
         if self.row >= 0:
-            self.table.put(self.row, AT[column], value)
+            self.table.note(self)
 
-    def _put_account(self) -> None:
-        """Write down the queue: the request it is at should have its first token at ``head_end``.
-
-        When it has not, the node is late, by as much again as it is already.
-        """
-        if self.row < 0:
-            return
+    def account(self) -> Account:
+        """Say what it has to do; O(requests it has)."""
         head_s, head_end_s = 0.0, math.inf
         for work, sent_s in self._work.values():
             head_s, head_end_s = work.compute_s, sent_s + work.corrected_s
             break
-        self.table.put_account(
-            self.row,
-            (
-                *self.queued_bytes,
-                sum(work.compute_s for work, _ in self._work.values()),
-                head_s,
-                head_end_s,
-                self.others_waiting_tokens,
-                self.outstanding,
-            ),
+        return Account(
+            *self.queued_bytes,
+            sum(work.compute_s for work, _ in self._work.values()),
+            head_s,
+            head_end_s,
+            self.others_waiting_tokens,
+            self.outstanding,
         )
 
-    def _put_all(self) -> None:
-        if self.row < 0:
-            return
-        self.table.put_rates(self.row, self.rates)
-        self._put_account()
-        load = self.load
-        self._put("decodes", load.decodes_running)
-        self._put("decode_step_s", load.decode_step_s)
-        self._put("overhead_s", self.correction.overhead_s)
-        self._put("factor", self.correction.factor)
-        self._put("hands_over", float(self.info.role is NodeRole.PREFILL))
-        self._put("last_chosen", self.last_chosen)
+    def write_row(self) -> None:
+        """Write its figures into the table, as they are now."""
+        load, correction = self.load, self.correction
+        figures = (
+            *rate_figures(self.rates),
+            *self.account(),
+            *(load.decodes_running, load.decode_step_s),
+            *(correction.overhead_s, correction.factor),
+            float(self.info.role is NodeRole.PREFILL),
+            self.last_chosen,
+        )
+        self.table.put(self.row, figures)
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there: trusted, or due for its one probe."""

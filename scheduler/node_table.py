@@ -7,7 +7,7 @@ with a hundred nodes that is fifty times faster than a loop over records.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +73,22 @@ for _name in Figures._fields:
 _SLICES = [slice(at, at + 3) if name in _ROWS_OF else at for name, at in AT.items()]
 
 
+class Row(Protocol):
+    """Whoever has a row: writes its figures down when somebody is going to read them."""
+
+    def write_row(self) -> None: ...
+
+
 class NodeTable:
-    """Rows of figures; a row belongs to one record until it is freed."""
+    """Rows of figures; a row belongs to one record until it is freed.
+
+    What changes between two looks is written once, before the second: ``note`` says so.
+    """
 
     def __init__(self) -> None:
         self._values = np.zeros((WIDTH, _GROWTH))
         self._free = list(range(_GROWTH - 1, -1, -1))
+        self._changed: dict[Row, None] = {}
 
     def take_row(self) -> int:
         """Hand out a row of zeros."""
@@ -88,43 +98,52 @@ class NodeTable:
             self._free = list(range(2 * size - 1, size - 1, -1))
         return self._free.pop()
 
-    def free_row(self, row: int) -> None:
+    def free_row(self, row: int, owner: Row) -> None:
         """Take a row back."""
+        self._changed.pop(owner, None)
         self._values[:, row] = 0.0
         self._free.append(row)
 
-    def put(self, row: int, column: int, value: float) -> None:
-        """Set one number."""
-        self._values[column, row] = value
+    def note(self, owner: Row) -> None:
+        """The owner's figures are no longer what its row says."""
+        self._changed[owner] = None
 
-    def put_rates(self, row: int, rates: Rates) -> None:
-        """Set the figures up to ``queued``."""
-        l2_s, l3_s = 1.0 / rates.l2_bytes_per_s, 1.0 / rates.l3_bytes_per_s
-        self._values[: AT["queued"], row] = (
-            *(rates.step_s, 1.0 / rates.prefill_tokens_per_s, rates.pair_s, rates.step_tokens),
-            *(l2_s, l3_s, l3_s),
-            *(rates.l2_latency_s, rates.l3_latency_s, rates.l3_latency_s),
-            *(1.0 / rates.l4_bytes_per_s, rates.l4_latency_s),
-        )
-
-    def put_account(self, row: int, account: Sequence[float]) -> None:
-        """Set the eight figures from ``queued`` to ``outstanding``."""
-        self._values[AT["queued"] : AT["decodes"], row] = account
+    def put(self, row: int, figures: Sequence[float]) -> None:
+        """Set all figures of a row, in the order of ``Figures``."""
+        self._values[:, row] = figures
 
     def figures(self, rows: NDArray[np.intp]) -> Figures:
         """Copy the figures of some rows, in their order."""
+        self._write_changed()
         some = self._values[:, rows]
         return Figures(*[some[at] for at in _SLICES])
 
     def queued_bytes(self) -> Column:
         """Sum the bytes queued from L2, L3 and L4 over all nodes."""
+        self._write_changed()
         total: Column = self._values[AT["queued"] : AT["queued"] + 3].sum(axis=1)
         return total
+
+    def _write_changed(self) -> None:
+        changed, self._changed = self._changed, {}
+        for owner in changed:
+            owner.write_row()
+
+
+def rate_figures(rates: Rates) -> tuple[float, ...]:
+    """Return the figures up to ``queued``."""
+    l2_s, l3_s = 1.0 / rates.l2_bytes_per_s, 1.0 / rates.l3_bytes_per_s
+    return (
+        *(rates.step_s, 1.0 / rates.prefill_tokens_per_s, rates.pair_s, rates.step_tokens),
+        *(l2_s, l3_s, l3_s),
+        *(rates.l2_latency_s, rates.l3_latency_s, rates.l3_latency_s),
+        *(1.0 / rates.l4_bytes_per_s, rates.l4_latency_s),
+    )
 
 
 def figures_of(rates: Rates) -> Figures:
     """Make the figures of one idle node about which nothing else is known."""
-    table = NodeTable()
-    table.put_rates(0, rates)
-    table.put(0, AT["factor"], 1.0)
-    return table.figures(np.array([0]))
+    column = [*rate_figures(rates), *[0.0] * (WIDTH - AT["queued"])]
+    column[AT["factor"]] = 1.0
+    values = np.array(column)[:, None]
+    return Figures(*[values[at] for at in _SLICES])

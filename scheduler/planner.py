@@ -6,7 +6,7 @@ held or loaded ahead, and calls go where they are cheapest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from kvcore.clock import Clock
@@ -29,6 +29,23 @@ ROOM_SHARE = 0.75
 
 EXPECTED_ANSWER_TOKENS = 16
 """Nobody knows how long answers get; most calls over tables are classifications."""
+
+
+class _Remembered:
+    """Nodes of a plan, looked for again only after the fleet has changed."""
+
+    def __init__(self, fleet: Fleet, find: Callable[[], tuple[PlanNode, ...]]) -> None:
+        self._fleet = fleet
+        self._find = find
+        self._changes = -1
+        self._nodes: tuple[PlanNode, ...] = ()
+
+    def nodes(self) -> tuple[PlanNode, ...]:
+        """Return them as they are now."""
+        changes = self._fleet.changes
+        if changes != self._changes:
+            self._nodes, self._changes = self._find(), changes
+        return self._nodes
 
 
 class Planner:
@@ -67,6 +84,7 @@ class Planner:
                 for r in self._serving(wanted)
             )
 
+        seen = _Remembered(self._fleet, nodes)
         layouts = {c.request.model: c.model.layout for c in calls}
 
         async def prefetch(request: GenerateRequest, node_id: NodeId) -> None:
@@ -75,7 +93,7 @@ class Planner:
         return StatementRun(
             calls,
             max_in_flight=max_in_flight,
-            nodes=nodes,
+            nodes=seen.nodes,
             effort=self._effort(self._serving(wanted)),
             keeper=HoldKeeper(self._directory, self._clock),
             prefetch=prefetch,

@@ -66,7 +66,7 @@ class RequestRecord:
         successor: who is to go on after the prefill stage; it loads ahead.
         prefetched_tokens: how much of the prompt it was told to load.
         give_up_s: when waiting ends; None while the answer makes progress.
-        story: what happened to it, oldest first, bounded.
+        story: what happened to it and when, oldest first, bounded.
     """
 
     arrived: RequestArrived
@@ -93,7 +93,7 @@ class RequestRecord:
     prefetched_tokens: int = 0
     first_token_seen: bool = False
     give_up_s: float | None = None
-    story: list[str] = field(default_factory=list)
+    story: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def request_id(self) -> RequestId:
@@ -102,8 +102,9 @@ class RequestRecord:
 
     def tell(self, what: str, now: float) -> None:
         """Add a line to the story."""
-        self.story.append(f"{now:.3f} {what}")
-        del self.story[:-STORY_LINES]
+        self.story.append((now, what))
+        if len(self.story) > STORY_LINES:
+            del self.story[0]
 
     def move(self, phase: Phase, now: float) -> None:
         """Go to another phase.
@@ -112,7 +113,7 @@ class RequestRecord:
             InvalidTransition: TRANSITIONS does not have it.
         """
         if phase not in TRANSITIONS[self.phase]:
-            story = "; ".join(self.story)
+            story = "; ".join(f"{at_s:.3f} {what}" for at_s, what in self.story)
             raise InvalidTransition(
                 f"{self.request_id}: {self.phase} -> {phase} is no transition ({story})"
             )

@@ -21,6 +21,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from scheduler.events import CandidateCost, RequestArrived, Stage
 from scheduler.fleet import Fleet
+from scheduler.lone_node import finds_nothing, weigh_lone
 from scheduler.node_record import NodeRecord, Work
 from scheduler.request_record import Phase, RequestRecord
 
@@ -106,6 +107,9 @@ class Router:
             queue: who waits. A new request goes behind them; one that waits is weighed only when
                 its turn has come, so nobody is before it.
         """
+        only = candidates[0] if len(candidates) == 1 and finds_nothing(request) else None
+        if only is not None and not self.would_split(request, only, now):
+            return self._pick_only(request, only, now, queue)
         costs = weigh(
             request,
             candidates,
@@ -135,6 +139,22 @@ class Router:
         node = costs.nodes[chosen]
         work = costs.work(chosen, request.total_tokens, layout_of(request, node))
         return Pick(node, costs[chosen], work, has_room, _logged(costs, among, chosen))
+
+    def _pick_only(
+        self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
+    ) -> Pick:
+        """Take the only one there is; what is left to find out is what it will take."""
+        behind = request.phase is not Phase.WAITING
+        lone = weigh_lone(
+            request,
+            node,
+            config=self._config,
+            now=now,
+            waiting=len(queue.lane(request).ranked),
+            awaited_tokens=queue.awaited_tokens.get(node.info.node_id, 0) if behind else 0,
+        )
+        weighed = (CandidateCost(node.info.node_id, lone.split),)
+        return Pick(node, lone.split, lone.work, self.has_room(node, alone=True), weighed)
 
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue

@@ -100,6 +100,7 @@ class RoutingStats:
         self.leases_lost = 0
         self.cache_errors: Counter[str] = Counter()
         self._decisions: OrderedDict[tuple[RequestId, int], Decision] = OrderedDict()
+        self._ttft_s: dict[tuple[RequestId, int], float] = {}
         self._capacity = decisions_logged
 
     def record_dispatch(
@@ -115,7 +116,9 @@ class RoutingStats:
         self.dispatched += 1
         if dispatch.attempt > 1 and dispatch.stage is not Stage.DECODE:
             self.resent += 1
-        self._decisions[dispatch.request_id, dispatch.attempt] = Decision(
+        key = (dispatch.request_id, dispatch.attempt)
+        self._ttft_s.pop(key, None)
+        self._decisions[key] = Decision(
             request_id=dispatch.request_id,
             attempt=dispatch.attempt,
             stage=dispatch.stage,
@@ -128,15 +131,19 @@ class RoutingStats:
             prompt_tokens=prompt_tokens,
         )
         if len(self._decisions) > self._capacity:
-            self._decisions.popitem(last=False)
+            forgotten, _ = self._decisions.popitem(last=False)
+            self._ttft_s.pop(forgotten, None)
 
     def record_first_token(self, dispatch: Dispatch, now: float) -> None:
         """Note the truth beside the prediction."""
         key = (dispatch.request_id, dispatch.attempt)
         decision = self._decisions.get(key)
         if decision is not None:
-            self._decisions[key] = replace(decision, actual_ttft_s=now - decision.decided_s)
+            self._ttft_s[key] = now - decision.decided_s
 
     def decisions(self) -> Iterable[Decision]:
         """The newest decisions, oldest first."""
-        return tuple(self._decisions.values())
+        return tuple(
+            replace(decision, actual_ttft_s=self._ttft_s.get(key))
+            for key, decision in self._decisions.items()
+        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
 
 from kvcore.clock import Clock
 from kvcore.errors import CacheError, OverloadedError, TransportError
@@ -67,10 +66,23 @@ class StageRunner:
             part = job.answer.part(dispatch)
             job.client = (client, part.request_id)
             events = client.generate(part)
+            heard = False
             try:
-                async with aclosing(self._listen(job, dispatch, events)) as heard:
-                    async for event in heard:
-                        yield event
+                while (event := await _next_event(job, events)) is not None:
+                    if not heard and (event.token_ids or event.scores or event.embedding):
+                        heard = True
+                        self._first_token(job, dispatch)
+                    if event.token_ids:
+                        yield job.answer.take(event)
+                    if event.published_tokens:
+                        self._handle(PrefillProgress(job.request_id, event.published_tokens))
+                    if event.finish_reason is not None:
+                        last = self._stage_ended(job, dispatch, event)
+                        if last is not None:
+                            yield last
+                        return
+                job.ending = RequestFinished(job.request_id)
+                yield job.answer.finish_early(dispatch.node_id)
             finally:
                 await _close(events)
         except OverloadedError:
@@ -86,43 +98,30 @@ class StageRunner:
         finally:
             job.client = None
 
-    async def _listen(
-        self, job: Job, dispatch: Dispatch, events: AsyncIterator[GenerateEvent]
-    ) -> AsyncGenerator[GenerateEvent, None]:
+    def _stage_ended(
+        self, job: Job, dispatch: Dispatch, event: GenerateEvent
+    ) -> GenerateEvent | None:
+        """Take in a node's last event; return the answer's last one, None when others go on.
+
+        Raises:
+            TransportError: the node ended what nobody had asked it to end.
+        """
         answer = job.answer
-        heard = False
-        while True:
-            event = await _next_event(job, events)
-            if event is None:
+        match event.finish_reason:
+            case FinishReason.HANDOFF if not (answer.exhausted or job.cancel_asked):
+                answer.handed_off(event)
+                self._stats.handoffs += 1
+                self._handle(HandoffDone(job.request_id, answer.total_tokens))
+                return None
+            case FinishReason.HANDOFF:
                 job.ending = RequestFinished(job.request_id)
-                yield answer.finish_early(dispatch.node_id)
-                return
-            if not heard and (event.token_ids or event.scores or event.embedding):
-                heard = True
-                self._first_token(job, dispatch)
-            if event.token_ids:
-                yield answer.take(event)
-            if event.published_tokens:
-                self._handle(PrefillProgress(job.request_id, event.published_tokens))
-            match event.finish_reason:
-                case None:
-                    continue
-                case FinishReason.HANDOFF if not (answer.exhausted or job.cancel_asked):
-                    answer.handed_off(event)
-                    self._stats.handoffs += 1
-                    self._handle(HandoffDone(job.request_id, answer.total_tokens))
-                    return
-                case FinishReason.HANDOFF:
-                    job.ending = RequestFinished(job.request_id)
-                    answer.handed_off(event)
-                    yield answer.finish_early(event.node_id)
-                    return
-                case FinishReason.CANCELLED if not job.cancel_asked:
-                    raise TransportError(f"node {dispatch.node_id} dropped the request")
-                case _:
-                    job.ending = RequestFinished(job.request_id)
-                    yield answer.finish(event)
-                    return
+                answer.handed_off(event)
+                return answer.finish_early(event.node_id)
+            case FinishReason.CANCELLED if not job.cancel_asked:
+                raise TransportError(f"node {dispatch.node_id} dropped the request")
+            case _:
+                job.ending = RequestFinished(job.request_id)
+                return answer.finish(event)
 
     def _first_token(self, job: Job, dispatch: Dispatch) -> None:
         self._leases.commit(job.lease)

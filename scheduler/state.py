@@ -199,7 +199,7 @@ class SchedulerState:
     def _trust(self, node: NodeRecord) -> None:
         """The node answered: nothing is held against it, and requests waiting for it may go."""
         if node.failures:
-            node.failures, node.probe = 0, None
+            self.fleet.trust(node)
             self._fleet_changed = True
 
     def _on_handoff(

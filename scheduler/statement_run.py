@@ -39,6 +39,8 @@ from scheduler.plan_runs import Effort
 from scheduler.plan_state import PlanState
 from scheduler.plan_tree import PlannedPrompt, build_tree
 
+_NO_HINT = ReuseHint()
+
 Prefetcher = Callable[[GenerateRequest, NodeId], Coroutine[Any, Any, None]]
 """Has a node load a prompt's beginning, if the pool has any of it."""
 
@@ -196,12 +198,11 @@ class StatementRun:
     def _turn(self, send: SendCall) -> Turn:
         request = self._calls[send.call].request
         if send.pending_tokens:
-            hint = replace(
-                request.hint or ReuseHint(),
-                pending_calls=send.pending_calls,
-                pending_tokens=send.pending_tokens,
+            known = request.hint or _NO_HINT
+            hint = ReuseHint(
+                known.next_turn, known.next_turn_s, send.pending_calls, send.pending_tokens
             )
-            request = replace(request, hint=hint)
+            request = request.with_hint(hint)
         return Turn(send.call, request, send.node_id)
 
     def _keys(self, stem: int) -> list[BlockKey]:

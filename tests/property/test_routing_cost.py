@@ -22,6 +22,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.cost import CachedPrefix, Rates
 from scheduler.events import RequestArrived, SeenNode, WantedModel
 from scheduler.fleet import Fleet
+from scheduler.lone_node import weigh_lone
 from scheduler.node_record import Work
 from scheduler.node_table import figures_of
 from scheduler.request_record import RequestRecord
@@ -130,6 +131,57 @@ def _weigh(loads: dict[str, NodeLoad], tokens: int, prefix: CachedPrefix, **more
         fleet.records[NodeId("c1")].take(RequestId("before"), sent, 0.0)
     records = list(fleet.records.values())
     return weigh(request, records, fleet=fleet, now=float(more.get("now", 0.0)))  # type: ignore[arg-type]
+
+
+@given(
+    tokens=TOKENS,
+    load=st.builds(
+        NodeLoad,
+        requests_running=st.integers(0, 9),
+        waiting_prefill_tokens=st.integers(0, 9_000),
+        decodes_running=st.integers(0, 9),
+        decode_step_s=SECONDS,
+        prefill_token_s=SECONDS,
+        prefill_pair_s=st.floats(0.0, 1e-6),
+        prefill_step_s=SECONDS,
+        step_tokens=st.sampled_from([0, 32, 256]),
+    ),
+    sent=st.lists(st.builds(Work, TOKENS, SECONDS, corrected_s=SECONDS), max_size=3),
+    answered_s=SECONDS,
+    waiting=st.integers(0, 3),
+    awaited_tokens=st.integers(0, 900),
+    now=st.floats(0.0, 0.2),
+)
+def test_the_only_node_for_a_new_prompt_costs_what_it_would_among_others(
+    tokens: int,
+    load: NodeLoad,
+    sent: list[Work],
+    answered_s: float,
+    waiting: int,
+    awaited_tokens: int,
+    now: float,
+) -> None:
+    fleet = Fleet(SchedulerConfig())
+    fleet.see([SeenNode(make_info("c1"), load)], 0.0)
+    node = fleet.records[NodeId("c1")]
+    for number, work in enumerate(sent):
+        node.take(RequestId(f"before{number}"), work, 0.0)
+    node.answered(RequestId("before0"), answered_s)
+    request = RequestRecord(
+        RequestArrived(RequestId("q"), WantedModel("tiny"), tokens), total_tokens=tokens
+    )
+    costs = weigh(request, [node], fleet=fleet, now=now, waiting=waiting)
+    costs = costs.behind(awaited_tokens * costs.figures.token_s)
+    lone = weigh_lone(
+        request,
+        node,
+        config=fleet.config,
+        now=now,
+        waiting=waiting,
+        awaited_tokens=awaited_tokens,
+    )
+    assert lone.split == costs[0]
+    assert lone.work == costs.work(0, tokens, LAYOUT)
 
 
 @given(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -11,10 +11,20 @@ import pytest
 from kvcore import limits
 from kvcore.block_event import BlockRemoved, NullReporter
 from kvcore.clock import Clock, ManualClock, SystemClock
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId, new_request_id
+from kvcore.ids import (
+    BlockKey,
+    HostId,
+    Incarnation,
+    NamespaceKey,
+    NodeId,
+    RequestId,
+    new_request_id,
+)
+from kvcore.layout import KvCodec
 from kvcore.location import Location, Replica, Tier, tier_seen_from
 from kvcore.node import NodeRole
-from kvcore.request import HitTokens, SamplingParams
+from kvcore.request import Blend, GenerateRequest, HitTokens, SamplingParams
+from kvcore.reuse_hint import ReuseHint
 
 
 @pytest.mark.parametrize(
@@ -101,3 +111,31 @@ def test_request_ids_are_fresh_and_named() -> None:
 
 def test_a_null_reporter_takes_anything() -> None:
     NullReporter().report([BlockRemoved(BlockKey(bytes(16)), Tier.L1)])
+
+
+def test_a_request_with_another_hint_is_else_the_same() -> None:
+    request = GenerateRequest(
+        request_id=RequestId("r"),
+        model="m",
+        token_ids=(1, 2, 3, 4),
+        namespace_key=NamespaceKey(b"k" * 32),
+        tenant="t",
+        sampling=SamplingParams(max_tokens=3),
+        session_id="s",
+        priority=-2,
+        use_cache=False,
+        handoff=True,
+        resumed_tokens=1,
+        blend=Blend(((0, 2),)),
+        kv_codec=KvCodec.NONE,
+        prepared_for="p",
+        hint=ReuseHint(next_turn=True),
+        guide="{}",
+        score_token_ids=(7,),
+        embed=True,
+    )
+    plain = GenerateRequest(RequestId("q"), "n", (1,), NamespaceKey(b"l" * 32))
+    alike = [f.name for f in fields(request) if getattr(request, f.name) == getattr(plain, f.name)]
+    assert alike == []  # A field that is forgotten would show.
+    hint = ReuseHint(pending_calls=3, pending_tokens=2)
+    assert request.with_hint(hint) == replace(request, hint=hint)
