@@ -247,9 +247,9 @@ class _Replay:
     async def _stream_rows(self, run: StreamedStatement) -> list[tuple[Any, ...]]:
         """Hand the rows to whoever takes them; else return them."""
         sink, kept = self.context.sink, list[tuple[Any, ...]]()
-        if sink is not None:
-            await sink.begin(run.columns)
         try:
+            if sink is not None:
+                await sink.begin(run.columns)
             async with aclosing(run.rows()) as windows:
                 async for rows in windows:
                     if sink is None:

@@ -38,9 +38,13 @@ class StatementRows:
         self._begun = self._keeping = self._closing = False
 
     async def begin(self, columns: tuple[Column, ...]) -> None:
-        """Rows of these columns will come."""
+        """Rows of these columns will come; returns when the first are wanted.
+
+        Raises:
+            RowsNotWantedError: the reader closed.
+        """
         self.columns, self._begun = columns, True
-        self._changed.set()
+        await self._until_wanted()
 
     async def put(self, rows: Rows) -> None:
         """Hand rows over; returns when they were taken and more are wanted.
@@ -50,6 +54,9 @@ class StatementRows:
         """
         self._ready.append(rows)
         self._wanted.clear()
+        await self._until_wanted()
+
+    async def _until_wanted(self) -> None:
         self._changed.set()
         while not (self._keeping or self._closing or self._wanted.is_set()):
             await self._wanted.wait()
@@ -57,10 +64,17 @@ class StatementRows:
             raise RowsNotWantedError
 
     async def started(self, task: asyncio.Task[StatementResult]) -> StatementResult | None:
-        """Wait until the statement of ``task`` has begun to give rows; else return its result."""
+        """Wait until the statement of ``task`` has begun to give rows; else return its result.
+
+        Whoever is cancelled while waiting stops the statement.
+        """
         self._task = task
-        while not self._begun and not task.done():
-            await self._change(task)
+        try:
+            while not self._begun and not task.done():
+                await self._change(task)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
         return None if self._begun else await task
 
     async def next_rows(self) -> Rows:
@@ -94,7 +108,7 @@ class StatementRows:
             return
         if not self._task.done():
             self._closing = True
-            if self._ready or not self._wanted.is_set():
+            if self._begun and (self._ready or not self._wanted.is_set()):
                 self._wanted.set()
             else:
                 self._task.cancel()

@@ -32,8 +32,8 @@ Row = tuple[Any, ...]
 class RowSink(Protocol):
     """Who takes a statement's rows as they come.
 
-    1. ``begin`` is called once, before the first rows.
-    2. ``put`` returns when more rows are wanted, and raises RowsNotWantedError when none are.
+    1. ``begin`` is called once, before the first rows and before anything is asked for them.
+    2. Both return when rows are wanted, and raise RowsNotWantedError when none are.
     """
 
     async def begin(self, columns: tuple[Column, ...]) -> None: ...

@@ -24,7 +24,7 @@ from dbfront.http.config import DEFAULT_TENANT, HttpConfig
 from dbfront.http.health import health_router
 from dbfront.http.metrics import Metrics
 from dbfront.http.models import models_router
-from dbfront.http.schema import FieldError
+from dbfront.http.schema import FieldError, StatementError
 from dbfront.http.services import ReadinessCheck, Services
 from dbfront.http.sql import sql_router
 from kvcore.clock import Clock
@@ -141,7 +141,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
     else:
         message, code = "internal error; the log of the front has it under x-request-id", "internal"
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    more = error.facts() if isinstance(error, StatementError) else {}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
 
 def _routing_error(error: HTTPException) -> UserError:

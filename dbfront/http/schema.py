@@ -73,6 +73,19 @@ class FieldError(Exception):
         self.error = error
 
 
+class StatementError(FieldError):
+    """An error of a SQL statement; the translator shows what a driver would show of it, too."""
+
+    def __init__(self, error: TierKVError) -> None:
+        super().__init__("", error)
+
+    def facts(self) -> dict[str, Any]:
+        """Its SQLSTATE, and where in the text it is, from 1, if that is known."""
+        position = self.error.position if isinstance(self.error, UserError) else 0
+        facts: dict[str, Any] = {"sqlstate": self.error.sqlstate}
+        return facts | {"position": position} if position else facts
+
+
 class StreamOptions(BaseModel):
     """How a stream ends."""
 
@@ -285,10 +298,11 @@ class CompletionBody(CallBody):
 
 
 class SqlBody(BaseModel):
-    """POST /v1/sql."""
+    """POST /v1/sql; ``stream`` asks for lines while the statement runs."""
 
     sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)]
     params: list[Any] | dict[str, Any] | None = None
+    stream: bool = False
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:

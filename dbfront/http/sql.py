@@ -1,17 +1,34 @@
-"""POST /v1/sql: one statement in, columns and rows as JSON out.
+"""POST /v1/sql: one statement in, columns and rows as JSON out, whole or a line per row.
 
 For scripts that have curl and no database driver; the statement runs in a session of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any, Final
+
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from dbfront.contracts import ClientInfo, SqlServer, StatementResult
-from dbfront.http.schema import FieldError, SqlBody, read_body
+from dbfront.contracts import (
+    ClientInfo,
+    Column,
+    RowStream,
+    SqlServer,
+    SqlSession,
+    StatementResult,
+)
+from dbfront.http.schema import FieldError, SqlBody, StatementError, read_body
 from dbfront.http.services import Services, tenant_of, until_disconnect
-from kvcore.errors import UserError
+from dbfront.http.sse import Framing, open_framed
+from kvcore.errors import TierKVError, UserError
+from sql.statement import statement_spans
+
+NDJSON: Final = "application/x-ndjson"
+ROWS_AT_ONCE: Final = 1_000
+"""Rows of a whole result that are written before the client is waited for."""
 
 
 def sql_router(services: Services, sql: SqlServer) -> APIRouter:
@@ -22,33 +39,125 @@ def sql_router(services: Services, sql: SqlServer) -> APIRouter:
     async def run_sql(request: Request) -> Response:
         body = await read_body(request, SqlBody)
         client = ClientInfo(user=tenant_of(request), application_name="http")
+        if body.stream or NDJSON in request.headers.get("accept", ""):
+            return await open_framed(services, _lines(sql, client, body), LINES)
         result = await until_disconnect(request, _run(sql, client, body))
-        return Response(_to_json(result), media_type="application/json")
+        return Response(_whole(result), media_type="application/json")
 
     return router
 
 
 async def _run(sql: SqlServer, client: ClientInfo, body: SqlBody) -> StatementResult:
+    async with _session(sql, client) as session:
+        with _statement(session, body) as statement:
+            return await session.execute(statement, body.params)
+
+
+async def _lines(sql: SqlServer, client: ClientInfo, body: SqlBody) -> AsyncGenerator[bytes, None]:
+    """Give the lines of a statement; the first ones come with its first rows.
+
+    So a statement that fails at once answers with an HTTP status, not with a stream.
+    """
+    async with _session(sql, client) as session:
+        with _statement(session, body) as statement:
+            opened = await session.execute_rows(statement, body.params)
+            head = _line({"columns": _columns(opened.columns)})
+            async with aclosing(_batches(opened)) as batches:
+                async for rows in batches:
+                    yield head + b"".join([_line({"row": row}) for row in rows])
+                    head = b""
+        result = opened if isinstance(opened, StatementResult) else opened.result
+        assert result is not None, "the last rows were taken"
+        yield head + _line(_ending(result))
+
+
+async def _batches(
+    opened: StatementResult | RowStream,
+) -> AsyncGenerator[Sequence[tuple[Any, ...]], None]:
+    if isinstance(opened, StatementResult):
+        for at in range(0, len(opened.rows), ROWS_AT_ONCE):
+            yield opened.rows[at : at + ROWS_AT_ONCE]
+        return
+    try:
+        while rows := await opened.next_rows():
+            yield rows
+    finally:
+        await opened.close()
+
+
+@asynccontextmanager
+async def _session(sql: SqlServer, client: ClientInfo) -> AsyncGenerator[SqlSession, None]:
+    """A session for one request; leaving it stops what still runs, at the models too."""
     session = await sql.open_session(client)
     try:
-        statements = session.split(body.sql)
-        if len(statements) != 1:
-            raise FieldError("sql", UserError(f"send one statement, not {len(statements)}"))
-        return await session.execute(statements[0], body.params)
+        yield session
     finally:
         await session.close()
 
 
-def _to_json(result: StatementResult) -> bytes:
-    columns = [{"name": c.name, "type": c.type_name} for c in result.columns or ()]
-    notices = [
+@contextmanager
+def _statement(session: SqlSession, body: SqlBody) -> Iterator[str]:
+    """The body's one statement; positions of its errors count from the start of ``sql``."""
+    try:
+        statements = session.split(body.sql)
+        if len(statements) != 1:
+            raise FieldError("sql", UserError(f"send one statement, not {len(statements)}"))
+        with _placed(body.sql):
+            yield statements[0]
+    except TierKVError as error:
+        raise StatementError(error) from error
+
+
+@contextmanager
+def _placed(sql: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        if error.position:
+            error.position += statement_spans(sql)[0][0]
+        raise
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return _to_json(value) + b"\n"
+
+
+LINES: Final[Framing[bytes]] = Framing(
+    media_type=NDJSON,
+    chunk=bytes,
+    error=_line,
+    # White space before the next object: an empty line would break simple readers.
+    keep_alive=b" ",
+    done=b"",
+)
+
+
+def _whole(result: StatementResult) -> bytes:
+    columns = _columns(result.columns)
+    return _to_json(
+        {
+            "command_tag": result.command_tag,
+            "columns": columns,
+            "rows": result.rows,
+            "notices": _notices(result),
+        }
+    )
+
+
+def _ending(result: StatementResult) -> dict[str, Any]:
+    return {"command_tag": result.command_tag, "notices": _notices(result)}
+
+
+def _columns(columns: Sequence[Column] | None) -> list[dict[str, str]]:
+    return [{"name": c.name, "type": c.type_name} for c in columns or ()]
+
+
+def _notices(result: StatementResult) -> list[dict[str, str]]:
+    return [
         {"severity": n.severity, "message": n.message, "sqlstate": n.sqlstate}
         for n in result.notices
     ]
-    body = {
-        "command_tag": result.command_tag,
-        "columns": columns,
-        "rows": result.rows,
-        "notices": notices,
-    }
-    return to_json(body, bytes_mode="base64", inf_nan_mode="strings", fallback=str)
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return to_json(value, bytes_mode="base64", inf_nan_mode="strings", fallback=str)

@@ -1,7 +1,8 @@
-"""Server-sent events as OpenAI clients read them: chunks, keep-alive comments, errors, ``[DONE]``.
+"""Responses that are sent while they are made, as server-sent events or whatever ``Framing`` says.
 
 A stream that breaks after its headers must say so inside: clients take a cut stream for a short
-answer. Closing the connection closes the stream of the request behind it.
+answer. Closing the connection closes the stream of the request behind it. Events are as OpenAI
+clients read them: chunks, keep-alive comments, errors, ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dbfront.http.schema import FieldError
 from dbfront.http.services import Services, client_gone
 from kvcore.errors import TierKVError
 
@@ -25,7 +28,27 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
+Chunk = TypeVar("Chunk")
 Chunks = AsyncGenerator[Mapping[str, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Framing(Generic[Chunk]):
+    """How the pieces of a stream become bytes.
+
+    Attributes:
+        media_type: of the response.
+        chunk: writes one piece.
+        error: writes what the stream broke at, as the one translator shows it.
+        keep_alive: what is sent while nothing comes; readers must be able to pass over it.
+        done: the end.
+    """
+
+    media_type: str
+    chunk: Callable[[Chunk], bytes]
+    error: Callable[[Mapping[str, Any]], bytes]
+    keep_alive: bytes
+    done: bytes
 
 
 def encode_event(chunk: Mapping[str, Any]) -> bytes:
@@ -33,7 +56,23 @@ def encode_event(chunk: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 
-async def open_stream(services: Services, chunks: Chunks) -> EventStream:
+EVENTS: Final[Framing[Mapping[str, Any]]] = Framing(
+    media_type="text/event-stream",
+    chunk=encode_event,
+    error=encode_event,
+    keep_alive=KEEP_ALIVE,
+    done=DONE,
+)
+
+
+async def open_stream(services: Services, chunks: Chunks) -> FramedStream[Mapping[str, Any]]:
+    """Begin a stream of events, unless it fails at once; see ``open_framed``."""
+    return await open_framed(services, chunks, EVENTS)
+
+
+async def open_framed(
+    services: Services, chunks: AsyncGenerator[Chunk, None], framing: Framing[Chunk]
+) -> FramedStream[Chunk]:
     """Begin a stream, unless it fails at once.
 
     Waits a little for the first chunk, so that an overloaded cluster answers 429 and not a stream
@@ -52,26 +91,26 @@ async def open_stream(services: Services, chunks: Chunks) -> EventStream:
         await asyncio.gather(first, return_exceptions=True)
         await chunks.aclose()
         raise
-    return EventStream(services, chunks, first)
+    return FramedStream(services, chunks, first, framing)
 
 
-class EventStream(Response):
-    """A response that sends chunks as they come, and comments while none come."""
-
-    media_type = "text/event-stream"
+class FramedStream(Response, Generic[Chunk]):
+    """A response that sends chunks as they come, and signs of life while none come."""
 
     def __init__(
         self,
         services: Services,
-        chunks: Chunks,
-        first: asyncio.Future[Mapping[str, Any]],
+        chunks: AsyncGenerator[Chunk, None],
+        first: asyncio.Future[Chunk],
+        framing: Framing[Chunk],
     ) -> None:
         """Take over a stream whose first chunk is being waited for."""
-        super().__init__(headers=HEADERS)
+        super().__init__(headers=HEADERS, media_type=framing.media_type)
         del self.headers["content-length"]
         self._services = services
         self._chunks = chunks
         self._next = first
+        self._framing = framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends or the client is gone."""
@@ -94,10 +133,10 @@ class EventStream(Response):
         except OSError:
             return  # the client is gone
         except Exception as error:
-            if not isinstance(error, TierKVError):
+            if not isinstance(error, TierKVError | FieldError):
                 log.exception("a stream broke")
-            await _send_part(send, encode_event(self._services.error_body(error)))
-        await _send_part(send, DONE)
+            await _send_part(send, self._framing.error(self._services.error_body(error)))
+        await _send_part(send, self._framing.done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_chunks(self, send: Send) -> None:
@@ -105,13 +144,13 @@ class EventStream(Response):
         while True:
             await asyncio.wait({self._next}, timeout=interval_s)
             if not self._next.done():
-                await _send_part(send, KEEP_ALIVE)
+                await _send_part(send, self._framing.keep_alive)
                 continue
             try:
                 chunk = self._next.result()
             except StopAsyncIteration:
                 return
-            await _send_part(send, encode_event(chunk))
+            await _send_part(send, self._framing.chunk(chunk))
             self._next = asyncio.ensure_future(anext(self._chunks))
 
 
