@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DUCKDB15 := .venv-duckdb15
 # Two workers halve the time of tests that keep to themselves; files stay whole, for their servers.
-# Tests that start clusters or wait for machinery run alone: they are about what takes how long.
+# Tests that start clusters or wait for machinery come after those that want all of the machine.
 PARALLEL ?= -n 2 --dist loadfile
 APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
 SIDE_BY_SIDE := $(filter-out tests/integration/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
@@ -13,9 +13,9 @@ SIDE_BY_SIDE := $(filter-out tests/integration/ tests/engines/ tests/__pycache__
 BENCHES ?= bench
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
-ALONE := tests/integration $(APART:%=--ignore-glob='*/test_%*')
+CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -29,13 +29,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
+environments: $(DUCKDB15)/.installed .venv-sglang/.installed .venv-interfaces/.installed ## Make those that CI's tests need
+
 demo: setup ## Run the main job and print what happened
 	$(BIN)/tierkv demo
 
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
 	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL) $(SIDE_BY_SIDE)
-	$(BIN)/pytest -m 'not slow and not bench' $(ALONE)
+	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL) $(CLUSTERS)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh

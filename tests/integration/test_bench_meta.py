@@ -43,11 +43,13 @@ async def test_the_load_is_what_it_says() -> None:
     await meta.close()
 
 
+@pytest.mark.bench
 def test_it_runs_and_says_its_numbers() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.meta", "--quick", "--blocks", "20000", "--format", "json"],
-        capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2], check=True,
+        capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2], check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout)
     assert metrics["0.02M_copies_per_block"] == 1.4
     assert metrics["0.02M_events_per_s"] > 0 and metrics["0.02M_restart_until_right_s"] > 0
