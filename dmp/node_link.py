@@ -57,6 +57,11 @@ class NodeLink:
         return self._welcome.node_id if self._welcome is not None else NodeId("")
 
     @property
+    def host(self) -> HostId:
+        """The host it says it is on; empty until it has answered once."""
+        return self._welcome.host if self._welcome is not None else HostId("")
+
+    @property
     def path(self) -> PathInfo:
         """How bytes travel to it."""
         return PathInfo("none", self.reason) if self.link is None else self.link.node.path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from typing import Final, Self
 
@@ -47,7 +48,7 @@ class Pool:
     """A client of one or several DMP nodes; thread-safe, used as a context manager.
 
     Each key ranks the nodes by rendezvous hashing. A put goes to the first that takes it, a get
-    asks them in the same order, so clients that list the same nodes agree without a directory.
+    asks the first, then the others, so clients that list the same nodes agree without a directory.
     """
 
     def __init__(self, ring: Ring, clock: Clock) -> None:
@@ -55,8 +56,8 @@ class Pool:
         self._clock = clock
         self._counters = PoolCounters()
         self._lock = threading.Lock()
-        self._pins = Pins(ring.offer)
-        self._open_puts = OpenPuts(ring.offer, clock)
+        self._pins = Pins(ring.seek)
+        self._open_puts = OpenPuts(partial(ring.offer, near=True), clock)
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
         self._keeper.start()
@@ -151,6 +152,9 @@ class Pool:
             items: keys and values; of equal keys the first counts.
             range_bytes: as for ``put``.
             notes: what is known of each value, if they are blocks of KV.
+
+        Of a client that has said its host, blocks of KV and what ``open_puts`` writes go to nodes
+        of that host first.
         """
         pairs = items.items() if isinstance(items, Mapping) else items
         named = [(to_block_key(key), to_bytes_view(value)) for key, value in pairs]
@@ -168,7 +172,8 @@ class Pool:
             done.update(stored)
             return stored
 
-        self._offer(list(puts), store)
+        self._check_open()
+        self._ring.offer(list(puts), store, near=notes is not None)
         with self._lock:
             self._counters.stored += len(done)
             self._counters.refused += len(puts) - len(done)
@@ -379,7 +384,7 @@ class Pool:
             there.update(found)
             return found
 
-        self._offer(list(dict.fromkeys(named)), ask)
+        self._seek(list(dict.fromkeys(named)), ask)
         return [key in there for key in named]
 
     def pin(self, key: Key) -> bool:
@@ -438,9 +443,9 @@ class Pool:
 
     # Inside
 
-    def _offer(self, keys: Sequence[BlockKey], act: Act) -> None:
+    def _seek(self, keys: Sequence[BlockKey], act: Act) -> None:
         self._check_open()
-        self._ring.offer(keys, act)
+        self._ring.seek(keys, act)
 
     def _fetch(self, wants: Sequence[Want]) -> set[BlockKey]:
         by_key = {want.key: want for want in wants}
@@ -451,7 +456,7 @@ class Pool:
             got.update(read_now)
             return read_now
 
-        self._offer(list(by_key), read)
+        self._seek(list(by_key), read)
         with self._lock:
             self._counters.hits += len(got)
             self._counters.misses += len(by_key) - len(got)

@@ -51,9 +51,9 @@ class Pins:
         lost: pins whose block is gone.
     """
 
-    def __init__(self, offer: Callable[[Sequence[BlockKey], Act], None]) -> None:
+    def __init__(self, seek: Callable[[Sequence[BlockKey], Act], None]) -> None:
         self.lost = 0
-        self._offer = offer
+        self._seek = seek
         self._lock = threading.Lock()
         self._pins: dict[BlockKey, _Pin] = {}
 
@@ -174,9 +174,9 @@ class Pins:
                     stale.append(key)
             return held.keys() & blocks.keys()
 
-        self._offer(keys, take)
+        self._seek(keys, take)
         if again := [key for key in dict.fromkeys(stale) if key not in held]:
-            self._offer(again, take)
+            self._seek(again, take)
         return held
 
 

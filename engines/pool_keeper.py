@@ -136,7 +136,8 @@ class PoolKeeper:
         try:
             if self._options.tls is not None:
                 client_context(self._options.tls)
-            ring = reach_nodes([self._peer(address) for address in addresses], self._options)
+            peers = [self._peer(address) for address in addresses]
+            ring = reach_nodes(peers, self._options, host=self._settings.host_id)
         except AuthenticationError as error:
             self._complaints.hold("wrong_token", error.message, hint="set token or token_file")
         except ConfigError as error:
