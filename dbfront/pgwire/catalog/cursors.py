@@ -1,7 +1,8 @@
-"""SQL cursors: DECLARE, FETCH, MOVE and CLOSE over results that are kept whole.
+"""SQL cursors: DECLARE, FETCH, MOVE and CLOSE over whole results, or over rows as they come.
 
 psycopg's named cursors, JDBC and BI tools use them. A cursor lives until its transaction ends
-unless it was declared WITH HOLD.
+unless it was declared WITH HOLD. Over a stream it goes forward only, and rows that were passed are
+forgotten.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dbfront.contracts import Column, StatementResult
+from dbfront.contracts import Column, Notice, RowStream, StatementResult
 from dbfront.pgwire.sql_tokens import Token, tokens
 from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
@@ -20,27 +21,65 @@ _ALL: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """``DECLARE name ... CURSOR [WITH HOLD] FOR query``."""
+    """``DECLARE name [[NO] SCROLL] CURSOR [WITH HOLD] FOR query``; ``scroll`` None: unsaid."""
 
     name: str
     query: str
     hold: bool
-    scroll: bool = True
+    scroll: bool | None = None
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether rows have to be there that a stream may not have yet, or no longer."""
+        return self.hold or bool(self.scroll)
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """An open cursor; ``at`` is the current row from 1, 0 before the first, n + 1 after the last.
+    """An open cursor.
 
-    A held cursor survives its transaction once that is committed.
+    Attributes:
+        rows: known rows that were not forgotten.
+        at: the current row from 1, 0 before the first, n + 1 after the last.
+        committed: a held cursor survives its transaction once that is committed.
+        stream: where more rows come from; None when all are known.
+        forgotten: rows before ``rows``.
     """
 
     columns: tuple[Column, ...]
-    rows: Sequence[tuple[Any, ...]]
+    rows: list[tuple[Any, ...]]
     hold: bool
     scroll: bool
     committed: bool = False
     at: int = 0
+    stream: RowStream | None = None
+    forgotten: int = 0
+
+    @property
+    def known(self) -> int:
+        """The number of the last known row."""
+        return self.forgotten + len(self.rows)
+
+    def between(self, start: int, end: int) -> Sequence[tuple[Any, ...]]:
+        """Known rows after number ``start``, up to ``end``."""
+        return self.rows[max(start - self.forgotten, 0) : max(end - self.forgotten, 0)]
+
+    async def reach(self, row: int) -> tuple[Notice, ...]:
+        """Take rows until ``row`` is known or no more come; what the end of them had to say."""
+        while self.stream is not None and self.known < row:
+            batch = await self.stream.next_rows()
+            self.rows += batch
+            if not batch:
+                ended, self.stream = self.stream.result, None
+                return ended.notices if ended is not None else ()
+        return ()
+
+    def forget_passed(self) -> None:
+        """Let go of the rows before the current one, where there is no way back."""
+        passed = min(self.at - 1, self.known) - self.forgotten
+        if self.stream is not None and passed > 0:
+            del self.rows[:passed]
+            self.forgotten += passed
 
 
 def parse_declare(sql: str) -> Declaration:
@@ -58,7 +97,7 @@ def parse_declare(sql: str) -> Declaration:
         raise FeatureNotSupportedError(
             "binary cursors are not supported", hint="Ask for binary results in Bind instead."
         )
-    scroll = "NO" not in options
+    scroll = "NO" not in options if "SCROLL" in options else None
     hold = False
     if at < len(words) and words[at].upper == "CURSOR":
         at += 1
@@ -78,20 +117,38 @@ class Cursors:
     def __init__(self) -> None:
         self._open: dict[str, _Cursor] = {}
 
-    def declare(self, declaration: Declaration, result: StatementResult) -> StatementResult:
-        """Open a cursor over a result.
+    def refuse_taken(self, name: str) -> None:
+        """Refuse to declare a cursor that is open.
+
+        Raises:
+            SqlError: 42P03.
+        """
+        if name in self._open:
+            raise SqlError(f'cursor "{name}" already exists', sqlstate="42P03")
+
+    def declare(
+        self, declaration: Declaration, opened: StatementResult | RowStream
+    ) -> StatementResult:
+        """Open a cursor over a result, or over rows that come.
 
         Raises:
             SqlError: 42P03, the name is taken; 42601, the query gives no rows.
         """
-        if declaration.name in self._open:
-            raise SqlError(f'cursor "{declaration.name}" already exists', sqlstate="42P03")
-        if result.columns is None:
+        self.refuse_taken(declaration.name)
+        if opened.columns is None:
             raise SqlError("DECLARE CURSOR needs a query", sqlstate="42601")
+        if not isinstance(opened, StatementResult):
+            self._open[declaration.name] = _Cursor(
+                opened.columns, [], hold=False, scroll=False, stream=opened
+            )
+            return StatementResult("DECLARE CURSOR")
         self._open[declaration.name] = _Cursor(
-            result.columns, result.rows, declaration.hold, declaration.scroll
+            opened.columns,
+            list(opened.rows),
+            hold=declaration.hold,
+            scroll=declaration.scroll is not False,
         )
-        return StatementResult("DECLARE CURSOR", notices=result.notices)
+        return StatementResult("DECLARE CURSOR", notices=opened.notices)
 
     def columns(self, name: str) -> tuple[Column, ...] | None:
         """The columns of an open cursor, or None."""
@@ -107,28 +164,37 @@ class Cursors:
             raise SqlError(f'cursor "{token.name}" does not exist', sqlstate="34000")
         return self._open[token.name]
 
-    def fetch(self, sql: str) -> StatementResult:
+    async def fetch(self, sql: str) -> StatementResult:
         """Carry out FETCH or MOVE."""
         words = [word for word in tokens(sql) if word.text != ";"]
         if len(words) < 2:
             raise SqlSyntaxError("FETCH needs a cursor")
         cursor = self._find(words[-1])
         middle = [word.upper for word in words[1:-1] if word.upper not in ("FROM", "IN")]
+        notices = await cursor.reach(_furthest(cursor, middle))
         rows = _move(cursor, middle)
+        cursor.forget_passed()
         if words[0].upper == "MOVE":
-            return StatementResult(f"MOVE {len(rows)}")
-        return StatementResult(f"FETCH {len(rows)}", cursor.columns, rows)
+            return StatementResult(f"MOVE {len(rows)}", notices=notices)
+        return StatementResult(f"FETCH {len(rows)}", cursor.columns, rows, notices)
 
-    def close(self, name: str | None) -> None:
-        """Close one cursor, or all.
+    async def close(self, name: str | None) -> None:
+        """Close one cursor, or all, and stop what they still run.
 
         Raises:
             SqlError: 34000, no such cursor.
         """
-        if name is None:
-            self._open.clear()
-        elif self._open.pop(name, None) is None:
+        if name is not None and name not in self._open:
             raise SqlError(f'cursor "{name}" does not exist', sqlstate="34000")
+        for closed in list(self._open) if name is None else [name]:
+            cursor = self._open.pop(closed)
+            if cursor.stream is not None:
+                await cursor.stream.close()
+
+    async def close_streams(self) -> None:
+        """Close the cursors whose rows still come; they never outlive their transaction."""
+        for name in [name for name, cursor in self._open.items() if cursor.stream is not None]:
+            await self.close(name)
 
     def end_transaction(self, *, committed: bool = True) -> None:
         """Close the cursors that are not held, and those that a failed transaction declared."""
@@ -157,6 +223,24 @@ def _move(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
     return rows
 
 
+def _furthest(cursor: _Cursor, words: list[str]) -> int:
+    """The last row, from 1, that FETCH's direction needs to be known."""
+    match words:
+        case [] | ["NEXT"] | ["FORWARD"]:
+            return cursor.at + 1
+        case ["ALL"] | ["FORWARD", "ALL"] | ["LAST"]:
+            return _ALL
+        case ["PRIOR"] | ["BACKWARD", *_]:
+            return 0
+        case ["FIRST"]:
+            return 1
+        case ["ABSOLUTE", *number]:
+            return _number(number) if _number(number) >= 0 else _ALL
+        case ["FORWARD" | "RELATIVE", *number] | number:
+            return cursor.at + _number(number)
+    raise AssertionError("the last case takes everything")
+
+
 def _directed(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
     match words:
         case [] | ["NEXT"] | ["FORWARD"]:
@@ -170,10 +254,10 @@ def _directed(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
         case ["FIRST"]:
             return _seat(cursor, 1)
         case ["LAST"]:
-            return _seat(cursor, len(cursor.rows))
+            return _seat(cursor, cursor.known)
         case ["ABSOLUTE", *number]:
             count = _number(number)
-            return _seat(cursor, count if count >= 0 else len(cursor.rows) + 1 + count)
+            return _seat(cursor, count if count >= 0 else cursor.known + 1 + count)
         case ["RELATIVE", *number]:
             return _seat(cursor, cursor.at + _number(number))
         case ["BACKWARD", *number]:
@@ -192,21 +276,21 @@ def _number(words: list[str]) -> int:
 
 def _step(cursor: _Cursor, count: int) -> Sequence[tuple[Any, ...]]:
     """Pass over ``count`` rows, backwards if negative; ``at`` is the current row, from 1."""
-    total = len(cursor.rows)
+    total = cursor.known
     if count == 0:  # the current row again
-        return cursor.rows[cursor.at - 1 : cursor.at] if 1 <= cursor.at <= total else []
+        return cursor.between(cursor.at - 1, cursor.at) if cursor.at else []
     if count > 0:
         start = min(cursor.at, total)
         end = min(start + count, total)
         cursor.at = end if end - start == count else total + 1
-        return cursor.rows[start:end]
+        return cursor.between(start, end)
     stop = cursor.at - 1
     start = max(stop + count, 0)
     cursor.at = start + 1 if stop + count >= 0 else 0
-    return list(reversed(cursor.rows[start : max(stop, 0)]))
+    return list(reversed(cursor.between(start, max(stop, 0))))
 
 
 def _seat(cursor: _Cursor, row: int) -> Sequence[tuple[Any, ...]]:
     """Sit on one row, from 1."""
-    cursor.at = max(0, min(row, len(cursor.rows) + 1))
-    return cursor.rows[row - 1 : row] if 1 <= row <= len(cursor.rows) else []
+    cursor.at = max(0, min(row, cursor.known + 1))
+    return cursor.between(row - 1, row) if row >= 1 else []

@@ -68,7 +68,7 @@ class CatalogSession:
     def __init__(self, inner: SqlSession, client: ClientInfo) -> None:
         self.settings = Settings(client.user, client.application_name)
         self.cursors = Cursors()
-        self._transactions = Transactions(inner)
+        self._transactions = Transactions(inner, self.cursors.close_streams)
         self._inner = inner
         self._client = client
         self._deallocate: Deallocator = lambda _sql: None
@@ -158,6 +158,7 @@ class CatalogSession:
     async def fail_transaction(self) -> None:
         """Make the open transaction a failed one, after an error the engine never saw."""
         if self.transaction_status == "T":
+            await self.cursors.close_streams()
             with contextlib.suppress(TierKVError):  # always refused, and that is what counts
                 await self._inner.execute("ROLLBACK TO SAVEPOINT own_nothing")
 
@@ -215,9 +216,14 @@ class CatalogSession:
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
         """Run a statement whose rows are taken as they come; only AI calls take that long."""
+        opened = await self._opened(sql, params)
+        return await self.execute(sql, params) if opened is None else opened
+
+    async def _opened(self, sql: str, params: Params) -> StatementResult | RowStream | None:
+        """Run a statement that may be a stream; None where ``execute`` has to run it."""
         lowered = sql.lower()
         if first_word(sql) not in _STREAMED or "ai_" not in lowered or "set_config" in lowered:
-            return await self.execute(sql, params)
+            return None
         rewritten = self._rewrite(sql)
         await self._fill_settings(rewritten.text)
         with rewritten.placing_errors():
@@ -225,7 +231,7 @@ class CatalogSession:
         if has_interval(opened.columns):
             if not isinstance(opened, StatementResult):
                 await opened.close()
-            return await self.execute(sql, params)
+            return None
         if not isinstance(opened, StatementResult):
             return opened
         return queries.with_oids(opened, rewritten.text)
@@ -353,17 +359,22 @@ class CatalogSession:
             raise SqlError(
                 "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
             )
-        result = await self._run(declaration.query, params)
-        return self.cursors.declare(declaration, result)
+        self.cursors.refuse_taken(declaration.name)
+        opened = None
+        if not declaration.needs_all_rows:
+            opened = await self._opened(declaration.query, params)
+        if opened is None:
+            opened = await self._run(declaration.query, params)
+        return self.cursors.declare(declaration, opened)
 
     async def _on_fetch(self, sql: str, params: Params) -> StatementResult | None:
         self._transactions.refuse_if_aborted()
-        return self.cursors.fetch(sql)
+        return await self.cursors.fetch(sql)
 
     async def _on_close(self, sql: str, params: Params) -> StatementResult | None:
         words = tokens(sql)
         name = words[1].name if len(words) > 1 else ""
-        self.cursors.close(None if name == "all" else name)
+        await self.cursors.close(None if name == "all" else name)
         return StatementResult("CLOSE CURSOR ALL" if name == "all" else "CLOSE CURSOR")
 
     async def _on_begin(self, sql: str, params: Params) -> StatementResult | None:
@@ -379,7 +390,7 @@ class CatalogSession:
         words = [token.upper for token in tokens(sql) if token.text != ";"]
         if words[1:] == ["ALL"]:
             self._deallocate(sql)
-            self.cursors.close(None)
+            await self.cursors.close(None)
             self.settings.reset("all")
         return StatementResult(" ".join(words))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from dbfront.contracts import Notice, SqlSession, StatementResult
@@ -25,9 +26,11 @@ class Transactions:
         savepoints: of the open transaction.
     """
 
-    def __init__(self, inner: SqlSession) -> None:
+    def __init__(self, inner: SqlSession, before_end: Callable[[], Awaitable[None]]) -> None:
+        """``before_end`` stops what the transaction still runs and nobody can ask for after it."""
         self.savepoints = Savepoints()
         self._inner = inner
+        self._before_end = before_end
         self._begin = "BEGIN TRANSACTION"
 
     def refuse_if_aborted(self) -> None:
@@ -66,6 +69,7 @@ class Transactions:
             return StatementResult(tag, notices=(warning,))
         if self._inner.transaction_status == "E":
             tag = "ROLLBACK"
+        await self._before_end()
         result = await self._inner.execute(tag)
         return StatementResult(tag, notices=result.notices)
 

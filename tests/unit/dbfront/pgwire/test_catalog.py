@@ -219,53 +219,53 @@ def test_settings_layers_and_reports() -> None:
     assert milliseconds("2min") == 120_000
 
 
-def test_cursor_directions() -> None:
+async def test_cursor_directions() -> None:
     cursors = Cursors()
     rows = [(n,) for n in range(1, 6)]
     declared = parse_declare("DECLARE c SCROLL CURSOR WITH HOLD FOR SELECT 1;")
     assert (declared.name, declared.query, declared.hold) == ("c", "SELECT 1", True)
     cursors.declare(declared, StatementResult("SELECT 5", (Column("n", "INTEGER"),), rows))
 
-    def fetch(words: str) -> list[int]:
-        return [row[0] for row in cursors.fetch(f"FETCH {words} c").rows]
+    async def fetch(words: str) -> list[int]:
+        return [row[0] for row in (await cursors.fetch(f"FETCH {words} c")).rows]
 
-    assert fetch("") == [1]
-    assert fetch("FORWARD 2 FROM") == [2, 3]
-    assert fetch("PRIOR FROM") == [2]
-    assert fetch("ALL IN") == [3, 4, 5]
-    assert fetch("BACKWARD ALL") == [5, 4, 3, 2, 1]
-    assert fetch("NEXT") == [1]
-    assert fetch("LAST") == [5]
-    assert fetch("ABSOLUTE -2") == [4]
-    assert fetch("RELATIVE -3") == [1]
-    assert cursors.fetch("MOVE 3 IN c").command_tag == "MOVE 3"
-    assert fetch("10") == [5]
-    assert fetch("1") == []
-    assert fetch("FORWARD 0") == []
-    assert fetch("ABSOLUTE 3") == [3]
-    assert fetch("0") == [3]
-    assert fetch("RELATIVE 0") == [3]
-    assert fetch("BACKWARD 0 FROM") == [3]
-    assert fetch("BACKWARD 5") == [2, 1]
-    assert fetch("PRIOR") == []
-    assert fetch("FIRST") == [1]
+    assert await fetch("") == [1]
+    assert await fetch("FORWARD 2 FROM") == [2, 3]
+    assert await fetch("PRIOR FROM") == [2]
+    assert await fetch("ALL IN") == [3, 4, 5]
+    assert await fetch("BACKWARD ALL") == [5, 4, 3, 2, 1]
+    assert await fetch("NEXT") == [1]
+    assert await fetch("LAST") == [5]
+    assert await fetch("ABSOLUTE -2") == [4]
+    assert await fetch("RELATIVE -3") == [1]
+    assert (await cursors.fetch("MOVE 3 IN c")).command_tag == "MOVE 3"
+    assert await fetch("10") == [5]
+    assert await fetch("1") == []
+    assert await fetch("FORWARD 0") == []
+    assert await fetch("ABSOLUTE 3") == [3]
+    assert await fetch("0") == [3]
+    assert await fetch("RELATIVE 0") == [3]
+    assert await fetch("BACKWARD 0 FROM") == [3]
+    assert await fetch("BACKWARD 5") == [2, 1]
+    assert await fetch("PRIOR") == []
+    assert await fetch("FIRST") == [1]
     cursors.end_transaction()
-    cursors.close("c")
+    await cursors.close("c")
     with pytest.raises(SqlError):
-        cursors.fetch("FETCH c")
+        await cursors.fetch("FETCH c")
     with pytest.raises(SqlSyntaxError):
         parse_declare("DECLARE c SELECT 1")
 
 
-def test_cursors_that_only_go_forward_and_what_a_transaction_leaves() -> None:
+async def test_cursors_that_only_go_forward_and_what_a_transaction_leaves() -> None:
     cursors = Cursors()
     result = StatementResult("SELECT 3", (Column("n", "INTEGER"),), [(1,), (2,), (3,)])
     cursors.declare(parse_declare("DECLARE f NO SCROLL CURSOR FOR SELECT 1"), result)
-    assert cursors.fetch("FETCH 2 FROM f").rows == [(1,), (2,)]
+    assert (await cursors.fetch("FETCH 2 FROM f")).rows == [(1,), (2,)]
     for back in ("PRIOR", "BACKWARD 1", "FIRST", "ABSOLUTE 1", "RELATIVE -1", "BACKWARD ALL"):
         with pytest.raises(SqlError, match="only scan forward"):
-            cursors.fetch(f"FETCH {back} FROM f")
-    assert cursors.fetch("FETCH NEXT FROM f").rows == [(3,)]
+            await cursors.fetch(f"FETCH {back} FROM f")
+    assert (await cursors.fetch("FETCH NEXT FROM f")).rows == [(3,)]
     held = parse_declare("DECLARE h CURSOR WITH HOLD FOR SELECT 1")
     cursors.declare(held, result)
     cursors.end_transaction(committed=False)  # neither was committed
@@ -273,7 +273,7 @@ def test_cursors_that_only_go_forward_and_what_a_transaction_leaves() -> None:
     cursors.declare(held, result)
     cursors.end_transaction()
     cursors.end_transaction(committed=False)
-    assert cursors.fetch("FETCH h").rows == [(1,)]
+    assert (await cursors.fetch("FETCH h")).rows == [(1,)]
     with pytest.raises(FeatureNotSupportedError):
         parse_declare("DECLARE b BINARY CURSOR FOR SELECT 1")
 
