@@ -102,6 +102,8 @@ async def encode_chat(
                 "documents need a user message", hint="they stand before the text of the first one"
             )
         return EncodedPrompt(await tokenizer.encode_chat(messages))
+    if not documents and not (separator and separator in messages[at].content):
+        return EncodedPrompt(await tokenizer.encode_chat(messages))  # As it is, in one piece.
     parts = prompt_parts(documents, messages[at].content, separator)
     whole = _with_content(messages, at, "".join(_texts(parts)))
     check_length(sum(len(message.content) for message in whole))

@@ -87,6 +87,7 @@ class Generation:
         self._default_model = default_model
         self._labels = Labels()
         self._lengths = AnswerLengths()
+        self._served: tuple[ModelInfo, ...] = ()
         self._models_seen: dict[str, ModelInfo] = {}
         self._observers: list[Callable[[CallRecord], None]] = []
 
@@ -100,7 +101,9 @@ class Generation:
         if not models:
             await self._dispatcher.refresh()
             models = self._dispatcher.models()
-        self._models_seen.update((model.name, model) for model in models)
+        if models is not self._served:  # The scheduler's own list, until it looks again.
+            self._served = models
+            self._models_seen.update((model.name, model) for model in models)
         return models
 
     # -- checking
@@ -167,8 +170,11 @@ class Generation:
 
     async def _model(self, name: str | None) -> ModelInfo:
         """Find a model by name; one seen before is still good while its node restarts."""
-        served = {model.name: model for model in await self.models()}
+        models = await self.models()
         name = name or self._default_model
+        if name is None and len(models) == 1:
+            return models[0]
+        served = {model.name: model for model in models}
         known = served or self._models_seen
         if not known:
             raise NoNodeError("no compute node is up", hint="see tierkv status; try again later")

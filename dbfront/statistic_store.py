@@ -36,6 +36,8 @@ DAMAGED: Final = ".damaged"
 
 _CHANGES_BETWEEN_PRUNES: Final = 1_000
 
+_NO_FACTS: Final[Mapping[str, Any]] = {}
+
 Key = tuple[Any, ...]
 LogRow = Mapping[str, Any]
 
@@ -48,10 +50,15 @@ class _Change:
     counts: dict[str, float]
 
     def add(self, other: _Change) -> None:
-        last_s = max(self.facts[LAST], other.facts[LAST])
-        self.facts |= {**other.facts, LAST: last_s}
-        for name, value in other.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + value
+        self.more(other.counts, other.facts[LAST], other.facts)
+
+    def more(self, counts: Mapping[str, float], at_s: float, facts: Mapping[str, Any]) -> None:
+        last_s = max(self.facts[LAST], at_s)
+        self.facts.update(facts)
+        self.facts[LAST] = last_s
+        known = self.counts
+        for name, value in counts.items():
+            known[name] = known.get(name, 0) + value
 
 
 @dataclass(slots=True)
@@ -106,14 +113,13 @@ class StatisticStore:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Add to a row's counters; cheap, and never waits for a disk."""
-        change = _Change({**(facts or {}), LAST: at_s}, dict(counts))
         with self._lock:
             rows = self._pending.changes[table.name]
             known = rows.get(key)
             if known is None:
-                rows[key] = change
+                rows[key] = _Change({**(facts or {}), LAST: at_s}, dict(counts))
             else:
-                known.add(change)
+                known.more(counts, at_s, facts or _NO_FACTS)
 
     def append(self, row: Callable[[], LogRow]) -> None:
         """Add a row to the log of statements; it is made when it is written."""
