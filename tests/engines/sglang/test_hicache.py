@@ -22,7 +22,7 @@ from tests.fix_cluster import free_port
 from tests.fix_serve_dmp import StartNode
 from tests.fix_serve_meta import MetaAlone
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 MakeRank = Callable[..., Rank]
 TOKENS = list(range(1, 10 * PAGE + 1))
 

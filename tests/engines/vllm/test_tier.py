@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import LookupResult
 
 from tests.engines.vllm.tier_rig import MakeEngine, Server, keys_of, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

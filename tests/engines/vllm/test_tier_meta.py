@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.vllm.tier_rig import Engine, Server, be_patient, keys_of, pool_node, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SECRET = "cluster.secret=" + "s" * 32
 
 

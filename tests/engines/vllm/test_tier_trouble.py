@@ -20,7 +20,7 @@ from tests.engines.vllm.tier_rig import (
     wait_for,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def wait_note(engine: Engine, code: str) -> str:
@@ -130,7 +130,15 @@ def test_a_request_that_goes_on_lets_go_of_what_it_did_not_load(make_engine: Mak
     for key in keys:
         engine.store([key])
     request = engine.request()
-    assert engine.check(keys, request) <= 2
+
+    def look() -> int:
+        for key in keys:
+            engine.manager.lookup(key, request)
+        engine.step()
+        return engine.pinned()
+
+    wait_for(look, what="the pool keeps chunks for the request")
+    engine.step(new=[request.req_id])
     wait_for(lambda: (engine.step(), engine.pinned() == 0)[1], what="nothing is held")
     engine.finish(request)
 
