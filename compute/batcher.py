@@ -68,9 +68,21 @@ class Batcher:
         return len(self._active) - background
 
     def uncomputed_tokens(self) -> int:
-        """Tokens that callers wait for, queued and running; O(sequences)."""
+        """Tokens to compute that callers wait for, queued and running; O(sequences).
+
+        What is being loaded is none of them, or a node that loads long prefixes would look busy to
+        whoever chooses among nodes. What gives a load up counts again.
+        """
         everyone = (*self._waiting, *self._active.values())
-        return sum(seq.length - seq.computed for seq in everyone if not seq.is_background)
+        return sum(seq.length - self._known(seq) for seq in everyone if not seq.is_background)
+
+    def _known(self, seq: Sequence) -> int:
+        """Tokens that have KV, or will have when their load is over."""
+        order = self._loads.get(seq.seq_id)
+        return seq.computed if order is None else self._loaded_tokens(order)
+
+    def _loaded_tokens(self, order: LoadOrder) -> int:
+        return order.seq.loaded_tokens(order.first_block + len(order.pages))
 
     def tokens_ahead(self, seq: Sequence) -> int:
         """Tokens that are computed before a sequence's own; O(active)."""
@@ -353,7 +365,7 @@ class Batcher:
 
     def _choose_loading(self, ready: Collection[int], fresh: list[int]) -> list[Chunk]:
         for seq_id, order in self._loads.items():
-            start = order.seq.loaded_tokens(order.first_block + len(order.pages))
+            start = self._loaded_tokens(order)
             count = min(order.seq.length - start, self._max_batch_tokens)
             if seq_id not in ready or order.seq.blend is not None:
                 continue  # Chunks may be blended from where the load ends.

@@ -44,7 +44,8 @@ class SchedulerConfig:
         handoff_s: time to pass a request from a prefill to a decode node, but for its KV.
         direct_tokens: uncached tokens that a decode node may compute itself, if they are at most
             half of the prompt and cheaper there; longer prompts would hold its decodes up.
-        prefill_tokens_per_s: prefill rate of a node that has not measured any.
+        prefill_tokens_per_s: prefill rate of a node that has not measured any, as long as no other
+            node of its model has.
         l2_bytes_per_s: load rate from the host's own segment until measured (a DRAM copy).
         l3_bytes_per_s: load rate from other hosts until measured (10 Gbit/s Ethernet).
         l4_bytes_per_s: rate of bringing up what rests on disk until measured (a slow NVMe drive).

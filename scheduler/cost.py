@@ -7,7 +7,8 @@ all candidates at once, and these values are made only for those that somebody l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvcore.node import NodeLoad
 from scheduler.config import SchedulerConfig
@@ -113,14 +114,40 @@ class CostSplit:
         return self.wait_s + self.service.total_s
 
 
-def known_rates(load: NodeLoad, config: SchedulerConfig) -> Rates:
+def has_computed(load: NodeLoad) -> bool:
+    """Whether a node has measured how fast it computes."""
+    return _is_fitted(load) or load.prefill_tokens_per_s > 0.0
+
+
+def typical_load(loads: Sequence[NodeLoad]) -> NodeLoad | None:
+    """Return the load of the node that computes neither fast nor slow; None if none measured it."""
+    measured = [load for load in loads if has_computed(load)]
+    measured.sort(key=_prefill_tokens_per_s)
+    return measured[len(measured) // 2] if measured else None
+
+
+def known_rates(
+    load: NodeLoad, config: SchedulerConfig, *, typical: NodeLoad | None = None
+) -> Rates:
     """Take the figures a node measured, and the documented defaults where it has none.
 
     What no node can be is cut to what some could: one that reports it must not spoil the sums in
     which all are weighed.
+
+    Args:
+        load: what the node tells.
+        config: the defaults.
+        typical: another node of its model; while it has computed nothing it is taken to be as fast.
     """
-    is_fitted = load.prefill_token_s or load.prefill_pair_s or load.prefill_step_s
-    measured = _inverse(load.prefill_token_s) if is_fitted else load.prefill_tokens_per_s
+    if typical is not None and not has_computed(load):
+        load = replace(
+            load,
+            prefill_tokens_per_s=typical.prefill_tokens_per_s,
+            prefill_token_s=typical.prefill_token_s,
+            prefill_pair_s=typical.prefill_pair_s,
+            prefill_step_s=typical.prefill_step_s,
+        )
+    measured = _prefill_tokens_per_s(load)
     return Rates(
         prefill_tokens_per_s=max(_SLOWEST, measured or config.prefill_tokens_per_s),
         l2_bytes_per_s=max(_SLOWEST, load.l2_bytes_per_s or config.l2_bytes_per_s),
@@ -133,6 +160,14 @@ def known_rates(load: NodeLoad, config: SchedulerConfig) -> Rates:
         pair_s=min(load.prefill_pair_s, _LONGEST_S),
         step_tokens=load.step_tokens or math.inf,
     )
+
+
+def _is_fitted(load: NodeLoad) -> bool:
+    return bool(load.prefill_token_s or load.prefill_pair_s or load.prefill_step_s)
+
+
+def _prefill_tokens_per_s(load: NodeLoad) -> float:
+    return _inverse(load.prefill_token_s) if _is_fitted(load) else load.prefill_tokens_per_s
 
 
 def _inverse(seconds: float) -> float:

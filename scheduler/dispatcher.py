@@ -233,7 +233,7 @@ class Dispatcher:
         self._jobs[request.request_id] = job
         try:
             self._perform(self.state.handle(arrived, now))
-            while job.ending == RequestCancelled(request.request_id):
+            while isinstance(job.ending, RequestCancelled):
                 dispatch = await self._next_dispatch(job)
                 if dispatch is None:
                     yield job.answer.finish_early(node_id="")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from kvcore import limits
 from kvcore.ids import NodeId, RequestId
-from kvcore.node import ModelInfo, NodeRole
+from kvcore.node import ModelInfo, NodeLoad, NodeRole
 from scheduler.config import SchedulerConfig
-from scheduler.cost import known_rates
+from scheduler.cost import known_rates, typical_load
 from scheduler.events import SeenNode, Stage, WantedModel
 from scheduler.node_record import NodeRecord
 from scheduler.node_table import NodeTable
@@ -76,8 +76,11 @@ class Fleet:
         self._groups.clear()
         self._models = None
         self.changes += 1
+        nodes = tuple(nodes)
+        typical = _typical_loads(nodes)
         for seen in nodes:
-            rates = known_rates(seen.load, self.config)
+            like = next((typical[m] for m in map(_weights, seen.info.models) if m in typical), None)
+            rates = known_rates(seen.load, self.config, typical=like)
             known = self.records.get(seen.info.node_id)
             if known is not None and known.info.incarnation > seen.info.incarnation:
                 continue
@@ -213,6 +216,20 @@ class Fleet:
                     for model in record.info.models:
                         found.setdefault(model.name, model)
         return tuple(found[name] for name in sorted(found))
+
+
+def _weights(model: ModelInfo) -> tuple[str, str]:
+    return model.name, model.revision
+
+
+def _typical_loads(nodes: Sequence[SeenNode]) -> dict[tuple[str, str], NodeLoad]:
+    """Find a typical node of each model of which some node has computed anything."""
+    loads: dict[tuple[str, str], list[NodeLoad]] = {}
+    for seen in nodes:
+        for model in seen.info.models:
+            loads.setdefault(_weights(model), []).append(seen.load)
+    found = {name: typical_load(some) for name, some in loads.items() if len(some) > 1}
+    return {name: load for name, load in found.items() if load is not None}
 
 
 def _best_ranked(records: Sequence[NodeRecord], stage: Stage) -> list[NodeRecord]:

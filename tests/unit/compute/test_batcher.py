@@ -6,6 +6,7 @@ from compute.batcher import Batcher
 from compute.page_pool import PagePool
 from compute.sequence import Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
+from kvcore.location import Tier
 from kvcore.request import FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4
@@ -44,6 +45,22 @@ def test_a_long_prompt_takes_what_decodes_leave_of_the_budget() -> None:
     steps = [step(batch) for _ in range(4)]
     assert steps[:2] == [[(1, 1), (2, 1), (3, 14)]] * 2
     assert steps[2:] == [[(1, 1), (2, 1), (3, 12)], [(1, 1), (2, 1), (3, 1)]]
+
+
+def test_tokens_that_are_being_loaded_do_not_queue_for_computing() -> None:
+    batch = Batcher(
+        PagePool(64), max_batch_tokens=16, max_running=8, wants_locate=lambda missing: missing > 0
+    )
+    seq = sequence(1, 41)
+    batch.add(seq)
+    assert batch.uncomputed_tokens() == 41
+    assert batch.plan(0.0, ()).locates == (seq,)
+    order = batch.located(seq, 9)
+    assert order is not None and seq.phase is Phase.LOADING
+    assert batch.uncomputed_tokens() == 5
+    batch.loaded(order, (Tier.L2,) * 6)  # The last three blocks did not arrive.
+    batch.load_ended(order)
+    assert batch.uncomputed_tokens() == 17
 
 
 def test_prompts_share_a_budget_in_the_order_of_their_rank() -> None:

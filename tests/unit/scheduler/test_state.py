@@ -35,7 +35,7 @@ from scheduler.events import (
 )
 from scheduler.request_record import InvalidTransition
 from scheduler.state import SchedulerState
-from tests.fix_scheduler import make_info
+from tests.fix_scheduler import make_info, make_model
 
 CONFIG = SchedulerConfig(
     node_wait_s=10.0, backoff_initial_s=1.0, backoff_max_s=4.0, prefill_tokens_per_s=100.0
@@ -85,6 +85,29 @@ def test_what_a_node_reports_beyond_ours_belongs_to_others() -> None:
     )
     script.do(loads)
     assert dispatched(script.arrive("q1")) == [("q1", "c2", Stage.WHOLE)]
+
+
+def test_a_node_that_computed_nothing_yet_is_taken_to_be_as_fast_as_others_of_its_model() -> None:
+    slow = NodeLoad(prefill_token_s=0.01, prefill_step_s=0.1)  # A tenth of what nobody measured.
+    others = [make_info(f"c{at}") for at in range(3)]
+    script = Script(*others, make_info("new"))
+    loads = [SeenNode(info, slow) for info in others]
+    script.do(NodesSeen((*loads, SeenNode(make_info("new")))))
+    rates = {name: r.rates for name, r in script.state.fleet.records.items()}
+    assert rates[NodeId("new")] == rates[NodeId("c0")]
+    near = {NodeId("c1"): CachedPrefix(3, 3)}
+    script.arrive("q1", tokens=100, locatable=True)
+    chosen = script.do(ChainLocated(RequestId("q1"), near))
+    assert dispatched(chosen) == [("q1", "c1", Stage.WHOLE)], "it has half of the prompt"
+
+
+def test_nothing_is_concluded_from_nodes_of_other_models() -> None:
+    slow = NodeLoad(prefill_tokens_per_s=3.0)
+    other = make_info("c1", models=(make_model("other"),))
+    script = Script(other, make_info("new"))
+    script.do(NodesSeen((SeenNode(other, slow), SeenNode(make_info("new")))))
+    rate = script.state.fleet.records[NodeId("new")].rates.prefill_tokens_per_s
+    assert rate == script.state.config.prefill_tokens_per_s
 
 
 def test_our_own_requests_in_a_report_are_not_counted_twice() -> None:
