@@ -2,7 +2,9 @@
 
 Run ``python -m bench.engines``. Several chats take turns, so that their history outgrows the small
 KV cache that every engine has; then each engine is restarted. vLLM runs on the CPU in a virtual
-environment of its own (``make test-engines`` makes it).
+environment of its own (``make test-engines`` makes it). ``--quick`` asks vLLM with and without our
+connector only, starts them once, and leaves the restart and the calls out: a start takes half a
+minute of a core.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from bench.report import Report, finish, machine_facts, make_parser
 
 EXAMPLE = "vllm_example"
 NAMES = (PLAIN, OURS, EXAMPLE, OurEngine.name)
+QUICK_WITHOUT = (EXAMPLE, OurEngine.name)
 PAGE = ROOT / "docs" / "performance.md"
 MARKS = ("<!-- engines:begin -->", "<!-- engines:end -->")
 PLANS = {
@@ -64,11 +67,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__ or "")
     parser.add_argument("--venv", type=Path, help="virtual environment with vLLM")
     parser.add_argument("--models", nargs="+", choices=tuple(PLANS), default=None)
-    parser.add_argument("--without", nargs="+", choices=NAMES, default=(), help="contenders")
+    parser.add_argument(
+        "--without", nargs="+", choices=NAMES,
+        help=f"contenders (with --quick: {' '.join(QUICK_WITHOUT)})",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each engine")
     parser.add_argument("--write-docs", action="store_true", help=f"update {PAGE.name}")
     arguments = parser.parse_args(argv)
-    names = [name for name in NAMES if name not in arguments.without]
+    without = arguments.without or (QUICK_WITHOUT if arguments.quick else ())
+    names = [name for name in NAMES if name not in without]
     if not names:
         parser.error("no contender is left")
     sizes = arguments.models or ([TINY.name] if arguments.quick else list(PLANS))
@@ -82,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             if size.name not in sizes:
                 continue
             plan = QUICK if arguments.quick else PLANS[size.name]
-            _measure(report, size, plan, names, venv, arguments.seed, arguments.threads)
+            whole = not arguments.quick or names == [OurEngine.name]
+            _measure(
+                report, size, plan, names, venv, arguments.seed, arguments.threads, whole=whole
+            )
             measured.append(size.name)
             if arguments.write_docs:  # Now, since what comes next may fail after minutes.
                 _write_docs(report, measured, names, time.monotonic() - began)
@@ -99,8 +109,10 @@ def _measure(
     venv: Path,
     seed: int,
     threads: int,
+    *,
+    whole: bool,
 ) -> None:
-    """Play one model's chats and report them."""
+    """Play one model's chats and report them; ``whole``: with what needs more starts of vLLM."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="tierkv-engines-") as name, ExitStack() as stack:
         setup = Setup(
@@ -117,15 +129,16 @@ def _measure(
         all_at_once(contenders, "start")
         for contender in contenders:
             warm_up(contender, size, plan, rng)
-        _report(report, size.name, play(contenders, size, plan, rng), names)
-        if OURS in names and size is TINY:
+        results = play(contenders, size, plan, rng, restart=whole)
+        _report(report, size.name, results, names)
+        if OURS in names and size is TINY and whole:
             all_at_once(contenders, "stop")
             _measure_calls(report, setup, pool)
     report.note(
-        f"{size.name}: {plan.repeats} x {plan.chats} chats in turn, {plan.rounds} rounds and one "
-        f"after a restart, prompts of {plan.start} to {plan.prompt_tokens(plan.rounds)} tokens, "
-        f"answers of {plan.answer}; every engine holds {plan.cache} tokens of KV; threads "
-        f"per engine: {threads}"
+        f"{size.name}: {plan.repeats} x {plan.chats} chats in turn, {plan.rounds} rounds"
+        f"{' and one after a restart' if whole else ''}, prompts of {plan.start} to "
+        f"{plan.prompt_tokens(plan.rounds - (not whole))} tokens, answers of {plan.answer}; every "
+        f"engine holds {plan.cache} tokens of KV; threads per engine: {threads}"
     )
 
 
@@ -209,6 +222,8 @@ def _report(report: Report, model: str, results: Results, names: Sequence[str]) 
                 report.add(f"{model}_{phase}_{name}_whole_answer_of_plain", whole)
     for number in range(results.plan.rounds + 1):
         samples = [s for s in results.samples if s.round == number]
+        if not samples:
+            continue
         report.add(f"{model}_round_{number + 1}_tokens", samples[0].prompt_tokens)
         for name in names:
             report.add(f"{model}_round_{number + 1}_{name}_ttft_ms", median_ms(samples, name))

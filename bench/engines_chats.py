@@ -82,9 +82,14 @@ class Results:
 
 
 def play(
-    contenders: Sequence[Contender], size: ModelSize, plan: Plan, rng: random.Random
+    contenders: Sequence[Contender],
+    size: ModelSize,
+    plan: Plan,
+    rng: random.Random,
+    *,
+    restart: bool = True,
 ) -> Results:
-    """Play all chats, then restart every engine and play one round more.
+    """Play all chats, then restart every engine, unless told otherwise, and play one round more.
 
     The last repeat's chats are those that go on after the restart.
     """
@@ -97,6 +102,8 @@ def play(
             _play_round(contenders, results, chats, number)
             for chat in chats:
                 chat += _tokens(rng, size, plan.turn)
+    if not restart:
+        return results
     all_at_once(contenders, "restart")
     for contender in contenders:
         warm_up(contender, size, plan, rng)
@@ -110,6 +117,7 @@ def all_at_once(contenders: Sequence[Contender], what: str) -> None:
     Raises:
         ServerError: one did not come up.
     """
+    print(f"  {what} {', '.join(c.name for c in contenders)}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(len(contenders)) as threads:
         list(threads.map(lambda one: getattr(one, what)(), contenders))
 
