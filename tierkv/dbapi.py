@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # for its exit hook, see the end of this file
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -113,6 +115,7 @@ class Cursor:
         self._result: StatementResult | None = None
         self._total: int | None = None
         self._position = 0
+        self._kept = True
         self.arraysize = 1
         self.notices: tuple[Notice, ...] = ()
 
@@ -144,7 +147,7 @@ class Cursor:
         """Rows returned or changed by the last statement; -1 when unknown."""
         if self._total is not None:
             return self._total
-        if self._result is None:
+        if self._result is None or not self._kept:
             return -1
         if self._result.columns is not None:
             return len(self._result.rows)
@@ -164,7 +167,7 @@ class Cursor:
         Raises:
             Error: a subclass by SQLSTATE.
         """
-        self._result, self._total, self._position, self.notices = None, None, 0, ()
+        self._begin(kept=True)
         error = self._run(self.session, sql, parameters)
         if error is not None:
             # Raised here, the traceback shows the caller's code and keeps no engine alive.
@@ -193,7 +196,18 @@ class Cursor:
         Raises:
             Error: a subclass by SQLSTATE; rows that were given before were right.
         """
-        self._result, self._total, self._position, self.notices = None, None, 0, ()
+        with closing(self.batches(sql, parameters)) as batches:
+            for batch in batches:
+                yield from batch
+
+    def batches(
+        self, sql: str, parameters: Parameters | None = None
+    ) -> Generator[Sequence[tuple[Any, ...]], None, None]:
+        """Run one statement as ``stream`` does, and give as many rows at a time as are there.
+
+        ``description`` is there with the first ones, ``command_tag`` at the end.
+        """
+        self._begin(kept=False)
         session = self.session
         try:
             _check_count([sql], parameters)
@@ -201,21 +215,40 @@ class Cursor:
                 session.execute_rows(sql, parameters), on_interrupt=session.cancel
             )
             if isinstance(opened, StatementResult):
-                self.notices = opened.notices
-                yield from opened.rows
+                self._ended(opened)
+                if opened.rows:
+                    yield opened.rows
             else:
-                yield from self._rows_of(opened, session)
+                self._result = StatementResult("", opened.columns)
+                yield from self._batches_of(opened, session)
         except errors.TierKVError as error:
             raise translate_error(error) from None
 
-    def _rows_of(self, rows: RowStream, session: SqlSession) -> Iterator[tuple[Any, ...]]:
+    def _batches_of(
+        self, rows: RowStream, session: SqlSession
+    ) -> Iterator[Sequence[tuple[Any, ...]]]:
         try:
             while batch := self._loop.run(rows.next_rows(), on_interrupt=session.cancel):
-                yield from batch
+                yield batch
         finally:
             self._loop.run(rows.close())
         if rows.result is not None:
-            self.notices = rows.result.notices
+            self._ended(rows.result)
+
+    def _begin(self, *, kept: bool) -> None:
+        self._result, self._total, self._position, self.notices = None, None, 0, ()
+        self._kept = kept
+
+    def _ended(self, result: StatementResult) -> None:
+        """Note how a statement ended whose rows are not kept."""
+        self._result = replace(result, rows=())
+        last = result.command_tag.rpartition(" ")[2]
+        self._total = int(last) if last.isdigit() else -1
+        self.notices = result.notices
+
+    def cancel(self) -> None:
+        """Stop the running statement, at the model too; any thread may ask for it."""
+        self._loop.run(self.session.cancel())
 
     def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
         """Run a statement once per parameter row; ``rowcount`` is of all of them."""
@@ -268,7 +301,7 @@ class Cursor:
 
     def _rows(self) -> Sequence[tuple[Any, ...]]:
         _ = self.session
-        if self._result is None or self._result.columns is None:
+        if self._result is None or self._result.columns is None or not self._kept:
             raise InterfaceError(
                 errors.SqlError("the last statement gave no rows to fetch", sqlstate="24000")
             )

@@ -1,6 +1,6 @@
 """Results on a terminal or in a pipe: table, JSON or CSV.
 
-Pure functions from columns and rows to text; the CLI prints what they return. NULL is an empty
+From columns and rows to text, whole or as rows come; the CLI prints what it gets. NULL is an empty
 table cell, JSON null and an empty CSV field.
 """
 
@@ -34,20 +34,81 @@ def render_rows(
     columns: Sequence[Column], rows: Sequence[tuple[Any, ...]], output: OutputFormat
 ) -> str:
     """Return rows as text, ending in a newline."""
-    if output is OutputFormat.JSON:
-        return _render_json(columns, rows)
-    if output is OutputFormat.CSV:
-        return _render_csv(columns, rows)
-    return _render_table(columns, rows)
+    writer = RowWriter(columns, output)
+    return writer.rows(rows) + writer.end()
 
 
-def _render_json(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> str:
-    names = [column.name for column in columns]
+class RowWriter:
+    """Turns the rows of one result into text as they come.
+
+    JSON and CSV are the same in any number of pieces. The columns of a table are as wide as its
+    first rows need; wider ones that come later widen them from there on.
+    """
+
+    def __init__(self, columns: Sequence[Column], output: OutputFormat) -> None:
+        self._names = [column.name for column in columns]
+        self._output = output
+        self._count = 0
+        self._widths: list[int] = []
+        self._right: list[bool] = []
+
+    def rows(self, rows: Sequence[tuple[Any, ...]]) -> str:
+        """The text of the next rows; the first ones come behind what begins a result."""
+        if not rows:
+            return ""
+        match self._output:
+            case OutputFormat.JSON:
+                text = ("," if self._count else "[") + _json_records(self._names, rows)
+            case OutputFormat.CSV:
+                text = _csv_lines([] if self._count else [self._names], rows)
+            case OutputFormat.TABLE:
+                text = self._table_lines(rows)
+        self._count += len(rows)
+        return text
+
+    def end(self) -> str:
+        """What ends a result, ending in a newline."""
+        match self._output:
+            case OutputFormat.JSON:
+                return "\n]\n" if self._count else "[]\n"
+            case OutputFormat.CSV:
+                return "" if self._count else _csv_lines([self._names], ())
+            case OutputFormat.TABLE:
+                head = "" if self._count else self._table_lines(())
+                return f"{head}({self._count} row{'' if self._count == 1 else 's'})\n"
+
+    def _table_lines(self, rows: Sequence[tuple[Any, ...]]) -> str:
+        cells = [[_cell(value).replace("\t", "    ").split("\n") for value in row] for row in rows]
+        begins = not self._widths
+        before = self._widths if not begins else [_width(name) for name in self._names]
+        self._widths = [
+            max([least, *(_width(line) for row in cells for line in row[i])])
+            for i, least in enumerate(before)
+        ]
+        lines = []
+        if begins:
+            self._right = [
+                bool(rows) and all(_is_number(row[i]) for row in rows)
+                for i in range(len(self._names))
+            ]
+            lines += [
+                _line(self._names, self._widths, [False] * len(self._names)),
+                "-+-".join("-" * width for width in self._widths),
+            ]
+        for row in cells:
+            # A cell of several lines, such as a plan, makes the row as high as it needs.
+            parts = zip_longest(*row, fillvalue="")
+            lines += [_line(line, self._widths, self._right) for line in parts]
+        return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def _json_records(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    """Objects as they stand between the brackets of a list."""
     records = [
         {name: _finite(value) for name, value in zip(names, row, strict=True)} for row in rows
     ]
     text = json.dumps(records, ensure_ascii=False, indent=2, default=_json_value, allow_nan=False)
-    return text + "\n"
+    return text[1:-2]
 
 
 def _finite(value: Any) -> Any:
@@ -73,28 +134,12 @@ def _json_value(value: object) -> object:
     return str(value)
 
 
-def _render_csv(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> str:
+def _csv_lines(head: Sequence[Sequence[str]], rows: Sequence[tuple[Any, ...]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in columns])
+    writer.writerows(head)
     writer.writerows(["" if v is None else _cell(v) for v in row] for row in rows)
     return text.getvalue()
-
-
-def _render_table(columns: Sequence[Column], rows: Sequence[tuple[Any, ...]]) -> str:
-    header = [column.name for column in columns]
-    cells = [[_cell(value).replace("\t", "    ").split("\n") for value in row] for row in rows]
-    widths = [
-        max([_width(name), *(_width(line) for row in cells for line in row[i])])
-        for i, name in enumerate(header)
-    ]
-    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
-    lines = [_line(header, widths, [False] * len(header)), "-+-".join("-" * w for w in widths)]
-    for row in cells:
-        # A cell of several lines, such as a plan, makes the row as high as it needs.
-        lines += [_line(parts, widths, right) for parts in zip_longest(*row, fillvalue="")]
-    lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:

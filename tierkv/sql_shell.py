@@ -1,24 +1,32 @@
 """``tierkv sql``: run statements in this process and print what they gave.
 
-One command, a file, a pipe or a prompt; rows go to standard output, progress, warnings and the
-summary of AI calls to standard error. The embedded cluster starts with the first statement.
+One command, a file, a pipe or a prompt; rows go to standard output as they come, progress,
+warnings and the summary of AI calls to standard error. The embedded cluster starts with the first
+statement.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import select
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from dbfront.statistics import AiStats
-from kvcore.errors import SqlSyntaxError, TierKVError
+from kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError
 from sql.lexer import tokenize
 from tierkv import dbapi
 from tierkv.config import LoadedConfig
 from tierkv.embedded import connect_with
-from tierkv.output import OutputFormat, render_rows
+from tierkv.output import OutputFormat, RowWriter
 from tierkv.progress import StatementBar
 
 HELP = """\
@@ -34,19 +42,35 @@ def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: 
         text = sys.stdin.read()
     with connect_with(config) as connection:
         shell = Shell(connection, output=output, quiet=quiet)
+        if not sys.stdout.isatty():
+            watch_reader(sys.stdout.fileno(), shell.reader_left)
         if text is not None:
             return 0 if shell.run_text(text) else 1
         return shell.prompt(config.settings.cluster.run_dir.expanduser() / "history")
 
 
 class Shell:
-    """Runs statements on one connection and prints their results."""
+    """Runs statements on one connection and prints their results.
+
+    Writing raises BrokenPipeError when nobody reads any more; whoever runs the command line ends
+    quietly then.
+    """
 
     def __init__(self, connection: dbapi.Connection, *, output: OutputFormat, quiet: bool) -> None:
         self._cursor = connection.cursor()
         self._output = output
         self._quiet = quiet
         self._told: AiStats | None = None
+        self._giving_rows = self._reader_gone = False
+
+    def reader_left(self) -> None:
+        """Stop a statement whose rows nobody reads; its own thread learns of it by BrokenPipeError.
+
+        One that gave no rows yet goes on: it may have been run for what it does.
+        """
+        self._reader_gone = True
+        if self._giving_rows:
+            self._cursor.cancel()
 
     def run_text(self, text: str) -> bool:
         """Run statements until one fails; whether all worked."""
@@ -59,18 +83,46 @@ class Shell:
     def _run_one(self, statement: str) -> bool:
         started = time.monotonic()
         try:
-            with StatementBar(self._cursor.session, enabled=not self._quiet):
-                self._cursor.execute(statement)
+            with closing(self._cursor.batches(statement)) as batches:
+                self._print(batches)
         except dbapi.Error as error:
+            self._refuse_to_go_on()
             return self._fail(error)
-        if self._cursor.description is not None:
-            text = render_rows(self._cursor.columns, self._cursor.fetchall(), self._output)
-            sys.stdout.write(text)
-        elif self._output is OutputFormat.TABLE:
-            typer.echo(self._cursor.command_tag)
-        sys.stdout.flush()
+        except KeyboardInterrupt:
+            stopped = CancelledByUserError("canceling statement due to user request")
+            return self._fail(dbapi.translate_error(stopped))
+        finally:
+            self._giving_rows = False
         self._tell(time.monotonic() - started)
         return True
+
+    def _print(self, batches: Iterator[Sequence[tuple[Any, ...]]]) -> None:
+        writer = None
+        while (rows := self._next(batches)) is not None:
+            writer = writer or RowWriter(self._cursor.columns, self._output)
+            self._write(writer.rows(rows))
+            self._giving_rows = True
+            self._refuse_to_go_on()
+        if self._cursor.description is not None:
+            writer = writer or RowWriter(self._cursor.columns, self._output)
+            self._write(writer.end())
+        elif self._output is OutputFormat.TABLE:
+            self._write(self._cursor.command_tag + "\n")
+
+    def _next(
+        self, batches: Iterator[Sequence[tuple[Any, ...]]]
+    ) -> Sequence[tuple[Any, ...]] | None:
+        """Wait for rows; the bar is gone when they are printed, for it writes on the terminal."""
+        with StatementBar(self._cursor.session, enabled=not self._quiet):
+            return next(batches, None)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _refuse_to_go_on(self) -> None:
+        if self._reader_gone and self._giving_rows:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def _tell(self, seconds: float) -> None:
         for notice in self._cursor.notices:
@@ -122,6 +174,21 @@ class Shell:
             self.run_text(f"DESCRIBE {name}")
         else:
             typer.echo(HELP)
+
+
+def watch_reader(descriptor: int, left: Callable[[], None]) -> None:
+    """Call ``left`` once nobody reads what is written to a pipe; writing tells only later.
+
+    The thread waits as long as the process lives.
+    """
+    poll = select.poll()
+    poll.register(descriptor, 0)  # Errors are told unasked, and only they are of interest.
+
+    def wait() -> None:
+        poll.poll()
+        left()
+
+    threading.Thread(target=wait, name="reader-watch", daemon=True).start()
 
 
 def is_complete(text: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dbfront.contracts import Column
-from tierkv.output import OutputFormat, render_rows
+from tierkv.output import OutputFormat, RowWriter, render_rows
 
 COLUMNS = (Column("id", "INTEGER"), Column("text", "VARCHAR"))
 
@@ -52,3 +52,24 @@ def test_json_stays_json_for_numbers_it_does_not_know() -> None:
     assert json.loads(text, parse_constant=lambda name: 1 / 0) == [
         {"a": "Infinity", "b": ["NaN", 1.5], "c": "NaN"}
     ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(), st.text(st.characters(exclude_characters="\r\0")))),
+    st.integers(1, 5),
+    st.sampled_from((OutputFormat.JSON, OutputFormat.CSV)),
+)
+def test_rows_in_pieces_are_the_same_text(
+    rows: list[tuple[int, str]], size: int, output: OutputFormat
+) -> None:
+    writer = RowWriter(COLUMNS, output)
+    pieces = [writer.rows(rows[at : at + size]) for at in range(0, len(rows), size)]
+    assert "".join(pieces) + writer.end() == render_rows(COLUMNS, rows, output)
+
+
+def test_a_table_in_pieces_widens_where_it_must() -> None:
+    writer = RowWriter(COLUMNS, OutputFormat.TABLE)
+    assert writer.rows([(1, "ab")]) == "id | text\n---+-----\n 1 | ab\n"
+    assert writer.rows([(1000, "c"), (7, None)]) == "1000 | c\n   7 |\n"
+    assert writer.end() == "(3 rows)\n"
+    assert RowWriter(COLUMNS, OutputFormat.TABLE).end() == "id | text\n---+-----\n(0 rows)\n"

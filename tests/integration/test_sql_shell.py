@@ -1,0 +1,218 @@
+"""``tierkv sql`` prints rows as they come, and stops what nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import IO
+
+import pytest
+
+from dbfront.contracts import ClientInfo, PreparedCall, TextEvent
+from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.session import DuckDbSqlServer
+from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbapi import Connection
+from tierkv.loop_thread import LoopThread
+from tierkv.output import OutputFormat
+from tierkv.sql_shell import Shell, watch_reader
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+QUERY = "SELECT i, ai_generate('p' || i) AS a FROM range(200) r(i)"
+FIRST_WINDOW = 8
+COMMAND = [sys.executable, "-m", "tierkv", "sql", "--set", "dmp.capacity=64MiB"]
+ENDLESS = (
+    "SET tierkv.max_calls = 0; SELECT i, ai_generate('row ' || i % 9, options => "
+    "{'max_tokens': 3}) AS a FROM range(1_000_000_000) r(i)"
+)
+
+
+class HeldGenerator(InstantGenerator):
+    """Holds back the answers about rows from 100 on, until it is told to release them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+        self.waiting = threading.Event()
+        self.stopped = threading.Event()
+
+    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
+        assert prepared.call.messages is not None
+        if len(prepared.call.messages[-1].content) > 3:
+            self.waiting.set()
+            try:
+                while not self.release.is_set():
+                    await asyncio.sleep(0.005)
+            except asyncio.CancelledError:
+                self.stopped.set()
+                raise
+        async for event in InstantGenerator.stream(self, prepared):
+            yield event
+
+
+@pytest.fixture
+def generator() -> HeldGenerator:
+    return HeldGenerator()
+
+
+@pytest.fixture
+def connection(generator: HeldGenerator) -> Iterator[Connection]:
+    loop = LoopThread()
+    defaults = {"tierkv.max_concurrency": str(FIRST_WINDOW)}
+    server = DuckDbSqlServer(DuckDbConfig(threads=1), generator, session_defaults=defaults)
+    with Connection(loop, server, server.close, ClientInfo(user="ann")) as connection:
+        yield connection
+
+
+class Running:
+    """A shell that runs text on a thread and prints into a pipe."""
+
+    def __init__(self, connection: Connection, text: str, output: OutputFormat) -> None:
+        reading, self._writing = os.pipe()
+        self.reader: IO[str] = os.fdopen(reading)
+        self.worked: bool | None = None
+        self.broken = False
+        self._shell = Shell(connection, output=output, quiet=True)
+        self._thread = threading.Thread(target=self._run, args=(text,))
+
+    def __enter__(self) -> Running:
+        self._before = sys.stdout
+        sys.stdout = os.fdopen(self._writing, "w")
+        self._thread.start()
+        return self
+
+    def watch(self) -> None:
+        """Watch the reader; the pipe then stays open as long as it has one."""
+        watch_reader(self._writing, self._shell.reader_left)
+
+    def _run(self, text: str) -> None:
+        try:
+            self.worked = self._shell.run_text(text)
+        except BrokenPipeError:
+            self.broken = True
+        else:
+            sys.stdout.close()
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def __exit__(self, *exc: object) -> None:
+        self.reader.close()
+        self._thread.join()
+        try:
+            sys.stdout.close()
+        except BrokenPipeError:
+            assert self.broken
+        finally:
+            sys.stdout = self._before
+
+
+@pytest.mark.parametrize("output", list(OutputFormat))
+def test_rows_are_printed_while_answers_are_missing(
+    connection: Connection, generator: HeldGenerator, output: OutputFormat
+) -> None:
+    with Running(connection, QUERY, output) as running:
+        head = [running.reader.readline() for _ in range(FIRST_WINDOW)]
+        assert len(generator.prompts) < 100
+        generator.release.set()
+        text = "".join(head) + running.reader.read()
+        running.wait()
+    assert running.worked
+    lines = text.splitlines()
+    rows = [[str(i), str(answer_text(f"p{i}"))] for i in range(200)]
+    match output:
+        case OutputFormat.JSON:
+            assert [[str(row["i"]), row["a"]] for row in json.loads(text)] == rows
+        case OutputFormat.CSV:
+            assert [line.split(",") for line in lines] == [["i", "a"], *rows]
+        case OutputFormat.TABLE:
+            assert [line.split(" | ") for line in lines[2:-1]] == [
+                [number.rjust(len(line.split(" | ")[0])), answer]
+                for (number, answer), line in zip(rows, lines[2:-1], strict=True)
+            ]
+            assert lines[-1] == "(200 rows)"
+
+
+def test_a_reader_that_leaves_stops_the_calls(
+    connection: Connection, generator: HeldGenerator
+) -> None:
+    with Running(connection, QUERY + "; SELECT ai_generate('more')", OutputFormat.CSV) as running:
+        running.watch()
+        assert running.reader.readline() == "i,a\n"
+        assert generator.waiting.wait(60)
+        running.reader.close()
+        running.wait()
+    assert running.broken
+    assert generator.stopped.is_set()
+    assert len(generator.prompts) < 200
+    assert "more" not in generator.prompts
+    assert connection.execute("SELECT 42").fetchone() == (42,)
+
+
+def test_an_error_after_rows_leaves_what_was_printed(
+    connection: Connection, generator: HeldGenerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connection_text = "SET tierkv.max_calls = 20; " + QUERY
+    shell = Shell(connection, output=OutputFormat.JSON, quiet=True)
+    assert not shell.run_text(connection_text)
+    printed = capsys.readouterr()
+    assert printed.err.startswith("ERROR 53400")
+    with pytest.raises(json.JSONDecodeError):  # nobody takes it for the whole result
+        json.loads(printed.out)
+    assert json.loads(printed.out + "]")[0] == {"i": 0, "a": answer_text("p0")}
+    assert len(generator.prompts) <= 20
+
+
+def test_a_cursor_says_what_it_streams(connection: Connection, generator: HeldGenerator) -> None:
+    generator.release.set()
+    cursor = connection.cursor()
+    batches = cursor.batches(QUERY)
+    assert len(next(batches)) == FIRST_WINDOW
+    assert len(generator.prompts) == FIRST_WINDOW
+    assert [column[0] for column in cursor.description or ()] == ["i", "a"]
+    assert cursor.rowcount == -1
+    assert sum(len(batch) for batch in batches) == 200 - FIRST_WINDOW
+    assert (cursor.command_tag, cursor.rowcount) == ("SELECT 200", 200)
+    assert list(cursor.batches("SELECT 1 WHERE false")) == []
+    assert cursor.rowcount == 0
+    assert list(cursor.batches("CREATE TABLE t (n INTEGER)")) == []
+    assert (cursor.description, cursor.command_tag) == (None, "CREATE TABLE")
+
+
+def test_head_ends_an_endless_statement() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "--format", "csv", "-c", ENDLESS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        assert shell.stdout is not None
+        assert shell.stderr is not None
+        assert shell.stdout.readline() == "i,a\n"
+        assert shell.stdout.readline().startswith("0,")
+        shell.stdout.close()
+        assert "Traceback" not in shell.stderr.read()
+        assert shell.wait() == 1
+
+
+def test_ctrl_c_ends_an_endless_statement() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "--format", "csv", "-c", ENDLESS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "i,a\n"
+        shell.send_signal(signal.SIGINT)
+        _, told = shell.communicate()
+        assert "ERROR 57014: canceling statement due to user request" in told
+        assert "Traceback" not in told
+        assert shell.returncode == 1
