@@ -26,6 +26,12 @@ KEPT_ANSWERS: Final = 100_000
 _MEANING: Final = ("default_collation", "integer_division", "ieee_floating_point_ops")
 """Engine settings on which the value of an expression around AI calls may depend."""
 
+_COLLATED: Final = (
+    "SELECT EXISTS (SELECT 1 FROM duckdb_tables() WHERE sql ILIKE '%collate%') OR EXISTS "
+    "(SELECT 1 FROM duckdb_views() WHERE NOT internal AND sql ILIKE '%collate%')"
+)
+"""Whether any column has a collation, which the answer to a call about it would have, too."""
+
 Row = tuple[Any, ...]
 
 
@@ -104,13 +110,22 @@ class StreamedStatement:
             self._types = ("VARCHAR",) * len(bound)
         for column, type_name in zip(bound, self._types, strict=True):
             self._refuse(why_not_bound(column, type_name))
+        if any(column.is_call_text and column.compared for column in bound):
+            ((collated,),) = (await connection.command(_COLLATED)).rows
+            self._refuse("an answer is compared, maybe by a collation" if collated else "")
         mine, beside = await connection.settings_beside(_MEANING)
         self._refuse("" if mine == beside else "the session changed the engine's settings")
         self._outputs = await self._describe_window_statements()
 
     def based_on(self, base: Sequence[Column]) -> None:
-        """Take the columns of the base query."""
+        """Take the columns of the base query.
+
+        Raises:
+            CannotStreamError: one of them has a name of ours.
+        """
         names = [column.name for column in base]
+        taken = [name for name in self._stream.placeholders if names.count(name) > 1]
+        self._refuse(f"a column of its own is named {taken[0]}" if taken else "")
         self._outputs_at = tuple(names.index(name) for name in self._stream.placeholders)
         columns = list(base[: len(base) - len(self._stream.bound)])
         for at, output in zip(self._outputs_at, self._outputs, strict=True):

@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from sql.calls import FoundCall
 from sql.clauses import Range, SelectClauses, select_clauses
+from sql.functions import Returns
 from sql.lexer import Token
 from sql.placement import Placement, children_of, has_site, site_number
 from sql.rewrite import CallText, Computed, Piece, RewrittenSql, SqlRewriter
@@ -48,6 +49,9 @@ ROW_NUMBER: Final = "tierkv_n"
 WINDOW_FUNCTION: Final = "tierkv_window"
 """The engine function that gives it a cell: column (counted from the session's key base), row."""
 
+_NO_TEXT: Final = frozenset({Returns.BOOLEAN, Returns.DOUBLE, Returns.INTEGER, Returns.VECTOR})
+"""Answers without a collation."""
+
 _SAME_AS_TEXT: Final = re.compile(
     r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT)|FLOAT|DOUBLE|DECIMAL\(\d+,\d+\)"
     r"|DATE|TIME|TIMESTAMP|UUID|VARCHAR|JSON"
@@ -62,7 +66,7 @@ class Bound:
     Attributes:
         name: of the column, there and here.
         is_call_text: what a call sends, NULL or text; else a column the user's query names.
-        compared: it stands in a comparison; with text, collations would matter.
+        compared: it, or the text that answers it, stands in a comparison; collations matter there.
     """
 
     name: str
@@ -254,6 +258,7 @@ class _Builder:
             for node in item_nodes(self.tree)
         ):
             self._check_binder_sees_aggregates()
+        self._check_no_collation()
         computed = Computed(self.call_texts, self.columns)
         cuts = self._cuts([span for _, span in filters], [span for _, span in outputs])
         limit, offset = self._limits() if filters else (None, 0)
@@ -319,7 +324,8 @@ class _Builder:
             call = self.calls[number]
             if any(map(has_site, children_of(node))):
                 raise NotStreamableError("an AI call is an argument of another")
-            name = self._new_bound(is_call_text=True)
+            collated = compared and call.function.returns not in _NO_TEXT
+            name = self._new_bound(is_call_text=True, compared=collated)
             self.call_texts[call.first] = name
             self.bound_pieces.append(CallText(call.first))
             return
@@ -339,15 +345,15 @@ class _Builder:
         at = self._names.get(key)
         if at is None:
             at = self._names[key] = len(self.bound)
-            self._new_bound(is_call_text=False)
+            self._new_bound(is_call_text=False, compared=compared)
             self.bound_pieces.append((first, last))
         seen = self.bound[at]
         self.bound[at] = Bound(seen.name, False, seen.compared or compared)
         self.columns[first] = (last, seen.name)
 
-    def _new_bound(self, *, is_call_text: bool) -> str:
+    def _new_bound(self, *, is_call_text: bool, compared: bool) -> str:
         name = f"tierkv_bound_{len(self.bound)}"
-        self.bound.append(Bound(name, is_call_text))
+        self.bound.append(Bound(name, is_call_text, compared))
         return name
 
     def _tokens_of(self, node: exp.Column) -> Range:
@@ -372,6 +378,12 @@ class _Builder:
         )
         if not plain:
             raise NotStreamableError("a function in its select list may be an aggregate")
+
+    def _check_no_collation(self) -> None:
+        """An answer is compared by its argument's collation, which a window's text has lost."""
+        compared = any(bound.is_call_text and bound.compared for bound in self.bound)
+        if compared and any(token.upper == "COLLATE" for token in self.tokens):
+            raise NotStreamableError("COLLATE may decide how an AI answer is compared")
 
     def _limits(self) -> tuple[int | None, int]:
         values: dict[str, int | None] = {"LIMIT": None, "OFFSET": 0}

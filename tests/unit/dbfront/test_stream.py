@@ -236,3 +236,29 @@ async def test_old_answers_are_forgotten_and_asked_again(
     stream = await opened(session, "SELECT i, ai_generate('q' || i % 30) FROM big")
     assert await rest(stream) == [(i, answer_text(f"q{i % 30}")) for i in range(120)]
     assert 30 < len(generator.prompts) <= 120
+
+
+async def test_answers_are_compared_by_the_collation_of_what_was_asked(
+    session: DuckDbSession,
+) -> None:
+    await session.execute("SET tierkv.execution = stream")
+    word = str(answer_text("body 1")).upper()
+    plain = f"SELECT id FROM docs WHERE ai_generate(body) = '{word}' ORDER BY id"
+    assert await rest(await opened(session, plain)) == []
+    await session.execute("CREATE TABLE notes (id INT, body VARCHAR COLLATE NOCASE)")
+    await session.execute("INSERT INTO notes SELECT id, body FROM docs")
+    text = plain.replace("docs", "notes")
+    with pytest.raises(FeatureNotSupportedError, match="collation"):
+        await session.execute_rows(text)
+    await session.execute("SET tierkv.execution = auto")
+    found = await session.execute_rows(text)
+    assert isinstance(found, StatementResult) and (1,) in found.rows
+    filtered = "SELECT id FROM notes WHERE ai_filter('q', body) = true ORDER BY id"
+    assert await rest(await opened(session, filtered))
+
+
+async def test_a_column_may_have_a_name_of_ours(session: DuckDbSession) -> None:
+    text = "SELECT id AS tierkv_item_0, ai_generate(body) AS a FROM docs WHERE id < 2 ORDER BY id"
+    found = await session.execute_rows(text)
+    assert isinstance(found, StatementResult)
+    assert list(found.rows) == [(0, answer_text("body 0")), (1, answer_text("body 1"))]

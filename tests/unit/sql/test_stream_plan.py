@@ -42,6 +42,10 @@ from sql.plan import plan_statement
         ("SELECT a / 2 FROM t WHERE ai_filter(b)", "a / 2 may fail for rows that don't need it"),
         ("SELECT CASE WHEN a > 0 THEN ai_generate(b::INT) END FROM t", "CAST(b AS INT) may fail"),
         ("SELECT b FROM t WHERE ai_filter(b) LIMIT $1", "its LIMIT is not a plain number"),
+        (
+            "SELECT a FROM (SELECT b COLLATE NOCASE AS b, a FROM t) WHERE ai_generate(b) = 'x'",
+            "COLLATE may decide how an AI answer is compared",
+        ),
         ("INSERT INTO t SELECT ai_generate(b) FROM t", "it writes"),
     ],
 )
