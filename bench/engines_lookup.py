@@ -1,8 +1,9 @@
 """What our connector and our tier cost vLLM's scheduler: every call it makes, timed in the process.
 
 ``measure`` is called by bench.engines; it runs this file with vLLM's own Python. There an ``LLM``
-whose scheduler is in the same process answers more prompts than its cache holds, twice; and vLLM's
-own tiering manager looks up the chunks of prompts that only the pool has.
+whose scheduler is in the same process answers more prompts than its cache holds, twice, while
+another request decodes: an engine with nothing to compute waits for our answers. And vLLM's own
+tiering manager looks up the chunks of prompts that only the pool has.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def measure(python: Path, env: Mapping[str, str], log: Path, spec: Mapping[str, 
 
 
 def time_connector(engine: Mapping[str, Any], prompts: int) -> Times:
-    """Answer prompts of the longest length twice; the times of the scheduler's calls."""
+    """Answer long prompts twice, one after the other; the times of the scheduler's calls."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams  # Only this process has it, and it takes ten seconds.
 
@@ -72,15 +73,47 @@ def time_connector(engine: Mapping[str, Any], prompts: int) -> Times:
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     length = engine["max_model_len"] - _ANSWER
     sampling = SamplingParams(temperature=0.0, max_tokens=_ANSWER, ignore_eos=True)
+    endless = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    company = _Company(llm.llm_engine, endless)
     asked = [
         {"prompt_token_ids": [rng.randrange(10, vocabulary) for _ in range(length)]}
         for _ in range(prompts)
     ]
     hits = []
     for prompt in asked * 2:
-        (answer,) = llm.generate([prompt], sampling, use_tqdm=False)
-        hits.append(float(answer.num_cached_tokens or 0))
+        hits.append(float(company.answer(prompt, sampling).num_cached_tokens or 0))
     return took | {"hit_tokens": hits[prompts:]}
+
+
+class _Company:
+    """An engine in which a request decodes whenever another one comes."""
+
+    def __init__(self, engine: Any, endless: Any) -> None:
+        self._engine = engine
+        self._endless = endless
+        self._count = 0
+        self._decoding = ""
+
+    def answer(self, prompt: Any, sampling: Any) -> Any:
+        """Return the answer to a prompt."""
+        while not self._decoding:
+            self._decoding = self._add({"prompt_token_ids": [1, 2, 3]}, self._endless)
+            self._step()
+        wanted = self._add(prompt, sampling)
+        while (answer := self._step().get(wanted)) is None:
+            pass
+        return answer
+
+    def _add(self, prompt: Any, sampling: Any) -> str:
+        self._count += 1
+        self._engine.add_request(str(self._count), prompt, sampling)
+        return str(self._count)
+
+    def _step(self) -> dict[str, Any]:
+        over = {out.request_id: out for out in self._engine.step() if out.finished}
+        if self._decoding in over:
+            self._decoding = ""
+        return over
 
 
 def time_tier(tier: dict[str, Any], prompts: int) -> Times:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from dmp.pool import Pool
@@ -31,6 +31,8 @@ class Lookup:
         promised: so many leading blocks of the request were promised by who computes them.
         answer: how many of ``keys``, from the first, are held for us.
         asked_at: when the request was first looked at; patience is counted from there.
+        wanted_at: when the answer was first wanted.
+        wait_told: how long it was waited for was told.
         answered_at: when an answer was first seen that is less than what was promised.
     """
 
@@ -39,6 +41,8 @@ class Lookup:
     promised: int
     answer: Future[int]
     asked_at: float
+    wanted_at: float | None = None
+    wait_told: bool = False
     answered_at: float = 0.0
 
     @property
@@ -58,6 +62,7 @@ class Lookups:
         patience_s: float,
         promise_s: float,
         now: Callable[[], float],
+        on_wait: Callable[[float], None] | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -67,12 +72,15 @@ class Lookups:
             patience_s: how long an answer is waited for.
             promise_s: how long blocks are waited for that another engine promised.
             now: a clock.
+            on_wait: told once per lookup how long its answer was waited for; not told of blocks
+                that were promised, which are waited for gladly.
         """
         self._door = door
         self._ranks = ranks
         self._patience_s = patience_s
         self._promise_s = promise_s
         self._now = now
+        self._on_wait = on_wait
         self._open: dict[str, Lookup] = {}
         self._owed: deque[BlockKey] = deque()  # Filled by the door's threads.
 
@@ -94,8 +102,13 @@ class Lookups:
             before.asked_at if before is not None else self._now(),
         )
 
-    def result(self, request_id: str, first: int) -> int | None:
+    def result(self, request_id: str, first: int, *, wait_s: float = 0.0) -> int | None:
         """Return up to which block of a request blocks are held.
+
+        Args:
+            request_id: whose.
+            first: the first block that is wanted.
+            wait_s: how long to wait for the answer, where it is not there.
 
         Returns:
             The block after the last one; None: not known yet, ask again. After some time that is
@@ -104,11 +117,16 @@ class Lookups:
         lookup = self._open.get(request_id)
         if lookup is None:
             return first
+        if lookup.wanted_at is None:
+            lookup.wanted_at = self._now()
+        if wait_s > 0.0 and not lookup.answer.done():
+            wait([lookup.answer], wait_s)
         waited = self._now() - lookup.asked_at
         if not lookup.answer.done():
             if waited < self._limit(lookup):
                 return None
             self._door.count("lookup_late")
+            self._tell_wait(lookup)
             self.release(request_id)
             return first
         if lookup.end < min(lookup.promised, lookup.first + len(lookup.keys)):
@@ -116,6 +134,7 @@ class Lookups:
                 self._ask_again(lookup)
                 return None
             self._door.count("promise_late")
+        self._tell_wait(lookup)
         return lookup.end
 
     def covers(self, request_id: str, first: int) -> bool:
@@ -135,6 +154,12 @@ class Lookups:
         """Let go of what could not be let go while the pool was away; called every step."""
         if self._owed and self._door.up:
             self._let_go([self._owed.popleft() for _ in range(len(self._owed))])
+
+    def _tell_wait(self, lookup: Lookup) -> None:
+        if self._on_wait is None or lookup.promised or lookup.wait_told:
+            return
+        lookup.wait_told = True
+        self._on_wait(self._now() - (lookup.wanted_at or self._now()))
 
     def _limit(self, lookup: Lookup) -> float:
         return self._promise_s if lookup.promised else self._patience_s

@@ -7,9 +7,14 @@ makes the names of its own parts from them (engines/keys.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvcore.block_key import ROOT_PARENT
 from kvcore.ids import BlockKey
+
+IDLE_WAIT_S: Final = 0.002
+"""Longest wait, per step, for the pool in an engine that has nothing to compute: about what it
+would lose anyway, since vLLM asks again only after an empty step and a sleep of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class StepPlan:
             when these are over too.
         preempted: requests whose blocks others may overwrite in this step.
         number: of the step, if the scheduler wants to hear when it ended; else 0.
+        idle: nothing is computed in this step, so nobody is kept by waiting a moment.
     """
 
     saves: list[BlockSave] = field(default_factory=list)
@@ -70,6 +76,7 @@ class StepPlan:
     closing: list[str] = field(default_factory=list)
     preempted: set[str] = field(default_factory=set)
     number: int = 0
+    idle: bool = False
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """The scheduler's half of the connector: which blocks to load, which to save, which to keep.
 
-Called by engines/vllm/connector.py in vLLM's scheduler. It never waits: what the pool has is asked
-in the background, and vLLM is told to ask again. vLLM's own objects are only read.
+Called by engines/vllm/connector.py in vLLM's scheduler. It keeps nobody waiting: what the pool has
+is asked in the background, and vLLM is told to ask again; only an engine that computes nothing
+waits for the answer, two milliseconds a step at most. vLLM's own objects are only read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engines.pool_door import PoolDoor
 from engines.salts import identity_digest, is_uncached, parse_salt, user_namespace
 from engines.vllm.connector_book import RequestBook, Story
 from engines.vllm.connector_lookups import Lookups
-from engines.vllm.connector_plan import BlockLoad, StepPlan, StepReport
+from engines.vllm.connector_plan import IDLE_WAIT_S, BlockLoad, StepPlan, StepReport
 from engines.vllm.connector_settings import ConnectorSettings
 from engines.vllm.connector_worth import TimedWorth
 from kvcore import limits
@@ -34,6 +35,8 @@ class SchedulerSide:
         _lost: of these, places that a worker could not read; others may still read.
         _in_step: requests that load within the step under way.
         _worth: says whether loading pays; None: it is not asked.
+        _idle: the last step computed nothing, so whoever waits now keeps nobody.
+        _spare_s: how long may still be waited in the step that is being made.
         _plan: the next step's, as far as it is known.
     """
 
@@ -62,19 +65,23 @@ class SchedulerSide:
         self._settings = settings
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
+        self._worth = TimedWorth(now) if settings.weighs else None
         self._lookups = Lookups(
             door,
             ranks=ranks,
             patience_s=settings.lookup_timeout_ms / 1_000,
             promise_s=settings.handoff_timeout_ms / 1_000,
             now=now,
+            on_wait=None if self._worth is None else self._worth.worth.asked,
         )
+        self._now = now
+        self._idle = True
+        self._spare_s = IDLE_WAIT_S
         self._first: dict[str, int] = {}
         self._loading: dict[str, dict[int, BlockKey]] = {}
         self._lost: dict[str, set[int]] = {}
         self._in_step: list[str] = []
         self._step_hashes: list[tuple[int, Any]] = []
-        self._worth = TimedWorth(now) if settings.weighs else None
         self._plan = StepPlan()
         self._was_up = False
         self._epoch = b""
@@ -141,7 +148,7 @@ class SchedulerSide:
             return 0
         if not self._lookups.covers(request.request_id, first):
             self._look(story, first)
-        end = self._lookups.result(request.request_id, first)
+        end = self._answer(request.request_id, first)
         if end is None:
             return None
         self._doubt(story, end, last)
@@ -188,6 +195,8 @@ class SchedulerSide:
         self._notice_losses()
         plan, self._plan = self._plan, StepPlan()
         self._step_hashes.clear()
+        self._idle, self._spare_s = not output.num_scheduled_tokens, IDLE_WAIT_S
+        plan.idle = self._idle
         plan.preempted = set(output.preempted_req_ids or ())
         for request_id in plan.preempted:
             self.book.preempt(request_id)
@@ -295,6 +304,15 @@ class SchedulerSide:
         first = max(first - 1, 0)
         keys = self.book.keys(story, last)[first:]
         self._lookups.start(story.request.request_id, first, keys, promised=promised)
+
+    def _answer(self, request_id: str, first: int) -> int | None:
+        """Return what the pool has of a request; waits a moment where nothing else is to do."""
+        if not self._idle or self._spare_s <= 0.0:
+            return self._lookups.result(request_id, first)
+        began = self._now()
+        end = self._lookups.result(request_id, first, wait_s=self._spare_s)
+        self._spare_s -= self._now() - began
+        return end
 
     def _pays_to_ask(self, blocks: int) -> bool:
         tokens = blocks * self._block_tokens

@@ -8,14 +8,14 @@ threads. The engine's memory is given back only when no thread of ours touches i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
 from dmp.pool_arguments import PutNotes
 from engines.keys import rank_key
 from engines.pool_door import PoolDoor
 from engines.vllm.connector_jobs import LoadJob, Patience, Saved, SaveJob
-from engines.vllm.connector_plan import BlockSave, StepPlan, StepReport
+from engines.vllm.connector_plan import IDLE_WAIT_S, BlockSave, StepPlan, StepReport
 from engines.vllm.connector_settings import ConnectorSettings
 from engines.vllm.kv_memory import KvMemory
 from kvcore.block_key import ROOT_PARENT
@@ -66,6 +66,7 @@ class WorkerSide:
         self._patience = Patience(settings.load_timeout_ms / 1_000, now)
         self._layers = {name: index for index, name in enumerate(memory.layer_names)}
         self._plan = StepPlan()
+        self._idle = False
         self._fresh: SaveJob | None = None
         self._saving: list[SaveJob] = []
         self._loading: list[LoadJob] = []
@@ -86,7 +87,7 @@ class WorkerSide:
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin to save what is there, and get ready for what this step computes."""
-        self._plan = plan
+        self._plan, self._idle = plan, plan.idle
         self._results.report.step = plan.number
         self._closing |= set(plan.closing)
         late = [save for save in plan.saves if not save.fresh]
@@ -135,7 +136,10 @@ class WorkerSide:
         self._plan = StepPlan()
 
     def results(self) -> StepResults:
-        """Return what became known since the last call."""
+        """Return what became known since the last call; an idle engine waits for a load."""
+        futures = [job.future for job in self._loading if job.future is not None]
+        if futures and self._idle:
+            wait(futures, IDLE_WAIT_S, FIRST_COMPLETED)
         self._see_loads()
         self._see_saves()
         found, self._results = self._results, StepResults()

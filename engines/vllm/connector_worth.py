@@ -51,6 +51,7 @@ class LoadWorth:
 
     Attributes:
         _load: what loads took.
+        _ask_s: how long the last answers about what the pool has were waited for.
         _step_s: what the last steps took that computed nearly nothing.
         _token_s: what a token of a prompt added to the last large ones.
         _declined: decisions to compute since the last one to load.
@@ -58,6 +59,7 @@ class LoadWorth:
 
     def __init__(self) -> None:
         self._load = LoadCost()
+        self._ask_s: deque[float] = deque(maxlen=_KEPT)
         self._step_s: deque[float] = deque(maxlen=_KEPT)
         self._token_s: deque[float] = deque(maxlen=_KEPT)
         self._declined = 0
@@ -74,9 +76,17 @@ class LoadWorth:
         """Take a load in: what reading took, without waiting for steps of others."""
         self._load.add(tokens, seconds)
 
+    def asked(self, seconds: float) -> None:
+        """Take note of how long a request waited to hear what the pool has of it."""
+        self._ask_s.append(seconds)
+
     def pays_to_ask(self, tokens: int) -> bool:
         """Whether to ask the pool for so many tokens at most; a probe now and then."""
-        if self.pays(tokens):
+        ask_s = median_low(self._ask_s) if self._ask_s else 0.0
+        load_s = self._load.seconds(tokens)
+        # As long as nothing was loaded: reading is one more trip to the pool, at least.
+        cost_s = ask_s + (ask_s if load_s is None else load_s)
+        if not self._token_s or self._saves(tokens, cost_s):
             return True
         self._declined += 1
         self._probing = self._declined % _PROBE_EVERY == 0
@@ -87,8 +97,7 @@ class LoadWorth:
         load_s = self._load.seconds(tokens)
         if self._probing or load_s is None or not self._token_s:
             return True
-        # The engine hears of a load's end after a step, and only then begins the rest.
-        return load_s + self._small_step_s() < median_low(self._token_s) * tokens
+        return self._saves(tokens, load_s)
 
     def load_seconds(self, tokens: int) -> float | None:
         """Predict a load; None: nothing is known."""
@@ -97,6 +106,10 @@ class LoadWorth:
     def begun(self) -> None:
         """Take note of a load, which ends a probe."""
         self._probing = False
+
+    def _saves(self, tokens: int, cost_s: float) -> bool:
+        # The engine hears of a load's end after a step, and only then begins the rest.
+        return cost_s + self._small_step_s() < median_low(self._token_s) * tokens
 
     def _small_step_s(self) -> float:
         return median_low(self._step_s) if self._step_s else 0.0

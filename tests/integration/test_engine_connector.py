@@ -311,6 +311,49 @@ def step_output(scheduled: dict[str, int], places: dict[str, list[int]], **more:
     )
 
 
+def test_an_engine_with_nothing_to_compute_waits_for_the_answer(
+    open_door: Callable[..., PoolDoor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.vllm.connector_scheduler.IDLE_WAIT_S", 60.0)
+    door = open_door()
+    scheduler = scheduler_of(door)
+    prompt = list(range(4 * WIDTH))
+    keys = keys_of(door.base_key, prompt)
+    door.submit(lambda pool: pool.put_many([(key, b"x") for key in keys]), [], name="t").result()
+    for name in ("first", "later"):
+        request = Request(name, prompt)
+        scheduler.arrived(request, 0)
+        assert scheduler.loadable(request, 0) == 3 * WIDTH
+        assert scheduler.plan(step_output({}, {})).idle
+
+
+def test_an_engine_that_computes_does_not_wait_for_the_answer(
+    open_door: Callable[..., PoolDoor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.vllm.connector_scheduler.IDLE_WAIT_S", 60.0)
+    door, go_on = open_door(), threading.Event()
+    scheduler = scheduler_of(door)
+    assert not scheduler.plan(step_output({"other": 1}, {})).idle
+    for _ in range(door.settings.threads):
+        door.submit(lambda _: go_on.wait(60), None, name="test", urgent=True)
+    request = Request("r", list(range(4 * WIDTH)))
+    scheduler.arrived(request, 0)
+    assert scheduler.loadable(request, 0) is None
+    go_on.set()
+    assert answer(scheduler, request) == 0
+
+
+def test_an_engine_with_nothing_to_compute_waits_for_a_load(
+    open_door: Callable[..., PoolDoor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.vllm.connector_worker.IDLE_WAIT_S", 60.0)
+    worker = worker_of(open_door(), memory_of(1))
+    key = BlockKey(b"k" * 16)
+    save(worker, [key], [0])
+    plan = StepPlan(loads=[BlockLoad("r", (key,), (5,), in_step=False)], idle=True)
+    assert run_step(worker, plan, []).received == {"r"}
+
+
 def test_a_prompt_is_found_loaded_and_let_go(open_door: Callable[..., PoolDoor]) -> None:
     door = open_door()
     scheduler = scheduler_of(door)
@@ -406,7 +449,7 @@ def test_a_late_answer_is_not_waited_for(open_door: Callable[..., PoolDoor]) -> 
     # Nobody answers: all threads of the door are busy.
     release = threading.Event()
     for _ in range(door.settings.threads):
-        door.submit(lambda pool: release.wait(60), False, name="test")
+        door.submit(lambda pool: release.wait(60), False, name="test", urgent=True)
     scheduler.arrived(request, 0)
     assert scheduler.loadable(request, 0) is None
     clock.advance(0.2)

@@ -60,6 +60,24 @@ def test_one_long_load_is_not_believed_for_long() -> None:
     assert worth.pays(TOKENS)
 
 
+def test_asking_is_part_of_what_a_load_costs() -> None:
+    worth = measured(load_s=0.010, step_s=0.002, token_s=2e-5)
+    assert worth.pays_to_ask(TOKENS)
+    worth.asked(0.010)
+    assert not worth.pays_to_ask(TOKENS)
+    assert worth.pays(TOKENS), "what was asked already costs nothing more"
+
+
+def test_before_the_first_load_a_slow_answer_tells_what_loading_costs_at_least() -> None:
+    worth = LoadWorth()
+    worth.computed(TOKENS, 0.010)
+    worth.asked(0.004)
+    assert worth.pays_to_ask(TOKENS)
+    assert not worth.pays_to_ask(TOKENS // 2)
+    asked = [worth.pays_to_ask(TOKENS // 2) for _ in range(64)]
+    assert asked.count(True) == 4, "prompts that nobody has are not asked for because of a probe"
+
+
 def test_loads_of_other_sizes_are_predicted_rather_too_long() -> None:
     cost = LoadCost()
     assert cost.seconds(1) is None
