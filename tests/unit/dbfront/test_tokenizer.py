@@ -205,6 +205,9 @@ async def test_long_texts_are_encoded_alike(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_folder(tmp_path))
     ids = await tokenizer.encode_prompt("word " * 10_000)
     assert len(ids) == 50_001
+    text = "Grüße \U0001f600 in words. " * 1_000
+    plain = tokenizer.tokenizer.encode(text, add_special_tokens=True).ids
+    assert await tokenizer.encode_prompt(text) == tuple(plain)
 
 
 async def test_the_cache_loads_each_revision_once(tmp_path: Path) -> None:
