@@ -250,6 +250,7 @@ class DuckDbSession:
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
             return StatementResult("RESET")
+        self._connection.own_functions |= _may_make_function(kind, tokens)
         result = await run_statement(sql, params, context)
         self._transaction.ran(changed=_may_write(kind, tokens))
         return result
@@ -350,6 +351,11 @@ def _may_write(kind: StatementKind, tokens: list[Token]) -> bool:
     """Say whether a statement may have changed something; EXPLAIN has when it ran one."""
     explain = explain_options(tokens)
     return kind is not StatementKind.QUERY if explain is None else explain.analyze
+
+
+def _may_make_function(kind: StatementKind, tokens: list[Token]) -> bool:
+    """Say whether a statement may make a macro, which may have the name of another function."""
+    return kind is not StatementKind.QUERY and any(t.upper in ("MACRO", "FUNCTION") for t in tokens)
 
 
 _STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

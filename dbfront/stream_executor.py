@@ -102,6 +102,7 @@ class StreamedStatement:
             TierKVError: the engine refuses the base query.
         """
         stream, connection = self._stream, self._connection
+        self._refuse("the session made macros" if connection.own_functions else "")
         bound = stream.bound
         if any(not column.is_call_text for column in bound):
             described = await connection.describe(stream.types_sql, None)

@@ -181,7 +181,11 @@ class DuckDbEngine:
 
 
 class DuckDbConnection:
-    """One session's way into the engine; statements run one after the other."""
+    """One session's way into the engine; statements run one after the other.
+
+    Attributes:
+        own_functions: the session may have made macros that only it sees, not ``run_window``.
+    """
 
     def __init__(
         self,
@@ -196,6 +200,7 @@ class DuckDbConnection:
         self._windows = engine.windows
         self._simulations = engine.simulations
         self._reset_errors = engine.reset_errors
+        self.own_functions = False
         self._beside: DuckDbConnection | None = None
         self._fetched: RewrittenSql | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")

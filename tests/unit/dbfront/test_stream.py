@@ -262,3 +262,14 @@ async def test_a_column_may_have_a_name_of_ours(session: DuckDbSession) -> None:
     found = await session.execute_rows(text)
     assert isinstance(found, StatementResult)
     assert list(found.rows) == [(0, answer_text("body 0")), (1, answer_text("body 1"))]
+
+
+async def test_a_macro_may_have_the_name_of_a_function(session: DuckDbSession) -> None:
+    """Only the session sees a temporary one: not the connection that works on windows."""
+    text = "SELECT id, upper(ai_generate(body)) FROM docs WHERE id < 2 ORDER BY id"
+    plain = [(i, str(answer_text(f"body {i}")).upper()) for i in range(2)]
+    assert await rest(await opened(session, text)) == plain
+    await session.execute("/* mine */ CREATE TEMP MACRO upper(x) AS 'mine'")
+    found = await session.execute_rows(text)
+    assert isinstance(found, StatementResult)
+    assert list(found.rows) == [(0, "mine"), (1, "mine")]
