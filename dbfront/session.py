@@ -50,7 +50,7 @@ from sql.lexer import Token, tokenize
 from sql.parameters import parameter_types
 from sql.plan import Explain, StatementPlan, plan_statement
 from sql.settings import SettingCommand, setting_command, setting_spec
-from sql.statement import StatementKind, classify, split_statements
+from sql.statement import StatementKind, classify, makes_function, split_statements
 from sql.view_columns import VIEW_COLUMNS
 from sql.views import view_variable
 
@@ -250,7 +250,8 @@ class DuckDbSession:
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
             return StatementResult("RESET")
-        self._connection.own_functions |= _may_make_function(kind, tokens)
+        inside = self._transaction.status == "T"
+        self._connection.own_functions |= makes_function(tokens, temporary=not inside)
         result = await run_statement(sql, params, context)
         self._transaction.ran(changed=_may_write(kind, tokens))
         return result
@@ -351,11 +352,6 @@ def _may_write(kind: StatementKind, tokens: list[Token]) -> bool:
     """Say whether a statement may have changed something; EXPLAIN has when it ran one."""
     explain = explain_options(tokens)
     return kind is not StatementKind.QUERY if explain is None else explain.analyze
-
-
-def _may_make_function(kind: StatementKind, tokens: list[Token]) -> bool:
-    """Say whether a statement may make a macro, which may have the name of another function."""
-    return kind is not StatementKind.QUERY and any(t.upper in ("MACRO", "FUNCTION") for t in tokens)
 
 
 _STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

@@ -23,7 +23,12 @@ from sql.stream_plan import StreamPlan, why_not_bound, window_statement
 KEPT_ANSWERS: Final = 100_000
 """Distinct calls whose answers are kept; older ones are asked again, which bounds the memory."""
 
-_MEANING: Final = ("default_collation", "integer_division", "ieee_floating_point_ops")
+_MEANING: Final = (
+    "default_collation",
+    "integer_division",
+    "ieee_floating_point_ops",
+    "search_path",
+)
 """Engine settings on which the value of an expression around AI calls may depend."""
 
 _COLLATED: Final = (

@@ -123,6 +123,13 @@ def classify(tokens: list[Token]) -> StatementKind:
     return _FIRST_WORD.get(token.upper, StatementKind.OTHER)
 
 
+def makes_function(tokens: list[Token], *, temporary: bool) -> bool:
+    """Whether a statement may make a macro; with ``temporary`` only one that its session sees."""
+    words = {token.upper for token in tokens}
+    made = "CREATE" in words and not words.isdisjoint(("MACRO", "FUNCTION"))
+    return made and not (temporary and words.isdisjoint(("TEMP", "TEMPORARY")))
+
+
 def query_writes(tokens: list[Token]) -> bool:
     """Say whether a SELECT changes tables: by an INTO, or by a WITH whose query writes."""
     depth = 0

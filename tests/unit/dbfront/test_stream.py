@@ -264,12 +264,25 @@ async def test_a_column_may_have_a_name_of_ours(session: DuckDbSession) -> None:
     assert list(found.rows) == [(0, answer_text("body 0")), (1, answer_text("body 1"))]
 
 
-async def test_a_macro_may_have_the_name_of_a_function(session: DuckDbSession) -> None:
-    """Only the session sees a temporary one: not the connection that works on windows."""
-    text = "SELECT id, upper(ai_generate(body)) FROM docs WHERE id < 2 ORDER BY id"
+@pytest.mark.parametrize(
+    "made",
+    [
+        ["/* mine */ CREATE TEMP MACRO upper(x) AS 'mine'"],
+        ["BEGIN", "CREATE OR REPLACE MACRO upper(x) AS 'mine'"],
+        ["CREATE SCHEMA own", "CREATE FUNCTION own.upper(x) AS 'mine'", "USE own"],
+    ],
+    ids=["temporary", "uncommitted", "in the session's path"],
+)
+async def test_a_macro_may_have_the_name_of_a_function(
+    session: DuckDbSession, made: list[str]
+) -> None:
+    """Then only the session sees it: not the connection that works on windows."""
+    text = "SELECT id, upper(ai_generate(body)) FROM main.docs WHERE id < 2 ORDER BY id"
     plain = [(i, str(answer_text(f"body {i}")).upper()) for i in range(2)]
+    await session.execute("CREATE MACRO other(x) AS 'other'")
     assert await rest(await opened(session, text)) == plain
-    await session.execute("/* mine */ CREATE TEMP MACRO upper(x) AS 'mine'")
+    for statement in made:
+        await session.execute(statement)
     found = await session.execute_rows(text)
     assert isinstance(found, StatementResult)
     assert list(found.rows) == [(0, "mine"), (1, "mine")]
