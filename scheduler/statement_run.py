@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,10 +163,11 @@ class StatementRun:
     async def close(self) -> None:
         """End the statement wherever it is; whatever was held for it is let go of."""
         self._handle(Cancelled())
-        for prefetching in tuple(self._prefetching):
-            prefetching.cancel()
-            with suppress(asyncio.CancelledError):
-                await prefetching
+        prefetching = tuple(self._prefetching)
+        for task in prefetching:
+            task.cancel()
+        if prefetching:
+            await asyncio.wait(prefetching)  # Unlike awaiting one, it keeps a cancellation of ours.
         if self._keeper is not None:
             await self._keeper.close()
 

@@ -227,8 +227,16 @@ class Cursor:
     def _batches_of(
         self, rows: RowStream, session: SqlSession
     ) -> Iterator[Sequence[tuple[Any, ...]]]:
+        interrupted = threading.Event()
+
+        async def cancel() -> None:
+            interrupted.set()
+            await session.cancel()
+
         try:
-            while batch := self._loop.run(rows.next_rows(), on_interrupt=session.cancel):
+            while batch := self._loop.run(rows.next_rows(), on_interrupt=cancel):
+                if interrupted.is_set():  # They came just then; more are not wanted.
+                    raise KeyboardInterrupt
                 yield batch
         finally:
             self._loop.run(rows.close())

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import wait
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+INTERRUPT_AGAIN_S: Final = 5.0
+"""So long what was interrupted has to clean up; then it is asked to end once more."""
 
 
 class LoopThread:
@@ -40,19 +44,25 @@ class LoopThread:
 
         Args:
             coroutine: what to run.
-            on_interrupt: run once on Ctrl-C, to make ``coroutine`` end by itself; without it the
-                coroutine is cancelled and KeyboardInterrupt goes on.
+            on_interrupt: run on Ctrl-C, to make ``coroutine`` end by itself, and again while it
+                does not; a second Ctrl-C goes on. Without it the coroutine is cancelled and
+                KeyboardInterrupt goes on.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if on_interrupt is None or future.done():
-                    future.cancel()
-                    raise
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            if on_interrupt is None or future.done():
+                future.cancel()
+                raise
+        try:
+            while not future.done():
                 asyncio.run_coroutine_threadsafe(on_interrupt(), self.loop)
-                on_interrupt = None
+                wait([future], timeout=INTERRUPT_AGAIN_S)
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
     def stop(self) -> None:
         """Cancel what still runs, stop the loop and join the thread. Safe to call twice."""
