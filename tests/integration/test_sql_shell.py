@@ -204,7 +204,8 @@ def test_head_ends_an_endless_statement() -> None:
 
 def test_ctrl_c_ends_an_endless_statement() -> None:
     with subprocess.Popen(
-        [*COMMAND, "--format", "csv", "-c", ENDLESS],
+        # Shells start what runs in the background with Ctrl-C ignored, which is inherited.
+        ["env", "--default-signal=INT", *COMMAND, "--format", "csv", "-c", ENDLESS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
