@@ -10,42 +10,21 @@ from typing import Any
 
 import pytest
 
-from dbfront.contracts import ClientInfo, PreparedCall, TextEvent
+from dbfront.contracts import ClientInfo
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.http.config import HttpConfig
 from dbfront.http.server import HttpServer
 from dbfront.http.sql import NDJSON
 from dbfront.session import DuckDbSqlServer
 from kvcore.errors import RowLevelError
-from tests.fix_sql import InstantGenerator, answer_text
+from tests.fix_held import HeldGenerator
+from tests.fix_sql import answer_text
 
 pytestmark = pytest.mark.integration
 
 QUERY = "SELECT i, ai_generate('p' || i) AS a FROM range(200) r(i)"
 EXPECTED = [[i, answer_text(f"p{i}")] for i in range(200)]
 COLUMNS = [{"name": "i", "type": "BIGINT"}, {"name": "a", "type": "VARCHAR"}]
-
-
-class HeldGenerator(InstantGenerator):
-    """Holds back the answers about rows from 100 on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.release = asyncio.Event()
-        self.waiting = asyncio.Event()
-        self.stopped = asyncio.Event()
-
-    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
-        assert prepared.call.messages is not None
-        if len(prepared.call.messages[-1].content) > 3:
-            self.waiting.set()
-            try:
-                await self.release.wait()
-            except asyncio.CancelledError:
-                self.stopped.set()
-                raise
-        async for event in InstantGenerator.stream(self, prepared):
-            yield event
 
 
 class Exchange:

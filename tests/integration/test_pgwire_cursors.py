@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from dbfront.contracts import PreparedCall, TextEvent
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.server import PgWireServer
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
 from kvcore.errors import RowLevelError
-from tests.fix_sql import InstantGenerator, answer_text
+from tests.fix_held import HeldGenerator
+from tests.fix_sql import answer_text
 
 pytestmark = pytest.mark.integration
 
@@ -25,28 +25,6 @@ FIRST_WINDOW = 8
 """Rows of the first window: tierkv.max_concurrency. Each later one is twice as long."""
 
 Connection = psycopg.AsyncConnection[tuple[object, ...]]
-
-
-class HeldGenerator(InstantGenerator):
-    """Holds back the answers about rows from 100 on, until it is told to release them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.release = asyncio.Event()
-        self.waiting = asyncio.Event()
-        self.stopped = asyncio.Event()
-
-    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
-        assert prepared.call.messages is not None
-        if len(prepared.call.messages[-1].content) > 3:
-            self.waiting.set()
-            try:
-                await self.release.wait()
-            except asyncio.CancelledError:
-                self.stopped.set()
-                raise
-        async for event in InstantGenerator.stream(self, prepared):
-            yield event
 
 
 @pytest.fixture

@@ -9,38 +9,17 @@ import asyncpg
 import psycopg
 import pytest
 
-from dbfront.contracts import PreparedCall, TextEvent
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.server import PgWireServer
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
-from tests.fix_sql import InstantGenerator, answer_text
+from tests.fix_held import HeldGenerator
+from tests.fix_sql import answer_text
 
 pytestmark = pytest.mark.integration
 
 QUERY = "SELECT i, ai_generate('p' || i) FROM range(200) r(i)"
-
-
-class HeldGenerator(InstantGenerator):
-    """Holds back the answers about rows from 100 on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.release = asyncio.Event()
-        self.waiting = asyncio.Event()
-
-    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
-        assert prepared.call.messages is not None
-        if len(prepared.call.messages[-1].content) > 3:
-            self.waiting.set()
-            try:
-                await self.release.wait()
-            except asyncio.CancelledError:
-                self.cancelled += 1
-                raise
-        async for event in InstantGenerator.stream(self, prepared):
-            yield event
 
 
 @pytest.fixture

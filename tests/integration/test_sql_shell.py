@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 import pytest
 
-from dbfront.contracts import ClientInfo, PreparedCall, TextEvent
+from dbfront.contracts import ClientInfo
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.session import DuckDbSqlServer
-from tests.fix_sql import InstantGenerator, answer_text
+from tests import fix_held
+from tests.fix_sql import answer_text
 from tierkv.dbapi import Connection
 from tierkv.loop_thread import LoopThread
 from tierkv.output import OutputFormat
@@ -34,8 +35,8 @@ ENDLESS = (
 )
 
 
-class HeldGenerator(InstantGenerator):
-    """Holds back the answers about rows from 100 on, until it is told to release them."""
+class HeldGenerator(fix_held.HeldGenerator):
+    """The same, told by other threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,18 +44,9 @@ class HeldGenerator(InstantGenerator):
         self.waiting = threading.Event()
         self.stopped = threading.Event()
 
-    async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
-        assert prepared.call.messages is not None
-        if len(prepared.call.messages[-1].content) > 3:
-            self.waiting.set()
-            try:
-                while not self.release.is_set():
-                    await asyncio.sleep(0.005)
-            except asyncio.CancelledError:
-                self.stopped.set()
-                raise
-        async for event in InstantGenerator.stream(self, prepared):
-            yield event
+    async def until_released(self) -> None:
+        while not self.release.is_set():
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
