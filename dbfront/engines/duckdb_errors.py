@@ -58,6 +58,7 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Constraint", r"", "23000"),
     ("TransactionContext", r"[Cc]urrent transaction is aborted", "25P02"),
     ("TransactionContext", r"within a transaction", "25001"),
+    ("TransactionContext", r"read-only mode", "25006"),
     ("TransactionContext", r"no transaction is active", "25P01"),
     ("TransactionContext", r"[Cc]onflict", "40001"),
     ("TransactionContext", r"", "25000"),

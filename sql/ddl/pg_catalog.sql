@@ -5,13 +5,18 @@
 -- format_name), the macro own_type_oid(duckdb type), own_system_relations (oid, relname) and
 -- own_ai_functions. What is called own_ is for these files alone. Catalogs of features DuckDB does not have are made from pg_catalog_shapes.txt,
 -- empty. catalog/rewrite.py points queries here.
--- The session variable tierkv_pg_client holds the names the client connected with.
+-- The session variable tierkv_pg_client holds the names the client connected with, and whether the
+-- engine's schema main is known as public (catalog/naming.py).
 
 -- Objects of the current database and of the session's temporary schema -----------------------
 
 CREATE VIEW own_client AS
   SELECT coalesce(getvariable('tierkv_pg_client')['database'], current_database()) AS database_name,
          coalesce(getvariable('tierkv_pg_client')['user'], 'tierkv') AS user_name;
+
+CREATE MACRO own_schema(any_schema) AS
+  CASE WHEN any_schema = 'main' AND coalesce(getvariable('tierkv_pg_client')['public'], false)
+       THEN 'public' ELSE any_schema END;
 
 -- DuckDB 1.5 does not say which columns are generated; there they count as plain ones.
 CREATE VIEW own_all_columns AS
@@ -24,7 +29,7 @@ CREATE VIEW own_user_columns AS
   WHERE database_name IN (current_database(), 'temp') AND NOT internal;
 
 CREATE VIEW pg_namespace AS
-  SELECT oid, CASE database_name WHEN 'temp' THEN 'pg_temp_1' ELSE schema_name END AS nspname,
+  SELECT oid, CASE database_name WHEN 'temp' THEN 'pg_temp_1' ELSE own_schema(schema_name) END AS nspname,
          10::BIGINT AS nspowner, NULL::VARCHAR AS nspacl, 2615::BIGINT AS tableoid
   FROM duckdb_schemas() WHERE database_name IN (current_database(), 'temp')
     AND CASE database_name
@@ -281,7 +286,7 @@ CREATE VIEW pg_tables AS
          false AS hastriggers, false AS rowsecurity
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r';
 CREATE VIEW pg_views AS
-  SELECT schema_name AS schemaname, view_name AS viewname, 'tierkv' AS viewowner,
+  SELECT own_schema(schema_name) AS schemaname, view_name AS viewname, 'tierkv' AS viewowner,
          sql AS definition
   FROM duckdb_views() WHERE database_name IN (current_database(), 'temp') AND NOT internal;
 CREATE VIEW pg_sequence AS
@@ -290,7 +295,7 @@ CREATE VIEW pg_sequence AS
          1::BIGINT AS seqcache, cycle AS seqcycle, 2224::BIGINT AS tableoid
   FROM duckdb_sequences() WHERE database_name IN (current_database(), 'temp');
 CREATE VIEW pg_sequences AS
-  SELECT schema_name AS schemaname, sequence_name AS sequencename, 'tierkv' AS sequenceowner,
+  SELECT own_schema(schema_name) AS schemaname, sequence_name AS sequencename, 'tierkv' AS sequenceowner,
          'bigint' AS data_type, start_value, min_value, max_value, increment_by, cycle,
          1::BIGINT AS cache_size, last_value
   FROM duckdb_sequences() WHERE database_name IN (current_database(), 'temp');
@@ -305,7 +310,7 @@ CREATE VIEW pg_description AS
   WHERE comment IS NOT NULL
   UNION ALL SELECT oid, 1255, 0, description, 2609 FROM own_ai_functions WHERE description <> '';
 CREATE VIEW pg_stat_user_tables AS
-  SELECT table_oid AS relid, schema_name AS schemaname, table_name AS relname,
+  SELECT table_oid AS relid, own_schema(schema_name) AS schemaname, table_name AS relname,
          0::BIGINT AS seq_scan, 0::BIGINT AS seq_tup_read, 0::BIGINT AS idx_scan,
          0::BIGINT AS idx_tup_fetch, 0::BIGINT AS n_tup_ins, 0::BIGINT AS n_tup_upd,
          0::BIGINT AS n_tup_del, 0::BIGINT AS n_tup_hot_upd,

@@ -75,7 +75,17 @@ CREATE MACRO shobj_description(obj, cat) AS NULL::VARCHAR;
 CREATE MACRO to_regtype(type_name) AS
   (SELECT min(tn_o) FROM (SELECT oid AS tn_o, typname AS tn_n, format_name AS tn_f FROM own_type_names)
    WHERE tn_n = type_name OR tn_f = type_name);
-CREATE MACRO own_unquoted(rel_name) AS replace(rel_name, '"', '');
+-- Also without the database before the schema, and with main as it is known.
+CREATE MACRO own_unquoted(rel_name) AS regexp_replace(regexp_replace(replace(rel_name, '"', ''),
+  '^[^.]+\.([^.]+\.[^.]+)$', '\1'), '^main\.', own_schema('main') || '.');
+CREATE MACRO own_path() AS (list_transform(CASE WHEN len(current_schemas(false)) = 0 THEN ['main']
+  ELSE current_schemas(false) END, lambda one: own_schema(one)));
+CREATE MACRO own_current_schemas(implicit) AS
+  (CASE WHEN implicit THEN ['pg_catalog'] ELSE [] END) || own_path();
+CREATE MACRO own_current_schema() AS (own_schema(current_schema()));
+CREATE MACRO own_search_path() AS CASE current_setting('search_path')
+  WHEN '' THEN '"$user", ' || own_schema('main')
+  ELSE array_to_string(own_path(), ', ') END;
 -- An unqualified name is looked up along the search path, as in a FROM clause.
 CREATE MACRO to_regclass(rel_name) AS coalesce(
   (SELECT min(pr_o ORDER BY pr_v DESC) FROM (
@@ -92,7 +102,7 @@ CREATE MACRO to_regproc(fn_name) AS
    WHERE pf_n = own_unquoted(fn_name) OR pf_q = own_unquoted(fn_name));
 CREATE MACRO to_regnamespace(ns_name) AS
   (SELECT min(pn_o) FROM (SELECT oid AS pn_o, nspname AS pn_n FROM pg_namespace)
-   WHERE pn_n = own_unquoted(ns_name));
+   WHERE pn_n = own_schema(replace(ns_name, '"', '')));
 CREATE MACRO to_regrole(role_name) AS
   (SELECT min(pu_o) FROM (SELECT oid AS pu_o, rolname AS pu_n FROM own_role_names)
    WHERE pu_n = own_unquoted(role_name));

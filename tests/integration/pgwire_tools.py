@@ -64,7 +64,7 @@ ASKED = [
         "schemas",
         """SELECT schema_name FROM information_schema.schemata
            WHERE schema_name NOT IN ('information_schema', 'pg_catalog') ORDER BY schema_name""",
-        [("main",), ("sales",), ("tierkv",)],
+        [("public",), ("sales",), ("tierkv",)],
     ),
     Asked(
         "Grafana",
@@ -94,7 +94,7 @@ ASKED = [
         "enums",
         """SELECT nspname, typname FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
            WHERE t.oid IN (SELECT DISTINCT enumtypid FROM pg_enum)""",
-        [("main", "mood")],
+        [("public", "mood")],
     ),
     Asked(
         "Metabase",
@@ -109,9 +109,9 @@ ASKED = [
            WHERE "n"."nspname" !~ '^pg_' AND "n"."nspname" !~ '^tierkv'
              AND c.relkind IN ('r', 'p', 'v', 'f', 'm') ORDER BY 1, 2""",
         [
-            ("main", "cheap", "v", None, None),
-            ("main", "docs", "r", "papers", 0),
-            ("main", "lines", "r", None, 0),
+            ("public", "cheap", "v", None, None),
+            ("public", "docs", "r", "papers", 0),
+            ("public", "lines", "r", None, 0),
             ("sales", "totals", "r", None, 0),
         ],
     ),
@@ -171,7 +171,7 @@ ASKED = [
         "DBeaver",
         "session",
         "SELECT current_schema(), session_user, current_database()",
-        [("main", "alice", "shop")],
+        [("public", "alice", "shop")],
     ),
     Asked(
         "DBeaver",

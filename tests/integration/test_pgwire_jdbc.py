@@ -53,8 +53,8 @@ index docs_id_pkey f 1 id
 index docs_price t 1 price
 index docs_price t 2 body
 best id
-function main ai_classify
-function main ai_classify_multi
+function public ai_classify
+function public ai_classify_multi
 argument returnValue float8
 argument a text
 argument b text
@@ -78,7 +78,7 @@ batch 50
 fetched 4950
 refused 42P01
 copied 2
-valid true shop main
+valid true shop public
 """
 
 

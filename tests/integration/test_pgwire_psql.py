@@ -49,7 +49,7 @@ def psql(server: RunningServer, command: str, *flags: str, stdin: str | None = N
 
 
 def test_list_and_describe_tables(server: RunningServer) -> None:
-    assert " main   | docs   | table | tierkv" in psql(server, "\\dt")
+    assert " public | docs   | table | tierkv" in psql(server, "\\dt")
     described = psql(server, "\\d docs")
     assert " price  | numeric(10,2) |           |          | " in described
     assert " body   | text          |           | not null | 'x'" in described
@@ -59,7 +59,7 @@ def test_list_and_describe_tables(server: RunningServer) -> None:
     assert 'TABLE "orders" CONSTRAINT "orders_doc_id_fkey" FOREIGN KEY (doc)' in described
     assert "FOREIGN KEY (doc) REFERENCES docs(id)" in psql(server, "\\d orders")
     assert "Did not find any relation" in psql(server, "\\d nowhere")
-    assert 'View "main.cheap"' in psql(server, "\\d cheap")
+    assert 'View "public.cheap"' in psql(server, "\\d cheap")
     assert "SELECT * FROM docs WHERE (price < 5)" in psql(server, "\\d+ cheap")
     assert " price  | numeric(10,2) | yes  | price" in psql(server, "\\d docs_price")
     assert " bigint |     7 |       1 |" in psql(server, "\\d numbers")
@@ -81,7 +81,7 @@ def test_the_ai_functions_are_listed(server: RunningServer) -> None:
     listed = psql(server, "\\df ai*", "-At").splitlines()
     assert {line.split("|")[1] for line in listed} == set(AI_FUNCTIONS)
     generate = next(line for line in listed if line.split("|")[1] == "ai_generate")
-    assert generate.startswith("main|ai_generate|text|prompt text, model text DEFAULT NULL, ")
+    assert generate.startswith("public|ai_generate|text|prompt text, model text DEFAULT NULL, ")
     assert generate.endswith("|func")
     assert "|agg" in next(line for line in listed if line.split("|")[1] == "ai_agg")
 
@@ -91,7 +91,9 @@ def test_the_ai_functions_are_listed(server: RunningServer) -> None:
     [
         ("\\l", "main"),
         ("\\l+", "pg_default"),
-        ("\\dn", "main"),
+        ("\\dn", "public"),
+        ("\\dt main.*", "docs"),
+        ("\\d main.docs", "docs_price"),
         ("\\dn s*", "sales"),
         ("\\du", "Superuser"),
         ("\\du", "alice"),

@@ -85,8 +85,8 @@ def engine(server: RunningServer) -> Iterator[sa.Engine]:
 
 def test_names(engine: sa.Engine) -> None:
     seen = sa.inspect(engine)
-    assert seen.default_schema_name == "main"
-    assert {"main", "sales", "tierkv"} <= set(seen.get_schema_names())
+    assert seen.default_schema_name == "public"
+    assert {"public", "sales", "tierkv"} <= set(seen.get_schema_names())
     assert {"docs", "lines"} <= set(seen.get_table_names())
     assert seen.get_table_names(schema="sales") == ["totals"]
     assert seen.get_view_names() == ["cheap"]

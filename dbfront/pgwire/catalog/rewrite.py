@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dbfront.pgwire.catalog.casts import cast_of_call, cast_of_value, cast_type
+from dbfront.pgwire.catalog.naming import Naming
+from dbfront.pgwire.catalog.object_names import object_name, schema_asked
 from dbfront.pgwire.catalog.rewriter import (
     DATABASE,
     INFORMATION_SCHEMA,
@@ -31,7 +33,7 @@ TELLING: Final = re.compile(
     r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"
     r"|\bselect\s+from\b"
     r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
-    r"|\bcurrent_(?:user|role|catalog)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
+    r"|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
     r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
@@ -50,7 +52,9 @@ _RENAMED: Final = {
     "jsonb_build_object": "json_object",
     "json_build_array": "json_array",
     "jsonb_build_array": "json_array",
+    "current_schemas": f"{DATABASE}.main.own_current_schemas",
 }
+_AS_IS: Final = Naming()
 _TEXT_ARRAY: Final = pg_type("VARCHAR[]")
 _MATCHES: Final = {"~": "", "!~": "", "~*": "(?i)", "!~*": "(?i)"}
 _SETS: Final = frozenset(
@@ -61,7 +65,7 @@ _AFTER_TABLE: Final = frozenset(
     | {"order", "limit", "offset", "fetch", "having", "union", "except", "intersect", "window"}
     | {"for", "lateral", "tablesample"}
 )
-_FACTS_OF_CATALOG: Final = frozenset({"user", "current_schema"})
+_FACTS_OF_CATALOG: Final = frozenset({"user"})
 
 
 def _collate(r: Rewriter, i: int) -> int:
@@ -96,6 +100,16 @@ def _named(r: Rewriter, first: int, after: int, literal: str) -> str:
     return f'{literal} AS "{name}"' if alone and depth == 0 else literal
 
 
+def _fact(r: Rewriter, first: int, after: int, literal: str) -> str:
+    """A session fact for tokens [first, after); as a table it has one row."""
+    if r.at(first - 1) not in ("from", "join") and not (
+        r.at(first - 1) == "," and r.in_from(first)
+    ):
+        return _named(r, first, after, literal)
+    name = next(t.name for t in r.tokens[first:after] if t.name not in ("pg_catalog", "."))
+    return _aliased(r, after, f'(SELECT {literal} AS "{name}")', name)
+
+
 def _literal(r: Rewriter, i: int) -> int:
     """Session facts: ``current_user``, ``pg_backend_pid()``, ``current_setting('...')``."""
     start = i + 2 if (r.at(i), r.at(i + 1)) == ("pg_catalog", ".") else i
@@ -106,10 +120,10 @@ def _literal(r: Rewriter, i: int) -> int:
         return 0
     if r.at(start + 1) != "(":
         if name in r.literals and r.at(start + 1) != "." and r.at(i - 1) != "as":
-            return r.replace(i, start - i + 1, _named(r, i, start + 1, r.literals[name]))
+            return r.replace(i, start - i + 1, _fact(r, i, start + 1, r.literals[name]))
         return 0
     if r.at(start + 2) == ")" and f"{name}()" in r.literals:
-        return r.replace(i, start - i + 3, _named(r, i, start + 3, r.literals[f"{name}()"]))
+        return r.replace(i, start - i + 3, _fact(r, i, start + 3, r.literals[f"{name}()"]))
     if name == "current_setting" and r.tokens[start + 2].kind == "string":
         key = f"current_setting {r.tokens[start + 2].value.lower()}"
         end = start + 3
@@ -204,7 +218,7 @@ def _aliased(r: Rewriter, after: int, query: str, name: str) -> str:
 
 def _information(r: Rewriter, i: int) -> int:
     """``information_schema.tables``, and ``information_schema.tables.table_name``."""
-    if r.tokens[i].kind not in ("word", "ident") or r.at(i - 1) == "." or r.at(i + 1) != ".":
+    if r.tokens[i].kind not in ("word", "ident") or not r.is_bare(i) or r.at(i + 1) != ".":
         return 0
     if r.tokens[i].name != INFORMATION_SCHEMA or i + 2 >= len(r.tokens):
         return 0
@@ -280,6 +294,7 @@ def _no_columns(r: Rewriter, i: int) -> int:
 
 
 _RULES: Final[tuple[Rule, ...]] = (
+    schema_asked,
     _collate,
     _operator,
     _array_literal,
@@ -292,6 +307,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _information,
     _renamed,
     _set_in_from,
+    object_name,
     _whole_division,
     _no_columns,
     _catalog_name,
@@ -300,23 +316,27 @@ _RULES: Final[tuple[Rule, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A rewritten statement; ``edits`` say where its characters were."""
+    """A rewritten statement; ``edits`` say where its characters were, ``naming`` what is what."""
 
     text: str
     edits: tuple[Edit, ...] = ()
+    naming: Naming = _AS_IS
 
     @contextmanager
     def placing_errors(self) -> Iterator[None]:
-        """Let errors of the rewritten text say where in the client's text they are."""
+        """Let errors of the rewritten text speak of the client's text and names."""
         try:
             yield
         except UserError as error:
+            error.message, error.hint = map(self.naming.shown, (error.message, error.hint))
             if error.position:
                 error.position = source_position(self.edits, error.position)
             raise
 
 
-def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> Rewritten:
+def rewrite(
+    sql: str, names: CatalogNames, literals: Mapping[str, str], naming: Naming = _AS_IS
+) -> Rewritten:
     """Rewrite one statement of a client.
 
     Args:
@@ -324,11 +344,13 @@ def rewrite(sql: str, names: CatalogNames, literals: Mapping[str, str]) -> Rewri
         names: what our catalog has.
         literals: session facts by lower-case spelling (``current_user``, ``pg_backend_pid()``,
             ``current_setting datestyle``), as SQL literals.
+        naming: what client and engine call the same things.
     """
-    if not may_tell(sql) or not TELLING.search(sql):
-        return Rewritten(sql)
-    rewriter = Rewriter(sql, names, literals)
-    return Rewritten(rewriter.run(_RULES), tuple(rewriter.edits))
+    told = may_tell(sql) and TELLING.search(sql) is not None
+    if not told and not naming.tells(sql.lower()):
+        return Rewritten(sql, naming=naming)
+    rewriter = Rewriter(sql, names, literals, naming)
+    return Rewritten(rewriter.run(_RULES), tuple(rewriter.edits), naming)
 
 
 def may_tell(sql: str) -> bool:

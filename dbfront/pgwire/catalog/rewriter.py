@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dbfront.pgwire.catalog.naming import Naming
 from dbfront.pgwire.sql_tokens import Token, tokens
 
 DATABASE: Final = "tierkv_pg"
 INFORMATION_SCHEMA: Final = "information_schema"
 _OWN: Final = "own_"
+_AS_IS: Final = Naming()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,23 @@ class Rewriter:
         tokens: of the text.
         names: what the catalog has.
         literals: session facts, by spelling.
+        naming: what client and engine call the same things.
+        relations: qualified names of the tables in the text; naming.py finds them once.
         edits: what was replaced, in order.
         of_catalog: whether the text names anything of the catalog.
         rules: set by ``run``.
     """
 
-    def __init__(self, sql: str, names: CatalogNames, literals: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        sql: str,
+        names: CatalogNames,
+        literals: Mapping[str, str],
+        naming: Naming = _AS_IS,
+    ) -> None:
         self.sql = sql
+        self.naming = naming
+        self.relations: frozenset[tuple[str, ...]] | None = None
         self.tokens: Sequence[Token] = list(tokens(sql))
         self.names = names
         self.literals = literals
@@ -90,6 +102,7 @@ class Rewriter:
         self.copied = 0
         self.edits: list[Edit] = []
         self.rules: Sequence[Rule] = ()
+        self._bare = -1
         self.of_catalog = any(
             token.kind in ("word", "ident")
             and (token.name in ("pg_catalog", INFORMATION_SCHEMA) or names.has(token.name))
@@ -110,6 +123,19 @@ class Rewriter:
         self.out += [self.sql[self.copied : start], text]
         self.copied = end
         return count
+
+    def drop(self, first: int, count: int) -> int:
+        """Leave out tokens [first, first + count) with the space behind them."""
+        start, end = self.tokens[first].start, self.tokens[first + count].start
+        self.edits.append(Edit(start, end, 0))
+        self.out.append(self.sql[self.copied : start])
+        self.copied = end
+        self._bare = first + count
+        return count
+
+    def is_bare(self, index: int) -> bool:
+        """Whether nothing stands before a name, or nothing any more."""
+        return self.at(index - 1) != "." or index == self._bare
 
     def closing(self, index: int) -> int:
         """Index of the partner of the parenthesis at ``index``; the end if there is none."""
@@ -142,7 +168,8 @@ class Rewriter:
 
     def nested(self, sql: str) -> str:
         """Rewrite a part of the text by the same rules."""
-        part = Rewriter(sql, self.names, self.literals)
+        part = Rewriter(sql, self.names, self.literals, self.naming)
+        part.relations = self.relations
         part.of_catalog = self.of_catalog
         return part.run(self.rules)
 

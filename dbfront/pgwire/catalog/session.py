@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from typing import Any, Final
 
 from dbfront.contracts import (
     ClientInfo,
-    Column,
-    Notice,
     RowStream,
     SqlSession,
     StatementDescription,
@@ -29,8 +27,14 @@ from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.ddl import rewrite_create
 from dbfront.pgwire.catalog.install import client_names, install
 from dbfront.pgwire.catalog.intervals import has_interval
+from dbfront.pgwire.catalog.naming import Naming
 from dbfront.pgwire.catalog.rewrite import Rewritten, rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
+from dbfront.pgwire.catalog.setting_commands import (
+    SEARCH_PATH,
+    SET_CONFIG_COLUMN,
+    SettingCommands,
+)
 from dbfront.pgwire.catalog.settings import SERVER_VERSION, SPECS, Settings
 from dbfront.pgwire.catalog.transactions import Transactions
 from dbfront.pgwire.sql_tokens import first_word, tokens
@@ -47,14 +51,11 @@ _NO_ROWS: Final = frozenset(
 )
 
 _STREAMED: Final = frozenset({"SELECT", "WITH"})
-_OUR_SETTINGS: Final = (
-    "SELECT name, setting, description FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
+_FACTS_OF_ENGINE: Final = (
+    "SELECT current_setting('TimeZone'), current_database(), NOT EXISTS (FROM duckdb_schemas() "
+    "WHERE database_name = current_database() AND schema_name = 'public')"
 )
-_SEARCH_PATH: Final = "coalesce(nullif(current_setting('search_path'), ''), 'main')"
-_PASSED_ON: Final = {"timezone": "current_setting('TimeZone')", "search_path": _SEARCH_PATH}
 _READ_SETTINGS: Final = (f"{DATABASE}.main.pg_settings", f"{DATABASE}.main.own_setting")
-_LOCKED: Final = "42501"
-_SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
 
 
 class CatalogSession:
@@ -69,8 +70,10 @@ class CatalogSession:
         self.settings = Settings(client.user, client.application_name)
         self.cursors = Cursors()
         self._transactions = Transactions(inner, self.cursors.close_streams)
+        self._commands = SettingCommands(inner, self.settings, client, self._transactions)
         self._inner = inner
         self._client = client
+        self._naming = Naming(client.database)
         self._deallocate: Deallocator = lambda _sql: None
         self._facts = {
             "current_user": _literal(client.user),
@@ -79,6 +82,9 @@ class CatalogSession:
             "user": _literal(client.user),
             "current_catalog": _literal(client.database),
             "current_database()": _literal(client.database),
+            "current_catalog()": _literal(client.database),
+            "current_schema": f"{DATABASE}.main.own_current_schema()",
+            "current_schema()": f"{DATABASE}.main.own_current_schema()",
             "pg_backend_pid()": str(inner.pid),
             "version()": _literal(f"PostgreSQL {SERVER_VERSION} on DuckDB"),
             "current_user()": _literal(client.user),
@@ -100,15 +106,16 @@ class CatalogSession:
         """Make the catalog if it is missing, and apply the settings of the startup message."""
         async with install_lock:
             await install(self._inner)
+        zone, engine, public = (await self._inner.execute(_FACTS_OF_ENGINE)).rows[0]
+        self._naming = self._commands.naming = Naming(self._client.database, engine, public)
         await self._inner.execute(
             f"SET VARIABLE tierkv_pg_client = {{'user': {_literal(self._client.user)}, "
-            f"'database': {_literal(self._client.database)}}}"
+            f"'database': {_literal(self._client.database)}, 'public': {public}}}"
         )
-        zone = (await self._inner.execute("SELECT current_setting('TimeZone')")).rows[0][0]
         self.settings.time_zone = str(zone)
         for name, value in self._startup_settings():
             if name.lower() != "application_name":
-                await self._assign(SettingCommand("SET", name, value))
+                await self._commands.assign(SettingCommand("SET", name, value))
         self.settings.take_changes()
 
     def _startup_settings(self) -> list[tuple[str, str]]:
@@ -133,6 +140,7 @@ class CatalogSession:
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
         self._transactions.savepoints.changes += 1
+        table = self._rewrite(f"TABLE {table}").text.removeprefix("TABLE ")
         return await self._inner.copy_in(table, columns, rows)
 
     def _rewrite(self, sql: str) -> Rewritten:
@@ -143,17 +151,21 @@ class CatalogSession:
                 f"current_setting {name.lower()}": _literal(value)
                 for name, value, _ in self.settings.all()
             }
-            facts = {**self._facts, **known, "current_setting search_path": _SEARCH_PATH}
+            facts = {**self._facts, **known, "current_setting search_path": SEARCH_PATH}
         if "duckdb_" in lowered:  # the engine's own catalog knows the database by its own name
             facts = {name: text for name, text in facts.items() if name != "current_database()"}
-        return rewrite(sql, client_names(), facts)
+        return rewrite(sql, client_names(), facts, self._naming)
 
     async def _run(self, sql: str, params: Params) -> StatementResult:
         """Run a statement that the engine understands, once its catalog names are ours."""
         rewritten = self._rewrite(sql)
         await self._fill_settings(rewritten.text)
         with rewritten.placing_errors():
-            return await queries.run(self._inner, rewritten.text, params)
+            result = await queries.run(self._inner, rewritten.text, params)
+        if first_word(sql) == "EXPLAIN":
+            rows = [tuple(map(self._naming.shown_plan, row)) for row in result.rows]
+            result = replace(result, rows=rows)
+        return result
 
     async def fail_transaction(self) -> None:
         """Make the open transaction a failed one, after an error the engine never saw."""
@@ -187,9 +199,9 @@ class CatalogSession:
             return StatementDescription(self.cursors.fetch_columns(sql))
         command = parse_setting_command(sql) if word in ("SHOW", "SELECT") else None
         if command is not None and command.verb == "SET_CONFIG":
-            return StatementDescription(_SET_CONFIG_COLUMN)
-        if command is not None and self._shows(command):
-            return StatementDescription(self._show_columns(command))
+            return StatementDescription(SET_CONFIG_COLUMN)
+        if command is not None and self._commands.shows(command):
+            return StatementDescription(self._commands.columns(command))
         if word in _NO_ROWS:
             return StatementDescription(None)
         rewritten = self._rewrite(sql)
@@ -236,100 +248,8 @@ class CatalogSession:
             return opened
         return queries.with_oids(opened, rewritten.text)
 
-    # Settings
-
-    def _shows(self, command: SettingCommand) -> bool:
-        return command.verb == "SHOW" and (
-            self.settings.known(command.name) or command.name.lower() in ("all", *_PASSED_ON)
-        )
-
-    def _show_columns(self, command: SettingCommand) -> tuple[Column, ...]:
-        if command.name.lower() == "all":
-            return tuple(Column(name, "VARCHAR") for name in ("name", "setting", "description"))
-        return (Column(command.name, "VARCHAR"),)
-
     async def _on_setting(self, sql: str, params: Params) -> StatementResult | None:
-        command = parse_setting_command(sql)
-        if command is None or command.name.lower().startswith("tierkv."):
-            return None
-        if command.verb == "SHOW":
-            return await self._show(command)
-        self._transactions.refuse_if_aborted()
-        if command.verb == "RESET":
-            return await self._reset(command)
-        handled = await self._assign(command)
-        if command.verb == "SET_CONFIG":
-            return StatementResult("SELECT 1", _SET_CONFIG_COLUMN, [(command.value,)])
-        return handled
-
-    async def _show(self, command: SettingCommand) -> StatementResult | None:
-        if not self._shows(command):
-            return None
-        self._transactions.refuse_if_aborted()
-        columns = self._show_columns(command)
-        if command.name.lower() == "all":
-            ours = (await self._inner.execute(_OUR_SETTINGS)).rows
-            return StatementResult("SHOW", columns, [*self.settings.all(), *ours])
-        if command.name.lower() in _PASSED_ON:
-            rows = await self.own_rows(f"SELECT {_PASSED_ON[command.name.lower()]}")
-            return StatementResult("SHOW", columns, [(str(rows[0][0]),)])
-        return StatementResult("SHOW", columns, [(self.settings.get(command.name),)])
-
-    async def _reset(self, command: SettingCommand) -> StatementResult:
-        name = command.name.lower()
-        if not self.settings.known(name) and name != "all":
-            await self._inner.execute(f"RESET {command.name}")
-        self.settings.reset(name)
-        return StatementResult("RESET")
-
-    async def _assign(self, command: SettingCommand) -> StatementResult:
-        """Change a setting here, or pass it on to the engine in its own spelling."""
-        name = command.name.lower()
-        notices: tuple[Notice, ...] = ()
-        if command.local and self.transaction_status == "I":
-            notices = (
-                Notice("WARNING", "SET LOCAL can only be used in transaction blocks", "25P01"),
-            )
-        if self.settings.known(name):
-            if command.value is None:
-                self.settings.reset(name)
-            else:
-                self.settings.set(name, command.value, local=command.local)
-        elif name == "role":
-            if command.value not in (None, "none", self._client.user):
-                raise FeatureNotSupportedError("SET ROLE and SET SESSION AUTHORIZATION")
-        else:
-            notices += await self._pass_on(command)
-        return StatementResult("SET", notices=notices)
-
-    async def _pass_on(self, command: SettingCommand) -> tuple[Notice, ...]:
-        name = "TimeZone" if command.name.lower() == "timezone" else command.name.lower()
-        if command.value is None:
-            await self._inner.execute(f"RESET {name}")
-            return ()
-        value = command.value
-        if name == "search_path":
-            parts = [part.strip() for part in value.split(",")]
-            value = ",".join("main" if p == "public" else p for p in parts if p and p != "$user")
-        if name == "TimeZone":
-            return await self._set_time_zone(value)
-        await self._inner.execute(f"SET {name} = {_setting_literal(value)}")
-        return ()
-
-    async def _set_time_zone(self, value: str) -> tuple[Notice, ...]:
-        """JDBC always sends its zone; where the engine's settings are locked it stays as it is."""
-        if value.removeprefix("Etc/") == self.settings.time_zone.removeprefix("Etc/"):
-            return ()
-        if self.transaction_status == "T":  # an engine error would abort the client's transaction
-            return (_zone_stays(self.settings.time_zone, "inside a transaction"),)
-        try:
-            await self._inner.execute(f"SET TimeZone = {_literal(value)}")
-        except SqlError as error:
-            if error.sqlstate != _LOCKED:
-                raise
-            return (_zone_stays(self.settings.time_zone, "by this server"),)
-        self.settings.time_zone = value
-        return ()
+        return await self._commands.run(sql)
 
     # Cursors, transactions and what needs no work
 
@@ -340,7 +260,8 @@ class CatalogSession:
 
     async def _on_create(self, sql: str, params: Params) -> StatementResult | None:
         """Tables in PostgreSQL's spelling; sequences of serial columns start anew with them."""
-        definition = rewrite_create(sql)
+        rewritten = self._rewrite(sql)
+        definition = rewrite_create(rewritten.text)
         if definition is None:
             return None
         schema = _literal(definition.schema) if definition.schema else "current_schema()"
@@ -351,7 +272,8 @@ class CatalogSession:
         if not there.rows:
             for name, options in definition.sequences:
                 await self._inner.execute(f"CREATE OR REPLACE SEQUENCE {name} {options}")
-        return await self._inner.execute(definition.sql, params)
+        with rewritten.placing_errors():
+            return await self._inner.execute(definition.sql, params)
 
     async def _on_declare(self, sql: str, params: Params) -> StatementResult | None:
         declaration = parse_declare(sql)
@@ -431,22 +353,5 @@ _HANDLERS: Final[dict[str, Handler]] = {
 }
 
 
-_Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
-
-
-def _zone_stays(zone: str, why: str) -> Notice:
-    return Notice(
-        "WARNING",
-        f"TimeZone can't be changed {why}; times are shown in {zone}, with their offset",
-        "01000",
-    )
-
-
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _setting_literal(value: str) -> str:
-    """A SET value: numbers and booleans bare, everything else quoted."""
-    bare = re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE)
-    return value if bare else _literal(value)
