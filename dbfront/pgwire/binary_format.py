@@ -149,6 +149,7 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "int4": _packed("!i"),
     "int8": _packed("!q"),
     "oid": _packed("!I"),
+    "regproc": _packed("!I"),
     "float4": _packed("!f"),
     "float8": _packed("!d"),
     "numeric": numeric_binary,

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from dbfront.pgwire.interval_format import interval_text
+from dbfront.pgwire.type_functions import function_name
 from dbfront.pgwire.types import INT2VECTOR, OIDVECTOR, PgType
 
 TextForm = Callable[[Any], str]
@@ -194,6 +195,7 @@ _FORMS: Final[dict[str, TextForm]] = {
     "int4": str,
     "int8": str,
     "oid": str,
+    "regproc": function_name,
     "float4": float4_text,
     "float8": float8_text,
     "numeric": numeric_text,

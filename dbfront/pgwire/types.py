@@ -41,6 +41,7 @@ INT8: Final = PgType("int8", 20, 8, "BIGINT")
 # ``$1 * 1000`` overflow where PostgreSQL's int2 * int4 does not: int2 parameters become INTEGER.
 INT2: Final = PgType("int2", 21, 2, "INTEGER")
 OID: Final = PgType("oid", 26, 4, "BIGINT")
+REGPROC: Final = PgType("regproc", 24, 4, "BIGINT")
 INT4: Final = PgType("int4", 23, 4, "INTEGER")
 TEXT: Final = PgType("text", 25, -1)
 JSON: Final = PgType("json", 114, -1, "JSON")
@@ -67,6 +68,7 @@ _ARRAYS: Final = (
     (INT4, 1007),
     (TEXT, 1009),
     (OID, 1028),
+    (REGPROC, 1008),
     (JSON, 199),
     (FLOAT4, 1021),
     (FLOAT8, 1022),
@@ -124,6 +126,7 @@ DUCKDB_TYPES: Final = {
     "DOUBLE": FLOAT8,
     "BLOB": BYTEA,
     "OID": OID,
+    "REGPROC": REGPROC,
     "DATE": DATE,
     "TIME": TIME,
     "TIME_NS": TIME,

@@ -195,21 +195,22 @@ CREATE VIEW own_enum_types AS
   WHERE logical_type = 'ENUM' AND NOT internal AND type_oid IS NOT NULL
     AND database_name IN (current_database(), 'temp');
 
+-- Functions are numbers of a type that nothing else here has: queries.py knows them by it.
 CREATE VIEW pg_type AS
   WITH found AS (
     SELECT oid, typname, 11::BIGINT AS namespace, typlen, 'b' AS typtype, typcategory, typelem,
-           typarray FROM own_type_names
-    UNION ALL SELECT oid, type_name, schema_oid, 4, 'e', 'E', 0, 0 FROM own_enum_types)
+           typarray, functions FROM own_type_names
+    UNION ALL SELECT oid, type_name, schema_oid, 4, 'e', 'E', 0, 0, own_enum_functions()
+    FROM own_enum_types)
   SELECT oid, typname, namespace AS typnamespace, 10::BIGINT AS typowner, typlen::SMALLINT AS typlen,
          typlen BETWEEN 1 AND 8 AS typbyval, typtype, typcategory,
          false AS typispreferred, true AS typisdefined, ',' AS typdelim, 0::BIGINT AS typrelid,
-         typelem, typarray, CASE WHEN typelem <> 0 THEN 'array_in' ELSE typname || 'in' END
-         AS typinput, CASE WHEN typelem <> 0 THEN 'array_out' ELSE typname || 'out' END
-         AS typoutput, '-' AS typreceive, '-' AS typsend, '-' AS typmodin, '-' AS typmodout,
-         '-' AS typanalyze, 'i' AS typalign, 'x' AS typstorage, false AS typnotnull,
-         0::BIGINT AS typbasetype, -1 AS typtypmod, 0 AS typndims, 0::BIGINT AS typcollation,
-         NULL::VARCHAR AS typdefaultbin, NULL::VARCHAR AS typdefault, NULL::VARCHAR[] AS typacl,
-         '-' AS typsubscript, 1247::BIGINT AS tableoid
+         typelem, typarray, functions[1] AS typinput, functions[2] AS typoutput,
+         functions[3] AS typreceive, functions[4] AS typsend, 0::UINTEGER AS typmodin,
+         0::UINTEGER AS typmodout, 0::UINTEGER AS typanalyze, 'i' AS typalign, 'x' AS typstorage,
+         false AS typnotnull, 0::BIGINT AS typbasetype, -1 AS typtypmod, 0 AS typndims,
+         0::BIGINT AS typcollation, NULL::VARCHAR AS typdefaultbin, NULL::VARCHAR AS typdefault,
+         NULL::VARCHAR[] AS typacl, 0::UINTEGER AS typsubscript, 1247::BIGINT AS tableoid
   FROM found;
 
 CREATE VIEW pg_enum AS
@@ -241,7 +242,11 @@ CREATE VIEW pg_proc AS
     UNION ALL
     SELECT oid, name, home_oid, kind, false, 's', defaults, names, types, result_type,
            'built into TierKV', result, arguments
-    FROM own_ai_functions, home)
+    FROM own_ai_functions, home
+    UNION ALL
+    SELECT oid, proname, 11, 'f', false, 'i', 0, ['value'], [2281::BIGINT], 2281::BIGINT,
+           proname, 'internal', 'internal'
+    FROM own_type_functions)
   SELECT oid, proname, pronamespace, 10::BIGINT AS proowner, 14::BIGINT AS prolang,
          1::FLOAT AS procost, 0::FLOAT AS prorows, 0::BIGINT AS provariadic, '-' AS prosupport,
          prokind, false AS prosecdef, false AS proleakproof, false AS proisstrict, proretset,

@@ -99,7 +99,8 @@ CREATE MACRO to_regclass(rel_name) AS coalesce(
 CREATE MACRO to_regproc(fn_name) AS
   (SELECT min(pf_o) FROM (SELECT p.oid AS pf_o, p.proname AS pf_n, n.nspname || '.' || p.proname
      AS pf_q FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace)
-   WHERE pf_n = own_unquoted(fn_name) OR pf_q = own_unquoted(fn_name));
+   WHERE pf_n = own_unquoted(fn_name) OR pf_q = own_unquoted(fn_name)
+     OR pf_o = TRY_CAST(fn_name AS BIGINT));
 CREATE MACRO to_regnamespace(ns_name) AS
   (SELECT min(pn_o) FROM (SELECT oid AS pn_o, nspname AS pn_n FROM pg_namespace)
    WHERE pn_n = own_schema(replace(ns_name, '"', '')));

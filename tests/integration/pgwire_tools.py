@@ -320,4 +320,50 @@ ASKED = [
              AND table_type LIKE 'BASE TABLE' AND table_name = 'docs')""",
         [(True,)],
     ),
+    Asked(
+        "ADBC",
+        "types",
+        """SELECT oid, typname, typreceive, typbasetype, typrelid, typarray
+           FROM pg_catalog.pg_type WHERE (typreceive != 0 OR typsend != 0) AND typtype != 'r'
+           AND typreceive::TEXT != 'array_recv' AND typname IN ('int4', 'varchar', '_int4')
+           ORDER BY 1""",
+        [(23, "int4", "int4recv", 0, 0, 1007), (1043, "varchar", "varcharrecv", 0, 0, 1015)],
+    ),
+    Asked(
+        "Npgsql",
+        "types",
+        """SELECT ns.nspname, t.oid, t.typname, t.typtype, t.elemtypoid
+           FROM (SELECT typ.oid, typ.typnamespace, typ.typname, typ.typtype, typ.relkind,
+                   elemtyp.oid AS elemtypoid,
+                   CASE WHEN elemproc.proname = 'array_recv' THEN 'a' ELSE elemtyp.typtype END
+                   AS elemtyptype
+                 FROM (SELECT typ.oid, typnamespace, typname, typrelid, relkind,
+                         CASE WHEN proc.proname = 'array_recv' THEN 'a' ELSE typ.typtype END
+                         AS typtype,
+                         CASE WHEN proc.proname = 'array_recv' THEN typ.typelem
+                              WHEN typ.typtype = 'r' THEN rngsubtype
+                              WHEN typ.typtype = 'd' THEN typ.typbasetype END AS elemtypoid
+                       FROM pg_type AS typ LEFT JOIN pg_class AS cls ON (cls.oid = typ.typrelid)
+                       LEFT JOIN pg_proc AS proc ON proc.oid = typ.typreceive
+                       LEFT JOIN pg_range ON (pg_range.rngtypid = typ.oid)) AS typ
+                 LEFT JOIN pg_type AS elemtyp ON elemtyp.oid = elemtypoid
+                 LEFT JOIN pg_proc AS elemproc ON elemproc.oid = elemtyp.typreceive) AS t
+           JOIN pg_namespace AS ns ON (ns.oid = typnamespace)
+           WHERE typtype IN ('b', 'r', 'm', 'e', 'd') OR (typtype = 'a' AND elemtyptype = 'b')
+           ORDER BY CASE t.typname WHEN 'bool' THEN 0 WHEN '_bool' THEN 1 ELSE 2 END LIMIT 2""",
+        [("pg_catalog", 16, "bool", "b", None), ("pg_catalog", 1000, "_bool", "a", 16)],
+    ),
+    Asked(
+        "Ruby pg",
+        "type maps",
+        """SELECT t.oid, t.typname, t.typelem, t.typdelim, ti.proname AS typinput FROM pg_type AS t
+           JOIN pg_proc AS ti ON ti.oid = t.typinput WHERE t.oid IN (16, 1000, 869) ORDER BY 1""",
+        [
+            (16, "bool", 0, ",", "boolin"),
+            (869, "inet", 0, ",", "inet_in"),
+            (1000, "_bool", 16, ",", "array_in"),
+        ],
+    ),
+    Asked("TypeORM", "schema", "SELECT * FROM current_schema()", [("public",)]),
+    Asked("TypeORM", "database", "SELECT * FROM current_database()", [("shop",)]),
 ]

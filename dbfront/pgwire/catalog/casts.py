@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dbfront.pgwire import type_functions
 from dbfront.pgwire.catalog.rewriter import DATABASE, Rewriter
 
 _TYPES: Final = {
@@ -48,9 +49,8 @@ _TO_NAME: Final = {
     "regnamespace": "own_regnamespace_name({})",
     "regrole": "own_regrole_name({})",
 }
-_KEPT_AS_NAMES: Final = frozenset({"regproc", "regprocedure"})
-"""What the catalog refers to by name (``typinput``)."""
-
+_PROCEDURES: Final = frozenset({"regproc", "regprocedure"})
+_TEXTS: Final = frozenset({"text", "varchar", "name"})
 _OIDS: Final = frozenset({"oid", "int", "int4", "int8", "bigint", "integer"})
 _BEFORE_PARENTHESIS: Final = frozenset(
     {"select", "distinct", "in", "and", "or", "not", "where", "on", "by", "any", "all", "some"}
@@ -76,6 +76,29 @@ def _object_cast(r: Rewriter, value: str, name: str, after: int) -> str:
     return f"{DATABASE}.main.{_TO_NAME[name].format(value)}"
 
 
+def function_column(r: Rewriter, i: int) -> int:
+    """``t.typreceive::text`` is a name, and so is what ``typinput = 'array_in'`` compares with."""
+    if not r.of_catalog or r.tokens[i].kind not in ("word", "ident") or r.at(i - 1) == ".":
+        return 0
+    last = i
+    while r.at(last + 1) == "." and last + 2 < len(r.tokens):
+        last += 2
+    if r.tokens[last].name not in type_functions.COLUMNS:
+        return 0
+    width, name = _cast_width(r, last + 1)
+    if name in _TEXTS:
+        column = r.sql[r.tokens[i].start : r.tokens[last].end]
+        shown = f"{DATABASE}.main.own_type_function({column})"
+        return r.replace(i, last + 1 + width - i, shown)
+    if r.at(last + 1) not in ("=", "<>", "!=") or last + 2 >= len(r.tokens):
+        return 0
+    oid = type_functions.OIDS.get(r.tokens[last + 2].value.removeprefix("pg_catalog."))
+    if r.tokens[last + 2].kind != "string" or oid is None or r.at(last + 3) == "::":
+        return 0
+    r.replace(last + 2, 1, str(oid))
+    return last + 3 - i
+
+
 def cast_of_value(r: Rewriter, i: int) -> int:
     """``'t'::regclass``, ``$1::regclass``, ``c.oid::regclass``, ``x.c.oid::regclass``."""
     length = 1
@@ -89,8 +112,11 @@ def cast_of_value(r: Rewriter, i: int) -> int:
     if kind in ("string", "param"):
         # The next cast, such as ::oid, then applies to the number.
         cast = value if kind == "string" else f"CAST({value} AS VARCHAR)"
-        if name in _KEPT_AS_NAMES and _cast_width(r, i + length + width)[1] not in _OIDS:
+        known = r.tokens[i].value.removeprefix("pg_catalog.")
+        if name in _PROCEDURES and _cast_width(r, i + length + width)[1] in _TEXTS:
             return r.replace(i, length + width, f"replace({cast}, 'pg_catalog.', '')")
+        if name in _PROCEDURES and known in type_functions.OIDS:
+            return r.replace(i, length + width, f"{type_functions.OIDS[known]}::UINTEGER")
         return r.replace(i, length + width, f"{DATABASE}.main.{_TO_OID[name]}({cast})")
     if kind in ("word", "ident"):
         return r.replace(i, length + width, _object_cast(r, value, name, i + length + width))

@@ -17,6 +17,7 @@ from dbfront.pgwire.catalog.rewrite import qualify
 from dbfront.pgwire.catalog.rewriter import DATABASE, INFORMATION_SCHEMA, CatalogNames
 from dbfront.pgwire.catalog.shapes import empty_catalogs, system_relations
 from dbfront.pgwire.sql_tokens import tokens
+from dbfront.pgwire.type_functions import ARRAY, BY_TYPE, ENUM, OIDS, TypeFunctions
 from dbfront.pgwire.types import DUCKDB_TYPES, WIRE_TYPES, PgType
 
 _FILES: Final = ("pg_catalog.sql", "pg_catalog_functions.sql", "pg_catalog_information.sql")
@@ -39,6 +40,7 @@ _EXTRA_TYPES: Final = (  # known to clients, never sent by us
     ("int2vector", 22, 1006, -1, "A", "int2vector", 21),
     ("oidvector", 30, 1013, -1, "A", "oidvector", 26),
     ("jsonb", 3802, 3807, -1, "U", "jsonb", 0),
+    ("inet", 869, 1041, -1, "I", "inet", 0),
 )
 _ACTIVITY: Final = (
     "(SELECT NULL::BIGINT AS datid, c.database_name AS datname, pid::INTEGER AS pid, "
@@ -72,11 +74,19 @@ def _type_rows() -> Iterator[str]:
         shown = _FORMAT_NAMES.get(base.name, base.name) + ("[]" if kind.element else "")
         array = 0 if kind.element else array_oids.get(kind.name, 0)
         yield (
-            f"({kind.oid}::BIGINT, '{kind.name}', {array}::BIGINT, {kind.size}, "
-            f"'{_category(kind)}', '{shown}', {kind.element.oid if kind.element else 0}::BIGINT)"
+            f"({kind.oid}::BIGINT, '{kind.name}', {array}::BIGINT, {kind.size}, '{_category(kind)}'"
+            f", '{shown}', {kind.element.oid if kind.element else 0}::BIGINT, "
+            f"{_functions(ARRAY if kind.element else BY_TYPE[kind.name])})"
         )
     for name, oid, array, size, category, shown, element in _EXTRA_TYPES:
-        yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', {element})"
+        functions = _functions(BY_TYPE[name])
+        yield (f"({array}, '_{name}', 0, -1, 'A', '{shown}[]', {oid}, {_functions(ARRAY)})")
+        yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', {element}, {functions})"
+
+
+def _functions(of: TypeFunctions) -> str:
+    oids = (of.input, of.output, of.receive, of.send)
+    return f"[{', '.join(f'{oid}::UINTEGER' for oid in oids)}]"
 
 
 def _type_statements() -> list[str]:
@@ -88,7 +98,14 @@ def _type_statements() -> list[str]:
     pairs = ", ".join(f"'{name}': {oid}::BIGINT" for name, oid in oids.items())
     return [
         f"CREATE VIEW own_type_names AS SELECT * FROM (VALUES {', '.join(_type_rows())}) "
-        "v(oid, typname, typarray, typlen, typcategory, format_name, typelem)",
+        "v(oid, typname, typarray, typlen, typcategory, format_name, typelem, functions)",
+        "CREATE MACRO own_type_function(function_oid) AS (CASE function_oid::BIGINT "
+        f"{' '.join(f'WHEN {oid} THEN {chr(39)}{name}{chr(39)}' for name, oid in OIDS.items())} "
+        "WHEN 0 THEN '-' ELSE function_oid::VARCHAR END)",
+        f"CREATE MACRO own_enum_functions() AS ({_functions(ENUM)})",
+        "CREATE VIEW own_type_functions AS SELECT * FROM (VALUES "
+        f"{', '.join(f'({oid}::BIGINT, {chr(39)}{name}{chr(39)})' for name, oid in OIDS.items())}) "
+        "v(oid, proname)",
         f"CREATE MACRO own_type_oid(type_text) AS coalesce(MAP {{{pairs}}}["
         r"regexp_replace(regexp_replace(type_text, '\(\d+,\s*\d+\)', ''), '\[\d+\]$', '[]')], 25)",
         "CREATE MACRO own_type_length(type_text) AS coalesce((SELECT tn_l FROM (SELECT "

@@ -13,6 +13,7 @@ from dbfront.contracts import Column, SqlSession, StatementDescription, Statemen
 from dbfront.pgwire.catalog.intervals import has_interval, query_with_text, returning_with_text
 from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.sql_tokens import first_word
+from dbfront.pgwire.type_functions import COLUMNS as FUNCTION_COLUMNS
 from sql.lexer import tokenize
 from sql.statement import StatementKind, classify
 
@@ -35,11 +36,16 @@ def is_query(sql: str) -> bool:
 
 
 def with_oids(shaped: _Shaped, sql: str) -> _Shaped:
-    """Lists of numbers in catalog queries have PostgreSQL's types for them; drivers insist."""
+    """Numbers in catalog queries have PostgreSQL's types for them; drivers insist."""
     if shaped.columns is None or DATABASE not in sql:
         return shaped
-    columns = tuple(Column(c.name, _VECTORS.get(c.type_name, c.type_name)) for c in shaped.columns)
-    return replace(shaped, columns=columns)
+    return replace(shaped, columns=tuple(Column(c.name, _type(c)) for c in shaped.columns))
+
+
+def _type(column: Column) -> str:
+    if column.type_name == "UINTEGER" and column.name in FUNCTION_COLUMNS:
+        return "REGPROC"
+    return _VECTORS.get(column.type_name, column.type_name)
 
 
 async def run(inner: SqlSession, sql: str, params: Params) -> StatementResult:

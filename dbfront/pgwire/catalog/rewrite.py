@@ -13,7 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dbfront.pgwire.catalog.casts import cast_of_call, cast_of_value, cast_type
+from dbfront.pgwire.catalog.casts import (
+    cast_of_call,
+    cast_of_value,
+    cast_type,
+    function_column,
+)
 from dbfront.pgwire.catalog.naming import Naming
 from dbfront.pgwire.catalog.object_names import object_name, schema_asked
 from dbfront.pgwire.catalog.rewriter import (
@@ -298,6 +303,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _collate,
     _operator,
     _array_literal,
+    function_column,
     cast_of_value,
     cast_of_call,
     cast_type,

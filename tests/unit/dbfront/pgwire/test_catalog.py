@@ -74,7 +74,12 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
         ),
         (
             "SELECT 'array_in'::regproc FROM pg_type",
-            "SELECT replace('array_in', 'pg_catalog.', '') FROM tierkv_pg.main.pg_type",
+            "SELECT 750::UINTEGER FROM tierkv_pg.main.pg_type",
+        ),
+        (
+            "SELECT 1 FROM pg_type t WHERE t.typreceive::text <> 'x' AND typinput = 'array_in'",
+            "SELECT 1 FROM tierkv_pg.main.pg_type t WHERE "
+            "tierkv_pg.main.own_type_function(t.typreceive) <> 'x' AND typinput = 750",
         ),
     ],
 )
