@@ -20,7 +20,7 @@ from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import to_tierkv_error
 from dbfront.simulations import Simulations
-from kvcore.errors import ConfigError, TierKVError
+from kvcore.errors import ConfigError, SqlError, TierKVError
 from sql.dialect import Dialect, engine_function
 from sql.plan import MAX_FORMS
 from sql.rewrite import RewrittenSql
@@ -34,6 +34,7 @@ Window = Sequence[Sequence[str | None]]
 
 _INTERRUPT_AGAIN_S: Final = 0.05
 _COPY_BATCH_ROWS: Final = 4096
+_NOT_NULL: Final = "must not be NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +295,13 @@ class DuckDbConnection:
             tuple((offset + 9, source) for offset, source in sql.marks),
             sql.parameters,
         )
-        result = await self.run(described, dict.fromkeys(sql.parameters), book)
+        try:
+            result = await self.run(described, dict.fromkeys(sql.parameters), book)
+        except SqlError as error:
+            if _NOT_NULL not in error.message:
+                raise
+            # round(x, $1) can't be described with a NULL.
+            result = await self.run(described, dict.fromkeys(sql.parameters, 1), book)
         return tuple(Column(row[0], _type_name(row[1])) for row in result.rows)
 
     async def copy_in(

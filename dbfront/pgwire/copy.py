@@ -6,8 +6,9 @@ Loading is atomic: it runs in the client's transaction, or in one of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
 
 from dbfront.contracts import Column
 from dbfront.pgwire import messages as m
@@ -43,15 +44,32 @@ async def _copy_out(exchange: Exchange, statement: CopyStatement) -> str:
         BinaryWriter(result.columns) if binary else CopyWriter(result.columns, statement.options)
     )
     exchange.send(replies.copy_out_response(len(result.columns), binary=binary))
-    if header := writer.header():
-        exchange.send(replies.copy_data(header))
-    for at in range(0, len(result.rows), _LINES_AT_ONCE):
-        lines = map(writer.line, result.rows[at : at + _LINES_AT_ONCE])
-        await exchange.send_much(b"".join(map(replies.copy_data, lines)))
-    if trailer := writer.trailer():
-        exchange.send(replies.copy_data(trailer))
+    for pieces in _in_batches(_pieces(writer, result.rows)):
+        await exchange.send_much(b"".join(map(replies.copy_data, pieces)))
     exchange.send(replies.COPY_DONE)
     return f"COPY {len(result.rows)}"
+
+
+def _pieces(writer: BinaryWriter | CopyWriter, rows: Sequence[tuple[Any, ...]]) -> Iterator[bytes]:
+    """What each CopyData holds.
+
+    As in PostgreSQL the binary header comes in one message with the first row, or with the trailer
+    of an empty result: clients that read tuples message by message count on it.
+    """
+    header, trailer = writer.header(), writer.trailer()
+    if header and isinstance(writer, CopyWriter):
+        yield header
+        header = b""
+    for row in rows:
+        yield header + writer.line(row)
+        header = b""
+    if header or trailer:
+        yield header + trailer
+
+
+def _in_batches(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
+    while batch := list(islice(pieces, _LINES_AT_ONCE)):
+        yield batch
 
 
 async def _columns(exchange: Exchange, statement: CopyStatement) -> tuple[Column, ...]:

@@ -16,11 +16,11 @@ from dbfront.pgwire.copy import run_copy
 from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_fields
 from dbfront.pgwire.implicit import ImplicitTransaction
-from dbfront.pgwire.inference import inferred_types, lookup_sql, parameter_uses
+from dbfront.pgwire.inference.lookup import infer_types
 from dbfront.pgwire.portals import Portal, PreparedStatement, bind, placing_errors, prepare
 from dbfront.pgwire.simple_query import check_text
 from dbfront.pgwire.sql_tokens import first_word, replace_parameters, tokens
-from dbfront.pgwire.types import pg_type
+from dbfront.pgwire.types import PgType, pg_type
 from kvcore.errors import SqlError, TierKVError
 from sql.statement import statement_spans
 
@@ -132,14 +132,11 @@ class ExtendedQuery:
             statement.description = await self._describe(statement, statement.described_casts())
         return statement.description
 
-    async def _infer(self, statement: PreparedStatement) -> dict[int, str]:
-        """Types of untyped parameters, from the columns they meet."""
+    async def _infer(self, statement: PreparedStatement) -> dict[int, PgType]:
+        """Types of untyped parameters, from where they stand."""
         if not statement.untyped() or self._exchange.session.transaction_status == "E":
             return {}
-        uses = parameter_uses(statement.sql)
-        if not uses.tables or not (uses.columns or uses.positions):
-            return inferred_types(uses, ())
-        return inferred_types(uses, await self._exchange.session.own_rows(lookup_sql(uses)))
+        return await infer_types(statement.sql, self._exchange.session.own_rows)
 
     async def _describe(
         self, statement: PreparedStatement, casts: dict[int, str]

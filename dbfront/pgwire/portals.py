@@ -42,7 +42,7 @@ class PreparedStatement:
         copy: set if it is a COPY through the client.
         description: filled at the first Describe or Bind that needs it.
         long_casts: types of parameters the text casts to arrays, or to a type with a zone.
-        inferred: DuckDB types of parameters (from 1) by the columns they meet.
+        inferred: types of parameters (from 1) by the places where they stand.
     """
 
     sql: str
@@ -51,7 +51,7 @@ class PreparedStatement:
     copy: CopyStatement | None = None
     description: StatementDescription | None = None
     long_casts: dict[int, str] = field(default_factory=dict)
-    inferred: dict[int, str] = field(default_factory=dict)
+    inferred: dict[int, PgType] = field(default_factory=dict)
 
     def untyped(self) -> bool:
         """Whether a parameter has neither a declared type nor such a cast."""
@@ -63,8 +63,8 @@ class PreparedStatement:
     def cast_type(self, at: int) -> PgType | None:
         """The type parameter ``at`` is cast to: declared or inferred; None for no cast."""
         kind = self.declared_type(at)
-        if kind is None and at + 1 in self.inferred:
-            kind = pg_type(self.inferred[at + 1])
+        if kind is None:
+            kind = self.inferred.get(at + 1)
         return None if kind is None or is_text(kind) else kind
 
     def declared_type(self, at: int) -> PgType | None:
@@ -81,7 +81,7 @@ class PreparedStatement:
             kind = self.cast_type(at)
             if kind is not None:
                 decimal = _decimal_cast(None, array=kind.element is not None)
-                casts[at + 1] = kind.duckdb or self.inferred.get(at + 1, decimal)
+                casts[at + 1] = kind.duckdb or decimal
         return self.with_text(casts)
 
     def with_text(self, casts: dict[int, str]) -> dict[int, str]:
@@ -96,7 +96,7 @@ class PreparedStatement:
         if at + 1 in self.long_casts:
             return pg_type(self.long_casts[at + 1])
         if at + 1 in self.inferred:
-            return pg_type(self.inferred[at + 1])
+            return self.inferred[at + 1]
         inferred = self.description.parameter_types if self.description else ()
         return pg_type(inferred[at]) if at < len(inferred) else TEXT
 

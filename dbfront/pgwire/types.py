@@ -167,6 +167,21 @@ def pg_type(duckdb_name: str) -> PgType:
     return DUCKDB_TYPES.get(name.upper(), TEXT)
 
 
+_BY_NAME: Final = {
+    **{kind.name: kind for kind in WIRE_TYPES},
+    "jsonb": _BY_OID[3802],
+    "_jsonb": _BY_OID[3807],
+    "varchar": PgType("text", 1043, -1),
+    "bpchar": PgType("text", 1042, -1),
+    "_varchar": PgType("_text", 1015, -1, "VARCHAR[]", -1, TEXT),
+}
+
+
+def by_name(name: str) -> PgType | None:
+    """The type with PostgreSQL's short name, as parameters have it; None if we don't know it."""
+    return _BY_NAME.get(name)
+
+
 def by_oid(oid: int) -> PgType | None:
     """The type a client declared for a parameter, or None if we don't know the OID."""
     return _BY_OID.get(oid)

@@ -3,7 +3,7 @@
 PostgreSQL infers them while it parses; DuckDB does not tell what it would. Drivers rely on it:
 asyncpg sends integers as such only to an integer parameter, JDBC sends dates and timestamps with
 an offset and without a type. Only what can't be wrong is inferred: a parameter that alone is
-inserted into a column, or compared with one. extended_query.py looks the columns up.
+inserted into a column, or compared with one. For statements that statements.py can't read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Types of parameters that a client left open, as PostgreSQL would infer them."""
