@@ -25,6 +25,7 @@ from sql.suggest import did_you_mean
 
 _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     # exception type, pattern in the message, SQLSTATE; the first match counts
+    ("Sequence", r"not yet defined in this session", "55000"),
     ("Catalog", r"(Table|View) with name .* already exists", "42P07"),
     ("Catalog", r"Schema with name .* already exists", "42P06"),
     ("Catalog", r"already exists", "42710"),

@@ -52,13 +52,19 @@ CREATE MACRO pg_get_viewdef(rel_oid) AS (own_view_definition(rel_oid)),
 CREATE MACRO pg_get_statisticsobjdef_columns(stat_oid) AS NULL::VARCHAR;
 CREATE MACRO pg_relation_is_publishable(rel_oid) AS true;
 CREATE MACRO pg_get_partkeydef(rel_oid) AS NULL::VARCHAR;
-CREATE MACRO pg_get_serial_sequence(rel_name, col_name) AS NULL::VARCHAR;
+CREATE MACRO pg_index_column_has_property(ix_oid, col, property) AS
+  CASE WHEN col > coalesce((SELECT len(px_k) FROM (SELECT indexrelid AS px_o, indkey AS px_k
+                            FROM pg_index) WHERE px_o = ix_oid), 0) THEN NULL
+       ELSE lower(property) IN ('asc', 'nulls_last', 'orderable', 'returnable', 'search_array',
+                                'search_nulls') END;
 CREATE MACRO pg_table_size(rel_oid) AS coalesce(
   (SELECT pt_s FROM (SELECT oid AS pt_o, relnatts * reltuples::BIGINT * 8 AS pt_s FROM own_relations)
    WHERE pt_o = rel_oid), 0)::BIGINT;
 CREATE MACRO pg_total_relation_size(rel_oid) AS (pg_table_size(rel_oid));
 CREATE MACRO pg_relation_size(rel_oid) AS (pg_table_size(rel_oid));
-CREATE MACRO pg_database_size(db) AS 0::BIGINT;
+CREATE MACRO pg_database_size(db) AS coalesce((SELECT min(ds_s) FROM (
+  SELECT used_blocks * block_size AS ds_s, database_name AS ds_n FROM pragma_database_size())
+  WHERE ds_n = current_database()), 0)::BIGINT;
 CREATE MACRO pg_tablespace_location(ts_oid) AS '';
 CREATE MACRO pg_is_in_recovery() AS false;
 CREATE MACRO pg_advisory_unlock_all() AS NULL::VARCHAR;
@@ -96,6 +102,16 @@ CREATE MACRO to_regclass(rel_name) AS coalesce(
   (SELECT min(sr_o) FROM (SELECT oid AS sr_o, relname AS sr_n FROM own_system_relations)
    WHERE sr_n = replace(own_unquoted(rel_name), 'pg_catalog.', '')),
   TRY_CAST(rel_name AS BIGINT));
+-- The sequence that the column's default draws from, with its schema.
+CREATE MACRO own_sequence(column_default) AS replace(regexp_extract(column_default,
+  '^nextval\(''([^'']+)''\)$', 1), '"', '');
+CREATE MACRO pg_get_serial_sequence(rel_name, col_name) AS
+  (SELECT min(pg_d) FROM (SELECT table_oid AS pg_o, column_name AS pg_c,
+     CASE WHEN column_default NOT LIKE 'nextval(%' THEN NULL
+          WHEN own_sequence(column_default) LIKE '%.%'
+          THEN own_unquoted(own_sequence(column_default))
+          ELSE own_schema(schema_name) || '.' || own_sequence(column_default) END AS pg_d
+   FROM own_user_columns) WHERE pg_o = to_regclass(rel_name) AND pg_c = col_name);
 CREATE MACRO to_regproc(fn_name) AS
   (SELECT min(pf_o) FROM (SELECT p.oid AS pf_o, p.proname AS pf_n, n.nspname || '.' || p.proname
      AS pf_q FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace)

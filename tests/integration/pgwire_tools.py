@@ -366,4 +366,27 @@ ASKED = [
     ),
     Asked("TypeORM", "schema", "SELECT * FROM current_schema()", [("public",)]),
     Asked("TypeORM", "database", "SELECT * FROM current_database()", [("shop",)]),
+    Asked(
+        "Hasura",
+        "rows as JSON",
+        """SELECT coalesce(json_agg(x ORDER BY n DESC) FILTER (WHERE n > 1), '[]')::text,
+                  json_object_agg(x, n)::text, json_agg(row_to_json(t)) FILTER (WHERE n > 2)::text,
+                  json_agg(x) FILTER (WHERE n > 9)::text
+           FROM (VALUES ('a', 1), ('b', 2), ('c', 3)) t(x, n)""",
+        [('["c","b"]', '{"a":1,"b":2,"c":3}', '[{"x":"c","n":3}]', None)],
+    ),
+    Asked(
+        "DBD::Pg",
+        "statistics",
+        """SELECT pg_index_column_has_property(i.indexrelid, 1, 'asc') FROM pg_index i
+           JOIN pg_class c ON c.oid = i.indrelid WHERE c.relname = 'totals'""",
+        [(True,)],
+    ),
+    Asked(
+        "pgAdmin",
+        "our settings",
+        """SELECT setting, current_setting('tierkv.max_calls') FROM pg_settings
+           WHERE name = 'tierkv.max_calls'""",
+        [("1000", "1000")],
+    ),
 ]

@@ -30,13 +30,15 @@ from dbfront.pgwire.catalog.rewriter import (
     Rule,
     source_position,
 )
+from dbfront.pgwire.catalog.sequences import current_value
 from dbfront.pgwire.parameters import decode_parameter
 from dbfront.pgwire.types import pg_type
 from kvcore.errors import UserError
 
 TELLING: Final = re.compile(
     r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"
-    r"|\bselect\s+from\b"
+    r"|\bselect\s+from\b|\bjsonb?_(?:object_)?agg\b|\bjsonb_array_length\b|\bto_jsonb\b"
+    r"|\b(?:last|curr)val\b"
     r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
     r"|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
@@ -48,7 +50,7 @@ TELLING: Final = re.compile(
 _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
     *("version", "session_user", "format_type", "_description", "array_", "quote_ident"),
-    *("set_config", "_privilege", "oid", "name"),
+    *("set_config", "_privilege", "oid", "name", "lastval", "currval"),
 )
 """One of these, or what _NO_COLUMNS finds, is in every text that TELLING matches."""
 _NO_COLUMNS: Final = re.compile(r"select\s+from")
@@ -57,9 +59,14 @@ _RENAMED: Final = {
     "jsonb_build_object": "json_object",
     "json_build_array": "json_array",
     "jsonb_build_array": "json_array",
+    "to_jsonb": "to_json",
+    "jsonb_array_length": "json_array_length",
+    "json_object_agg": "json_group_object",
+    "jsonb_object_agg": "json_group_object",
     "current_schemas": f"{DATABASE}.main.own_current_schemas",
 }
 _AS_IS: Final = Naming()
+_JSON_LISTS: Final = frozenset({"json_agg", "jsonb_agg"})
 _TEXT_ARRAY: Final = pg_type("VARCHAR[]")
 _MATCHES: Final = {"~": "", "!~": "", "~*": "(?i)", "!~*": "(?i)"}
 _SETS: Final = frozenset(
@@ -248,11 +255,27 @@ def _renamed(r: Rewriter, i: int) -> int:
         return 0
     if name in _RENAMED:
         return r.replace(i, start - i + 1, _RENAMED[name])
-    if name == "current_setting" and r.of_catalog:  # of a literal: a rule before this one
+    ours = start + 2 < len(r.tokens) and r.tokens[start + 2].value.startswith("tierkv.")
+    if name == "current_setting" and (r.of_catalog or ours):  # of a literal: a rule before this
         return r.replace(i, start - i + 1, f"{DATABASE}.main.own_setting")
     if name == "format" and r.of_catalog and r.at(start + 2).startswith("'%"):
         return r.replace(i, start - i + 1, f"{DATABASE}.main.own_format")
     return 0
+
+
+def _json_list(r: Rewriter, first: int) -> int:
+    """``json_agg(x ORDER BY y) FILTER (...)``; its namesake in DuckDB takes neither."""
+    i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
+    if r.at(i) not in _JSON_LISTS or r.at(i + 1) != "(" or (i == first and r.at(i - 1) == "."):
+        return 0
+    last = end = r.closing(i + 1)
+    while r.at(last + 1) in ("filter", "over") and r.at(last + 2) == "(":
+        last = r.closing(last + 2)
+    if last >= len(r.tokens):
+        return 0
+    inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
+    tail = r.nested(r.sql[r.tokens[end].end : r.tokens[last].end])
+    return r.replace(first, last + 1 - first, f"to_json(list({inner}){tail})")
 
 
 def _catalog_name(r: Rewriter, i: int) -> int:
@@ -311,6 +334,8 @@ _RULES: Final[tuple[Rule, ...]] = (
     _like,
     _literal,
     _information,
+    _json_list,
+    current_value,
     _renamed,
     _set_in_from,
     object_name,

@@ -30,7 +30,9 @@ from dbfront.pgwire.catalog.intervals import has_interval
 from dbfront.pgwire.catalog.naming import Naming
 from dbfront.pgwire.catalog.rewrite import Rewritten, rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
+from dbfront.pgwire.catalog.sequences import SequenceValues, returning
 from dbfront.pgwire.catalog.setting_commands import (
+    OUR_SETTINGS,
     SEARCH_PATH,
     SET_CONFIG_COLUMN,
     SettingCommands,
@@ -50,6 +52,7 @@ _NO_ROWS: Final = frozenset(
     | {"RELEASE", "CHECKPOINT", "VACUUM", "USE", "ATTACH", "DETACH", "LOAD", "INSTALL"}
 )
 
+_CHANGES_TABLES: Final = frozenset({"CREATE", "ALTER", "DROP"})
 _STREAMED: Final = frozenset({"SELECT", "WITH"})
 _FACTS_OF_ENGINE: Final = (
     "SELECT current_setting('TimeZone'), current_database(), NOT EXISTS (FROM duckdb_schemas() "
@@ -74,6 +77,7 @@ class CatalogSession:
         self._inner = inner
         self._client = client
         self._naming = Naming(client.database)
+        self._sequences = SequenceValues()
         self._deallocate: Deallocator = lambda _sql: None
         self._facts = {
             "current_user": _literal(client.user),
@@ -152,6 +156,8 @@ class CatalogSession:
                 for name, value, _ in self.settings.all()
             }
             facts = {**self._facts, **known, "current_setting search_path": SEARCH_PATH}
+        if "lastval" in lowered or "currval" in lowered:
+            facts = {**facts, **self._sequences.literals(lowered)}
         if "duckdb_" in lowered:  # the engine's own catalog knows the database by its own name
             facts = {name: text for name, text in facts.items() if name != "current_database()"}
         return rewrite(sql, client_names(), facts, self._naming)
@@ -162,7 +168,12 @@ class CatalogSession:
         await self._fill_settings(rewritten.text)
         with rewritten.placing_errors():
             result = await queries.run(self._inner, rewritten.text, params)
-        if first_word(sql) == "EXPLAIN":
+        word = first_word(sql)
+        if word in _CHANGES_TABLES:
+            self._sequences.forget_tables()
+        elif word == "SELECT":
+            self._sequences.note_query(sql, result)
+        elif word == "EXPLAIN":
             rows = [tuple(map(self._naming.shown_plan, row)) for row in result.rows]
             result = replace(result, rows=rows)
         return result
@@ -186,6 +197,8 @@ class CatalogSession:
             {"name": name, "setting": value, "default": SPECS[name.lower()].default}
             for name, value, _ in self.settings.all()
         ]
+        for name, value, _ in (await self._inner.execute(OUR_SETTINGS)).rows:
+            rows.append({"name": name, "setting": value, "default": value})
         rows.append({"name": "TimeZone", "setting": self.settings.time_zone, "default": "UTC"})
         text = _literal(json.dumps(rows))
         await self._inner.execute(f"SET VARIABLE tierkv_pg_settings = {text}")
@@ -269,11 +282,32 @@ class CatalogSession:
             "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
             f"AND schema_name = {schema} AND table_name = {_literal(definition.table)}"
         )
-        if not there.rows:
+        replaced = [token.upper for token in tokens(rewritten.text)[1:3]] == ["OR", "REPLACE"]
+        verb = "CREATE SEQUENCE IF NOT EXISTS" if there.rows else "CREATE OR REPLACE SEQUENCE"
+        if replaced or not there.rows:
             for name, options in definition.sequences:
-                await self._inner.execute(f"CREATE OR REPLACE SEQUENCE {name} {options}")
+                await self._inner.execute(f"{verb} {name} {options}")
+        self._sequences.forget_tables()
         with rewritten.placing_errors():
             return await self._inner.execute(definition.sql, params)
+
+    async def _on_insert(self, sql: str, params: Params) -> StatementResult | None:
+        """Rows that draw from a sequence also tell lastval() what they drew."""
+        if "returning" in sql.lower():
+            result = await self._run(sql, params)
+            column = await self._sequences.serial_insert(self._inner, self._rewrite(sql).text)
+            names = [one.name for one in result.columns or ()]
+            if column is not None and column.name in names and result.rows:
+                drawn = result.rows[-1][names.index(column.name)]
+                self._sequences.note(column.sequence, drawn)
+            return result
+        column = await self._sequences.serial_insert(self._inner, self._rewrite(sql).text)
+        if column is None:
+            return None
+        result = await self._run(returning(sql, column), params)
+        if result.rows:
+            self._sequences.note(column.sequence, result.rows[-1][0])
+        return replace(result, columns=None, rows=())
 
     async def _on_declare(self, sql: str, params: Params) -> StatementResult | None:
         declaration = parse_declare(sql)
@@ -333,6 +367,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "SHOW": CatalogSession._on_setting,
     "SELECT": CatalogSession._on_select,
     "CREATE": CatalogSession._on_create,
+    "INSERT": CatalogSession._on_insert,
     "DECLARE": CatalogSession._on_declare,
     "FETCH": CatalogSession._on_fetch,
     "MOVE": CatalogSession._on_fetch,

@@ -19,7 +19,7 @@ from kvcore.errors import FeatureNotSupportedError, SqlError
 
 SEARCH_PATH: Final = f"{DATABASE}.main.own_search_path()"
 SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
-_OUR_SETTINGS: Final = (
+OUR_SETTINGS: Final = (
     "SELECT name, setting, description FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
 )
 _PASSED_ON: Final = {"timezone": "current_setting('TimeZone')", "search_path": SEARCH_PATH}
@@ -75,7 +75,7 @@ class SettingCommands:
         self._transactions.refuse_if_aborted()
         columns = self.columns(command)
         if command.name.lower() == "all":
-            ours = (await self._inner.execute(_OUR_SETTINGS)).rows
+            ours = (await self._inner.execute(OUR_SETTINGS)).rows
             return StatementResult("SHOW", columns, [*self._settings.all(), *ours])
         if command.name.lower() in _PASSED_ON:
             shown = _PASSED_ON[command.name.lower()]
