@@ -22,6 +22,7 @@ from dbfront.error_policy import ErrorPolicy
 from dbfront.explain import STREAM
 from dbfront.explain_statement import explain_statement
 from dbfront.filter_order import FilterOrder, cost_tokens
+from dbfront.redo_log import PendingChange
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_rows import RowsNotWantedError
 from dbfront.statistics import AiStats, StatementProgress
@@ -33,9 +34,12 @@ from kvcore.errors import (
     SqlError,
     TierKVError,
 )
+from sql.changes import may_change
 from sql.field_reorder import FieldReorder
+from sql.lexer import tokenize
 from sql.plan import StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql, joined
+from sql.statement import classify
 from sql.stream_plan import StreamPlan
 
 _SAMPLED_ROWS = 64
@@ -99,7 +103,7 @@ async def run_statement(
         context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
     await context.refresh_views(plan.admin_views)
     if not plan.sites and plan.explained is None:
-        return client_result(plan, await context.connection.run(plan.engine_sql, params))
+        return client_result(plan, await _run_alone(plan, params, context))
     started = context.clock.now()
     try:
         if plan.explained is not None:
@@ -109,6 +113,34 @@ async def run_statement(
         context.stats.wall_s += context.clock.now() - started
         if context.on_finished is not None:
             context.on_finished(context.stats)
+
+
+async def _run_alone(
+    plan: StatementPlan, params: Mapping[str, Any], context: StatementContext
+) -> EngineResult:
+    """Run a statement without AI calls; a change of a transaction is noted."""
+    change = await _prepare_change(plan, context.transaction)
+    if change is None:
+        return await context.connection.run(plan.engine_sql, params)
+    sql = plan.engine_sql
+    result = change.unwrap(await context.connection.run(change.wrap(sql), params))
+    context.transaction.made(change, sql, params, result)
+    return result
+
+
+async def _prepare_change(
+    plan: StatementPlan, transaction: ClientTransaction
+) -> PendingChange | None:
+    """Get ready to note a change of the client's transaction; None where there is none."""
+    if transaction.status != "T":
+        return None
+    tokens = tokenize(plan.text)
+    if not may_change(tokens):
+        return None
+    change = await transaction.prepare_change(plan.text, tokens, classify(tokens))
+    if change is not None and plan.engine_sql.text[:7].upper() == "EXPLAIN":
+        return PendingChange(change.text, why_once="EXPLAIN ANALYZE made it")
+    return change
 
 
 class _Replay:
@@ -149,7 +181,11 @@ class _Replay:
             stop_after = None if self.plan.writes else self.plan.stop_after_rows
             sql = self.plan.engine_sql if stop_after is not None else await self._ordered_sql()
             rounds = self._rounds(sql, self.plan.writes, stop_after)
+            rounds.change = await _prepare_change(self.plan, self.context.transaction)
             result = await statement.until_answered(rounds, may_stop=stop_after is not None)
+            if rounds.change is not None:
+                transaction, book = self.context.transaction, statement.book
+                transaction.made(rounds.change, sql, self.params, result, book)
         statement.report("done")
         return client_result(self.plan, result, statement.notices())
 
@@ -322,6 +358,7 @@ class _DuckDbRounds:
 
     Attributes:
         engine_error: what the engine said last, right or wrong.
+        change: what the statement changes, where its transaction must know.
     """
 
     statement: AiStatement
@@ -331,6 +368,7 @@ class _DuckDbRounds:
     writes: bool
     stop_after: int | None
     engine_error: TierKVError | None = None
+    change: PendingChange | None = None
     _rows: int | None = None
 
     @property
@@ -341,8 +379,10 @@ class _DuckDbRounds:
     async def run(self) -> EngineResult | None:
         """See EngineRounds."""
         self._rows = None
+        change = self.change
         try:
-            result = await self.context.connection.run(self.sql, self.params, self.statement.book)
+            sql = self.sql if change is None else change.wrap(self.sql)
+            result = await self.context.connection.run(sql, self.params, self.statement.book)
         except CancelledByUserError:
             raise
         except TierKVError as error:
@@ -358,7 +398,7 @@ class _DuckDbRounds:
                 raise
             return None
         self._rows = len(result.rows)
-        return result
+        return result if change is None else change.unwrap(result)
 
     async def undo(self) -> None:
         """See EngineRounds; a read has nothing to take back."""

@@ -41,12 +41,11 @@ from dbfront.view_rows import Row, timestamp
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import (
     CancelledByUserError,
-    FeatureNotSupportedError,
     SqlError,
     TierKVError,
 )
-from sql.explain_options import explain_options
-from sql.lexer import Token, tokenize
+from sql.changes import may_change
+from sql.lexer import tokenize
 from sql.parameters import parameter_types
 from sql.plan import Explain, StatementPlan, plan_statement
 from sql.settings import SettingCommand, setting_command, setting_spec
@@ -239,9 +238,9 @@ class DuckDbSession:
             account.planned(kind.value, holds_calls=False)
             return await self._transaction_statement(kind, sql)
         if kind is StatementKind.SAVEPOINT:
-            raise FeatureNotSupportedError(
-                "savepoints are not supported", hint="End the transaction and begin another."
-            )
+            account.planned(kind.value, holds_calls=False)
+            await self._keep_rows()
+            return await self._transaction.savepoint_statement(tokens, self.settings.remember)
         self._transaction.check_usable()
         command = setting_command(tokens)
         if command is not None:
@@ -253,7 +252,7 @@ class DuckDbSession:
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
         result = await run_statement(sql, params, context)
-        self._transaction.ran(changed=_may_write(kind, tokens))
+        self._transaction.ran(kind, changed=may_change(tokens))
         return result
 
     def _context(
@@ -324,8 +323,9 @@ class DuckDbSession:
     ) -> int:
         self._transaction.check_usable()
         async with self._transaction.for_statement():
+            await self._transaction.copied(table, columns, rows)
             count = await self._connection.copy_in(table, columns, rows)
-        self._transaction.ran(changed=True)
+        self._transaction.ran(StatementKind.COPY, changed=True)
         return count
 
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
@@ -346,12 +346,6 @@ class DuckDbSession:
             rows = await self._server.view_rows(view, self)
             text = await asyncio.to_thread(to_json, rows) if len(rows) > 100 else to_json(rows)
             await self._connection.set_variable(view_variable(view), text)
-
-
-def _may_write(kind: StatementKind, tokens: list[Token]) -> bool:
-    """Say whether a statement may have changed something; EXPLAIN has when it ran one."""
-    explain = explain_options(tokens)
-    return kind is not StatementKind.QUERY if explain is None else explain.analyze
 
 
 _STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

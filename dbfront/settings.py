@@ -6,7 +6,7 @@ as in PostgreSQL. What a setting may be is sql/settings.py's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from dbfront.call_defaults import CallDefaults
 from dbfront.error_policy import ErrorPolicy
@@ -68,6 +68,15 @@ class SessionSettings:
         """Remember the values for a rollback."""
         self._at_begin = dict(self._values)
         self._local.clear()
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts the values back as they are now, for a savepoint."""
+        values, local = dict(self._values), set(self._local)
+
+        def restore() -> None:
+            self._values, self._local = dict(values), set(local)
+
+        return restore
 
     def end(self, *, committed: bool) -> None:
         """Undo SET LOCAL, and every SET when the transaction was rolled back."""

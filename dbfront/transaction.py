@@ -1,17 +1,42 @@
-"""The client's transaction, and how a statement with AI calls runs inside or without one.
+"""The client's transaction: its state, its savepoints, and running a statement in several rounds.
 
 DuckDB has no savepoints and gives a transaction up at its first error. So a statement outside a
-transaction gets one of its own, in which it may start again; inside the client's it may start again
-only while nothing was changed.
+transaction gets one of its own, in which it may start again. Inside the client's transaction,
+starting again and going back to a savepoint mean: roll the engine's transaction back, begin
+another, and make the changes that must remain again (redo_log.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
 
-from dbfront.engines.duckdb_engine import DuckDbConnection
-from kvcore.errors import SqlError
+from dbfront.answers import AnswerBook
+from dbfront.contracts import StatementResult
+from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
+from dbfront.redo_log import PendingChange, RedoLog
+from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
+from sql.lexer import Token, TokenKind
+from sql.repeating import change_text
+from sql.rewrite import RewrittenSql
+from sql.statement import StatementKind
+
+_NOISE: Final = frozenset({"SAVEPOINT", "WORK", "TRANSACTION", "TO"})
+_DATA: Final = frozenset(
+    {StatementKind.QUERY, StatementKind.INSERT, StatementKind.UPDATE, StatementKind.DELETE}
+    | {StatementKind.MERGE, StatementKind.COPY}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A savepoint; ``changes`` is how many changes the transaction had made before it."""
+
+    name: str
+    changes: int
+    restore_settings: Callable[[], None]
 
 
 class ClientTransaction:
@@ -28,7 +53,10 @@ class ClientTransaction:
         self.changed = False
         self.used = False
         self._connection = connection
+        self._log = RedoLog(connection)
+        self._savepoints: list[Savepoint] = []
         self._own = False
+        self._schema_changed = False
         self._begin = "BEGIN TRANSACTION"
 
     def check_usable(self) -> None:
@@ -41,19 +69,20 @@ class ClientTransaction:
             raise SqlError(
                 "current transaction is aborted, commands ignored until end of transaction block",
                 sqlstate="25P02",
-                hint="ROLLBACK, then try again.",
+                hint="ROLLBACK, or ROLLBACK TO a savepoint; then try again.",
             )
 
     async def begin(self, text: str = "BEGIN TRANSACTION") -> None:
         """Begin the client's transaction."""
         await self._connection.command(text)
         self._begin = text
-        self.status, self.changed, self.used = "T", False, False
+        self._reset("T")
 
     async def finish(self, *, commit: bool) -> bool:
         """End the client's transaction; return whether it was committed."""
         commit = commit and self.status == "T"
-        self.status, self.changed, self.used = "I", False, False
+        self._count_commit(committed=commit and self.changed)
+        self._reset("I")
         try:
             await self._connection.command("COMMIT" if commit else "ROLLBACK")
         except SqlError as error:
@@ -67,9 +96,14 @@ class ClientTransaction:
         """Whether an error of a query that is only worth trying would cost the client nothing."""
         return self._own or not self.used
 
-    def ran(self, *, changed: bool) -> None:
+    def ran(self, kind: StatementKind, *, changed: bool) -> None:
         """Note that a statement ran."""
         inside = self.status == "T"
+        if changed and kind not in _DATA:
+            self._schema_changed = True
+            self._connection.engine_changes.schema += 1
+        if changed and not inside:
+            self._count_commit(committed=True)
         self.used = inside
         self.changed = inside and (changed or self.changed)
 
@@ -77,6 +111,32 @@ class ClientTransaction:
         """Note that a statement failed inside the client's transaction."""
         if self.status == "T":
             self.status = "E"
+
+    # Changes, and making them again.
+
+    async def prepare_change(
+        self, text: str, tokens: list[Token], kind: StatementKind
+    ) -> PendingChange | None:
+        """Get ready for a statement that changes something; None outside a transaction."""
+        if self.status != "T":
+            return None
+        return await self._log.prepare(change_text(text, tokens, kind))
+
+    def made(
+        self,
+        change: PendingChange,
+        sql: RewrittenSql,
+        params: Mapping[str, Any],
+        result: EngineResult,
+        book: AnswerBook | None = None,
+    ) -> None:
+        """Note a change that was made."""
+        self._log.add(change.made(sql, params, book, result))
+
+    async def copied(self, table: str, columns: Any, rows: Any) -> None:
+        """Note rows that a COPY is about to bring."""
+        if self.status == "T":
+            await self._log.loaded(table, columns, rows)
 
     @asynccontextmanager
     async def for_statement(self) -> AsyncIterator[None]:
@@ -97,9 +157,99 @@ class ClientTransaction:
             self._own = False
 
     async def start_again(self) -> bool:
-        """Undo what the statement did and begin anew; False where that would undo the client's."""
-        if not self._own and self.changed:
+        """Undo what the running statement did; False where that would undo the client's changes.
+
+        Raises:
+            SqlError: 40001, the client's earlier changes came out differently.
+        """
+        if self._own:
+            await self._connection.command("ROLLBACK")
+            await self._connection.command("BEGIN TRANSACTION")
+            return True
+        count = len(self._log.changes)
+        if self._log.why_not(count) or self._log.outdated(count):
             return False
-        await self._connection.command("ROLLBACK")
-        await self._connection.command("BEGIN TRANSACTION" if self._own else self._begin)
+        await self._begin_again(count)
         return True
+
+    async def _begin_again(self, count: int) -> None:
+        await self._connection.command("ROLLBACK")
+        await self._connection.command(self._begin)
+        await self._log.redo(count)
+
+    # Savepoints.
+
+    async def savepoint_statement(
+        self, tokens: list[Token], remember_settings: Callable[[], Callable[[], None]]
+    ) -> StatementResult:
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO.
+
+        Args:
+            tokens: of the statement.
+            remember_settings: returns what puts the session's settings back as they are now.
+
+        Raises:
+            SqlError: 25P01 outside a transaction, 25P02 in a failed one, 3B001 without such a
+                savepoint, 40001 where earlier changes came out differently.
+            FeatureNotSupportedError: earlier changes can't be made again.
+        """
+        verb, name = tokens[0].upper, _savepoint_name(tokens)
+        told = {"ROLLBACK": "ROLLBACK TO SAVEPOINT", "RELEASE": "RELEASE SAVEPOINT"}
+        if self.status == "I":
+            raise SqlError(
+                f"{told.get(verb, verb)} can only be used in transaction blocks", sqlstate="25P01"
+            )
+        if verb == "ROLLBACK":
+            await self._go_back(name)
+            return StatementResult("ROLLBACK")
+        self.check_usable()
+        if verb == "SAVEPOINT":
+            count = len(self._log.changes)
+            self._savepoints.append(Savepoint(name, count, remember_settings()))
+        else:
+            del self._savepoints[self._find(name) :]
+        return StatementResult(verb)
+
+    async def _go_back(self, name: str) -> None:
+        at = self._find(name)
+        savepoint = self._savepoints[at]
+        if self.status == "E" or len(self._log.changes) > savepoint.changes:
+            reason = self._log.why_not(savepoint.changes)
+            if reason:
+                raise FeatureNotSupportedError(
+                    f'going back to savepoint "{name}": DuckDB can only give up the whole '
+                    f"transaction, and an earlier change can't be made again ({reason})",
+                    hint="ROLLBACK, and run the transaction again.",
+                )
+            self.status = "E"
+            await self._begin_again(savepoint.changes)
+        del self._savepoints[at + 1 :]
+        savepoint.restore_settings()
+        self.status, self.changed = "T", savepoint.changes > 0
+
+    def _find(self, name: str) -> int:
+        for at in reversed(range(len(self._savepoints))):
+            if self._savepoints[at].name == name:
+                return at
+        raise SqlError(f'savepoint "{name}" does not exist', sqlstate="3B001")
+
+    def _reset(self, status: str) -> None:
+        self.status, self.changed, self.used = status, False, False
+        self._schema_changed = False
+        self._savepoints.clear()
+        self._log.begin()
+
+    def _count_commit(self, *, committed: bool) -> None:
+        """Count what other sessions may see from now on."""
+        changes = self._connection.engine_changes
+        changes.commits += committed
+        changes.schema += self._schema_changed
+        self._schema_changed = False
+
+
+def _savepoint_name(tokens: list[Token]) -> str:
+    names = [token for token in tokens[1:] if token.upper not in _NOISE]
+    if len(names) != 1:
+        raise SqlSyntaxError("a savepoint needs a name")
+    word = names[0]
+    return word.text[1:-1] if word.kind is TokenKind.QUOTED else word.text.lower()

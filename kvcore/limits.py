@@ -11,6 +11,10 @@ from typing import Final
 MAX_SQL_BYTES: Final = 16 << 20
 """Longest SQL text; a statement is parsed in memory more than once."""
 
+MAX_REDO_CELLS: Final = 4_000_000
+"""Values that a transaction keeps in memory to insert again after ROLLBACK TO; beyond them its
+earlier changes can't be made again."""
+
 MAX_PGWIRE_MESSAGE_BYTES: Final = 64 << 20
 """Longest frontend message (COPY data chunks included)."""
 

@@ -65,6 +65,19 @@ class EngineResult:
     rows: list[tuple[Any, ...]]
 
 
+@dataclass(slots=True)
+class EngineChanges:
+    """What sessions changed in the database, counted.
+
+    Attributes:
+        commits: changes that were committed; what a transaction read may be out of date after one.
+        schema: changes of tables, macros and so on, whether committed, rolled back or still open.
+    """
+
+    commits: int = 0
+    schema: int = 0
+
+
 class DuckDbEngine:
     """A database; sessions get connections from it.
 
@@ -73,6 +86,7 @@ class DuckDbEngine:
         windows: columns of text that a session's window statements read, by session number.
         cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
         simulations: what ``tierkv.simulate`` runs.
+        changes: what sessions changed.
         reset_errors: what that raised, by session number.
         reset_statistics: what ``tierkv.stat_reset(what)`` calls, on an engine thread; the time of
             the reset as text.
@@ -86,6 +100,7 @@ class DuckDbEngine:
         """
         self.books: dict[int, AnswerBook] = {}
         self.windows: dict[int, Window] = {}
+        self.changes = EngineChanges()
         self.cancel_session: Callable[[int], bool] = lambda pid: False
         self.reset_statistics: Callable[[str | None], str] = lambda what: ""
         self.reset_errors: dict[int, TierKVError] = {}
@@ -205,6 +220,11 @@ class DuckDbConnection:
         self._beside: DuckDbConnection | None = None
         self._fetched: RewrittenSql | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
+
+    @property
+    def engine_changes(self) -> EngineChanges:
+        """What sessions changed in the database."""
+        return self._engine.changes
 
     @property
     def key_base(self) -> int:

@@ -302,30 +302,6 @@ def test_a_cursor_held_over_the_transaction(server: RunningServer) -> None:
             connection.execute("CLOSE kept")
 
 
-def test_savepoints_where_nothing_was_changed_before(server: RunningServer) -> None:
-    with psycopg.connect(server.dsn, autocommit=True) as connection:
-        connection.execute("CREATE OR REPLACE TABLE s (n INTEGER)")
-        with connection.transaction():
-            with pytest.raises(psycopg.errors.UndefinedTable), connection.transaction():
-                connection.execute("SELECT * FROM nowhere")
-            with pytest.raises(ZeroDivisionError), connection.transaction():
-                connection.execute("INSERT INTO s VALUES (1)")
-                raise ZeroDivisionError
-            connection.execute("INSERT INTO s VALUES (2)")
-            with connection.transaction():
-                connection.execute("INSERT INTO s VALUES (3)")
-        assert connection.execute("SELECT n FROM s ORDER BY n").fetchall() == [(2,), (3,)]
-        refused = pytest.raises(psycopg.errors.FeatureNotSupported, match="changed something")
-        with refused, connection.transaction():
-            connection.execute("INSERT INTO s VALUES (4)")
-            connection.execute("SAVEPOINT a")
-            connection.execute("INSERT INTO s VALUES (5)")
-            connection.execute("ROLLBACK TO SAVEPOINT a")
-        assert connection.execute("SELECT n FROM s ORDER BY n").fetchall() == [(2,), (3,)]
-        with pytest.raises(psycopg.errors.NoActiveSqlTransaction):
-            connection.execute("SAVEPOINT a")
-
-
 @pytest.mark.parametrize("sql", ["LISTEN a", "NOTIFY a, 'b'", "SELECT pg_notify('a', 'b')"])
 def test_notifications_are_refused(conn: psycopg.Connection, sql: str) -> None:
     with pytest.raises(psycopg.Error, match="LISTEN and NOTIFY are not supported"):

@@ -143,7 +143,6 @@ class CatalogSession:
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
-        self._transactions.savepoints.changes += 1
         table = self._rewrite(f"TABLE {table}").text.removeprefix("TABLE ")
         return await self._inner.copy_in(table, columns, rows)
 
@@ -225,8 +224,6 @@ class CatalogSession:
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
         word = first_word(sql)
         handler = _HANDLERS.get(word)
-        if self.transaction_status == "T":
-            self._transactions.savepoints.note(sql)
         failed = self.transaction_status == "E"
         try:
             result = await handler(self, sql, params) if handler is not None else None
@@ -236,7 +233,6 @@ class CatalogSession:
             if self.transaction_status == "I":
                 self.settings.end_transaction()
                 self.cursors.end_transaction(committed=word not in _GIVES_UP and not failed)
-                self._transactions.savepoints.end_transaction()
         return result
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
@@ -340,7 +336,7 @@ class CatalogSession:
         return await self._transactions.end(sql)
 
     async def _on_savepoint(self, sql: str, params: Params) -> StatementResult | None:
-        return self._transactions.savepoint(sql)
+        return await self._transactions.savepoint(sql)
 
     async def _on_discard(self, sql: str, params: Params) -> StatementResult | None:
         words = [token.upper for token in tokens(sql) if token.text != ";"]

@@ -12,7 +12,6 @@ from dbfront.pgwire.catalog.ddl import rewrite_create
 from dbfront.pgwire.catalog.install import catalog_names, catalog_statements, client_names
 from dbfront.pgwire.catalog.rewrite import TELLING, may_tell, rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
-from dbfront.pgwire.catalog.savepoints import Savepoints
 from dbfront.pgwire.catalog.settings import Settings, milliseconds
 from dbfront.pgwire.catalog.shapes import shapes
 from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
@@ -168,21 +167,6 @@ def test_create_table(sql: str, expected: str | None, sequences: tuple) -> None:
     definition = rewrite_create(sql)
     assert (definition.sql if definition else None) == expected
     assert (definition.sequences if definition else ()) == sequences
-
-
-def test_savepoints_count_what_may_have_changed_something() -> None:
-    points = Savepoints()
-    points.note("SELECT 1")
-    points.set("a")
-    points.note("INSERT INTO t VALUES (1)")
-    points.set("b")
-    assert points.go_back("b").changes == 1
-    assert points.go_back("a").changes == 0
-    with pytest.raises(SqlError, match='savepoint "b" does not exist'):
-        points.go_back("b")
-    points.release("a")
-    with pytest.raises(SqlError):
-        points.release("a")
 
 
 @pytest.mark.parametrize(
