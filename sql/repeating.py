@@ -17,7 +17,7 @@ from sql.statement import StatementKind, main_verb
 _TIME_WORDS: Final = frozenset(
     {"current_timestamp", "current_date", "current_time", "localtime", "localtimestamp"}
 )
-_READS: Final = frozenset({"SELECT", "FROM", "TABLE", "USING"})
+_READS: Final = frozenset({"SELECT", "FROM", "USING"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ def change_text(text: str, tokens: list[Token], kind: StatementKind) -> ChangeTe
         insert_into=inserts[0] if plain else "",
         returns=_returning(tokens),
         reads=kind in (StatementKind.UPDATE, StatementKind.DELETE, StatementKind.MERGE)
-        or not words.isdisjoint(_READS),
+        or not words.isdisjoint(_READS)
+        or (kind is StatementKind.INSERT and "TABLE" in words),
     )
 
 
