@@ -86,6 +86,8 @@ def ai_plan_lines(told: Explanation) -> list[str]:
         lines.append("  collected with a SELECT before the statement writes")
     if plan.stop_after_rows is not None:
         lines.append(f"  stops after {plan.stop_after_rows} rows (LIMIT)")
+    elif plan.stops_early:
+        lines.append("  stops when there are enough rows (LIMIT)")
     if told.analysis is not None:
         rounds = told.analysis.trace.rounds
         lines += [
@@ -113,6 +115,8 @@ def ai_plan_json(told: Explanation) -> dict[str, Any]:
     document["Collected First"] = plan.collect_sql is not None
     if plan.stop_after_rows is not None:
         document["Stops After Rows"] = plan.stop_after_rows
+    elif plan.stops_early:
+        document["Stops Early"] = True
     document["Calls"] = [_site_json(site, told, first_of) for site in plan.sites]
     if told.analysis is not None:
         document["Rounds"] = [round_json(one, first_of) for one in told.analysis.trace.rounds]

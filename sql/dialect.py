@@ -2,6 +2,7 @@
 
 Used by sql/rewrite.py only. Each AI call becomes ``ai_call(form key, text)``; the text is the row's
 only argument, or a JSON array of several, and the answer's text is cast to the function's type.
+PostgreSQL's names have their schema: a user's own function of exact types would be preferred.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def engine_function(dialect: Dialect, *, kept_in_place: bool) -> str:
 
 _TEXT: Final[dict[Dialect, Around]] = {
     Dialect.DUCKDB: ("CAST(", " AS VARCHAR)"),
-    Dialect.POSTGRES: ("CAST(", " AS text)"),
+    Dialect.POSTGRES: ("CAST(", " AS pg_catalog.text)"),
 }
 _ARGUMENTS: Final[dict[Dialect, dict[ArgumentKind, Around]]] = {
     # to_json keeps JSON as it is and makes JSON of a STRUCT. It is packed as text, because
@@ -50,11 +51,11 @@ _ARGUMENTS: Final[dict[Dialect, dict[ArgumentKind, Around]]] = {
     },
     Dialect.POSTGRES: {
         ArgumentKind.TEXT: _TEXT[Dialect.POSTGRES],
-        ArgumentKind.JSON: ("to_jsonb(", ")"),
-        ArgumentKind.TEXTS: ("CAST(", " AS text[])"),
+        ArgumentKind.JSON: ("pg_catalog.to_jsonb(", ")"),
+        ArgumentKind.TEXTS: ("CAST(", " AS pg_catalog.text[])"),
     },
 }
-_PARAMETER_JSON: Final[Around] = ("CAST(", " AS jsonb)")
+_PARAMETER_JSON: Final[Around] = ("CAST(", " AS pg_catalog.jsonb)")
 
 
 def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> Around:
@@ -67,13 +68,13 @@ def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> 
 def packed(dialect: Dialect) -> Around:
     """Return what makes JSON text of a list of arguments."""
     if dialect is Dialect.POSTGRES:
-        return "CAST(json_build_array(", ") AS text)"
+        return "CAST(pg_catalog.json_build_array(", ") AS pg_catalog.text)"
     return "CAST(json_array(", ") AS VARCHAR)"
 
 
 def gathered(dialect: Dialect) -> str:
     """Name the aggregate that makes a list."""
-    return "array_agg" if dialect is Dialect.POSTGRES else "list"
+    return "pg_catalog.array_agg" if dialect is Dialect.POSTGRES else "list"
 
 
 def texts(dialect: Dialect) -> Around:
@@ -96,15 +97,15 @@ _ANSWERS: Final[dict[Dialect, dict[Returns, Around]]] = {
         Returns.RESULT: ("CAST(CAST(", f" AS JSON) AS STRUCT({_RESULT_STRUCT}))"),
     },
     Dialect.POSTGRES: {
-        Returns.JSON: ("CAST(", " AS jsonb)"),
+        Returns.JSON: ("CAST(", " AS pg_catalog.jsonb)"),
         Returns.BOOLEAN: ("CAST(", " AS boolean)"),
         Returns.DOUBLE: ("CAST(", " AS double precision)"),
         Returns.INTEGER: ("CAST(", " AS integer)"),
         Returns.VECTOR: ("CAST(", " AS real[])"),
-        Returns.TEXTS: ("CAST(", " AS text[])"),
+        Returns.TEXTS: ("CAST(", " AS pg_catalog.text[])"),
         Returns.RESULT: (
-            "jsonb_populate_record(CAST(NULL AS tierkv.ai_result), CAST(",
-            " AS jsonb))",
+            "pg_catalog.jsonb_populate_record(CAST(NULL AS tierkv.ai_result), CAST(",
+            " AS pg_catalog.jsonb))",
         ),
     },
 }
@@ -113,3 +114,8 @@ _ANSWERS: Final[dict[Dialect, dict[Returns, Around]]] = {
 def answer(dialect: Dialect, returns: Returns) -> Around:
     """Return what turns an answer's text into the function's type."""
     return _ANSWERS[dialect].get(returns, ("", ""))
+
+
+def concatenation(dialect: Dialect) -> str:
+    """Return the operator between two texts."""
+    return "OPERATOR(pg_catalog.||)" if dialect is Dialect.POSTGRES else "||"

@@ -8,7 +8,7 @@ the first only. A row passes one exactly as it passes the other: NULL passes nei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,13 @@ from sql.placement import Placement, has_site
 from sql.rewrite import Piece, RewrittenSql, SqlRewriter, joined
 from sql.statement import main_verb
 from sql.stream_shape import conjuncts_of
+
+VALUE_NAMES: Final = frozenset(
+    {"user", "session_user", "system_user", "current_user", "current_role", "current_catalog"}
+    | {"current_schema", "current_date", "current_time", "current_timestamp"}
+    | {"localtime", "localtimestamp"}
+)
+"""Functions that are written like columns."""
 
 _SOURCES: Final = ("with", "with_", "from", "from_", "joins", "laterals")
 
@@ -118,44 +125,82 @@ def _fence(tree: exp.Select) -> str:
 
     PostgreSQL pushes a filter to the relation it reads, below joins, whatever it costs. One that
     reads all of them stays above: fewer rows are asked about there, never more distinct calls.
-    Empty when there is nothing to join, or a relation without a name. A column that the statement
-    reads anyway does; a whole row may be wide, and its reader may not be allowed to read it all.
+    Only columns that the statement reads anyway: its reader may not be allowed to read others.
+    Empty when there is nothing to join, or when not every relation can be read so.
     """
     source = tree.args.get("from") or tree.args.get("from_")
     joins = tree.args.get("joins") or []
     if source is None or not joins:
         return ""
     relations = [source.this, *(join.this for join in joins)]
-    columns = _columns_read(tree, joins)
-    read = [_read_of(relation, columns) for relation in relations]
-    return f"num_nulls({', '.join(read)}) >= 0" if all(read) else ""
+    names = [_name_of(relation) for relation in relations]
+    if "" in names or len(set(names)) < len(names):
+        return ""
+    columns, loose = _columns_read(tree, joins, names)
+    computed = _computed_relations(tree)
+    read: dict[str, None] = {}
+    for relation, name in zip(relations, names, strict=True):
+        if name in columns:
+            read[f"{name}.{columns[name]}"] = None
+        elif not isinstance(relation.this, exp.Identifier) or name in computed:
+            read[f"{name}.*"] = None
+        elif loose:
+            read.update(dict.fromkeys(loose))
+        else:
+            return ""
+    return f"pg_catalog.num_nulls({', '.join(read)}) OPERATOR(pg_catalog.>=) 0"
 
 
-def _columns_read(tree: exp.Select, joins: list[exp.Expr]) -> dict[str, str]:
-    """Return a column that is read of each relation, by the relation's name, both as written."""
+def _computed_relations(tree: exp.Select) -> set[str]:
+    """Return the names of what WITH computes: its rows may be read whole."""
+    clause = tree.args.get("with") or tree.args.get("with_")
+    names = [] if clause is None else [cte.args["alias"].this for cte in clause.expressions]
+    return {quoted_name(name) for name in names}
+
+
+def _columns_read(
+    tree: exp.Select, joins: list[exp.Expr], relations: list[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return a column that is read of each relation, by the relation's name, both as written.
+
+    Beside it those of WHERE, and of the only ON, that have no relation's name.
+    """
     found: dict[str, str] = {}
-    ons = (join.args["on"] for join in joins if join.args.get("on"))
-    for node in (*tree.expressions, *ons, *conjuncts_of(tree.args["where"].this)):
+    loose: dict[str, None] = {}
+    ons = [join.args["on"] for join in joins if join.args.get("on")]
+    in_scope = [*conjuncts_of(tree.args["where"].this), *(ons if len(joins) == 1 else ())]
+    for node in (*tree.expressions, *ons, *in_scope):
         for column in () if node.find(exp.Query) else node.find_all(exp.Column):
-            if len(column.parts) == 2 and not isinstance(column.this, exp.Star):
-                relation, name = (_as_read(part) for part in column.parts)
-                found.setdefault(relation, name)
-    return found
+            *relation, name = (quoted_name(part) for part in column.parts)
+            if isinstance(column.this, exp.Star):
+                continue
+            if len(relation) == 1:
+                found.setdefault(relation[0], name)
+            elif not relation and any(node is one for one in in_scope):
+                loose[name] = None
+    for number, join in enumerate(joins, 1):
+        for using in filter(_is_name, join.args.get("using") or ()):
+            found.setdefault(relations[number], quoted_name(using))
+            if number == 1:
+                found.setdefault(relations[0], quoted_name(using))
+    values = {quoted_name(exp.to_identifier(name)) for name in VALUE_NAMES}
+    return found, [name for name in loose if name not in values and name not in relations]
 
 
-def _read_of(relation: exp.Expr, columns: Mapping[str, str]) -> str:
-    """Write a column of a relation, else its whole row; empty when it has no name of its own."""
+def _is_name(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Identifier)
+
+
+def _name_of(relation: exp.Expr) -> str:
+    """Return a relation's name, quoted; empty when it has no name of its own."""
     if not isinstance(relation, exp.Table | exp.Subquery | exp.Values | exp.Lateral):
         return ""
     alias = relation.args.get("alias")
     named = alias.this if isinstance(alias, exp.TableAlias) else relation.this
-    if not isinstance(named, exp.Identifier):
-        return ""
-    name = _as_read(named)
-    return f"{name}.{columns.get(name, '*')}"
+    return quoted_name(named) if isinstance(named, exp.Identifier) else ""
 
 
-def _as_read(identifier: exp.Expr) -> str:
+def quoted_name(identifier: exp.Expr) -> str:
     """Quote a name; one that is not quoted is in lower case to PostgreSQL."""
     name = identifier.name if identifier.args.get("quoted") else identifier.name.lower()
     escaped = name.replace('"', '""')

@@ -299,7 +299,7 @@ def _stop_after_rows(tree: exp.Expr) -> int | None:
             return None
         if name in _SOURCES and any(map(has_site, _expressions(value))):
             return None
-    if not all(map(_plain_output, tree.expressions)):
+    if not all(map(plain_output, tree.expressions)):
         return None
     where = tree.args.get("where")
     conjuncts = (
@@ -318,7 +318,7 @@ def has_site(node: exp.Expr) -> bool:
     return any(site_number(found) is not None for found in node.find_all(exp.Anonymous))
 
 
-def _plain_output(node: exp.Expr) -> bool:
+def plain_output(node: exp.Expr) -> bool:
     """Say whether an output has no aggregate, window, subquery or unnest anywhere."""
     return all(
         isinstance(part, _PLAIN_OUTPUTS)

@@ -16,6 +16,7 @@ from sql.ai_call import CallForm
 from sql.calls import FoundCall, find_calls, find_templates
 from sql.collect import collect_form, returning_form
 from sql.dialect import Dialect
+from sql.early_rows import early_rows, stops_early
 from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.filter_plan import FilterPlan, filter_plan
 from sql.functions import DOCUMENTS
@@ -88,6 +89,7 @@ class StatementPlan:
             is the user's; None where there is nothing to order.
         top: how to ask only for the first rows what their order does not need; None elsewhere.
         query_writes: it is a SELECT that changes tables all the same (INTO, a WITH that writes).
+        stops_early: PostgreSQL only: a LIMIT may need few rows, so a round asks a few at a time.
     """
 
     text: str
@@ -110,6 +112,7 @@ class StatementPlan:
     filters: FilterPlan | None = None
     top: StreamPlan | None = None
     query_writes: bool = False
+    stops_early: bool = False
 
     @property
     def writes(self) -> bool:
@@ -189,13 +192,11 @@ def plan_statement(
     )
     returning = returning_form(tokens, kind)
     collect = collect_form(tokens, kind) if kind.writes else None
-    filters = filter_plan(tokens, placement, rewriter) if kind is StatementKind.QUERY else None
+    filters, may_stop = _filters(tokens, placement, rewriter, kind)
     may_be_top = kind is StatementKind.QUERY and dialect is Dialect.DUCKDB and filters is None
-    engine_sql = (
-        rewriter.rewrite([(0, len(tokens))])
-        if filters is None
-        else filters.ordered(range(len(filters.filters)))
-    )
+    engine_sql = rewriter.rewrite([(0, len(tokens))])
+    if filters is not None:
+        engine_sql = filters.ordered(range(len(filters.filters)))
     stream, why_not = _stream(tokens, calls, placement, rewriter, kind)
     return StatementPlan(
         text=text,
@@ -213,7 +214,23 @@ def plan_statement(
         stream=stream,
         why_not_stream=why_not,
         query_writes=kind is StatementKind.QUERY and query_writes(tokens),
+        stops_early=may_stop,
     )
+
+
+def _filters(
+    tokens: list[Token], placement: Placement, rewriter: SqlRewriter, kind: StatementKind
+) -> tuple[FilterPlan | None, bool]:
+    """Write filters in order; answer also whether a LIMIT may stop them early on PostgreSQL."""
+    if kind is not StatementKind.QUERY:
+        return None, False
+    if rewriter.dialect is not Dialect.POSTGRES:
+        return filter_plan(tokens, placement, rewriter), False
+    early = early_rows(tokens, placement, rewriter)
+    if early is not None:
+        return early, True
+    may_stop = stops_early(placement.tree, ordered=False)
+    return filter_plan(tokens, placement, rewriter), may_stop
 
 
 def _without_calls(

@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sql.calls import Argument, FoundCall, FoundTemplate
-from sql.dialect import Dialect, answer, argument, engine_function, gathered, packed, texts
+from sql.dialect import (
+    Dialect,
+    answer,
+    argument,
+    concatenation,
+    engine_function,
+    gathered,
+    packed,
+    texts,
+)
 from sql.functions import ArgumentKind
 from sql.lexer import Token, TokenKind
 
@@ -267,7 +276,7 @@ class SqlRewriter:
         self._insert("(")
         opening, closing = argument(self.dialect, ArgumentKind.TEXT)
         for position, piece in enumerate(found.template.pieces or ("",)):
-            self._insert(" || " if position else "")
+            self._insert(f" {concatenation(self.dialect)} " if position else "")
             if isinstance(piece, str):
                 quoted = piece.replace("'", "''")
                 self._insert(f"'{quoted}'")

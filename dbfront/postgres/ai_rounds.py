@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dbfront.ai_statement import AiStatement
+from dbfront.ai_statement import FIRST_BUDGET, AiStatement
 from dbfront.postgres import messages
 from dbfront.postgres.exchange import Exchange, Reply
 from dbfront.postgres.explained import actual_rows
@@ -23,6 +23,7 @@ _SAVEPOINT: Final = messages.own_statement("SAVEPOINT tierkv")
 _UNDO: Final = messages.own_statement("ROLLBACK TO SAVEPOINT tierkv")
 _RELEASE: Final = messages.own_statement("RELEASE SAVEPOINT tierkv")
 _FILL: Final = "SELECT tierkv.learn($1::bigint[], $2::bytea[], $3::bytea[])"
+_ROOM: Final = "SELECT pg_catalog.set_config('tierkv.room', '{room}', true)"
 _FILL_BYTES: Final = 8 << 20
 """Answers are sent in messages of about this size."""
 
@@ -81,6 +82,7 @@ class RelayRounds:
         self._run_once = run_once
         self._sync = sync
         self._stop_after = stop_after
+        self._room: int | None = None
         self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
         self._behind = False
         self._last: Reply | None = None
@@ -95,6 +97,10 @@ class RelayRounds:
         """See EngineRounds."""
         return self._stop_after is not None and self._rows >= self._stop_after
 
+    def ask_few(self) -> None:
+        """Let a round ask few questions and end there, each next one twice as many."""
+        self._room = FIRST_BUDGET
+
     async def run(self) -> Reply | None:
         """See EngineRounds.
 
@@ -105,7 +111,7 @@ class RelayRounds:
             self._last.output.close()
         with self._at_work():
             await self._fill()
-            await self.own(_SAVEPOINT)
+            await self.own(*self._make_room(), _SAVEPOINT)
             self._last = reply = await self._run_once()
             self._rows = reply.rows
             if self._stop_after is not None and self._analyzes and reply.rows:
@@ -120,6 +126,10 @@ class RelayRounds:
                 # Have PostgreSQL listen again after an error in a batch; the block stays open.
                 await self._exchange.own(sync=True)
         return None
+
+    def _make_room(self) -> list[bytes]:
+        room, self._room = self._room, None if self._room is None else 2 * self._room
+        return [] if room is None else [messages.own_statement(_ROOM.format(room=room))]
 
     async def undo(self) -> None:
         """See EngineRounds."""

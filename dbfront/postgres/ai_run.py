@@ -193,7 +193,9 @@ class AiRun:
                 if collects and collect_once is not None:
                     await self._collect(collect_once)
                 self._rounds = rounds
-                may_stop = stop_after is not None
+                may_stop = self._plan.stops_early and not self._plan.writes
+                if may_stop:
+                    rounds.ask_few()
                 reply = await self._stoppable(
                     self._ai.until_answered(self._rounds, may_stop=may_stop)
                 )

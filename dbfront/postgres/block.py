@@ -23,6 +23,7 @@ _READ_VALUES: Final = messages.own_statement(READ_VALUES)
 _WARN: Final = messages.own_statement("SET LOCAL client_min_messages = warning")
 _SET_BACK: Final = "SELECT pg_catalog.set_config('{name}', '{value}', true)"
 _IN_BLOCK_ALREADY: Final = "25001"
+_FOR_CURSORS: Final = ("synchronize_seqscans", "cursor_tuple_fraction")
 _WITHOUT_WARNINGS: Final = frozenset({"error", "fatal", "panic"})
 
 
@@ -119,15 +120,23 @@ class Block:
         except PostgresError as error:
             raise _explained(error) from None
 
-    async def end_rounds(self, values: SessionValues) -> None:
-        """Put back what ``begin_rounds`` set, in a block that goes on."""
+    async def end_rounds(self, values: SessionValues, *, rows_to_come: bool = False) -> None:
+        """Put back what ``begin_rounds`` set, in a block that goes on.
+
+        Args:
+            values: the session's, from before.
+            rows_to_come: a cursor begins its scan later: it must meet the rows that rounds met, so
+                what they were met with stays until the transaction ends.
+        """
+        before = {"tierkv.round": "", "tierkv.room": "", **values.put_back}
+        if rows_to_come:
+            for name in _FOR_CURSORS:
+                before.pop(name, None)
         await self.statement(
-            messages.own_statement(_SET_BACK.format(name="tierkv.round", value="")),
-            messages.own_statement(
-                _SET_BACK.format(
-                    name="idle_in_transaction_session_timeout", value=values.idle_timeout
-                )
-            ),
+            *(
+                messages.own_statement(_SET_BACK.format(name=name, value=value))
+                for name, value in before.items()
+            )
         )
 
     async def end(self, *, failed: bool) -> bytes | None:

@@ -240,7 +240,7 @@ class Batch:
         if again:
             reply.output.close()
             await runs.bind_again()
-            await self._block.end_rounds(run.values)
+            await self._block.end_rounds(run.values, rows_to_come=True)
             reply = await self._exchange.ask(message, sync=False)
             if reply.error is not None:
                 raise PostgresError(reply.error)

@@ -18,6 +18,9 @@ _OTHERS: Final = (
     "default_transaction_isolation",
     "client_min_messages",
     "idle_in_transaction_session_timeout",
+    "synchronize_seqscans",
+    "max_parallel_workers_per_gather",
+    "cursor_tuple_fraction",
 )
 _LEVELS: Final = ("debug5", "debug4", "debug3", "debug2", "debug1", "log", "notice", "warning")
 
@@ -36,14 +39,14 @@ class SessionValues:
         settings: of ``tierkv.*``.
         isolation: ``default_transaction_isolation``.
         min_messages: least level of messages the client wants.
-        idle_timeout: ``idle_in_transaction_session_timeout``, as text.
+        put_back: what tierkv.begin_rounds sets for the rounds, by name, as it was.
         statement_timeout_s: 0.0 is none.
     """
 
     settings: SessionSettings
     isolation: str
     min_messages: str
-    idle_timeout: str
+    put_back: dict[str, str]
     statement_timeout_s: float
 
     @classmethod
@@ -56,12 +59,12 @@ class SessionValues:
         given = {
             name: value for name, value in zip(SETTINGS, row, strict=False) if value is not None
         }
-        isolation, min_messages, idle, timeout = row[len(SETTINGS) :]
+        isolation, min_messages, *set_for_rounds, timeout = row[len(SETTINGS) :]
         return cls(
             SessionSettings(None, given),
             isolation or "",
             min_messages or "notice",
-            idle or "0",
+            {name: value for name, value in zip(_OTHERS[2:], set_for_rounds, strict=True) if value},
             float(timeout or 0),
         )
 

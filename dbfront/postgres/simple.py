@@ -127,7 +127,7 @@ class SimpleQuery:
             collect_once=None if collected is None else lambda: self._ask(collected),
         )
         # What follows in the block, and the rows of a cursor, have no rounds.
-        await self._block.end_rounds(run.values)
+        await self._block.end_rounds(run.values, rows_to_come=bool(statement.declare))
         if statement.declare:
             reply.output.close()
             reply = await self._plain(statement)

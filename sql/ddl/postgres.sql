@@ -1,12 +1,14 @@
 -- TierKV's side of a PostgreSQL database: one schema that the front makes when it starts.
 -- It can be run by hand, any number of times, by a user who may create schemas here.
 -- The relay (dbfront/postgres) writes every AI call of a statement as tierkv.ai_call(form, question).
+-- What is run in users' sessions names everything by schema: a user's own function, type or operator
+-- of the same name must not stand in. Text is compared as bytes, whatever collation it comes with.
 
 CREATE SCHEMA IF NOT EXISTS tierkv;
 
 DO $install$
 BEGIN
-  IF to_regtype('tierkv.ai_result') IS NULL THEN
+  IF pg_catalog.to_regtype('tierkv.ai_result') IS NULL THEN
     CREATE TYPE tierkv.ai_result AS (/*ai_result*/);
   END IF;
 END
@@ -17,33 +19,38 @@ $install$;
 -- An entry of a setting is found by "form question" and is an array of one answer.
 CREATE OR REPLACE FUNCTION tierkv.answers_setting(question text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT 'tierkv_answers.s' OPERATOR(pg_catalog.||)
-  (pg_catalog.hashtext(question) OPERATOR(pg_catalog.&) 255)::text $$;
+AS $$ SELECT pg_catalog.concat('tierkv_answers.s',
+  pg_catalog.hashtext(question COLLATE pg_catalog."C") OPERATOR(pg_catalog.&) 255) $$;
 
 -- Looks an answer up that the front has left here. An unknown question is told to the front by a
 -- message that only it reads, and answered NULL for now: the front learns the answer and runs the
 -- statement again. Nothing is written, so the function is STABLE.
+-- After as many unknown questions as tierkv.room has, it ends the round: a LIMIT may need no more.
 -- Its cost puts it behind other conditions, and keeps small statements below jit_above_cost.
 CREATE OR REPLACE FUNCTION tierkv.ai_call(form bigint, question text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000 AS $ai_call$
 DECLARE
-  round text := pg_catalog.current_setting('tierkv.round', true);
-  known text;
-  entry jsonb;
+  round pg_catalog.text := pg_catalog.current_setting('tierkv.round', true);
+  known pg_catalog.text;
+  entry pg_catalog.jsonb;
+  room pg_catalog.text;
 BEGIN
   IF question IS NULL THEN
     RETURN NULL;
   END IF;
   IF round OPERATOR(pg_catalog.=) 'collect' THEN
     SELECT m.answer INTO known FROM pg_temp.tierkv_memo m
-      WHERE m.question OPERATOR(pg_catalog.=) ai_call.question
+      WHERE m.question OPERATOR(pg_catalog.=) (ai_call.question COLLATE pg_catalog."C")
         AND m.form OPERATOR(pg_catalog.=) ai_call.form;
     IF FOUND THEN
       RETURN known;
     END IF;
   ELSE
-    entry := nullif(pg_catalog.current_setting(tierkv.answers_setting(question), true), '')::jsonb
-      OPERATOR(pg_catalog.->) pg_catalog.concat(form, ' ', question);
+    known := pg_catalog.current_setting(tierkv.answers_setting(question), true);
+    IF known OPERATOR(pg_catalog.<>) '' THEN
+      entry := known::pg_catalog.jsonb
+        OPERATOR(pg_catalog.->) pg_catalog.concat(form, ' ', question);
+    END IF;
     IF entry IS NOT NULL THEN
       RETURN entry OPERATOR(pg_catalog.->>) 0;
     END IF;
@@ -51,12 +58,20 @@ BEGIN
   IF round OPERATOR(pg_catalog.=) 'collect' OR round OPERATOR(pg_catalog.=) 'settings' THEN
     RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = pg_catalog.concat(
       form, ' ', pg_catalog.encode(pg_catalog.convert_to(question, 'UTF8'), 'hex'));
+    room := pg_catalog.current_setting('tierkv.room', true);
+    IF room OPERATOR(pg_catalog.<>) '' THEN
+      IF room::pg_catalog.int4 OPERATOR(pg_catalog.<=) 1 THEN
+        RAISE EXCEPTION 'tierkv' USING ERRCODE = 'TKV03';
+      END IF;
+      PERFORM pg_catalog.set_config('tierkv.room',
+        (room::pg_catalog.int4 OPERATOR(pg_catalog.-) 1)::pg_catalog.text, true);
+    END IF;
     RETURN NULL;
   END IF;
   -- Rows of a cursor come after its rounds; their answers are there until the transaction ends.
   BEGIN
     SELECT m.answer INTO known FROM pg_temp.tierkv_memo m
-      WHERE m.question OPERATOR(pg_catalog.=) ai_call.question
+      WHERE m.question OPERATOR(pg_catalog.=) (ai_call.question COLLATE pg_catalog."C")
         AND m.form OPERATOR(pg_catalog.=) ai_call.form;
     IF FOUND THEN
       RETURN known;
@@ -75,21 +90,26 @@ $ai_call$;
 CREATE OR REPLACE FUNCTION tierkv.begin_rounds(first bigint, last bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $begin_rounds$
 DECLARE
-  round text := 'collect';
+  round pg_catalog.text := 'collect';
 BEGIN
+  -- All rounds must meet rows in one order: what a LIMIT or an array takes would ask anew in each.
+  PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
+  PERFORM pg_catalog.set_config('max_parallel_workers_per_gather', '0', true);
+  PERFORM pg_catalog.set_config('cursor_tuple_fraction', '1', true);
   PERFORM pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true);
   IF pg_catalog.to_regclass('pg_temp.tierkv_memo') IS NOT NULL THEN
-    DELETE FROM pg_temp.tierkv_memo m WHERE m.form BETWEEN first AND last;
+    DELETE FROM pg_temp.tierkv_memo m WHERE m.form OPERATOR(pg_catalog.>=) first
+      AND m.form OPERATOR(pg_catalog.<=) last;
   ELSE
     BEGIN
-      CREATE TEMP TABLE tierkv_memo (form bigint, question text COLLATE "C", answer text)
-        ON COMMIT DROP;
+      CREATE TEMP TABLE tierkv_memo (form bigint,
+        question pg_catalog.text COLLATE pg_catalog."C", answer pg_catalog.text) ON COMMIT DROP;
       CREATE INDEX tierkv_memo_question ON pg_temp.tierkv_memo USING hash (question);
       GRANT ALL ON pg_temp.tierkv_memo TO PUBLIC;
     EXCEPTION WHEN read_only_sql_transaction OR insufficient_privilege THEN
       round := 'settings';
-      IF pg_catalog.current_setting('tierkv_answers.used', true) = 'yes' THEN
-        PERFORM pg_catalog.set_config('tierkv_answers.s' || i, '', true)
+      IF pg_catalog.current_setting('tierkv_answers.used', true) OPERATOR(pg_catalog.=) 'yes' THEN
+        PERFORM pg_catalog.set_config(pg_catalog.concat('tierkv_answers.s', i), '', true)
           FROM pg_catalog.generate_series(0, 255) i;
       END IF;
     END;
@@ -103,11 +123,13 @@ CREATE OR REPLACE FUNCTION tierkv.learn(forms bigint[], questions bytea[], answe
 RETURNS void LANGUAGE plpgsql VOLATILE AS $learn$
 DECLARE
   added record;
+  kept pg_catalog.text;
 BEGIN
-  IF pg_catalog.current_setting('tierkv.round') = 'collect' THEN
+  IF pg_catalog.current_setting('tierkv.round') OPERATOR(pg_catalog.=) 'collect' THEN
     INSERT INTO pg_temp.tierkv_memo
       SELECT f, pg_catalog.convert_from(q, 'UTF8'), pg_catalog.convert_from(a, 'UTF8')
-      FROM unnest(forms, questions, answers) AS t (f, q, a);
+      FROM ROWS FROM (pg_catalog.unnest(forms), pg_catalog.unnest(questions),
+        pg_catalog.unnest(answers)) AS t (f, q, a);
     RETURN;
   END IF;
   FOR added IN
@@ -116,11 +138,15 @@ BEGIN
           pg_catalog.jsonb_build_array(t.a)) AS entries
       FROM (SELECT f, pg_catalog.convert_from(q, 'UTF8') AS q,
             pg_catalog.convert_from(a, 'UTF8') AS a
-          FROM unnest(forms, questions, answers) AS u (f, q, a)) t
+          FROM ROWS FROM (pg_catalog.unnest(forms), pg_catalog.unnest(questions),
+            pg_catalog.unnest(answers)) AS u (f, q, a)) t
       GROUP BY 1
   LOOP
-    PERFORM pg_catalog.set_config(added.setting, (added.entries || coalesce(
-      nullif(pg_catalog.current_setting(added.setting, true), '')::jsonb, '{}'))::text, true);
+    kept := pg_catalog.current_setting(added.setting, true);
+    IF kept OPERATOR(pg_catalog.<>) '' THEN
+      added.entries := added.entries OPERATOR(pg_catalog.||) kept::pg_catalog.jsonb;
+    END IF;
+    PERFORM pg_catalog.set_config(added.setting, added.entries::pg_catalog.text, true);
   END LOOP;
   PERFORM pg_catalog.set_config('tierkv_answers.used', 'yes', true);
 END
@@ -130,7 +156,8 @@ $learn$;
 CREATE OR REPLACE FUNCTION tierkv.stat_reset(what text DEFAULT NULL) RETURNS timestamp
 LANGUAGE plpgsql VOLATILE AS $stat_reset$
 BEGIN
-  IF pg_catalog.current_setting('tierkv.view_stat_reset', true) IS DISTINCT FROM '[]' THEN
+  IF (pg_catalog.current_setting('tierkv.view_stat_reset', true) OPERATOR(pg_catalog.=) '[]')
+      IS NOT TRUE THEN
     RAISE EXCEPTION 'tierkv.stat_reset is for statements that come through the TierKV front';
   END IF;
   RAISE INFO 'tierkv' USING ERRCODE = 'TKV02', DETAIL = coalesce(what, ' ');

@@ -11,16 +11,25 @@ from tests.fix_sql import InstantGenerator
 pytestmark = pytest.mark.integration
 
 
-def test_a_join_reads_only_columns_that_may_be_read(ai_relay: RunningRelay) -> None:
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT d.id FROM docs d JOIN topics t ON t.id = d.topic "
+        "WHERE d.id < 9 AND ai_filter('q', t.name) ORDER BY 1",
+        "SELECT docs.id FROM docs JOIN topics ON topic = topics.id WHERE ai_filter('q', name) "
+        "ORDER BY 1",
+        "SELECT name FROM (SELECT topic FROM docs) s JOIN topics ON topic = id "
+        "WHERE ai_filter('q', name)",
+        "SELECT 1 FROM topics, docs WHERE ai_filter('q', name)",
+        "SELECT id FROM docs WHERE ai_filter('q', id::text) ORDER BY topic, id LIMIT 3",
+    ],
+)
+def test_only_columns_are_read_that_may_be_read(ai_relay: RunningRelay, sql: str) -> None:
     with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
         connection.execute("CREATE ROLE reader")
         try:
             connection.execute("GRANT SELECT (id, topic) ON docs TO reader")
             connection.execute("GRANT SELECT ON topics TO reader")
-            sql = (
-                "SELECT d.id FROM docs d JOIN topics t ON t.id = d.topic "
-                "WHERE d.id < 9 AND ai_filter('q', t.name) ORDER BY 1"
-            )
             expected = connection.execute(sql).fetchall()
             connection.execute("SET ROLE reader")
             assert connection.execute(sql).fetchall() == expected
