@@ -15,8 +15,9 @@ from decimal import Decimal
 from typing import Any, Final
 
 from dbfront.pgwire.interval_format import interval_text
+from dbfront.pgwire.json_format import any_json, json_form
 from dbfront.pgwire.type_functions import function_name
-from dbfront.pgwire.types import INT2VECTOR, OIDVECTOR, PgType
+from dbfront.pgwire.types import INT2VECTOR, OIDVECTOR, PgType, is_composite
 
 TextForm = Callable[[Any], str]
 
@@ -139,27 +140,10 @@ def timestamptz_text(value: Any) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Text as it is; composite values in DuckDB's own spelling."""
+    """Text as it is; what is composed of values as JSON."""
     if isinstance(value, str):
         return value
-    if isinstance(value, dict):
-        pairs = (f"'{key}': {_inner(item)}" for key, item in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inner, value)) + "]"
-    return _scalar_text(value)
-
-
-def map_text(value: Any) -> str:
-    """A MAP in DuckDB's spelling: ``{key=value}``."""
-    if not isinstance(value, dict):
-        return plain_text(value)
-    pairs = (f"{_inner(key)}={_inner(item)}" for key, item in value.items())
-    return "{" + ", ".join(pairs) + "}"
-
-
-def _inner(value: Any) -> str:
-    return "NULL" if value is None else plain_text(value)
+    return any_json(value) if isinstance(value, dict | list | tuple) else _scalar_text(value)
 
 
 def _scalar_text(value: Any) -> str:
@@ -215,8 +199,8 @@ def text_form(kind: PgType, duckdb_name: str = "") -> TextForm:
         return lambda value: " ".join(map(str, value))
     if kind.element is not None:
         return _array_text(text_form(kind.element))
-    if duckdb_name.startswith("MAP("):
-        return map_text
+    if is_composite(duckdb_name):
+        return json_form(duckdb_name, text_form)
     return _FORMS.get(kind.name, plain_text)
 
 

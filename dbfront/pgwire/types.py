@@ -2,7 +2,7 @@
 
 The handlers ask ``pg_type`` for the type of a result column and ``by_oid`` for that of a declared
 parameter; text_format.py, binary_format.py and parameters.py turn values into bytes and back.
-What PostgreSQL has no twin for (STRUCT, MAP, UNION, nested lists, ...) travels as text.
+What PostgreSQL has no twin for travels as JSON (STRUCT, MAP, UNION, nested lists) or as text.
 """
 
 from __future__ import annotations
@@ -146,6 +146,9 @@ DUCKDB_TYPES: Final = {
 }
 
 _LIST = re.compile(r"(.*[^\]])\[\d*\]", re.DOTALL)
+_COMPOSITE = re.compile(
+    r"\s*(?:STRUCT|TUPLE|MAP|UNION)\(|.*\]\s*\[\d*\]\s*\Z", re.DOTALL | re.IGNORECASE
+)
 _DECIMAL = re.compile(r"(?:DECIMAL|NUMERIC)\((\d+),\s*(\d+)\)")
 
 
@@ -153,16 +156,16 @@ _DECIMAL = re.compile(r"(?:DECIMAL|NUMERIC)\((\d+),\s*(\d+)\)")
 def pg_type(duckdb_name: str) -> PgType:
     """The PostgreSQL type for a DuckDB type name such as ``DECIMAL(18,3)`` or ``INTEGER[]``.
 
-    Unknown and composite types, and lists of lists, become text.
+    Composite types, and lists of lists or of composite types, become JSON; unknown ones text.
     """
     name = duckdb_name.strip()
+    if is_composite(name):
+        return JSON
     if match := _DECIMAL.fullmatch(name.upper()):
         precision, scale = int(match[1]), int(match[2])
         return PgType("numeric", NUMERIC.oid, -1, "", ((precision << 16) | scale) + 4)
     if match := _LIST.fullmatch(name):
         element = pg_type(match[1])
-        if element is TEXT and match[1].upper() not in ("VARCHAR", "TEXT", '"NULL"'):
-            return TEXT
         return _ARRAY_BY_ELEMENT.get(element.name, TEXT)
     return DUCKDB_TYPES.get(name.upper(), TEXT)
 
@@ -180,6 +183,11 @@ _BY_NAME: Final = {
 def by_name(name: str) -> PgType | None:
     """The type with PostgreSQL's short name, as parameters have it; None if we don't know it."""
     return _BY_NAME.get(name)
+
+
+def is_composite(duckdb_name: str) -> bool:
+    """Whether values of a DuckDB type are sent as JSON made of them."""
+    return _COMPOSITE.match(duckdb_name) is not None
 
 
 def by_oid(oid: int) -> PgType | None:

@@ -137,6 +137,40 @@ def test_values_as_text(server: RunningServer) -> None:
             ours.execute("SELECT left('hello', %s)", ["three"])
 
 
+def test_composite_values_are_json(server: RunningServer) -> None:
+    """A client's own JSON reader takes structs, maps and nested lists, in either format."""
+    query = """
+        SELECT {'a': 1.10::decimal(4,2), 'n': 'nan'::float, 'd': date '2024-01-02',
+                'j': '{"x": [1]}'::json} AS s,
+               map {'k': [1, NULL]} AS m, [[1], []] AS l, row(1, 'x') AS r, NULL::STRUCT(a INT) AS z
+    """
+    wanted = (
+        {"a": 1.1, "n": "NaN", "d": "2024-01-02", "j": {"x": [1]}},
+        {"k": [1, None]}, [[1], []], {"f1": 1, "f2": "x"}, None,
+    )  # fmt: skip
+    with psycopg.connect(server.dsn, autocommit=True) as ours:
+        for binary in (False, True):
+            cursor = ours.cursor(binary=binary)
+            assert cursor.execute(query).fetchone() == wanted
+            assert cursor.description and [c.type_code for c in cursor.description] == [114] * 5
+
+
+def test_composite_values_go_out_and_in_by_copy(server: RunningServer) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as ours:
+        ours.execute("CREATE OR REPLACE TABLE c (s STRUCT(a INT, b TEXT[]), l INT[][])")
+        ours.execute("INSERT INTO c VALUES ({'a': 1, 'b': ['x,\"', NULL]}, [[1, 2], []])")
+        ours.execute("INSERT INTO c VALUES (%s, %s)", ('{"a": 2, "b": ["y"]}', "[[3]]"))
+        before = ours.execute("SELECT * FROM c ORDER BY s.a").fetchall()
+        cursor = ours.cursor()
+        with cursor.copy("COPY c TO STDOUT") as out:
+            data = b"".join(bytes(piece) for piece in out)
+        ours.execute("DELETE FROM c")
+        with cursor.copy("COPY c FROM STDIN") as into:
+            into.write(data)
+        assert ours.execute("SELECT * FROM c ORDER BY s.a").fetchall() == before
+        assert before[0] == ({"a": 1, "b": ['x,"', None]}, [[1, 2], []])
+
+
 COPIES = (
     "COPY (SELECT i::int, 'x' || i FROM generate_series(1, 3) g(i)) TO STDOUT (FORMAT binary)",
     "COPY (SELECT 1 WHERE false) TO STDOUT (FORMAT binary)",
