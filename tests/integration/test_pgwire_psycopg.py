@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import psycopg
 import pytest
@@ -82,7 +83,7 @@ def test_json_and_nested_types_come_back(conn: psycopg.Connection, binary: bool)
         [Jsonb({"a": [1, None]})],
         binary=binary,
     ).fetchone()
-    assert row == ({"a": [1, None]}, "{'a': 1, 'b': [1, 2]}", "{k=1}", "[[1], [2, 3]]")
+    assert row == ({"a": [1, None]}, {"a": 1, "b": [1, 2]}, {"k": 1}, [[1], [2, 3]])
 
 
 def test_integer_parameters_do_not_overflow_like_smallint(conn: psycopg.Connection) -> None:
@@ -259,10 +260,10 @@ class AsText(psycopg.adapt.Loader):
         ("UPDATE waits SET n = 6 RETURNING waits.x AS y, n + 1", "2 mons"),
         ("DELETE FROM waits RETURNING x, 'a, b'", "2 mons"),
         ("WITH w AS (SELECT [INTERVAL '1 month', NULL] AS a) SELECT a FROM w", '{"1 mon",NULL}'),
-        ("SELECT {'a': INTERVAL '1 month'}", "{'a': 1 month}"),
+        ("SELECT {'a': INTERVAL '1 month', 'b b': [1]}", {"a": "1 mon", "b b": [1]}),
     ],
 )
-def test_months_stay_months(server: RunningServer, sql: str, expected: str) -> None:
+def test_months_stay_months(server: RunningServer, sql: str, expected: Any) -> None:
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         for oid in (1186, 1187):
             connection.adapters.register_loader(oid, AsText)

@@ -6,11 +6,17 @@ their place. A query has no effects but a sequence's, so it may be run again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from dbfront.contracts import Column
 from dbfront.pgwire.copy_statement import quote_name
 from dbfront.pgwire.sql_tokens import Token, tokens
+
+_INTERVAL: Final = re.compile(r"(?<![\w\"])INTERVAL(?![\w\"])")
+_NO_CAST: Final = re.compile(r"\bTUPLE\(|\bUNION\(|\bENUM\(|\bSTRUCT\((?!\"|\w+ )")
+"""Types that can't be written as a cast's target, or not safely changed."""
 
 
 def has_interval(columns: Sequence[Column] | None) -> bool:
@@ -19,9 +25,9 @@ def has_interval(columns: Sequence[Column] | None) -> bool:
 
 
 def _cast(column: Column, value: str) -> str:
-    if "INTERVAL" not in column.type_name:
+    if "INTERVAL" not in column.type_name or _NO_CAST.search(column.type_name):
         return value
-    return f"{value}::VARCHAR[]" if column.type_name == "INTERVAL[]" else f"{value}::VARCHAR"
+    return f"{value}::{_INTERVAL.sub('VARCHAR', column.type_name)}"
 
 
 def query_with_text(sql: str, columns: Sequence[Column]) -> str:
