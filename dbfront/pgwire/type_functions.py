@@ -55,11 +55,19 @@ BY_TYPE: Final = {
     "bpchar": TypeFunctions("bpchar", 1044, 1045, 2430, 2431),
     "name": TypeFunctions("name", 34, 35, 2422, 2423),
     "inet": TypeFunctions("inet_", 910, 911, 2496, 2497),
+    "trigger": TypeFunctions("trigger_", 2300, 2301, 0, 0),
+    "internal": TypeFunctions("internal_", 2304, 2305, 0, 0),
+    "void": TypeFunctions("void_", 2298, 2299, 3120, 3121),
+    "record": TypeFunctions("record_", 2290, 2291, 2402, 2403),
+    "unknown": TypeFunctions("unknown", 109, 110, 2416, 2417),
     "int2vector": TypeFunctions("int2vector", 40, 41, 2410, 2411),
     "oidvector": TypeFunctions("oidvector", 54, 55, 2420, 2421),
 }
 OIDS: Final = {
-    name: oid for one in (*BY_TYPE.values(), ARRAY, ENUM) for name, oid in one.named().items()
+    name: oid
+    for one in (*BY_TYPE.values(), ARRAY, ENUM)
+    for name, oid in one.named().items()
+    if oid
 }
 NAMES: Final = {oid: name for name, oid in OIDS.items()}
 COLUMNS: Final = frozenset(

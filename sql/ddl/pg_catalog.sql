@@ -125,9 +125,16 @@ CREATE VIEW pg_attribute AS
         FROM own_constraint_indexes) i
   LEFT JOIN own_user_columns c ON c.table_oid = i.table_oid AND c.column_name = trim(part, '"');
 
+-- A sequence in a default as PostgreSQL shows it: without needless quotes and schema.
+CREATE MACRO own_default(default_text) AS regexp_replace(
+  regexp_replace(default_text, '^nextval\(''(?:"?main"?\.)?"?([a-z_][a-z0-9_]*)"?''\)$',
+                 'nextval(''\1''::regclass)'),
+  '^nextval\((''[^'']*'')\)$', 'nextval(\1::regclass)');
+
 CREATE VIEW pg_attrdef AS
   SELECT table_oid * 1000 + column_index AS oid, table_oid AS adrelid,
-         column_index::SMALLINT AS adnum, coalesce(column_default, generation_expression) AS adbin,
+         column_index::SMALLINT AS adnum,
+         coalesce(own_default(column_default), generation_expression) AS adbin,
          2604::BIGINT AS tableoid
   FROM own_user_columns WHERE coalesce(column_default, generation_expression) IS NOT NULL;
 
@@ -176,6 +183,19 @@ CREATE VIEW pg_constraint AS
     AND r.schema_name = k.schema_name AND r.table_name = k.referenced_table
   WHERE k.database_name IN (current_database(), 'temp') AND constraint_type <> 'NOT NULL';
 
+-- A foreign key needs the index of what it refers to, such an index its constraint, and a sequence
+-- the column whose default draws from it.
+CREATE VIEW pg_depend AS
+  SELECT 2606::BIGINT AS classid, oid AS objid, 0 AS objsubid, 1259::BIGINT AS refclassid,
+         conindid AS refobjid, 0 AS refobjsubid, 'n' AS deptype, 2608::BIGINT AS tableoid
+  FROM pg_constraint WHERE contype = 'f' AND conindid <> 0
+  UNION ALL SELECT 1259, oid, 0, 2606, constraint_oid, 0, 'i', 2608 FROM own_constraint_indexes
+  UNION ALL SELECT 1259, sequence_oid, 0, 1259, table_oid, column_index, 'a', 2608
+  FROM duckdb_sequences() q JOIN own_user_columns c ON c.schema_oid = q.schema_oid
+    AND c.column_default LIKE 'nextval(%'
+    AND replace(regexp_extract(c.column_default, '([^.'']+)''\)$', 1), '"', '') = sequence_name
+  WHERE q.database_name IN (current_database(), 'temp');
+
 -- The client sees the name it connected with, whatever the database file is called.
 CREATE VIEW pg_database AS
   SELECT database_oid AS oid, CASE WHEN d.database_name = current_database()
@@ -198,8 +218,9 @@ CREATE VIEW own_enum_types AS
 -- Functions are numbers of a type that nothing else here has: queries.py knows them by it.
 CREATE VIEW pg_type AS
   WITH found AS (
-    SELECT oid, typname, 11::BIGINT AS namespace, typlen, 'b' AS typtype, typcategory, typelem,
-           typarray, functions FROM own_type_names
+    SELECT oid, typname, 11::BIGINT AS namespace, typlen,
+           CASE WHEN typcategory IN ('P', 'X') THEN 'p' ELSE 'b' END AS typtype, typcategory,
+           typelem, typarray, functions FROM own_type_names
     UNION ALL SELECT oid, type_name, schema_oid, 4, 'e', 'E', 0, 0, own_enum_functions()
     FROM own_enum_types)
   SELECT oid, typname, namespace AS typnamespace, 10::BIGINT AS typowner, typlen::SMALLINT AS typlen,

@@ -78,9 +78,20 @@ CREATE MACRO col_description(rel_oid, col_number) AS
   (SELECT pc_d FROM (SELECT table_oid AS pc_o, column_index AS pc_n, comment AS pc_d
                      FROM own_user_columns) WHERE pc_o = rel_oid AND pc_n = col_number);
 CREATE MACRO shobj_description(obj, cat) AS NULL::VARCHAR;
-CREATE MACRO to_regtype(type_name) AS
+CREATE MACRO own_type_text(asked_type) AS
+  replace(regexp_replace(asked_type, '^"?pg_catalog"?\.', ''), '"', '');
+CREATE MACRO to_regtype(asked_type) AS coalesce(
   (SELECT min(tn_o) FROM (SELECT oid AS tn_o, typname AS tn_n, format_name AS tn_f FROM own_type_names)
-   WHERE tn_n = type_name OR tn_f = type_name);
+   WHERE tn_n = own_type_text(asked_type) OR tn_f = own_type_text(asked_type)),
+  (SELECT min(te_o) FROM (SELECT oid AS te_o, type_name AS te_n FROM own_enum_types)
+   WHERE te_n = regexp_replace(own_type_text(asked_type), '^(public|main)\.', '')),
+  TRY_CAST(asked_type AS BIGINT));
+-- Of a type's OID, or of its name, as a cast to regtype takes either.
+CREATE MACRO own_regtype_name(type_or_oid) AS (format_type(to_regtype(type_or_oid::VARCHAR), NULL));
+CREATE MACRO own_regtype_names(oids) AS
+  (SELECT list(tn_f ORDER BY tn_p)
+   FROM (SELECT unnest(oids) AS tn_x, generate_subscripts(oids, 1) AS tn_p)
+   LEFT JOIN (SELECT oid AS tn_o, format_name AS tn_f FROM own_type_names) ON tn_o = tn_x);
 -- Also without the database before the schema, and with main as it is known.
 CREATE MACRO own_unquoted(rel_name) AS regexp_replace(regexp_replace(replace(rel_name, '"', ''),
   '^[^.]+\.([^.]+\.[^.]+)$', '\1'), '^main\.', own_schema('main') || '.');

@@ -389,4 +389,52 @@ ASKED = [
            WHERE name = 'tierkv.max_calls'""",
         [("1000", "1000")],
     ),
+    Asked(
+        "psqlODBC",
+        "primary keys",
+        """SELECT ta.attname, ia.attnum FROM pg_catalog.pg_attribute ta, pg_catalog.pg_attribute ia,
+           pg_catalog.pg_class tc, pg_catalog.pg_index i, pg_catalog.pg_namespace n
+           WHERE tc.relname = 'lines' AND n.nspname = 'public' AND tc.oid = i.indrelid
+           AND n.oid = tc.relnamespace AND i.indisprimary = 't' AND ia.attrelid = i.indexrelid
+           AND ta.attrelid = i.indrelid AND ta.attnum = i.indkey[ia.attnum-1] ORDER BY 2""",
+        [("a", 1), ("b", 2)],
+    ),
+    Asked(
+        "psqlODBC",
+        "foreign keys",
+        """SELECT c2.relname, a1.attname, i::int2 FROM ((SELECT conrelid, conkey, confrelid,
+           generate_series(array_lower(conkey, 1), array_upper(conkey, 1)) AS i
+           FROM pg_catalog.pg_constraint cn WHERE contype = 'f') ref
+           INNER JOIN pg_catalog.pg_class c2 ON c2.oid = ref.confrelid)
+           INNER JOIN pg_catalog.pg_attribute a1 ON a1.attrelid = conrelid AND a1.attnum = conkey[i]
+           """,
+        [("docs", "doc", 1)],
+    ),
+    Asked(
+        "DBD::Pg",
+        "what a foreign key needs",
+        """SELECT c.conname, x.relname, k.conname FROM pg_constraint c
+           JOIN pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = c.oid
+             AND d.deptype = 'n' AND d.refclassid = 'pg_catalog.pg_class'::regclass
+           JOIN pg_class x ON x.oid = d.refobjid AND x.relkind = 'i'
+           LEFT JOIN pg_depend e ON e.classid = 'pg_catalog.pg_class'::regclass
+             AND e.objid = x.oid AND e.deptype = 'i'
+           LEFT JOIN pg_constraint k ON k.oid = e.refobjid""",
+        [("lines_doc_id_fkey", "docs_id_pkey", "docs_id_pkey")],
+    ),
+    Asked(
+        "pgcli",
+        "functions",
+        """SELECT p.proname, COALESCE(proallargtypes::regtype[], proargtypes::regtype[])::text[],
+           p.prorettype::regtype::text FROM pg_catalog.pg_proc p
+           WHERE p.prorettype::regtype != 'trigger'::regtype AND p.proname = 'ai_count_tokens'""",
+        [("ai_count_tokens", ["text", "text"], "integer")],
+    ),
+    Asked(
+        "TypeORM",
+        "types",
+        """SELECT column_name, ('"' || "udt_schema" || '"."' || "udt_name" || '"')::"regtype"::text
+           FROM "information_schema"."columns" WHERE "table_name" = 'totals'""",
+        [("id", "integer")],
+    ),
 ]

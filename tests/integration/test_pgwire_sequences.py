@@ -53,3 +53,16 @@ def test_values_drawn_by_name_and_tables_made_anew(server: RunningServer) -> Non
         db.execute("INSERT INTO anew (a) VALUES ('x')")
         with pytest.raises(psycopg.errors.UndefinedTable):
             db.execute("INSERT INTO nowhere (a) VALUES ('x')")
+
+
+def test_tools_find_the_sequence_of_a_column(server: RunningServer) -> None:
+    """DBD::Pg, TypeORM and SQLAlchemy read it out of the default."""
+    asked = r"""SELECT pg_get_expr(adbin, adrelid),
+        substring(pg_get_expr(adbin, adrelid) FROM $r$^nextval\('(.+)'::[\w\s]+\)$$r$),
+        pg_get_serial_sequence('counted', 'id')
+        FROM pg_attrdef WHERE adrelid = 'counted'::regclass"""
+    with psycopg.connect(server.dsn, autocommit=True) as db:
+        db.execute("CREATE TABLE public.counted (id SERIAL)")
+        assert db.execute(asked).fetchall() == [
+            ("nextval('counted_id_seq'::regclass)", "counted_id_seq", "public.counted_id_seq")
+        ]

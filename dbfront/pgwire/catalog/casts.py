@@ -43,13 +43,14 @@ _TO_OID: Final = {
 }
 _TO_NAME: Final = {
     "regclass": "own_regclass_name({})",
-    "regtype": "format_type({}, NULL)",
+    "regtype": "own_regtype_name({})",
     "regproc": "own_regproc_name({})",
     "regprocedure": "own_regproc_name({})",
     "regnamespace": "own_regnamespace_name({})",
     "regrole": "own_regrole_name({})",
 }
 _PROCEDURES: Final = frozenset({"regproc", "regprocedure"})
+_COMPARES: Final = frozenset({"=", "<>", "!="})
 _TEXTS: Final = frozenset({"text", "varchar", "name"})
 _OIDS: Final = frozenset({"oid", "int", "int4", "int8", "bigint", "integer"})
 _BEFORE_PARENTHESIS: Final = frozenset(
@@ -90,7 +91,7 @@ def function_column(r: Rewriter, i: int) -> int:
         column = r.sql[r.tokens[i].start : r.tokens[last].end]
         shown = f"{DATABASE}.main.own_type_function({column})"
         return r.replace(i, last + 1 + width - i, shown)
-    if r.at(last + 1) not in ("=", "<>", "!=") or last + 2 >= len(r.tokens):
+    if r.at(last + 1) not in _COMPARES or last + 2 >= len(r.tokens):
         return 0
     oid = type_functions.OIDS.get(r.tokens[last + 2].value.removeprefix("pg_catalog."))
     if r.tokens[last + 2].kind != "string" or oid is None or r.at(last + 3) == "::":
@@ -113,11 +114,15 @@ def cast_of_value(r: Rewriter, i: int) -> int:
         # The next cast, such as ::oid, then applies to the number.
         cast = value if kind == "string" else f"CAST({value} AS VARCHAR)"
         known = r.tokens[i].value.removeprefix("pg_catalog.")
+        if name == "regtype" and r.at(i - 1) in _COMPARES and r.at(i - 2) == "regtype":
+            return r.replace(i, length + width, f"{DATABASE}.main.own_regtype_name({cast})")
         if name in _PROCEDURES and _cast_width(r, i + length + width)[1] in _TEXTS:
             return r.replace(i, length + width, f"replace({cast}, 'pg_catalog.', '')")
         if name in _PROCEDURES and known in type_functions.OIDS:
             return r.replace(i, length + width, f"{type_functions.OIDS[known]}::UINTEGER")
         return r.replace(i, length + width, f"{DATABASE}.main.{_TO_OID[name]}({cast})")
+    if kind in ("word", "ident") and name == "regtype" and r.at(i + length + width) == "[":
+        return r.replace(i, length + width + 2, f"{DATABASE}.main.own_regtype_names({value})")
     if kind in ("word", "ident"):
         return r.replace(i, length + width, _object_cast(r, value, name, i + length + width))
     return 0

@@ -41,6 +41,11 @@ _EXTRA_TYPES: Final = (  # known to clients, never sent by us
     ("oidvector", 30, 1013, -1, "A", "oidvector", 26),
     ("jsonb", 3802, 3807, -1, "U", "jsonb", 0),
     ("inet", 869, 1041, -1, "I", "inet", 0),
+    ("trigger", 2279, 0, 4, "P", "trigger", 0),
+    ("internal", 2281, 0, 8, "P", "internal", 0),
+    ("void", 2278, 0, 4, "P", "void", 0),
+    ("record", 2249, 0, -1, "P", "record", 0),
+    ("unknown", 705, 0, -2, "X", "unknown", 0),
 )
 _ACTIVITY: Final = (
     "(SELECT NULL::BIGINT AS datid, c.database_name AS datname, pid::INTEGER AS pid, "
@@ -80,7 +85,8 @@ def _type_rows() -> Iterator[str]:
         )
     for name, oid, array, size, category, shown, element in _EXTRA_TYPES:
         functions = _functions(BY_TYPE[name])
-        yield (f"({array}, '_{name}', 0, -1, 'A', '{shown}[]', {oid}, {_functions(ARRAY)})")
+        if array:
+            yield f"({array}, '_{name}', 0, -1, 'A', '{shown}[]', {oid}, {_functions(ARRAY)})"
         yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', {element}, {functions})"
 
 

@@ -72,6 +72,7 @@ _MATCHES: Final = {"~": "", "!~": "", "~*": "(?i)", "!~*": "(?i)"}
 _SETS: Final = frozenset(
     {"generate_series", "generate_subscripts", "string_to_array", "pg_partition_ancestors"}
 )
+_VECTORS: Final = frozenset({"indkey", "indclass", "indoption", "indcollation", "proargtypes"})
 _AFTER_TABLE: Final = frozenset(
     {"where", "join", "left", "right", "inner", "cross", "full", "natural", "on", "using", "group"}
     | {"order", "limit", "offset", "fetch", "having", "union", "except", "intersect", "window"}
@@ -214,9 +215,57 @@ def _set_in_from(r: Rewriter, first: int) -> int:
         return 0
     name = r.tokens[alias].text
     call = r.nested(r.sql[r.tokens[i].start : r.tokens[end].end])
+    if r.at(i) == "generate_subscripts" and r.tokens[end - 3].name in _VECTORS:
+        return r.replace(first, alias + 1 - first, f"(SELECT {call} - 1 AS {name}) {name}")
     if r.at(i) == "string_to_array":
         return r.replace(first, alias + 1 - first, f"(SELECT {call} AS {name}) {name}")
     return r.replace(first, alias + 1 - first, f"{call} AS {name}({name})")
+
+
+def _substring(r: Rewriter, i: int) -> int:
+    """``substring(x FROM 'pattern')``: the first group of a match, or all of it."""
+    if not r.of_catalog or r.at(i) != "substring" or r.at(i + 1) != "(":
+        return 0
+    end = r.closing(i + 1)
+    if end >= len(r.tokens) or r.at(end - 2) != "from" or r.tokens[end - 1].kind != "string":
+        return 0
+    inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end - 2].start])
+    pattern = r.tokens[end - 1].value
+    group = int(re.search(r"(?<!\\)\((?!\?)", pattern) is not None)
+    quoted = pattern.replace("'", "''")
+    return r.replace(i, end + 1 - i, f"nullif(regexp_extract({inner}, '{quoted}', {group}), '')")
+
+
+def _set_in_select(r: Rewriter, i: int) -> int:
+    """``SELECT generate_series(1, 3)`` is rows in PostgreSQL and a list in DuckDB."""
+    if not r.of_catalog or r.at(i) != "generate_series" or r.at(i + 1) != "(" or r.in_from(i):
+        return 0
+    end = r.closing(i + 1)
+    if end >= len(r.tokens) or r.at(i - 1) not in ("select", ","):
+        return 0
+    inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
+    return r.replace(i, end + 1 - i, f"unnest(generate_series({inner}))")
+
+
+def _vector(r: Rewriter, i: int) -> int:
+    """``indkey[n]`` and ``generate_subscripts(indkey, 1)``: vectors count from 0."""
+    if not r.of_catalog or r.tokens[i].kind not in ("word", "ident"):
+        return 0
+    if r.at(i + 1) == "[" and r.tokens[i].name in _VECTORS:
+        end = i + 2
+        while end < len(r.tokens) and r.at(end) not in ("]", ":", "["):
+            end += 1
+        if r.at(end) != "]":
+            return 0
+        inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
+        r.replace(i + 1, end - i, f"[({inner}) + 1]")
+        return end + 1 - i
+    if r.at(i) != "generate_subscripts" or r.at(i + 1) != "(" or r.at(i - 1) not in ("select", ","):
+        return 0
+    end = r.closing(i + 1)
+    if end >= len(r.tokens) or r.tokens[end - 3].name not in _VECTORS or r.in_from(i):
+        return 0
+    return r.replace(end, 1, ") - 1") and end + 1 - i
 
 
 def _aliased(r: Rewriter, after: int, query: str, name: str) -> str:
@@ -338,6 +387,9 @@ _RULES: Final[tuple[Rule, ...]] = (
     current_value,
     _renamed,
     _set_in_from,
+    _set_in_select,
+    _substring,
+    _vector,
     object_name,
     _whole_division,
     _no_columns,
