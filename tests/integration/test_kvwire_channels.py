@@ -21,8 +21,13 @@ from kvcore.errors import (
 from kvwire import channels
 from kvwire.status import answering, error_from_rpc
 from kvwire.v1 import compute_pb2, compute_pb2_grpc
+from tests.fix_chaos import HOLE, ChaosProxy
 
 pytestmark = pytest.mark.integration
+
+
+SILENCE_S = 30.0
+"""Half of what gRPC waits by itself: a silent peer must be given up by then."""
 
 
 class EchoCompute(compute_pb2_grpc.ComputeServicer):
@@ -31,6 +36,7 @@ class EchoCompute(compute_pb2_grpc.ComputeServicer):
     def __init__(self, error: TierKVError | None = None) -> None:
         self.error = error
         self.closed = asyncio.Event()
+        self.stalled = asyncio.Event()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
@@ -40,6 +46,9 @@ class EchoCompute(compute_pb2_grpc.ComputeServicer):
                 for token in request.token_ids:
                     yield compute_pb2.GenerateEvent(token_ids=[token])
                     await asyncio.sleep(0)
+                if not request.token_ids:
+                    self.stalled.set()
+                    await asyncio.Event().wait()
         finally:
             self.closed.set()
 
@@ -107,6 +116,29 @@ async def test_closing_a_stream_early_cancels_it_at_the_server() -> None:
             break
         call.cancel()
         await asyncio.wait_for(servicer.closed.wait(), 10)
+
+
+async def test_a_silent_peer_is_noticed_at_both_ends() -> None:
+    """A network hole closes no connection: only pings without an answer tell."""
+    servicer = EchoCompute()
+    async with running(servicer) as address:
+        with ChaosProxy(address) as proxy:
+            async with channels.open_channel(proxy.address) as channel:
+                stub = compute_pb2_grpc.ComputeStub(channel)
+                call = stub.Generate(compute_pb2.GenerateRequest())
+                waiting = asyncio.ensure_future(call.read())
+                await asyncio.wait_for(servicer.stalled.wait(), 10)
+                proxy.both(HOLE)
+                async with asyncio.timeout(SILENCE_S):
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await waiting
+                    await servicer.closed.wait()
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                proxy.heal()
+                reply = await stub.Cancel(
+                    compute_pb2.CancelRequest(), timeout=10, wait_for_ready=True
+                )
+                assert reply.found
 
 
 @pytest.mark.parametrize(
