@@ -302,8 +302,8 @@ class _Replay:
         return self._stream_plan() is not None
 
     def collecting(self, sql: RewrittenSql) -> _DuckDbRounds:
-        """Return rounds of a query that only collects."""
-        return self._rounds(sql, False, None)
+        """Return rounds that only collect; ``undo`` takes back what they write."""
+        return self._rounds(sql, self.plan.with_writes, None)
 
     def _rounds(self, sql: RewrittenSql, writes: bool, stop_after: int | None) -> _DuckDbRounds:
         return _DuckDbRounds(self.statement, self.context, sql, self.params, writes, stop_after)
@@ -341,9 +341,10 @@ class _Replay:
 
     async def _collect(self, sql: RewrittenSql) -> None:
         """Learn the answers a write needs, with the SELECT that meets the same calls."""
-        rounds = self.collecting(sql)
+        rounds = self._rounds(sql, self.plan.with_writes, None)
         try:
             await self.statement.until_answered(rounds)
+            await rounds.undo()
         except TierKVError as error:
             # The SELECT is only a way to collect; what the engine has against it may not hold for
             # the statement itself, which will say what is wrong.

@@ -112,12 +112,14 @@ class _Explain:
         run = self.start(self.explained, self.params, self.context)
         await run.statement.check_constants()
         told = self._told(run, streams=run.streams())
-        collect = self.explained.collect_sql if self.explained.writes else self.explained.engine_sql
+        collect = self._collecting()
         if collect is None:
             told = replace(told, not_estimated=_NOT_COLLECTED)
         else:
             async with self.context.transaction.for_statement():
-                estimate = await run.statement.estimate(run.collecting(collect))
+                rounds = run.collecting(collect)
+                estimate = await run.statement.estimate(rounds)
+                await rounds.undo()
                 told = replace(told, estimate=await self._bounded(estimate))
         engine = await self._engine_plan(AnswerBook(self.plan.forms))
         return self._result(engine, told)
@@ -143,6 +145,18 @@ class _Explain:
         else:
             engine = await self._engine_plan(run.statement.book, analyze=not streamed)
         return self._result(engine, told, result.notices)
+
+    def _collecting(self) -> RewrittenSql | None:
+        """Choose the text that meets the statement's calls; None where it would leave something.
+
+        A WITH that writes is taken back with the transaction, unless that is the client's.
+        """
+        explained = self.explained
+        if not explained.writes:
+            return explained.engine_sql
+        if explained.with_writes and self.context.transaction.status != "I":
+            return None
+        return explained.collect_sql or (explained.engine_sql if explained.with_writes else None)
 
     def _told(self, run: StatementRun, *, streams: bool) -> Explanation:
         why_not = self.explained.why_not_stream or run.statement.trace.why_not_stream

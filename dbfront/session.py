@@ -332,10 +332,10 @@ class DuckDbSession:
         if plan.explain is not Explain.NO:
             return _EXPLAIN_COLUMNS
         book = AnswerBook(plan.forms)
-        if plan.kind is StatementKind.QUERY:
-            return await self._connection.describe(plan.engine_sql, book)
         if plan.returning_sql is not None:
             return await self._connection.describe(plan.returning_sql, book)
+        if plan.kind is StatementKind.QUERY:
+            return await self._connection.describe(plan.engine_sql, book)
         if plan.kind is StatementKind.SHOW or plan.shows:
             # These only read the catalogue, and the engine describes no other way.
             return (await self._connection.run(plan.engine_sql)).columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
+from sql.changes import writing_bodies
 from sql.lexer import Token, TokenKind, closing_index, depth_change
 from sql.rewrite import Piece
 from sql.statement import StatementKind, main_verb
@@ -30,6 +31,8 @@ _TARGET_ENDS = frozenset(
     }
 )
 _QUERY_STARTS = frozenset({"SELECT", "VALUES", "FROM", "WITH", "TABLE"})
+_BEFORE_TARGET = frozenset({"INTO", "FROM", "OR", "REPLACE", "IGNORE"})
+_NOTHING_RETURNED: tuple[Piece, ...] = ('SELECT 0 AS "Count"',)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +62,35 @@ def collect_form(tokens: list[Token], kind: StatementKind) -> CollectForm | None
     return None if pieces is None else CollectForm(with_clause + pieces)
 
 
-def returning_form(tokens: list[Token], kind: StatementKind) -> tuple[Piece, ...] | None:
+def columns_form(tokens: list[Token], kind: StatementKind) -> tuple[Piece, ...] | None:
+    """Derive a SELECT with the columns that a statement which writes gives; None without any."""
+    if kind is StatementKind.QUERY:
+        return _query_columns(tokens)
+    return _returned(tokens, main_verb(tokens), len(tokens))
+
+
+def _query_columns(tokens: list[Token]) -> tuple[Piece, ...] | None:
+    """Put in place of each query of a WITH that writes a SELECT of what it returns."""
+    pieces: list[Piece] = []
+    at = 0
+    for (first, last), verb in writing_bodies(tokens):
+        pieces += [(at, first), *(_returned(tokens, verb, last) or _NOTHING_RETURNED)]
+        at = last
+    return (*pieces, (at, len(tokens))) if pieces else None
+
+
+def _returned(tokens: list[Token], verb: int, last: int) -> tuple[Piece, ...] | None:
     """Derive a SELECT with the columns of a RETURNING clause; None when there is none."""
-    verb = main_verb(tokens)
-    returning = _find(tokens, verb + 1, {"RETURNING"})
-    if returning >= len(tokens) or kind not in (
-        StatementKind.INSERT,
-        StatementKind.UPDATE,
-        StatementKind.DELETE,
-    ):
+    returning = _find(tokens, verb + 1, {"RETURNING"}, last)
+    if returning >= last or tokens[verb].upper not in ("INSERT", "UPDATE", "DELETE"):
         return None
-    target = verb + 1 + (kind is not StatementKind.UPDATE)
-    end = _find(tokens, target, _TARGET_ENDS)
-    if kind is StatementKind.INSERT:
+    target = next(
+        index for index in range(verb + 1, last) if tokens[index].upper not in _BEFORE_TARGET
+    )
+    end = _find(tokens, target, _TARGET_ENDS, last)
+    if tokens[verb].upper == "INSERT":
         end = next((index for index in range(target, end) if tokens[index].text == "("), end)
-    return ("SELECT ", (returning + 1, len(tokens)), " FROM ", (target, end))
+    return ("SELECT ", (returning + 1, last), " FROM ", (target, end))
 
 
 def _insert(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
@@ -169,11 +186,12 @@ def _create_table_as(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None
     return ((start, end),)
 
 
-def _find(tokens: list[Token], first: int, words: Set[str]) -> int:
-    """Return the index of the first of the words outside brackets, ``len(tokens)`` if none."""
+def _find(tokens: list[Token], first: int, words: Set[str], last: int | None = None) -> int:
+    """Return the index of the first of the words outside brackets, ``last`` if none."""
+    last = len(tokens) if last is None else last
     depth = 0
-    for index in range(first, len(tokens)):
+    for index in range(first, last):
         depth += depth_change(tokens[index])
         if depth == 0 and tokens[index].kind is TokenKind.WORD and tokens[index].upper in words:
             return index
-    return len(tokens)
+    return last

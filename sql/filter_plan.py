@@ -14,6 +14,7 @@ from typing import Final
 
 from sqlglot import exp
 
+from sql.changes import with_writes
 from sql.clauses import Range, SelectClauses, select_clauses
 from sql.dialect import Dialect
 from sql.lexer import Token
@@ -100,7 +101,8 @@ def _written(
     tail = rewriter.rewrite((" ", (last, clauses.last)))
     samples: tuple[RewrittenSql, ...] = ()
     count: RewrittenSql | None = None
-    if len(filters) > 1 and not _asks_in_sources(tree):
+    # Samples run beside the statement with its WITH, so that must do nothing.
+    if len(filters) > 1 and not _asks_in_sources(tree) and not with_writes(list(rewriter.tokens)):
         sources = (clauses.items[-1][1], first)
         for span in filters:
             pieces: list[Piece] = [(0, clauses.verb), " SELECT (", span, ") IS TRUE "]

@@ -10,7 +10,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import sqlglot
@@ -38,6 +38,8 @@ class Place:
         stage: calls of a lower stage guard it: it may turn out not to be needed once they are
             answered.
         kept_in_place: better not pushed below joins and semi-joins by the engine.
+        in_membership: inside the subquery of an IN, ANY or ALL. When that is correlated, DuckDB 2.0
+            gives wrong rows with a volatile function anywhere in it, so nothing there is kept.
         filters: a top-level WHERE conjunct that an unanswered call makes not true.
     """
 
@@ -45,6 +47,7 @@ class Place:
     stage: int = 0
     kept_in_place: bool = False
     filters: bool = False
+    in_membership: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def place_calls(
     if stop_after is not None:
         for number, place in walk.places.items():
             if place.clause == "WHERE":
-                walk.places[number] = Place(place.clause, place.stage, place.kept_in_place, True)
+                walk.places[number] = replace(place, filters=True)
     return Placement(walk.places, stop_after, tree, marks)
 
 
@@ -144,7 +147,8 @@ class _Walk:
         number = site_number(node)
         if number is not None:
             stage = self._all(children_of(node), stage, clause, kept)
-            self.places[number] = Place(clause, stage, kept)
+            member = _in_membership(node)
+            self.places[number] = Place(clause, stage, kept and not member, in_membership=member)
             return stage + 1
         if isinstance(node, exp.Values):
             clause = "VALUES"
@@ -222,6 +226,18 @@ def _is_expression_subquery(node: exp.Expr) -> bool:
     if isinstance(node.parent, exp.Subquery) and node.parent.arg_key in ("this", "joins"):
         return not isinstance(holder, _SOURCES_OF_ROWS)
     return isinstance(node.parent, exp.Subquery | exp.Exists | exp.In)
+
+
+def _in_membership(node: exp.Expr) -> bool:
+    """Say whether a node stands inside the subquery of an IN, ANY or ALL, however deep."""
+    below, above = node, node.parent
+    while above is not None:
+        if isinstance(above, exp.Any | exp.All):
+            return True
+        if isinstance(above, exp.In) and below.arg_key != "this" and below.find(exp.Query):
+            return True
+        below, above = above, above.parent
+    return False
 
 
 def site_number(node: exp.Expr) -> int | None:

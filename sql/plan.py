@@ -14,7 +14,8 @@ from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
 from sql.aggregate_places import refuse_misplaced
 from sql.ai_call import CallForm
 from sql.calls import FoundCall, find_calls, find_templates
-from sql.collect import collect_form, returning_form
+from sql.changes import query_writes, with_writes, writing_bodies
+from sql.collect import CollectForm, collect_form, columns_form
 from sql.dialect import Dialect
 from sql.early_rows import early_rows, stops_early
 from sql.explain_options import ExplainOptions, explain_options, explaining
@@ -25,7 +26,7 @@ from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.row_bound import row_bound
 from sql.select_list import missing_aliases
-from sql.statement import StatementKind, classify, query_writes
+from sql.statement import StatementKind, classify
 from sql.static_prefix import static_prefix
 from sql.stream_plan import StreamPlan, stream_plan, top_plan
 from sql.stream_shape import NotStreamableError
@@ -81,7 +82,8 @@ class StatementPlan:
         collect_sql: the SELECT that meets the same calls, for statements that write.
         stop_after_rows: a LIMIT whose first rows are final, see sql/placement.py.
         admin_views: names of tierkv views it reads.
-        returning_sql: a SELECT with the columns of its RETURNING clause; None without one.
+        returning_sql: a SELECT with the columns that a statement which writes gives, by RETURNING
+            or behind a WITH that writes; None for any other.
         shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
         dialect: of the engine it is for.
         stream: how to run it as a stream; None with ``why_not_stream``, in words.
@@ -90,6 +92,7 @@ class StatementPlan:
         top: how to ask only for the first rows what their order does not need; None elsewhere.
         query_writes: it is a SELECT that changes tables all the same (INTO, a WITH that writes).
         stops_early: PostgreSQL only: a LIMIT may need few rows, so a round asks a few at a time.
+        with_writes: a WITH of it writes, and so does ``collect_sql`` then.
     """
 
     text: str
@@ -113,6 +116,7 @@ class StatementPlan:
     top: StreamPlan | None = None
     query_writes: bool = False
     stops_early: bool = False
+    with_writes: bool = False
 
     @property
     def writes(self) -> bool:
@@ -144,6 +148,7 @@ _VOLATILE: Final = frozenset(
     }
 )
 _SHOWS: Final = frozenset({"DESCRIBE", "DESC", "SUMMARIZE", "PRAGMA"})
+_MEMBERSHIP: Final = frozenset({"IN", "ANY", "ALL", "SOME"})
 _SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
 
 
@@ -190,20 +195,19 @@ def plan_statement(
         parameters,
         dialect=dialect,
     )
-    returning = returning_form(tokens, kind)
-    collect = collect_form(tokens, kind) if kind.writes else None
+    returning = columns_form(tokens, kind)
+    collect = _collect_form(tokens, kind, dialect)
+    query_changes = kind is StatementKind.QUERY and query_writes(tokens)
     filters, may_stop = _filters(tokens, placement, rewriter, kind)
-    may_be_top = kind is StatementKind.QUERY and dialect is Dialect.DUCKDB and filters is None
-    engine_sql = rewriter.rewrite([(0, len(tokens))])
-    if filters is not None:
-        engine_sql = filters.ordered(range(len(filters.filters)))
-    stream, why_not = _stream(tokens, calls, placement, rewriter, kind)
+    whole = rewriter.rewrite([(0, len(tokens))])
+    writes = kind.writes or query_changes
+    stream, why_not = _stream(tokens, calls, placement, rewriter, writes=writes)
     return StatementPlan(
         text=text,
         kind=kind,
-        engine_sql=engine_sql,
+        engine_sql=whole if filters is None else filters.ordered(range(len(filters.filters))),
         filters=filters,
-        top=top_plan(tokens, calls, placement, rewriter) if may_be_top else None,
+        top=None if writes or filters else top_plan(tokens, calls, placement, rewriter),
         sites=tuple(site for site, _ in sites),
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
         collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
@@ -213,9 +217,18 @@ def plan_statement(
         dialect=dialect,
         stream=stream,
         why_not_stream=why_not,
-        query_writes=kind is StatementKind.QUERY and query_writes(tokens),
+        query_writes=query_changes,
+        with_writes=with_writes(tokens),
         stops_early=may_stop,
     )
+
+
+def _collect_form(tokens: list[Token], kind: StatementKind, dialect: Dialect) -> CollectForm | None:
+    if not kind.writes:
+        return None
+    if dialect is Dialect.DUCKDB and kind is not StatementKind.COPY and with_writes(tokens):
+        return None  # It would write, and have to be taken back like the statement itself.
+    return collect_form(tokens, kind)
 
 
 def _filters(
@@ -236,7 +249,7 @@ def _filters(
 def _without_calls(
     text: str, tokens: list[Token], kind: StatementKind, bare: SqlRewriter, explain: Explain
 ) -> StatementPlan:
-    returning = returning_form(tokens, kind)
+    returning = columns_form(tokens, kind)
     return StatementPlan(
         text,
         kind,
@@ -254,9 +267,10 @@ def _stream(
     calls: list[FoundCall],
     placement: Placement,
     rewriter: SqlRewriter,
-    kind: StatementKind,
+    *,
+    writes: bool,
 ) -> tuple[StreamPlan | None, str]:
-    if kind is not StatementKind.QUERY:
+    if writes:
         return None, "it writes"
     if rewriter.dialect is not Dialect.DUCKDB:
         return None, "PostgreSQL runs it whole"
@@ -332,6 +346,14 @@ def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position
         )
     for index, token in enumerate(tokens):
         _refuse_volatile(tokens, index, token)
+    for _, verb in writing_bodies(tokens) if dialect is Dialect.DUCKDB else ():
+        if tokens[verb].upper == "COPY":
+            raise FeatureNotSupportedError(
+                "COPY in a WITH can't stand in a statement with AI calls, which is run more than "
+                "once: no transaction takes back what is written to files",
+                position=tokens[verb].start + 1,
+                hint="Run the COPY by itself.",
+            )
 
 
 def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
@@ -360,7 +382,9 @@ def _sites(
     kept_of: list[bool] = []
     for number, call in enumerate(calls):
         constant = not any(_is_column(tokens, index) for index in range(call.first + 2, call.last))
-        kept = placement.place(number).kept_in_place or (constant and not shares_text)
+        kept = placement.place(number).kept_in_place or (
+            constant and not shares_text and not _may_be_in_membership(tokens, placement, number)
+        )
         kept_of.append(kept)
         groups.setdefault((kept, *_normal_text(tokens, call)), []).append(number)
     if len(groups) > MAX_FORMS:
@@ -393,6 +417,12 @@ def _sites(
         )
         for number, call in enumerate(calls)
     ]
+
+
+def _may_be_in_membership(tokens: list[Token], placement: Placement, number: int) -> bool:
+    if placement.tree is not None:
+        return placement.place(number).in_membership
+    return any(token.upper in _MEMBERSHIP for token in tokens)
 
 
 def _shared_head(tokens: list[Token], call: FoundCall) -> str:

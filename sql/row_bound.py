@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from typing import Final
 
 from sql.calls import FoundCall
+from sql.changes import with_writes
 from sql.clauses import Range, select_clauses
 from sql.lexer import Token, TokenKind, depth_change
 from sql.rewrite import Piece
@@ -35,7 +36,7 @@ def row_bound(tokens: list[Token], start: int, calls: Sequence[FoundCall]) -> li
     """
     verb = start + main_verb(tokens[start:])
     clauses = select_clauses(tokens, verb)
-    if clauses is None or _first_of(tokens, verb, _SETS) < len(tokens):
+    if clauses is None or _first_of(tokens, verb, _SETS) < len(tokens) or with_writes(tokens):
         return None
     from_at = clauses.items[-1][1]
     from_end = _first_of(tokens, from_at, _AFTER_FROM)

@@ -77,7 +77,6 @@ _FIRST_WORD: Final[dict[str, StatementKind]] = {
     "SAVEPOINT": StatementKind.SAVEPOINT,
     "RELEASE": StatementKind.SAVEPOINT,
 }
-_CHANGE: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _AFTER_WITH: Final = frozenset(
     {"SELECT", "VALUES", "FROM", "TABLE", "INSERT", "UPDATE", "DELETE", "MERGE"}
 )
@@ -130,22 +129,6 @@ def makes_function(tokens: list[Token], *, temporary: bool) -> bool:
     return made and not (temporary and words.isdisjoint(("TEMP", "TEMPORARY")))
 
 
-def query_writes(tokens: list[Token]) -> bool:
-    """Say whether a SELECT changes tables: by an INTO, or by a WITH whose query writes."""
-    depth = 0
-    for index, token in enumerate(tokens):
-        depth += depth_change(token)
-        if token.kind is not TokenKind.WORD:
-            continue
-        if depth == 0 and token.upper == "INTO":
-            return True
-        opens = index > 0 and tokens[index - 1].text == "("
-        named = index + 1 < len(tokens) and tokens[index + 1].kind is not TokenKind.OPERATOR
-        if opens and named and token.upper in _CHANGE:
-            return True
-    return False
-
-
 def main_verb(tokens: list[Token]) -> int:
     """Return the index of the first keyword, after a leading WITH clause if there is one."""
     if not tokens or tokens[0].upper != "WITH":
@@ -153,7 +136,9 @@ def main_verb(tokens: list[Token]) -> int:
     depth = 0
     for index, token in enumerate(tokens):
         depth += depth_change(token)
-        if depth == 0 and token.kind is TokenKind.WORD and token.upper in _AFTER_WITH:
+        if depth or token.kind is not TokenKind.WORD or token.upper not in _AFTER_WITH:
+            continue
+        if tokens[index - 1].upper not in ("WITH", "RECURSIVE", ","):  # else it names a query
             return index
     return len(tokens)
 

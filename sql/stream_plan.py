@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from sql.calls import FoundCall
 from sql.clauses import Range, SelectClauses, select_clauses
+from sql.dialect import Dialect
 from sql.functions import Returns
 from sql.lexer import Token
 from sql.placement import Placement, children_of, has_site, site_number
@@ -29,6 +30,7 @@ from sql.stream_shape import (
     NotStreamableError,
     call_arguments,
     check_aliases,
+    check_moved,
     check_never_fails,
     check_shape,
     compares,
@@ -176,6 +178,8 @@ def top_plan(
     tree = placement.tree
     if not isinstance(tree, exp.Select) or tree.args.get("limit") is None:
         return None
+    if rewriter.dialect is not Dialect.DUCKDB:
+        return None
     kept = items_ordered_by(tree)
     if kept is None:
         return None
@@ -244,6 +248,9 @@ class _Builder:
         ]
         for part, _ in (*filters, *outputs):
             self._bind(part, compared=False)
+        for number, part in enumerate((*self.tree.expressions, *self.parts)):
+            if has_site(part):
+                check_moved(self.tree, part, number)
         for item in self.tree.expressions:
             if has_site(item):
                 if filters or guards(item):

@@ -33,6 +33,7 @@ _CLAUSE_NAMES: Final = {
 }
 _AGGREGATES: Final = (exp.AggFunc, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup, exp.Filter)
 _MANY_ROWS: Final = (exp.Explode, exp.Unnest, exp.UDTF)
+_STARS: Final = (exp.Star, exp.Columns)
 
 
 def check_shape(tree: exp.Select, *, ordered_by_answers: bool = False) -> None:
@@ -54,16 +55,44 @@ def check_shape(tree: exp.Select, *, ordered_by_answers: bool = False) -> None:
             where = "ORDER BY" if name == "order" else name.upper()
             raise NotStreamableError(f"an AI call stands in {where}")
     for node in item_nodes(tree):
-        if isinstance(node, _AGGREGATES):
-            raise NotStreamableError("an aggregate needs all rows")
-        if isinstance(node, exp.Window):
-            raise NotStreamableError("window functions need all rows")
-        if isinstance(node, _MANY_ROWS):
-            raise NotStreamableError("UNNEST in its select list makes rows")
-    stars = any(isinstance(node, exp.Star | exp.Columns) for node in item_nodes(tree))
+        _check_per_row(node)
+    stars = any(isinstance(node, _STARS) for node in item_nodes(tree))
     for by in _order_keys(tree):
-        if by.name.upper() == "ALL" or (stars and isinstance(by, exp.Literal)):
+        named = isinstance(by, exp.Literal) and stars
+        if named or by.name.upper() == "ALL" or any(by.find_all(exp.PositionalColumn, *_STARS)):
             raise NotStreamableError("its ORDER BY may order by answers")
+
+
+def _check_per_row(node: exp.Expr) -> None:
+    """Refuse what is not one value per row."""
+    if isinstance(node, _AGGREGATES):
+        raise NotStreamableError("an aggregate needs all rows")
+    if isinstance(node, exp.Window):
+        raise NotStreamableError("window functions need all rows")
+    if isinstance(node, _MANY_ROWS):
+        raise NotStreamableError("UNNEST in its select list makes rows")
+
+
+def check_moved(tree: exp.Select, part: exp.Expr, number: int) -> None:
+    """Refuse what means something else at the end of the select list, where the base computes it.
+
+    An argument of a call must be one value of a row and one column. No column around it may be an
+    item that is not seen, or seen differently, from its own place.
+
+    Args:
+        tree: the statement.
+        part: an item or a conjunct of WHERE, with AI calls.
+        number: of the item, from 0; higher than any in WHERE.
+    """
+    names = [item.alias.lower() for item in tree.expressions]
+    for node in (node for argument in call_arguments(part) for node in _own_nodes(argument)):
+        _check_per_row(node)
+        if isinstance(node, _STARS):
+            raise NotStreamableError(f"{shown(node)} may stand for several columns in an AI call")
+    for column in part.find_all(exp.Column):
+        name = column.name.lower()
+        if not column.table and (name in names[number:] or names.count(name) > 1):
+            raise NotStreamableError(f'"{column.name}" beside an AI call may be another item')
 
 
 def items_ordered_by(tree: exp.Select) -> frozenset[int] | None:
@@ -114,7 +143,7 @@ def _order_keys(tree: exp.Select) -> Iterator[exp.Expr]:
     order = tree.args.get("order")
     if order is not None:
         for key in order.expressions:
-            yield key.this if isinstance(key, exp.Ordered) else key
+            yield (key.this if isinstance(key, exp.Ordered) else key).unnest()
 
 
 def item_nodes(tree: exp.Select) -> Iterator[exp.Expr]:

@@ -13,6 +13,8 @@ from typing import Final
 from dbfront.contracts import Column
 from dbfront.pgwire.copy_statement import quote_name
 from dbfront.pgwire.sql_tokens import Token, tokens
+from sql.lexer import tokenize
+from sql.statement import main_verb
 
 _INTERVAL: Final = re.compile(r"(?<![\w\"])INTERVAL(?![\w\"])")
 _NO_CAST: Final = re.compile(r"\bTUPLE\(|\bUNION\(|\bENUM\(|\bSTRUCT\((?!\"|\w+ )")
@@ -38,7 +40,10 @@ def query_with_text(sql: str, columns: Sequence[Column]) -> str:
         for column, name in zip(columns, names, strict=True)
     )
     inner = sql.strip().rstrip(";")
-    return f"SELECT {items} FROM ({inner}\n) AS own_rows({', '.join(names)})"
+    words = tokenize(inner)
+    verb = main_verb(words)
+    start = words[verb].start if 0 < verb < len(words) else 0  # A WITH that writes stays in front.
+    return f"{inner[:start]}SELECT {items} FROM ({inner[start:]}\n) AS own_rows({', '.join(names)})"
 
 
 def returning_with_text(sql: str, columns: Sequence[Column]) -> str:

@@ -14,6 +14,8 @@ from dbfront.pgwire.catalog.intervals import has_interval, query_with_text, retu
 from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.sql_tokens import first_word
 from dbfront.pgwire.type_functions import COLUMNS as FUNCTION_COLUMNS
+from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
+from sql.changes import may_change
 from sql.lexer import tokenize
 from sql.statement import StatementKind, classify
 
@@ -30,9 +32,24 @@ _Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
 def is_query(sql: str) -> bool:
     """Whether a statement only reads."""
     word = first_word(sql)
-    return word in _QUERIES or (
-        word in ("", "WITH") and classify(tokenize(sql)) is StatementKind.QUERY
-    )
+    return word in _QUERIES or (word in ("", "WITH") and not may_change(tokenize(sql)))
+
+
+def refuse_writing_cursor(sql: str) -> None:
+    """Refuse a cursor over a statement that writes, before it runs, as PostgreSQL does.
+
+    Raises:
+        SqlSyntaxError: it is no query.
+        FeatureNotSupportedError: it is one, with a WITH that writes.
+    """
+    kind = classify(tokenize(sql))
+    if kind.writes:
+        raise SqlSyntaxError("DECLARE CURSOR needs a query")
+    if kind is StatementKind.QUERY:
+        raise FeatureNotSupportedError(
+            "DECLARE CURSOR must not contain data-modifying statements in WITH",
+            hint="Run the statement by itself, into a temporary table if there are many rows.",
+        )
 
 
 def with_oids(shaped: _Shaped, sql: str) -> _Shaped:
@@ -66,8 +83,11 @@ async def run(inner: SqlSession, sql: str, params: Params) -> StatementResult:
 
 
 async def _run_returning(inner: SqlSession, sql: str, params: Params) -> StatementResult:
-    columns = (await inner.describe(sql)).columns if "returning" in sql.lower() else None
+    selects = classify(tokenize(sql)) is StatementKind.QUERY  # behind a WITH that writes
+    gives_rows = selects or "returning" in sql.lower()
+    columns = (await inner.describe(sql)).columns if gives_rows else None
     if columns is None or not has_interval(columns):
         return await inner.execute(sql, params)
-    result = await inner.execute(returning_with_text(sql, columns), params)
+    with_text = query_with_text if selects else returning_with_text
+    result = await inner.execute(with_text(sql, columns), params)
     return replace(result, columns=columns)

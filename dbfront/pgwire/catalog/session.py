@@ -245,6 +245,8 @@ class CatalogSession:
         lowered = sql.lower()
         if first_word(sql) not in _STREAMED or "ai_" not in lowered or "set_config" in lowered:
             return None
+        if not queries.is_query(sql):  # It must not run again.
+            return None
         rewritten = self._rewrite(sql)
         await self._fill_settings(rewritten.text)
         with rewritten.placing_errors():
@@ -312,6 +314,8 @@ class CatalogSession:
                 "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
             )
         self.cursors.refuse_taken(declaration.name)
+        if not queries.is_query(declaration.query):
+            queries.refuse_writing_cursor(declaration.query)
         opened = None
         if not declaration.needs_all_rows:
             opened = await self._opened(declaration.query, params)

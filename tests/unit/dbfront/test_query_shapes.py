@@ -92,6 +92,32 @@ QUERIES = {
     "WHERE d.topic = t.id AND ai_generate(d.body) = 'maybe') ORDER BY 1",
     "in subquery": "SELECT id FROM topics WHERE id IN (SELECT topic FROM docs "
     "WHERE ai_generate(body) = 'yes') ORDER BY 1",
+    "in correlated": "SELECT id, 'music' IN (SELECT name FROM topics t WHERE t.id = d.topic "
+    "AND ai_generate('b' || t.id) IS NOT NULL) i FROM docs d ORDER BY id",
+    "not in correlated": "SELECT id FROM docs d WHERE 'x' NOT IN (SELECT name FROM topics t "
+    "WHERE t.id = d.topic AND ai_generate('b' || t.id) IS NOT NULL) ORDER BY id",
+    "not in, constant": "SELECT id FROM docs d WHERE 'x' NOT IN (SELECT name FROM topics t "
+    "WHERE t.id = d.topic AND ai_generate('b') IS NOT NULL) ORDER BY id",
+    "not in answers": "SELECT id FROM docs d WHERE 'no' NOT IN (SELECT ai_generate(name) "
+    "FROM topics t WHERE t.id = d.topic) ORDER BY id",
+    "not in, below a join": "SELECT id FROM docs d WHERE 'x' NOT IN (SELECT t.name FROM topics t "
+    "JOIN topics s ON s.id = t.id AND ai_generate('b' || s.id) <> '' WHERE t.id = d.topic) "
+    "ORDER BY id",
+    "not in, deeper": "SELECT id FROM docs d WHERE 'x' NOT IN (SELECT name FROM topics t "
+    "WHERE t.id = d.topic AND EXISTS (SELECT 1 FROM topics s WHERE s.id = t.id "
+    "AND ai_generate('b' || s.id) <> '')) ORDER BY id",
+    "not in, lateral": "SELECT d.id, l.n FROM docs d, LATERAL (SELECT count(*) n FROM topics t "
+    "WHERE 'x' NOT IN (SELECT name FROM topics s WHERE s.id = d.topic "
+    "AND ai_generate('b' || s.id) <> '')) l ORDER BY 1",
+    "any": "SELECT id, 'music' = ANY (SELECT name FROM topics t WHERE t.id = d.topic "
+    "AND ai_generate('b' || t.id) <> '') a FROM docs d ORDER BY id",
+    "all": "SELECT id, 'x' <> ALL (SELECT name FROM topics t WHERE t.id = d.topic "
+    "AND ai_generate('b' || t.id) <> '') a FROM docs d ORDER BY id",
+    "anti join": "SELECT d.id FROM docs d ANTI JOIN topics t ON t.id = d.topic "
+    "AND ai_generate(t.name) <> 'no' ORDER BY 1",
+    "lateral and exists": "SELECT d.id, l.n FROM docs d LEFT JOIN LATERAL (SELECT max(name) n "
+    "FROM topics t WHERE t.id = d.topic AND EXISTS (SELECT 1 FROM topics s WHERE s.id = t.id "
+    "AND ai_generate(s.name) <> 'no')) l ON true ORDER BY 1",
     "lateral": "SELECT t.id, l.a FROM topics t, LATERAL (SELECT ai_generate(t.name) AS a) l "
     "ORDER BY 1",
     "union": "SELECT ai_generate(body) a FROM docs UNION SELECT ai_generate(name) FROM topics "

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import duckdb
 import pytest
 
 from dbfront.contracts import ClientInfo, PreparedCall, RowStream, StatementResult, TextEvent
 from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.errors import CancelledByUserError, FeatureNotSupportedError, RowLevelError
-from tests.fix_sql import InstantGenerator, answer_text
+from kvcore.errors import CancelledByUserError, FeatureNotSupportedError, RowLevelError, SqlError
+from tests.fix_sql import TABLES, InstantGenerator, answer_text
+from tests.property.test_sql_replay import is_it
 
 
 @dataclass
@@ -286,3 +288,60 @@ async def test_a_macro_may_have_the_name_of_a_function(
     found = await session.execute_rows(text)
     assert isinstance(found, StatementResult)
     assert list(found.rows) == [(0, "mine"), (1, "mine")]
+
+
+TWO = "(SELECT *, 's' || body AS more FROM docs)"
+MOVED = {
+    "by number": "SELECT ai_generate(body) AS a, id FROM docs ORDER BY #1, #2",
+    "in brackets": "SELECT ai_generate(body) AS a, id FROM docs ORDER BY (1), ((2))",
+    "in an expression": "SELECT ai_generate(body) AS a, -id AS n FROM docs ORDER BY #1 || '', #2",
+    "the first by number": "SELECT id, ai_generate(body) AS a, ai_generate('s' || body) AS b "
+    "FROM docs ORDER BY #2, id LIMIT 2",
+    "the first in brackets": "SELECT id, ai_generate(body) AS a, ai_generate('s' || body) AS b "
+    "FROM docs ORDER BY (2), id LIMIT 2",
+    "alias in brackets": "SELECT id, ai_generate(body) AS a, ai_generate('s' || body) AS b "
+    "FROM docs ORDER BY (a), id LIMIT 2",
+    "several columns": "SELECT id, ai_generate(COLUMNS('body|more')) FROM " + TWO + " ORDER BY id",
+    "in an expression of it": "SELECT upper(ai_generate(COLUMNS('body|more'))) FROM "
+    + TWO
+    + " ORDER BY id",
+    "unpacked": "SELECT id, ai_generate(concat(*COLUMNS('id|body'))) FROM docs ORDER BY id",
+    "several conditions": "SELECT id FROM " + TWO + " WHERE ai_filter('q', COLUMNS('body|more')) "
+    "ORDER BY id",
+    "an alias used twice": "SELECT id AS x, id * 10 AS x FROM docs "
+    "WHERE ai_filter('q', 'n' || x) ORDER BY id",
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+async def test_what_the_base_would_read_differently_is_right(
+    session: DuckDbSession, name: str
+) -> None:
+    """Rows are taken as they come, which streams what can be; the first rows have a way too."""
+    with duckdb.connect() as plain:
+        for function, made, types, result in (
+            ("ai_generate", lambda prompt: answer_text(prompt), ["VARCHAR"], "VARCHAR"),
+            ("ai_filter", is_it, ["VARCHAR", "VARCHAR"], "BOOLEAN"),
+        ):
+            plain.create_function(function, made, types, result, null_handling="special")
+        plain.execute(TABLES)
+        expected = plain.execute(MOVED[name]).fetchall()
+    found = await session.execute_rows(MOVED[name])
+    got = list(found.rows) if isinstance(found, StatementResult) else await rest(found)
+    assert got == expected
+    assert list((await session.execute(MOVED[name])).rows) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id AS x, ai_generate('n' || x) AS a, id * 10 AS x FROM docs",
+        "SELECT y || ai_generate(body), id AS y FROM docs",
+        "SELECT 1 FROM docs WHERE ai_filter('q', max(body))",
+        "SELECT 1 FROM docs WHERE ai_filter('q', unnest([body, 'b']))",
+        "SELECT 1 FROM docs WHERE ai_filter('q', lag(body) OVER ())",
+    ],
+)
+async def test_what_the_engine_refuses_is_not_streamed(session: DuckDbSession, text: str) -> None:
+    with pytest.raises(SqlError):
+        await session.execute_rows(text)

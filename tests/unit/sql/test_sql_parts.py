@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.errors import SqlSyntaxError, UserError
+from sql.changes import may_change, query_writes
 from sql.lexer import TokenKind, string_value, tokenize
 from sql.literals import NotConstantError, literal_value
 from sql.options import CallOptions, parse_options
 from sql.parameters import parameter_types
 from sql.settings import parse_setting, setting_command
-from sql.statement import StatementKind, classify, query_writes, split_statements
+from sql.statement import StatementKind, classify, split_statements
 from sql.views import VIEW_COLUMNS, view_ddl
 
 
@@ -212,12 +213,41 @@ def test_lists_of_ai_functions_are_lists() -> None:
         ("WITH w AS MATERIALIZED (UPDATE t SET a = 1 RETURNING *) SELECT * FROM w", True),
         ("WITH w AS (DELETE FROM t RETURNING *) SELECT * FROM w", True),
         ("SELECT a FROM t FOR UPDATE", False),
+        ("WITH w AS (WITH v AS (SELECT 1) INSERT INTO t FROM v) SELECT 1", True),
+        ("WITH w AS (TRUNCATE t) SELECT 1", True),
+        ("WITH w AS (COPY (SELECT 1) TO 'f') SELECT 1", True),
+        ("WITH update AS (SELECT 1), delete AS (SELECT 2) SELECT * FROM update, delete", False),
         ("SELECT (update) FROM t", False),
+        ("SELECT (copy(a)), a AS into, t.into FROM t", False),
         ("SELECT 'INTO', \"into\" FROM t", False),
     ],
 )
 def test_queries_that_write(text: str, writes: bool) -> None:
+    assert classify(tokenize(text)) is StatementKind.QUERY
     assert query_writes(tokenize(text)) is writes
+    assert may_change(tokenize(text)) is writes
+    assert may_change(tokenize(f"EXPLAIN ANALYZE {text}")) is writes
+    assert may_change(tokenize(f"DECLARE c CURSOR FOR {text}")) is writes
+    assert not may_change(tokenize(f"EXPLAIN (AI_ESTIMATE) {text}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "writes"),
+    [
+        ("CREATE TABLE t AS SELECT 1", True),
+        ("WITH w AS (SELECT 1) INSERT INTO t FROM w", True),
+        ("EXECUTE p", True),
+        ("CALL p()", True),
+        ("EXPLAIN (ANALYZE maybe) SELECT 1", True),
+        ("EXPLAIN INSERT INTO t VALUES (1)", False),
+        ("SET a = 1", False),
+        ("FETCH 3 FROM c", False),
+        ("DESCRIBE t", False),
+        ("", False),
+    ],
+)
+def test_statements_that_may_change(text: str, writes: bool) -> None:
+    assert may_change(tokenize(text)) is writes
 
 
 @pytest.mark.parametrize("text", ["'a''", "'a''b", "1, 'a'' '' x", '"a""', "E'a\\'", "e'a'' b"])
