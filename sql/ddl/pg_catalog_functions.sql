@@ -116,7 +116,9 @@ CREATE MACRO to_regclass(rel_name) AS coalesce(
 -- The sequence that the column's default draws from, with its schema.
 CREATE MACRO own_sequence(column_default) AS replace(regexp_extract(column_default,
   '^nextval\(''([^'']+)''\)$', 1), '"', '');
-CREATE MACRO pg_get_serial_sequence(rel_name, col_name) AS
+-- Asked per row it has no answer: tools that do so look for identity columns, and there are none.
+CREATE MACRO pg_get_serial_sequence(rel_name, col_name) AS NULL::VARCHAR;
+CREATE MACRO own_serial_sequence(rel_name, col_name) AS
   (SELECT min(pg_d) FROM (SELECT table_oid AS pg_o, column_name AS pg_c,
      CASE WHEN column_default NOT LIKE 'nextval(%' THEN NULL
           WHEN own_sequence(column_default) LIKE '%.%'

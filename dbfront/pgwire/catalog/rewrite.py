@@ -296,6 +296,12 @@ def _information(r: Rewriter, i: int) -> int:
     return r.replace(i, 3, f'{DATABASE}.information."{name}"')
 
 
+def _constants(r: Rewriter, i: int) -> bool:
+    """Whether the two arguments from ``i`` on are the same for all rows."""
+    kinds = {token.kind for token in (*r.tokens[i : i + 1], *r.tokens[i + 2 : i + 3])}
+    return r.at(i + 1) == "," and r.at(i + 3) == ")" and kinds <= {"string", "param"}
+
+
 def _renamed(r: Rewriter, i: int) -> int:
     """Functions DuckDB has under another name, and ``format('%I', x)``."""
     start = i + 2 if (r.at(i), r.at(i + 1)) == ("pg_catalog", ".") else i
@@ -307,6 +313,8 @@ def _renamed(r: Rewriter, i: int) -> int:
     ours = start + 2 < len(r.tokens) and r.tokens[start + 2].value.startswith("tierkv.")
     if name == "current_setting" and (r.of_catalog or ours):  # of a literal: a rule before this
         return r.replace(i, start - i + 1, f"{DATABASE}.main.own_setting")
+    if name == "pg_get_serial_sequence" and _constants(r, start + 2):
+        return r.replace(i, start - i + 1, f"{DATABASE}.main.own_serial_sequence")
     if name == "format" and r.of_catalog and r.at(start + 2).startswith("'%"):
         return r.replace(i, start - i + 1, f"{DATABASE}.main.own_format")
     return 0
