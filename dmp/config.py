@@ -61,6 +61,8 @@ class DmpConfig:
         promote_timeout_s: longest wait for it; what comes later is a miss.
         eviction_policy: which blocks make room for new ones, by name (policies/select.py).
         lease_share: share of the memory that leases may keep from eviction.
+        owner_folder: folder of the cluster that the segment belongs to; a segment whose folder is
+            gone may be removed by anybody who cleans up. Empty for none.
         remove_on_stop: unlink the segment at a clean stop.
         nameless: unlink it as soon as it is open, for clusters that live in one process: no other
             process can map it, and nothing is left in memory however the process ends.
@@ -90,6 +92,7 @@ class DmpConfig:
     promote_timeout_s: float = 10.0
     eviction_policy: str = "default"
     lease_share: float = 0.5
+    owner_folder: str = ""
     remove_on_stop: bool = False
     nameless: bool = False
 

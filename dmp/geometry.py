@@ -31,6 +31,11 @@ the highest generation that may have been given out (0 in files of the first ver
 
 INCARNATION_AT: Final = 40
 GENERATION_AT: Final = 48
+OWNER_AT: Final = 64
+"""Length (u16) and UTF-8 path of the folder of the cluster that the segment belongs to; 0 in files
+of older versions."""
+
+MAX_OWNER_BYTES: Final = 1024
 MAX_COUNTER: Final = 1 << 62
 """Incarnations and generations are below; what claims more is damaged."""
 

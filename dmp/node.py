@@ -131,7 +131,7 @@ class DmpNode:
             segment.close()
             raise
         kept = self._state.attach(segment, has_lower_tier=self._lower is not None)
-        segment.populate()
+        segment.set_owner(config.owner_folder)
         self._stopping.clear()
         self._ticker = threading.Thread(target=self._tick_forever, name="dmp-tick", daemon=True)
         self._ticker.start()
@@ -181,17 +181,20 @@ class DmpNode:
             return table.count(SlotState.WRITING) > 0 or table.pinned > 0
 
     def stop(self) -> None:
-        """Close the segment; its sealed blocks are there at the next start."""
+        """Close the segment; its sealed blocks stay in memory, which is all that it keeps."""
         self._stopping.set()
         self.scrubber.stop()
         self._stop_lower()
         if self._ticker is not None:
             self._ticker.join()
             self._ticker = None
+        kept = self._state.kept()
         segment = self._state.detach()
         if segment is not None:
             if self.config.remove_on_stop:
                 segment.path.unlink(missing_ok=True)  # Before the lock goes: it may be wanted.
+            else:
+                segment.keep_only(kept)
             segment.close()
 
     def tick(self) -> None:

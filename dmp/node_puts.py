@@ -89,6 +89,8 @@ class Puts:
         for victim in decision.victims:
             segment.set_state(victim.index, SlotState.FREE)
             removed.append(BlockRemoved(victim.put.key, Tier.L2))
+        if not state.has_memory(slot):
+            return None
         segment.set_generation(slot.generation)
         segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
         return slot

@@ -114,7 +114,14 @@ class NodeState:
             self.sealed_order = scan.last_order
             self.draining = False
             self._table, self._segment = table, segment
+        segment.backing.start()
+        segment.backing.prepare(table.extents.next_unassigned())
         return table.count(SlotState.SEALED)
+
+    def kept(self) -> list[Slot]:
+        """Return the slots that the next life may serve; none when it is not running."""
+        with self.lock:
+            return self._table.sealed() if self._table is not None else []
 
     def detach(self) -> Segment | None:
         """Stop serving; answers the segment to close."""
@@ -129,6 +136,15 @@ class NodeState:
         """End what is overdue."""
         for slot in self.table.expire(self.clock.now()):
             self.segment.set_state(slot.index, SlotState.FREE)
+
+    def has_memory(self, slot: Slot) -> bool:
+        """Make sure that a slot's bytes have memory; else its reservation ends. Lock held."""
+        extents = self.table.extents
+        if self.segment.backing.back(slot.extent.index, extents.next_unassigned()):
+            return True
+        self.table.abort(slot.index, slot.generation)
+        self.table.alloc_failures += 1
+        return False
 
     def unpin(self, slot: Slot) -> None:
         """End a transfer; the node may have stopped, and started again, meanwhile."""

@@ -29,6 +29,8 @@ class _Hall:
     """One device of the node and its two registered ranges of the segment."""
 
     def __init__(self, port: RdmaPort, node: DmpNode) -> None:
+        if not node.segment.backing.back_all():  # A device pins all of it.
+            raise TransportError("there is no memory for the whole segment, which RDMA pins")
         memory, payload_at = node.segment.memory, node.segment.geometry.payload_at
         base, size = address_of(memory), len(memory)
         self.device = Device(port)

@@ -1,12 +1,11 @@
 """The life of a segment file: made, found again, locked, or refused with what to do about it.
 
-Called by dmp/node.py. A file that may not be ours is never removed, and no half-made segment is
-ever left under its name.
+Called by dmp/node.py. A file that may not be ours is never removed (but renamed), and no half-made
+segment is ever left under its name.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Final
 
 from dmp import geometry as g
 from dmp.geometry import Geometry
+from dmp.memory_room import is_memory, memory_available
 from dmp.segment import Segment
 from kvcore.errors import ConfigError
 
@@ -27,7 +27,8 @@ def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segm
     """Open a node's segment as its only owner, making it if there is none.
 
     A segment of another size is replaced: its blocks are only cached, and the operator asked for
-    the new size.
+    the new size. So is a damaged one, which is told: a cache must not keep its node from starting.
+    A file that never was a segment is set aside under the name ``.bad``.
 
     Args:
         path: the file.
@@ -35,24 +36,39 @@ def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segm
         wait_s: how long to wait for the process that owns it to end ("start new, stop old").
 
     Raises:
-        ConfigError: the file is no segment, of another layout version, truncated, owned by a
-            running process, or the memory for it is not there.
+        ConfigError: the file is another user's or owned by a running process, or the memory for
+            it is not there.
     """
     while path.exists():
         fd = _open_locked(path, wait_s)
         if fd is None:
             continue
         try:
-            found = g.read_geometry(path, fd)
-        except ConfigError:
+            if _is_usable(path, fd, geometry):
+                return Segment(path, fd, geometry)
+        except BaseException:
             os.close(fd)
             raise
-        if found == geometry:
-            return Segment(path, fd, geometry)
-        log.warning("segment %s has another size than configured; its blocks are dropped", path)
-        path.unlink()
         os.close(fd)
     return _create(path, geometry)
+
+
+def _is_usable(path: Path, fd: int, geometry: Geometry) -> bool:
+    """Whether a locked file can be attached; else it is out of the way."""
+    try:
+        if g.read_geometry(path, fd) == geometry:
+            return True
+        log.warning("segment %s has another size than configured; its blocks are dropped", path)
+    except ConfigError as error:
+        damage = error.message.partition(";")[0]
+        if os.pread(fd, len(g.FILE_MAGIC), 0) != g.FILE_MAGIC:
+            aside = path.with_name(f"{path.name}.bad")
+            path.rename(aside)
+            log.critical("%s: set aside as %s; the pool begins empty", damage, aside)
+            return False
+        log.critical("%s: its cached blocks are dropped, the pool begins empty", damage)
+    path.unlink()
+    return False
 
 
 def _create(path: Path, geometry: Geometry) -> Segment:
@@ -70,7 +86,7 @@ def _create(path: Path, geometry: Geometry) -> Segment:
         os.close(fd)  # The file is another's, who may be about to give it its name.
         raise
     try:
-        _allocate(path, fd, geometry.file_bytes)
+        _allocate(path, fd, geometry)
         os.pwrite(fd, _first_page(geometry), 0)
         os.rename(fresh, path)
     except ConfigError:
@@ -93,24 +109,38 @@ def _first_page(geometry: Geometry) -> bytes:
     )
 
 
-def _allocate(path: Path, fd: int, size: int) -> None:
-    """Get all memory now: a sparse file on a full tmpfs would kill its writers with SIGBUS."""
+def _allocate(path: Path, fd: int, geometry: Geometry) -> None:
+    """Give the file its size, and its headers their memory; extents get theirs as blocks come.
+
+    A write into a hole on a full tmpfs would kill the process with SIGBUS, so nothing is written
+    that has no memory (dmp/segment_memory.py).
+    """
     os.ftruncate(fd, 0)
+    _check_room(path, geometry.file_bytes)
+    try:
+        os.ftruncate(fd, geometry.file_bytes)
+        os.posix_fallocate(fd, 0, geometry.payload_at)
+    except OSError as error:
+        raise ConfigError(f"segment {path} can't be allocated: {error.strerror}") from error
+
+
+def _check_room(path: Path, needed: int) -> None:
+    """Refuse a segment that would not find its memory when it fills up."""
     room = os.statvfs(path.parent)
     free = room.f_bavail * room.f_frsize
-    cure = (
-        f"lower dmp.capacity, enlarge it (mount -o remount,size=... {path.parent}), "
-        "or put dmp.segment_dir elsewhere"
-    )
-    message = f"segment {path} needs {size} bytes but {free} are free in {path.parent}; {cure}"
-    if size > free:
-        raise ConfigError(message)
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
-            raise ConfigError(message) from error
-        raise ConfigError(f"segment {path} can't be allocated: {error.strerror}") from error
+    cure = "lower dmp.capacity, free what stopped clusters left (tierkv pool clean)"
+    if needed > free:
+        raise ConfigError(
+            f"segment {path} needs {needed} bytes but {free} are free in {path.parent}; {cure}, "
+            f"enlarge it (mount -o remount,size=... {path.parent}), or put dmp.segment_dir "
+            "elsewhere"
+        )
+    available = memory_available() if is_memory(path.parent) else None
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"segment {path} needs {needed} bytes but this machine has {available} of memory "
+            f"available; {cure}, or stop what else takes memory"
+        )
 
 
 def _open_locked(path: Path, wait_s: float) -> int | None:

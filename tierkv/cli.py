@@ -158,6 +158,7 @@ def up(
     dmp: Annotated[
         int, typer.Option(min=0, help="Memory pool nodes, each acting as a host of its own.")
     ] = 1,
+    keep: Annotated[bool, typer.Option(help="Keep the pool's KV in memory at a stop.")] = True,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -175,6 +176,7 @@ def up(
         front__http_port=http_port,
         front__postgres=postgres,
         compute__model=model,
+        dmp__remove_on_stop=None if keep else True,
     )
     if prefill or decode:
         if not (prefill and decode):
@@ -394,6 +396,14 @@ def pool_get(
     from tierkv import pool_shell
 
     raise typer.Exit(pool_shell.get(_load(config, settings).settings, addresses, key, file))
+
+
+@pool_app.command("clean")
+def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
+    """Free the memory that this cluster, stopped, and clusters whose folder is gone have left."""
+    from tierkv import left_memory
+
+    left_memory.clean(_load(config, settings).settings)
 
 
 @namespace_app.command("list")

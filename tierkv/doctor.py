@@ -20,7 +20,14 @@ import typer
 
 from kvcore.errors import ModelFolderError
 from tierkv.config import LoadedConfig
-from tierkv.doctor_paths import check_disk, check_rdma, check_shm, check_tcp
+from tierkv.doctor_paths import (
+    check_disk,
+    check_left,
+    check_memory,
+    check_rdma,
+    check_shm,
+    check_tcp,
+)
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
 from tierkv.settings import Settings
 
@@ -129,7 +136,9 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_python,
     check_torch,
     check_gpu,
+    check_memory,
     check_shm,
+    check_left,
     check_rdma,
     check_tcp,
     check_disk,

@@ -14,8 +14,10 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from dmp.memory_room import is_memory, memory_available
 from dmp.transport.verbs_device import Discovery, discover
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
+from tierkv.left_memory import CURE, orphans_text
 from tierkv.parts import device_names, segment_prefix
 from tierkv.settings import Settings
 
@@ -46,6 +48,27 @@ def check_shm(settings: Settings) -> Finding:
 def _held_bytes(folder: Path, prefix: str) -> int:
     """Memory of segments that are there already: a start attaches them and needs no more."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob(f"{prefix}*.seg"))
+
+
+def check_left(settings: Settings) -> Finding:
+    """Memory that clusters have left whose folder is gone."""
+    orphans = orphans_text(settings)
+    if orphans:
+        return Finding("memory left behind", OPTIONAL, orphans, CURE)
+    return Finding("memory left behind", OK, "none")
+
+
+def check_memory(settings: Settings) -> Finding:
+    """Memory for the pool, which the room in its folder does not promise."""
+    available = memory_available()
+    if available is None:
+        return Finding("memory", OPTIONAL, "the system does not say how much is available")
+    wanted = int(settings.dmp.capacity)
+    held = _held_bytes(Path(settings.dmp.segment_dir), segment_prefix(settings.cluster.run_dir))
+    text = f"{available >> 20} MiB available, dmp.capacity is {wanted >> 20} MiB"
+    if available + held >= wanted or not is_memory(Path(settings.dmp.segment_dir)):
+        return Finding("memory", OK, text)
+    return Finding("memory", MISSING, text, f"lower dmp.capacity, or {CURE}")
 
 
 def check_disk(settings: Settings) -> Finding:

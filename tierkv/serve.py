@@ -105,6 +105,7 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
         tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
         rdma=settings.dmp.rdma,
         rdma_devices=device_names(settings.dmp.rdma_devices),
+        owner_folder=_owner_folder(config),
         remove_on_stop=settings.dmp.remove_on_stop,
         demote_above=settings.dmp.demote_above,
         eviction_policy=settings.dmp.eviction_policy,
@@ -131,6 +132,12 @@ def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
     """Name the segment after the node and its cluster, whose run directory tells it apart."""
     prefix = segment_prefix(config.settings.cluster.run_dir)
     return Path(config.settings.dmp.segment_dir) / f"{prefix}{name}.seg"
+
+
+def _owner_folder(config: LoadedConfig) -> str:
+    """Return the cluster's folder, whose end is the end of the segment; empty without one."""
+    folder = config.settings.cluster.run_dir.expanduser().resolve()
+    return str(folder) if folder.is_dir() else ""
 
 
 async def _start_compute(

@@ -19,6 +19,7 @@ from kvcore.node import TierStats
 from metaserver import client as meta_client
 from metaserver.client import NodeState
 from tierkv.config import load_config
+from tierkv.left_memory import CURE, orphans_text
 from tierkv.output import OutputFormat, render_rows
 from tierkv.settings import Settings
 from tierkv.up import CONFIG_FILE, STATE_FILE
@@ -64,8 +65,14 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     sys.stdout.write(render_rows(COLUMNS, rows, output))
     front = state.get("nodes", {}).get("front")
     if front and output is OutputFormat.TABLE:
+        _tell_left(settings)
         typer.echo(f"SQL {front['pg']}   REST http://{front['http']}/v1   pid {state['pid']}")
     return 0
+
+
+def _tell_left(settings: Settings) -> None:
+    if orphans := orphans_text(settings):
+        typer.echo(f"left behind: {orphans}; `{CURE}` frees it")
 
 
 def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:

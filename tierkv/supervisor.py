@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,12 +53,14 @@ class Child:
         process: the current process; None between restarts.
         ready: what its ready line said; empty until ready.
         restarts: how often it was started again.
+        memory_kills: processes that the kernel had killed for memory when this one began.
     """
 
     spec: ChildSpec
     process: asyncio.subprocess.Process | None = None
     ready: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
+    memory_kills: int = 0
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -65,10 +68,11 @@ class Supervisor:
     """Keeps children alive until told to stop.
 
     Args:
-        on_restart: called with (name, exit code, delay in seconds) when a child died.
+        on_restart: called with (name, exit code, delay in seconds, killed for memory) when a child
+            died.
     """
 
-    def __init__(self, on_restart: Callable[[str, int, float], None] | None = None) -> None:
+    def __init__(self, on_restart: Callable[[str, int, float, bool], None] | None = None) -> None:
         self.children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._on_restart = on_restart
@@ -98,7 +102,7 @@ class Supervisor:
             ready.cancel()
         if not child.is_ready.is_set():
             raise NoNodeError(
-                f"{spec.name} did not start: {_last_words(spec.log_path, earlier)}",
+                f"{spec.name} did not start: {_why_not(child, earlier)}",
                 hint=f"its log is {spec.log_path}",
             )
         return child.ready
@@ -115,6 +119,7 @@ class Supervisor:
     async def _spawn(self, child: Child) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         child.is_ready.clear()
+        child.memory_kills = memory_kills()
         with child.spec.log_path.open("ab") as errors:
             child.process = await _create(child.spec.argv, errors)
 
@@ -130,7 +135,7 @@ class Supervisor:
             first = False
             delay = BACKOFF_FIRST_S if loop.time() - started > STABLE_S else delay
             if self._on_restart is not None and not self._stopping:
-                self._on_restart(child.spec.name, code, delay)
+                self._on_restart(child.spec.name, code, delay, _killed_for_memory(child, code))
             await asyncio.sleep(delay)
             delay = min(delay * 2, BACKOFF_MOST_S)
             child.restarts += 1
@@ -171,6 +176,38 @@ async def _create(argv: tuple[str, ...], errors: IO[bytes]) -> asyncio.subproces
         stderr=errors,
         start_new_session=True,
     )
+
+
+def exit_text(code: int, *, by_memory: bool) -> str:
+    """Say how a process ended."""
+    if by_memory:
+        return (
+            f"with {code}: the kernel killed it because memory ran out (`tierkv doctor` says what "
+            "is available, `tierkv pool clean` frees what stopped clusters left)"
+        )
+    return f"with {code}"
+
+
+def memory_kills() -> int:
+    """Return how many processes the kernel has killed for memory, here and in our control group."""
+    total = 0
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
+            total += int(found[1]) if found else 0
+    return total
+
+
+def _killed_for_memory(child: Child, code: int) -> bool:
+    return code == -signal.SIGKILL and memory_kills() > child.memory_kills
+
+
+def _why_not(child: Child, earlier: int) -> str:
+    """Say why a child is not ready: what it wrote, and whether it was killed for memory."""
+    code = child.process.returncode if child.process is not None else None
+    if code is not None and _killed_for_memory(child, code):
+        return f"it ended {exit_text(code, by_memory=True)}"
+    return _last_words(child.spec.log_path, earlier)
 
 
 def _last_words(path: Path, start: int, count: int = 5) -> str:

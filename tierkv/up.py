@@ -25,8 +25,9 @@ import typer
 
 from kvcore.errors import ConfigError
 from tierkv.config import LoadedConfig, dump_toml
+from tierkv.left_memory import CURE, kept_text, orphans_text, require_memory
 from tierkv.settings import Settings
-from tierkv.supervisor import ChildSpec, Supervisor
+from tierkv.supervisor import ChildSpec, Supervisor, exit_text
 
 STATE_FILE = "cluster.json"
 CONFIG_FILE = "cluster.toml"
@@ -86,6 +87,7 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
     with ExitStack() as stack:
         stack.enter_context(_own(run_dir))
         settings = _complete(settings, run_dir)
+        require_memory(settings, shape.dmp)
         starting = asyncio.create_task(_start_all(supervisor, settings, shape, run_dir))
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -100,6 +102,7 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
             typer.echo("stopping ...", err=True)
             await supervisor.stop()
             (run_dir / STATE_FILE).unlink(missing_ok=True)
+            typer.echo(kept_text(settings), err=True)
     return 0
 
 
@@ -193,8 +196,9 @@ def _write_state(
     (run_dir / STATE_FILE).write_text(json.dumps(state, indent=2))
 
 
-def _tell_restart(name: str, code: int, delay_s: float) -> None:
-    typer.secho(f"{name} ended with {code}; starting it again in {delay_s:.1f} s", err=True)
+def _tell_restart(name: str, code: int, delay_s: float, by_memory: bool) -> None:
+    why = exit_text(code, by_memory=by_memory)
+    typer.secho(f"{name} ended {why}; starting it again in {delay_s:.1f} s", err=True)
 
 
 def dialable(address: str) -> tuple[str, str]:
@@ -228,4 +232,6 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
         "-c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
     )
     typer.echo("Ctrl-C stops everything.")
+    if orphans := orphans_text(settings):
+        typer.echo(f"\nMemory is left behind: {orphans}; `{CURE}` frees it.")
     sys.stdout.flush()

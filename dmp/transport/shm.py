@@ -8,7 +8,6 @@ process is away; its next incarnation makes old references stale.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,8 +56,9 @@ class ShmPoolNode(PoolNode):
         self._node_id = control.node_id
         self._path = segment_path
         self._segment: Segment = map_segment(segment_path)
-        self._segment.populate()
+        self._former: list[Segment] = []
         self._slots = MappedSlots(self._segment)
+        self._life = self._slots.incarnation
         self._lock = threading.Lock()
         self._touched: dict[int, Location] = {}
         self._touched_bytes = 0
@@ -183,7 +183,7 @@ class ShmPoolNode(PoolNode):
 
     def close(self) -> None:
         self._closed = True
-        self._segment.stop_populating()
+        self._former.clear()
         self._control.close()
 
     def _touch(self, locations: Sequence[Location], size: int) -> None:
@@ -205,13 +205,13 @@ class ShmPoolNode(PoolNode):
         self._control.touch(touched, read_bytes=size)
 
     def _slots_of(self, location: Location) -> MappedSlots:
-        """Return the mapping of that incarnation; map again when the node made a new file."""
+        """Return the mapping of that incarnation; map again when the node began a new one."""
         if self._closed:
             raise TransportError(f"the connection to {self.node_id} is closed")
         if location.node != self._node_id:
             self._control.mine(location)
         slots = self._slots
-        if slots.incarnation != location.incarnation:
+        if not self._life == slots.incarnation == location.incarnation:
             slots = self._map_again()
             if slots.incarnation != location.incarnation:
                 raise StaleEpochError(
@@ -224,11 +224,14 @@ class ShmPoolNode(PoolNode):
 
     def _map_again(self) -> MappedSlots:
         try:
-            if os.stat(self._path).st_ino != self._segment.inode:
-                # The old mapping lives until its last reader lets go.
-                self._segment = map_segment(self._path)
-                self._segment.populate()
-                self._slots = MappedSlots(self._segment)
+            segment = map_segment(self._path)
+            if segment.incarnation != self._life or segment.inode != self._segment.inode:
+                # A device may have pinned pages of the old mapping that the file has no more.
+                # It stays where it is: its address must not be another mapping's meanwhile.
+                self._former.append(self._segment)
+                self._segment = segment
+                self._slots = MappedSlots(segment)
+                self._life = segment.incarnation
         except (OSError, ConfigError) as error:
             raise TransportError(f"segment {self._path} can't be mapped: {error}") from error
         return self._slots

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from dmp.segment import Segment, map_segment
 from dmp.segment_file import open_segment
 from dmp.segment_scan import SegmentScan, scan_segment
 from dmp.slots import Slot, SlotState
+from dmp.transport.inproc import InprocPoolNode
 from kvcore.errors import ConfigError
-from tests.fix_dmp import make_put
+from kvcore.location import Location
+from tests.fix_dmp import Rig, block_key, make_put, store
 
 SHAPE = Geometry.of(extent_count=2, extent_bytes=256 << 10)
 SLOT_BYTES = 48 << 10
@@ -38,13 +42,21 @@ def slots_of(scan: SegmentScan) -> list[tuple[int, int, PutRequest]]:
     return [(int(rows.indices[i]), int(rows.generations[i]), rows.put(i)) for i in range(len(rows))]
 
 
-def test_a_new_segment_is_empty_and_has_all_its_memory(path: Path) -> None:
+def test_a_new_segment_is_empty_and_takes_memory_for_its_headers_only(path: Path) -> None:
     segment = open_segment(path, SHAPE)
     scan = scan_segment(segment)
     assert (slots_of(scan), scan.dropped, scan.last_order) == ([], [], 0)
     assert os.stat(path).st_size == SHAPE.file_bytes
-    assert os.stat(path).st_blocks * 512 >= SHAPE.file_bytes
+    assert memory_of(path) == SHAPE.payload_at
+    assert segment.backing.back(1, None)
+    assert memory_of(path) == SHAPE.payload_at + SHAPE.extent_bytes
+    segment.keep_only([])
+    assert memory_of(path) == SHAPE.payload_at
     segment.close()
+
+
+def memory_of(path: Path) -> int:
+    return os.stat(path).st_blocks * 512
 
 
 def test_sealed_and_quarantined_slots_come_back_in_order_of_sealing(path: Path) -> None:
@@ -129,7 +141,9 @@ def spoil(path: Path, at: int, data: bytes) -> None:
     os.close(fd)
 
 
-def test_foreign_other_version_damaged_and_truncated_files_are_refused(path: Path) -> None:
+def test_damaged_files_are_told_and_made_anew_and_a_foreign_one_is_kept(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cases = [
         (lambda: spoil(path, 0, b"NOTOURS!"), "not a TierKV segment"),
         (lambda: spoil(path, 8, (99).to_bytes(4, "little")), "layout version 99"),
@@ -141,11 +155,68 @@ def test_foreign_other_version_damaged_and_truncated_files_are_refused(path: Pat
         path.unlink(missing_ok=True)
         open_segment(path, SHAPE).close()
         damage()
-        for opener in (lambda: open_segment(path, SHAPE), lambda: map_segment(path)):
-            with pytest.raises(ConfigError, match=message) as caught:
-                opener()
-            assert f"rm {path}" in str(caught.value)
-        assert path.exists(), "a file that may not be ours is never removed"
+        with pytest.raises(ConfigError, match=message):
+            map_segment(path)
+        caplog.clear()
+        segment = open_segment(path, SHAPE)
+        assert message in caplog.text
+        assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+        assert slots_of(scan_segment(segment)) == []
+        segment.close()
+    assert path.with_name("node.seg.bad").read_bytes()[:8] != b"TIERKVSG", "it may not be ours"
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
+    small_tmpfs: Path, make_rig: Callable[..., Rig]
+) -> None:
+    path = small_tmpfs / "node.seg"
+    rig = make_rig(segment_path=str(path), capacity_bytes=3 * (256 << 10))
+    pool = InprocPoolNode(rig.node)
+    first = store(pool, "first")
+    room = os.statvfs(small_tmpfs)
+    (small_tmpfs / "other").write_bytes(bytes(room.f_bavail * room.f_frsize))
+    names = [f"n{i}" for i in range(15)]
+    answers = pool.reserve([make_put(name) for name in names])
+    assert None in answers, "no memory for another extent"
+    assert rig.node.stats().alloc_failures > 0
+    assert pool.lookup([block_key("first")]) == [first]
+
+
+def test_a_clean_stop_keeps_the_memory_of_sealed_blocks_only(
+    make_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    places = [store(pool, f"n{i}") for i in range(7)]
+    assert pool.reserve([make_put("never sealed")])[0] is not None
+    path = rig.node.config.segment_file
+    payload_at = rig.node.segment.geometry.payload_at
+    rig.stop()
+    assert memory_of(path) == payload_at + 7 * SLOT_BYTES
+    rig.restart()
+    assert [place and place.slot for place in rig_lookup(rig, 7)] == [p.slot for p in places]
+    pool = InprocPoolNode(rig.node)
+    for i in range(20):
+        store(pool, f"later{i}")
+    assert rig.node.scrubber.run_round() == 0
+
+
+def rig_lookup(rig: Rig, count: int) -> list[Location | None]:
+    return InprocPoolNode(rig.node).lookup([block_key(f"n{i}") for i in range(count)])
 
 
 def test_too_little_space_is_said_in_bytes_before_any_is_taken(path: Path) -> None:

@@ -29,7 +29,7 @@ async def test_child_is_restarted_when_it_dies_and_stopped_at_the_end(tmp_path: 
     told: list[tuple[str, int]] = []
     restarted = asyncio.Event()
 
-    def on_restart(name: str, code: int, delay_s: float) -> None:
+    def on_restart(name: str, code: int, delay_s: float, by_memory: bool) -> None:
         told.append((name, code))
         restarted.set()
 
