@@ -13,6 +13,7 @@ from typing import Any, Final
 from dbfront.contracts import Column
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
+from dbfront.pgwire.column_names import with_names
 from dbfront.pgwire.copy_binary import BinaryReader, BinaryWriter
 from dbfront.pgwire.copy_format import CopyReader, CopyWriter, Row
 from dbfront.pgwire.copy_statement import CopyStatement
@@ -40,9 +41,8 @@ async def _copy_out(exchange: Exchange, statement: CopyStatement) -> str:
         raise SqlError("COPY query must return rows", sqlstate="42601")
     exchange.send_notices(result)
     binary = statement.options.binary
-    writer = (
-        BinaryWriter(result.columns) if binary else CopyWriter(result.columns, statement.options)
-    )
+    columns = with_names(result.columns, statement.select)
+    writer = BinaryWriter(columns) if binary else CopyWriter(columns, statement.options)
     exchange.send(replies.copy_out_response(len(result.columns), binary=binary))
     for pieces in _in_batches(_pieces(writer, result.rows)):
         await exchange.send_much(b"".join(map(replies.copy_data, pieces)))

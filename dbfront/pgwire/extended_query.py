@@ -7,11 +7,13 @@ Syncs is one transaction unless the client opened its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from dbfront.contracts import Column, RowStream, StatementDescription, StatementResult
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
+from dbfront.pgwire.column_names import with_names
 from dbfront.pgwire.copy import run_copy
 from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_fields
@@ -145,7 +147,10 @@ class ExtendedQuery:
             return _NO_RESULT
         with placing_errors(statement.sql, casts):
             sql = replace_parameters(statement.sql, casts)
-            return await self._exchange.session.describe(sql)
+            described = await self._exchange.session.describe(sql)
+        if described.columns is None:
+            return described
+        return replace(described, columns=with_names(described.columns, statement.sql))
 
     async def _describe_statement(self, name: str) -> None:
         statement = self._statement(name)

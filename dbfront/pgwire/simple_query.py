@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from dbfront.contracts import StatementResult
 from dbfront.pgwire import replies
+from dbfront.pgwire.column_names import with_names
 from dbfront.pgwire.copy import run_copy
 from dbfront.pgwire.copy_statement import parse_copy
 from dbfront.pgwire.exchange import Exchange, encoders, result_fields
@@ -62,7 +63,7 @@ async def _one(exchange: Exchange, sql: str, implicit: ImplicitTransaction | Non
         result = await exchange.run(_run(exchange, sql))
         if result is None:
             return
-    await _send_result(exchange, result)
+    await _send_result(exchange, result, sql)
 
 
 async def _run(exchange: Exchange, sql: str) -> StatementResult | None:
@@ -70,17 +71,17 @@ async def _run(exchange: Exchange, sql: str) -> StatementResult | None:
     opened = await exchange.session.execute_rows(sql)
     if isinstance(opened, StatementResult):
         return opened
-    exchange.send(replies.row_description(result_fields(opened.columns)))
+    exchange.send(replies.row_description(result_fields(with_names(opened.columns, sql))))
     result = await exchange.send_stream(opened, encoders(opened.columns, [0] * len(opened.columns)))
     exchange.send_notices(result)
     exchange.send(replies.command_complete(result.command_tag))
     return None
 
 
-async def _send_result(exchange: Exchange, result: StatementResult) -> None:
+async def _send_result(exchange: Exchange, result: StatementResult, sql: str) -> None:
     exchange.send_notices(result)
     if result.columns is not None:
-        exchange.send(replies.row_description(result_fields(result.columns)))
+        exchange.send(replies.row_description(result_fields(with_names(result.columns, sql))))
         await exchange.send_rows(result.rows, encoders(result.columns, [0] * len(result.columns)))
     exchange.send(replies.command_complete(result.command_tag))
 

@@ -15,14 +15,16 @@ import asyncpg
 import duckdb
 import psycopg
 import pytest
-from psycopg import generators
+from psycopg import generators, pq
 
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tests.fix_postgres import PASSWORD, USER, PostgresServer, RawClient
 
 pytestmark = pytest.mark.integration
 
-STATEMENTS = (Path(__file__).parents[1] / "golden" / "open_parameters.sql").read_text()
+GOLDEN = Path(__file__).parents[1] / "golden"
+OPEN_PARAMETERS = (GOLDEN / "open_parameters.sql").read_text().splitlines()
+UNNAMED_COLUMNS = (GOLDEN / "unnamed_columns.sql").read_text().splitlines()
 TABLE = """
 DROP TABLE IF EXISTS t;
 CREATE TABLE t (
@@ -45,8 +47,8 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def described(connection: psycopg.Connection[Any], sql: str) -> list[int]:
-    """OIDs of ParameterDescription."""
+def shape_of(connection: psycopg.Connection[Any], sql: str) -> pq.abc.PGresult:
+    """What Describe answers."""
     pgconn = connection.pgconn
     pgconn.send_prepare(b"", sql.encode())
     [prepared] = connection.wait(generators.execute(pgconn))
@@ -54,7 +56,19 @@ def described(connection: psycopg.Connection[Any], sql: str) -> list[int]:
     pgconn.send_describe_prepared(b"")
     [shape] = connection.wait(generators.execute(pgconn))
     assert not shape.error_message, (sql, shape.error_message)
+    return shape
+
+
+def described(connection: psycopg.Connection[Any], sql: str) -> list[int]:
+    """OIDs of ParameterDescription."""
+    shape = shape_of(connection, sql)
     return [shape.param_type(at) for at in range(shape.nparams)]
+
+
+def names(connection: psycopg.Connection[Any], sql: str) -> list[bytes | None]:
+    """Column names of RowDescription."""
+    shape = shape_of(connection, sql)
+    return [shape.fname(at) for at in range(shape.nfields)]
 
 
 def test_types_are_described_as_postgres_describes_them(
@@ -67,10 +81,44 @@ def test_types_are_described_as_postgres_describes_them(
         real.execute(TABLE)
         differ = [
             (sql, wanted, got)
-            for sql in STATEMENTS.splitlines()
+            for sql in OPEN_PARAMETERS
             if (wanted := described(real, sql)) != (got := described(ours, sql))
         ]
     assert differ == []
+
+
+def test_columns_are_named_as_postgres_names_them(
+    server: RunningServer, postgres: PostgresServer
+) -> None:
+    with (
+        psycopg.connect(postgres.dsn, autocommit=True) as real,
+        psycopg.connect(server.dsn, autocommit=True) as ours,
+    ):
+        real.execute(TABLE)
+        differ = [
+            (sql, wanted, got)
+            for sql in (*UNNAMED_COLUMNS, *OPEN_PARAMETERS)
+            if not sql.startswith("explain")
+            and (wanted := names(real, sql)) != (got := names(ours, sql))
+        ]
+    assert differ == []
+
+
+def test_names_inside_the_engine_stay(server: RunningServer) -> None:
+    """Only what the client is told changes; the simple protocol, cursors and COPY say the same."""
+    with psycopg.connect(server.dsn, autocommit=True) as ours:
+        ours.execute("CREATE OR REPLACE TABLE counted AS SELECT count(*) FROM t")
+        assert names(ours, "SELECT * FROM counted") == [b"count_star()"]
+        assert names(ours, "SELECT upper('x'), * FROM counted") == [b"upper", b"count_star()"]
+        for sql in ("SELECT count(*) FROM t", "SELECT count(*), 1 FROM t"):
+            cursor = psycopg.ClientCursor(ours).execute(sql)
+            assert cursor.description and cursor.description[0].name == "count"
+        assert said(server.dsn, "COPY (SELECT max(id), 1 FROM t) TO STDOUT (FORMAT csv, HEADER)")[
+            1
+        ] == ("d", b"max,?column?\n")
+        with ours.transaction(), ours.cursor("walk") as walk:
+            walk.execute("SELECT lower(x) FROM t ORDER BY 1")
+            assert walk.description and walk.description[0].name == "lower"
 
 
 def test_ai_functions_have_types(server: RunningServer) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dbfront.contracts import Column, Notice, RowStream, StatementResult
+from dbfront.pgwire.column_names import with_names
 from dbfront.pgwire.sql_tokens import Token, tokens
 from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
@@ -137,13 +138,14 @@ class Cursors:
         self.refuse_taken(declaration.name)
         if opened.columns is None:
             raise SqlError("DECLARE CURSOR needs a query", sqlstate="42601")
+        columns = with_names(opened.columns, declaration.query)
         if not isinstance(opened, StatementResult):
             self._open[declaration.name] = _Cursor(
-                opened.columns, [], hold=False, scroll=False, stream=opened
+                columns, [], hold=False, scroll=False, stream=opened
             )
             return StatementResult("DECLARE CURSOR")
         self._open[declaration.name] = _Cursor(
-            opened.columns,
+            columns,
             list(opened.rows),
             hold=declaration.hold,
             scroll=declaration.scroll is not False,
