@@ -41,6 +41,18 @@ from sql.plan import plan_statement
         ("SELECT mine(b), ai_generate('a') FROM t", "a function in its select list may be an agg"),
         ("SELECT a / 2 FROM t WHERE ai_filter(b)", "a / 2 may fail for rows that don't need it"),
         ("SELECT CASE WHEN a > 0 THEN ai_generate(b::INT) END FROM t", "CAST(b AS INT) may fail"),
+        ("SELECT s = 7 AS k FROM t WHERE ai_filter(b)", "s = 7 may fail for rows that don't need"),
+        ("SELECT s IN (1, 7) FROM t WHERE ai_filter(b)", "s IN (1, 7) may fail"),
+        ("SELECT s = g FROM t WHERE ai_filter(b)", "s = g may fail"),
+        ("SELECT s BETWEEN 1 AND 2 FROM t WHERE ai_filter(b)", "s BETWEEN 1 AND 2 may fail"),
+        ("SELECT CASE s WHEN 7 THEN 1 END FROM t WHERE ai_filter(b)", "CASE s WHEN 7"),
+        ("SELECT CASE WHEN s THEN 1 END FROM t WHERE ai_filter(b)", "CASE WHEN s THEN 1 END may"),
+        ("SELECT NOT s FROM t WHERE ai_filter(b)", "NOT s may fail"),
+        ("SELECT s = $1 FROM t WHERE ai_filter(b)", "s = $1 may fail"),
+        (
+            "SELECT CASE WHEN g > 0 THEN ai_generate(b || (s > 1)) END FROM t",
+            "s > 1 may fail for rows that don't need it",
+        ),
         ("SELECT b FROM t WHERE ai_filter(b) LIMIT $1", "its LIMIT is not a plain number"),
         (
             "SELECT a FROM (SELECT b COLLATE NOCASE AS b, a FROM t) WHERE ai_generate(b) = 'x'",
@@ -53,6 +65,22 @@ def test_why_a_statement_is_not_streamed(text: str, why: str) -> None:
     plan = plan_statement(text)
     assert plan.stream is None
     assert plan.why_not_stream.startswith(why)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "s = 'a'",
+        "s IN ('a', NULL)",
+        "CASE s WHEN 'a' THEN g END",
+        "s IS NULL OR NOT (s <> 'b')",
+        "CASE WHEN s >= 'a' THEN b ELSE g END",
+        "coalesce(s, '')",
+        "g IS NOT NULL",
+    ],
+)
+def test_what_compares_with_text_never_fails(item: str) -> None:
+    assert plan_statement(f"SELECT {item} AS x FROM t WHERE ai_filter(b)").stream is not None
 
 
 def test_the_base_query_and_the_windows_statements() -> None:
