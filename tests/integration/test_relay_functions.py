@@ -75,6 +75,11 @@ def test_results_have_their_types(connection: psycopg.Connection) -> None:
     ]  # fmt: skip
 
 
+def test_a_detail_is_made_json_by_to_json(connection: psycopg.Connection) -> None:
+    row = connection.execute("SELECT to_json(ai_generate_detail('p'))").fetchone()
+    assert row is not None and row[0]["value"] and row[0]["error"] is None
+
+
 def test_parameters_may_be_arguments_of_every_kind(connection: psycopg.Connection) -> None:
     row = connection.execute(
         "SELECT ai_classify(%s, %s), ai_extract(%s, %s), ai_agg(body, %s), "
