@@ -21,6 +21,7 @@ from dbfront.evaluation import Outcome, RowFailure, evaluate, rehearse
 from dbfront.recipes.book import start_recipe
 from dbfront.recipes.generate import failed_detail
 from dbfront.recipes.recipe import Ask, CountTokens, Order
+from dbfront.returning_watch import ReturningWatch
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_trace import StatementTrace
 from dbfront.statistics import AiStats, StatementProgress
@@ -94,6 +95,7 @@ class AiStatement:
         self._on_progress = on_progress
         self._contexts = ContextFields(defaults.field_reorder)
         self._stopped_at_default_length = 0
+        self._returning = ReturningWatch(plan)
         self._blend_refusal = ""
         self._accounts = CallAccounts(plan.forms, defaults, account)
 
@@ -156,13 +158,15 @@ class AiStatement:
                 return result
             await rounds.undo()
             if batch:
+                self._returning.check(self.book.missed_forms(call)[0] for call in batch)
                 await self.evaluate(batch)
             budget = None if budget is None else 2 * budget
         raise SqlError(
             f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
             sqlstate="54001",
             hint="Store the inner calls' answers in a table first; give aggregates that make a "
-            "prompt, such as string_agg, an ORDER BY that leaves no rows alike.",
+            "prompt, such as string_agg, an ORDER BY that leaves no rows alike; store what a "
+            "function of your own gives anew each time.",
         )
 
     async def estimate(self, rounds: EngineRounds[object]) -> Estimate:

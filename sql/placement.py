@@ -152,6 +152,8 @@ class _Walk:
             return stage + 1
         if isinstance(node, exp.Values):
             clause = "VALUES"
+        if isinstance(node, exp.Returning):
+            clause = "RETURNING"
         if isinstance(node, exp.Case):
             return self._case(node, stage, clause, kept)
         if isinstance(node, exp.If):

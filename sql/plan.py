@@ -21,7 +21,7 @@ from sql.early_rows import early_rows, stops_early
 from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.filter_plan import FilterPlan, filter_plan
 from sql.functions import DOCUMENTS
-from sql.lexer import Token, TokenKind, tokenize
+from sql.lexer import Token, TokenKind, name_value, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.row_bound import row_bound
@@ -145,8 +145,15 @@ _VOLATILE: Final = frozenset(
         "nextval",
         "setseed",
         "clock_timestamp",
+        "statement_timestamp",
+        "timeofday",
     }
 )
+_SESSION_LOCKS: Final = frozenset(
+    f"pg_{what}{shared}"
+    for what in ("advisory_lock", "try_advisory_lock", "advisory_unlock")
+    for shared in ("", "_shared")
+) | {"pg_advisory_unlock_all"}
 _SHOWS: Final = frozenset({"DESCRIBE", "DESC", "SUMMARIZE", "PRAGMA"})
 _MEMBERSHIP: Final = frozenset({"IN", "ANY", "ALL", "SOME"})
 _SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
@@ -358,8 +365,17 @@ def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position
 
 def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
     following = tokens[index + 1].text if index + 1 < len(tokens) else ""
-    name = token.text.lower()
-    volatile = token.kind is TokenKind.WORD and name in _VOLATILE and following == "("
+    is_call = token.kind in (TokenKind.WORD, TokenKind.QUOTED) and following == "("
+    name = name_value(token)
+    if is_call and name in _SESSION_LOCKS:
+        raise FeatureNotSupportedError(
+            f"{name}() can't stand in a statement with AI calls: each run of it would take or "
+            "release a lock of the session once more",
+            position=token.start + 1,
+            hint="Use pg_advisory_xact_lock() or pg_try_advisory_xact_lock(), which the "
+            "transaction gives back, or a statement of its own.",
+        )
+    volatile = is_call and name in _VOLATILE
     sampled = token.upper == "TABLESAMPLE" or (
         token.upper == "SAMPLE" and index and tokens[index - 1].upper == "USING"
     )

@@ -89,6 +89,7 @@ class AiRun:
         client: ClientInfo,
         *,
         sync: bool,
+        alone: bool = True,
         pid: int = 0,
         on_progress: Callable[[StatementProgress], None] | None = None,
     ) -> None:
@@ -101,6 +102,7 @@ class AiRun:
         self._services = services
         self._client = client
         self._sync = sync
+        self._alone = alone
         self._pid = pid
         self.account: StatementEntry | None = None
         self._on_progress = on_progress
@@ -124,9 +126,8 @@ class AiRun:
 
     @property
     def _only_reads(self) -> bool:
-        locks = any(word in self._statement.text.upper() for word in ("FOR UPDATE", "FOR SHARE"))
         is_query = self._plan.kind is StatementKind.QUERY and not self._plan.query_writes
-        return is_query and not locks
+        return self._alone and is_query and not self._statement.locks_rows
 
     async def open(self) -> None:
         """Read the settings, check constant arguments, open a block, prepare the answers' table.

@@ -21,6 +21,7 @@ from dbfront.postgres.extended import Batch, Names
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.simple import SimpleQuery
 from dbfront.postgres.statement import RESETS, Planner, Statement, may_matter
+from dbfront.postgres.void_parameters import without_void
 from dbfront.statistics import StatementProgress
 from dbfront.view_rows import Row
 from kvcore.errors import TierKVError
@@ -86,6 +87,10 @@ class AiAttendant:
         """See Attendant."""
         return self._run is not None and self._run.cancel()
 
+    def ended(self) -> None:
+        """See Attendant."""
+        self._services.sessions.discard(self)
+
     async def _query(self, message: bytes) -> None:
         parameters = self._relay.books.parameters
         query = SimpleQuery(self._exchange, parameters, self._make_run, self._refresh)
@@ -137,7 +142,9 @@ class AiAttendant:
         """
         if message[:1] != b"P" or not may_matter(message):
             return None
-        text = decoded(messages.names(message)[1], self._relay.books.parameters)
+        name, sent = messages.names(message)
+        types = message[5 + len(name) + 1 + len(sent) + 1 :]
+        text = without_void(decoded(sent, self._relay.books.parameters), types)
         try:
             statements = self._planner.statements(text)
         except TierKVError:
@@ -148,7 +155,9 @@ class AiAttendant:
             return None
         return statements[0]
 
-    def _make_run(self, statement: Statement, block: Block, sync: bool) -> AiRun:
+    def _make_run(
+        self, statement: Statement, block: Block, *, sync: bool, alone: bool = True
+    ) -> AiRun:
         self._run = AiRun(
             statement,
             self._exchange,
@@ -156,6 +165,7 @@ class AiAttendant:
             self._services,
             self._client,
             sync=sync,
+            alone=alone,
             pid=self._relay.login.pid,
             on_progress=self._progress,
         )

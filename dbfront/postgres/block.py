@@ -48,6 +48,7 @@ class Block:
         self.uncertain = False
         self.forsaken = False
         self.open_here = False
+        self._snapshot = False
         self._exchange = exchange
         self._sync = sync
 
@@ -94,8 +95,21 @@ class Block:
         elif self._exchange.status == "I" and not self.open_here:
             await self.statement(messages.own_statement(_begin_text(values, reads=reads)))
             self.own = self.forsaken = True
+            self._snapshot = reads
         self.uncertain = False
         self.open_here = not self._sync  # With a Sync behind each statement the status is true.
+
+    async def renew(self) -> None:
+        """Let what follows a read in a batch see new rows: its snapshot was only for its rounds.
+
+        Nothing was written in the relay's own block until then, so it may end.
+
+        Raises:
+            PostgresError: COMMIT failed.
+        """
+        if self.own and self._snapshot:
+            self._snapshot = False
+            await self.statement(_COMMIT, _BEGIN)
 
     def check_cursor(self, statement: Statement) -> None:
         """Refuse a cursor that would be gone with the relay's own block.

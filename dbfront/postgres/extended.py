@@ -51,11 +51,13 @@ class Portal:
     Attributes:
         bind: the client's message.
         answered: its answers are known; what is left of it runs by itself.
+        suspended: a row limit has stopped it.
     """
 
     prepared: Prepared
     bind: bytes
     answered: bool = False
+    suspended: bool = False
 
 
 @dataclass(slots=True)
@@ -189,6 +191,9 @@ class Batch:
     async def _bind(self, message: bytes) -> None:
         portal, name = messages.names(message)
         self._names.portals.pop(portal, None)
+        portals = self._names.portals.values()
+        if all(earlier.answered and not earlier.suspended for earlier in portals):
+            await self._block.renew()
         prepared = self._names.prepared.get(name)
         if prepared is not None and not self._aborted:
             await self._refresh(prepared.statement.views, self._block)
@@ -246,12 +251,12 @@ class Batch:
                 raise PostgresError(reply.error)
         else:
             await self._block.end_rounds(run.values)
-        portal.answered = True
+        portal.answered, portal.suspended = True, limited and not reply.complete
         await self._exchange.send(run.notices(self._relay.books.parameters))
         await self._exchange.deliver(reply)
 
     def _run_of(self, prepared: Prepared) -> AiRun:
-        return self._make_run(prepared.statement, self._block, False)
+        return self._make_run(prepared.statement, self._block, sync=False)
 
 
 class _PortalRuns:

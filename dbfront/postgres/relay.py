@@ -35,7 +35,8 @@ class Attendant(Protocol):
        connection is between two batches again. No bytes pass meanwhile.
     3. ``cancel`` stops what ``attend`` waits for, if that is not PostgreSQL; it answers whether it
        was.
-    4. ``names_matter`` says whether messages that name statements or portals matter too.
+    4. ``ended`` is called once, when the session is over.
+    5. ``names_matter`` says whether messages that name statements or portals matter too.
     """
 
     @property
@@ -46,6 +47,8 @@ class Attendant(Protocol):
     async def attend(self, message: bytes) -> None: ...
 
     def cancel(self) -> bool: ...
+
+    def ended(self) -> None: ...
 
 
 class BackendLostError(ConnectionError):
@@ -99,6 +102,8 @@ class Relay:
             await self._end()
 
     async def _end(self) -> None:
+        if self._attendant is not None:
+            self._attendant.ended()
         if self._work is not None and not self._work.done():
             self._work.cancel()
             await asyncio.wait([self._work])
@@ -172,9 +177,9 @@ class Relay:
     def _attended(self, work: asyncio.Task[None]) -> None:
         """Go on passing bytes, or end the session where the work failed."""
         self._work = None
+        error = None if work.cancelled() else work.exception()
         if work.cancelled() or self._done.done():
             return
-        error = work.exception()
         if error is None:
             self.client.release(_HELD)
             self._from_client(b"")

@@ -7,7 +7,7 @@ block of the relay's own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from dbfront.pgwire import replies
 from dbfront.pgwire.errors import error_fields
@@ -26,7 +26,15 @@ _TRANSACTION: Final = frozenset({StatementKind.BEGIN, StatementKind.COMMIT, Stat
 _FAIL: Final = messages.own_statement("AI statement refused by the TierKV front")
 """Not SQL: PostgreSQL answers it with an error, which leaves the client's block as any error."""
 
-MakeRun = Callable[[Statement, Block, bool], AiRun]
+
+class MakeRun(Protocol):
+    """Makes the run of a statement; ``alone``: nothing else runs in the block it may open."""
+
+    def __call__(
+        self, statement: Statement, block: Block, *, sync: bool, alone: bool = True
+    ) -> AiRun: ...
+
+
 Refresh = Callable[[frozenset[str], Block], Awaitable[None]]
 """Fills admin views, ahead of a statement that names them."""
 
@@ -116,7 +124,7 @@ class SimpleQuery:
         return reply
 
     async def _with_calls(self, statement: Statement, *, alone: bool) -> Reply:
-        run = self._make_run(statement, self._block, True)
+        run = self._make_run(statement, self._block, sync=True, alone=alone)
         await run.open()
         if alone:
             self._block.check_cursor(statement)

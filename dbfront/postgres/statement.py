@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from kvcore.errors import FeatureNotSupportedError, UserError
@@ -23,6 +24,7 @@ RESETS: Final = "stat_reset"
 """A function that tells the front something; it is told apart from views by its name only."""
 
 _KEY_LIMIT: Final = 1 << 62
+_LOCKS: Final = frozenset({"UPDATE", "SHARE", "NO", "KEY"})
 
 
 def may_matter(message: bytes) -> bool:
@@ -84,6 +86,12 @@ class Statement:
         if plan is None or plan.collect_sql is None or self.kind is StatementKind.COPY:
             return None
         return plan.collect_sql.text
+
+    @property
+    def locks_rows(self) -> bool:
+        """Whether a SELECT has a clause such as FOR UPDATE or FOR NO KEY UPDATE."""
+        words = [token.upper for token in tokenize(self.text)]
+        return any(word == "FOR" and following in _LOCKS for word, following in pairwise(words))
 
     def position(self, sent: int) -> int:
         """Translate a position in ``engine_text`` to the whole text's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from dbfront.contracts import PreparedCall, TextEvent
+from dbfront.contracts import PreparedCall, TextCall, TextEvent
 from dbfront.postgres import messages
 from dbfront.postgres.install import install
 from tests.fix_postgres import (
@@ -324,3 +325,76 @@ def test_transactions_inside_a_batch(ai_relay: RunningRelay) -> None:
         assert counted == [b"3"]
     finally:
         raw.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT v, ai_generate('x') FROM counters WHERE id = 1 FOR NO KEY UPDATE",
+        "SELECT v, ai_generate('x') FROM counters WHERE id = 1 FOR /* all */\nUPDATE",
+        "SELECT v, ai_generate('x') FROM counters WHERE id = 1 FOR  KEY SHARE",
+        "SELECT ai_generate('x'); UPDATE counters SET v = v + 1 WHERE id = 1 RETURNING v",
+        None,
+    ],
+)
+def test_rows_that_others_change_are_waited_for(
+    ai_relay: RunningRelay, postgres: PostgresServer, text: str | None
+) -> None:
+    """A snapshot of the rounds must not reach what the client writes or locks: no 40001."""
+    with psycopg.connect(postgres.dsn, autocommit=True) as other:
+        other.execute("DROP TABLE IF EXISTS counters; CREATE TABLE counters (id int, v int)")
+        other.execute("INSERT INTO counters VALUES (1, 0)")
+
+        class Changing(InstantGenerator):
+            async def prepare(self, call: TextCall) -> PreparedCall:
+                other.execute("UPDATE counters SET v = 10")
+                return await super().prepare(call)
+
+        with (
+            running_relay(postgres.dsn, attendants(Changing())) as relay,
+            psycopg.connect(relay.dsn, autocommit=True) as connection,
+        ):
+            _run_beside_a_change(connection, text)
+
+
+def _run_beside_a_change(connection: psycopg.Connection, text: str | None) -> None:
+    if text is None:
+        with connection.pipeline():
+            connection.execute("SELECT ai_generate('x')")
+            cursor = connection.execute("UPDATE counters SET v = v + 1 RETURNING v")
+    else:
+        cursor = psycopg.ClientCursor(connection).execute(text)
+        cursor.nextset()
+    # A locked row is read as the other session left it, after as many rounds as that takes.
+    assert cursor.fetchall() in ([(11,)], [(10, answer_text("x"))])
+
+
+def test_void_parameters_are_dropped_as_postgresql_does(ai_relay: RunningRelay) -> None:
+    """What pgJDBC sends for ``{ ? = call ai_generate(?) }``."""
+    text = b"select * from ai_generate($1,$2) as result"
+    types = struct.pack("!HII", 2, 2278, 25)
+    values = struct.pack("!HHiI", 0, 2, -1, 1) + b"x" + struct.pack("!H", 0)
+    client = RawClient(ai_relay.dsn)
+    try:
+        client.say(
+            messages.framed(b"P", b"\0", text, b"\0", types)
+            + messages.framed(b"B", b"\0", b"\0", values)
+            + messages.execute(b"")
+            + messages.SYNC
+        )
+        frames = client.hear(1)
+    finally:
+        client.close()
+    assert [kind for kind, _ in frames] == ["1", "2", "D", "C", "Z"]
+    assert (answer_text("x") or "").encode() in frames[2][1]
+
+
+def test_a_session_that_left_is_not_shown(ai_relay: RunningRelay) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        for _ in range(3):
+            with psycopg.connect(ai_relay.dsn) as gone:
+                gone.execute("SELECT ai_generate('x')")
+        while len(ai_relay.server.sessions) > 1:
+            connection.execute("SELECT 1")
+        rows = connection.execute("SELECT pid FROM tierkv.stat_activity").fetchall()
+        assert rows == [(connection.info.backend_pid,)]

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.fix_postgres import RunningRelay
+from tests.fix_sql import InstantGenerator, answer_text
 
 pytestmark = pytest.mark.integration
 
@@ -109,3 +110,40 @@ def test_the_engine_does_not_compile_what_is_run_a_few_times(ai_relay: RunningRe
         [document] = document if isinstance(document, list) else [document]
         assert "JIT" not in document
         assert 0 < document["Plan"]["Total Cost"] < float(limit[0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["pg_try_advisory_lock(id)", 'pg_catalog."pg_advisory_lock"(1)', "pg_advisory_unlock(1)"],
+)
+def test_locks_of_the_session_are_refused(ai_relay: RunningRelay, call: str) -> None:
+    diagnostic = refused(ai_relay, f"SELECT {call}, ai_generate(body) FROM docs", "extended")
+    assert diagnostic.sqlstate == "0A000"
+    assert diagnostic.message_hint is not None
+    assert "pg_try_advisory_xact_lock" in diagnostic.message_hint
+
+
+@pytest.mark.parametrize(
+    "default", ["serial", "uuid DEFAULT gen_random_uuid()", "timestamptz DEFAULT clock_timestamp()"]
+)
+def test_prompts_that_are_new_in_each_round_are_noticed_early(
+    ai_relay: RunningRelay, generator: InstantGenerator, default: str
+) -> None:
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE TEMP TABLE j (id {default}, v text, w int DEFAULT 7)")
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="each time") as caught:
+            connection.execute(
+                "INSERT INTO j(v) VALUES ('x'), ('y') RETURNING id, ai_generate('row ' || id)"
+            )
+        assert "call the AI in a SELECT" in (caught.value.diag.message_hint or "")
+        assert len(generator.prompts) <= 4
+        row = connection.execute(
+            "INSERT INTO j(v) VALUES ('x') RETURNING w, ai_generate(ai_generate('row ' || w) || w)"
+        ).fetchone()
+        assert row == (7, answer_text(f"{answer_text('row 7')}7"))
+
+
+def test_a_prompt_over_a_clock_is_refused(ai_relay: RunningRelay) -> None:
+    for call in ("statement_timestamp()", "timeofday()", '"random"()'):
+        diagnostic = refused(ai_relay, f"SELECT ai_generate({call}::text)", "simple")
+        assert diagnostic.sqlstate == "0A000"

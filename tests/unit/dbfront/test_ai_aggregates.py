@@ -35,7 +35,11 @@ async def test_distinct_values_of_any_type_may_be_ordered(
     ("dialect", "order"),
     [
         (Dialect.DUCKDB, "list(CAST(b AS VARCHAR) ORDER BY k DESC, CAST(b AS VARCHAR))"),
-        (Dialect.POSTGRES, "array_agg(CAST(b AS text) ORDER BY k DESC, CAST(b AS text))"),
+        (
+            Dialect.POSTGRES,
+            "pg_catalog.array_agg(CAST(b AS pg_catalog.text) "
+            "ORDER BY k DESC, CAST(b AS pg_catalog.text))",
+        ),
     ],
 )
 def test_rows_with_equal_keys_come_in_the_same_order_in_each_round(
