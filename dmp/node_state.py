@@ -210,7 +210,7 @@ class NodeState:
             self._reporter.report(events)
 
     def quarantine(self, index: int, generation: int) -> bool:
-        """Take a slot whose bytes are bad out of use for good; False if it was gone. Lock held."""
+        """Take a slot whose bytes are bad out of use; False if it was gone. Lock held."""
         slot = self.table.quarantine(index, generation)
         if slot is None:
             return False

@@ -1,22 +1,33 @@
 """Checks sealed blocks in the background, slowly: bad bytes are found before somebody needs them.
 
+A quarantined slot is tested a round later: patterns are written over it and read back. It is free
+again when they are whole, because what spoiled a block is mostly not the memory (a writer with
+wrong checksums, a stray write). One that comes back three times stays out.
+
 ``ScrubPlan`` decides which slot is next and when (pure); ``Scrubber`` is its thread in the node's
 life. Nothing is locked while bytes are hashed: the slot is pinned, and a reader may share it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 import xxhash
 
 from dmp.node_state import NodeState
-from dmp.slots import Slot
+from dmp.slots import Slot, SlotState
 
+log = logging.getLogger(__name__)
 _IDLE_S: Final = 1.0
 """Pause between rounds; a stop is noticed at once."""
+
+_PATTERNS: Final = (b"\x55", b"\xaa")
+_MOST_HEALS: Final = 3
+"""A slot that goes bad again after so many tests stays out of use until the node starts again."""
 
 
 class ScrubPlan:
@@ -62,6 +73,8 @@ class Scrubber:
     def __init__(self, state: NodeState) -> None:
         self.checked_bytes = 0
         self._state = state
+        self._suspects: set[int] = set()
+        self._heals: Counter[int] = Counter()
         self._plan = ScrubPlan(max(1, state.config.scrub_rate_bytes_per_s))
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,9 +119,9 @@ class Scrubber:
         """Check one slot; quarantine it if it is bad."""
         state = self._state
         with state.lock:
-            slot = state.table.sealed_at(index)
+            slot = state.table.slot_at(index, SlotState.SEALED)
             if slot is None:
-                return False
+                return self._test(index)
             generation = slot.generation
             state.table.pin(slot)
             view = state.segment.span(slot.offset, 0, slot.length)
@@ -122,6 +135,39 @@ class Scrubber:
         self.checked_bytes += size
         self._plan.checked(size, state.clock.now())
         return bad
+
+    def _test(self, index: int) -> bool:
+        """Free a quarantined slot whose memory keeps what is written to it. Lock held.
+
+        Returns:
+            False: nothing new was found bad.
+        """
+        state = self._state
+        slot = state.table.slot_at(index, SlotState.QUARANTINED)
+        if slot is None or slot.pins or self._heals[index] >= _MOST_HEALS:
+            return False
+        if index not in self._suspects:
+            self._suspects.add(index)
+            return False
+        if not state.segment.backing.back(slot.extent.index, None):
+            return False
+        self._suspects.discard(index)
+        self._heals[index] += 1
+        if keeps_patterns(state.segment.span(slot.offset, 0, slot.extent.slot_bytes)):
+            state.table.heal(slot)
+            state.segment.set_state(index, SlotState.FREE)
+            log.warning("dmp %s: slot %d passed a test, in use again", state.config.node_id, index)
+        return False
+
+
+def keeps_patterns(memory: memoryview) -> bool:
+    """Whether what is written reads back; the memory is zero afterwards."""
+    kept = True
+    for pattern in _PATTERNS:
+        memory[:] = pattern * len(memory)
+        kept &= memory == pattern * len(memory)
+    memory[:] = bytes(len(memory))
+    return kept
 
 
 def is_sound(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:

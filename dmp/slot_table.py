@@ -126,10 +126,10 @@ class SlotTable:
         slot = self._store.find(key)
         return slot if slot is not None and slot.state is SlotState.SEALED else None
 
-    def sealed_at(self, index: int) -> Slot | None:
-        """Return the sealed slot under a number; counts as no use."""
+    def slot_at(self, index: int, state: SlotState) -> Slot | None:
+        """Return the slot under a number if it is in a state; counts as no use."""
         slot = self._store.at(index)
-        return slot if slot is not None and slot.state is SlotState.SEALED else None
+        return slot if slot is not None and slot.state is state else None
 
     def indices(self) -> list[int]:
         """Return the numbers of the slots in use, in no order."""
@@ -210,8 +210,7 @@ class SlotTable:
         freed: list[Slot] = []
         for slot in self._deadlines.due(now):
             if slot.state is SlotState.WRITING:
-                gone = self._free_or_doom(slot)
-                freed.extend([gone] if gone else [])
+                freed += filter(None, [self._free_or_doom(slot)])
             elif slot.holders and slot.hold_deadline <= now:
                 self._end_holds(slot)
                 self._offer(slot)
@@ -251,8 +250,7 @@ class SlotTable:
             if slot is None or slot.doomed:
                 continue
             if slot.state is SlotState.WRITING and slot.owner == owner:
-                gone = self._free_or_doom(slot)
-                freed.extend([gone] if gone else [])
+                freed += filter(None, [self._free_or_doom(slot)])
             elif slot.holders.pop(owner, 0):
                 self._offer(slot)
         return freed
@@ -297,7 +295,7 @@ class SlotTable:
         return None
 
     def quarantine(self, index: int, generation: int) -> Slot | None:
-        """Take a sealed slot with bad bytes out of use for good; None if it was gone."""
+        """Take a sealed slot with bad bytes out of use; None if it was gone."""
         slot = self.get(index, generation)
         if slot is None or slot.state is not SlotState.SEALED:
             return None
@@ -305,6 +303,10 @@ class SlotTable:
         self._end_holds(slot)
         self._store.change(slot, SlotState.QUARANTINED)
         return slot
+
+    def heal(self, slot: Slot) -> None:
+        """Free a quarantined slot, whose memory was tested."""
+        self._vacate(slot)
 
     # The lower tier
 
@@ -362,7 +364,7 @@ class SlotTable:
         Args:
             extent_sizes: slot size of every extent.
             sealed: the readable slots, oldest first.
-            quarantined: slots never to be used again.
+            quarantined: slots out of use until their memory was tested.
             generation: the last one that may have been given out.
 
         Returns:

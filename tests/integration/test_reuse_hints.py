@@ -8,6 +8,7 @@ import pytest
 
 from compute.node import ComputeNode
 from dmp.pool_node import PutRequest
+from dmp.slots import SlotState
 from dmp.transport.inproc import InprocPoolNode
 from kvcore.block_key import block_keys
 from kvcore.ids import NamespaceKey
@@ -68,7 +69,10 @@ async def test_a_turn_is_expected_in_its_time(rig: Rig, codec: KvCodec) -> None:
 async def test_what_is_handed_over_is_wanted_at_once(rig: Rig) -> None:
     async with running_node(InprocPoolNode(rig.node)) as node:
         await answer(node, make_request(PROMPT, handoff=True))
-        slots = [rig.node._state.table.sealed_at(i) for i in rig.node._state.table.indices()]
+        slots = [
+            rig.node._state.table.slot_at(i, SlotState.SEALED)
+            for i in rig.node._state.table.indices()
+        ]
         puts = [slot.put for slot in slots if slot is not None]
         assert {(put.expectation, put.expected_in_s) for put in puts} == {(E.ROWS, 0.0)}
         assert len(puts) == 6, "five blocks and the tail"

@@ -62,6 +62,32 @@ def test_a_round_finds_what_nobody_read(make_rig: MakeRig) -> None:
     assert rig.node.scrubber.checked_bytes == 12 * 2 * RANGE_BYTES
 
 
+def test_a_quarantined_slot_is_tested_and_used_again_restarts_included(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    place = store(InprocPoolNode(rig.node), "n0")
+    flip(rig, place.slot, at=5)
+    assert rig.node.scrubber.run_round() == 1
+    rig.restart()
+    assert rig.node.stats().quarantined_slots == 1
+    assert [rig.node.scrubber.run_round() for _ in range(2)] == [0, 0]
+    assert rig.node.stats().quarantined_slots == 0
+    assert rig.node.stats().used_bytes == 0
+    rig.node._state.table.check_invariants()
+    again = store(InprocPoolNode(rig.node), "n1")
+    assert (again.slot, again.generation > place.generation) == (place.slot, True)
+
+
+def test_a_slot_that_keeps_going_bad_stays_out(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for life in range(4):
+        flip(rig, store(InprocPoolNode(rig.node), f"n{life}").slot, at=5)
+        assert [rig.node.scrubber.run_round() for _ in range(3)] == [1, 0, 0]
+    assert rig.node.stats().quarantined_slots == 1
+    other = store(InprocPoolNode(rig.node), "other")
+    assert rig.node.scrubber.run_round() == 0
+    assert InprocPoolNode(rig.node).lookup([block_key("other")]) == [other]
+
+
 def test_a_scrub_is_no_use_and_does_not_change_who_goes_next(make_rig: MakeRig) -> None:
     rig = make_rig()
     pool = InprocPoolNode(rig.node)
@@ -81,7 +107,7 @@ def test_the_thread_finds_it_too_and_many_raise_an_alarm(
     with caplog.at_level(logging.ERROR):
         for i in range(2):
             flip(rig, store(pool, f"n{i}").slot, at=3)
-        while rig.node.stats().quarantined_slots < 2:  # pytest-timeout is the deadline
+        while rig.node._state.damage.count < 2:  # pytest-timeout is the deadline
             assert rig.node.scrubber._thread is not None
             rig.node.scrubber._thread.join(0.01)
     assert "may be failing" in caplog.text
