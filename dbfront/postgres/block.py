@@ -117,7 +117,7 @@ class Block:
         Raises:
             SqlError: as PostgreSQL says it.
         """
-        if statement.declare and self.own and "HOLD" not in statement.text.upper():
+        if statement.declare and self.own and not statement.holds:
             raise SqlError(
                 "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
             )

@@ -88,6 +88,12 @@ class Statement:
         return plan.collect_sql.text
 
     @property
+    def holds(self) -> bool:
+        """Whether a DECLARE is WITH HOLD."""
+        words = [token.upper for token in tokenize(self.text[: self.declare])]
+        return ("WITH", "HOLD") in pairwise(words)
+
+    @property
     def locks_rows(self) -> bool:
         """Whether a SELECT has a clause such as FOR UPDATE or FOR NO KEY UPDATE."""
         words = [token.upper for token in tokenize(self.text)]

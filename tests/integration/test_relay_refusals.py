@@ -147,3 +147,10 @@ def test_a_prompt_over_a_clock_is_refused(ai_relay: RunningRelay) -> None:
     for call in ("statement_timestamp()", "timeofday()", '"random"()'):
         diagnostic = refused(ai_relay, f"SELECT ai_generate({call}::text)", "simple")
         assert diagnostic.sqlstate == "0A000"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("hold", ["WITHOUT HOLD", ""])
+def test_a_cursor_without_hold_needs_a_block(ai_relay: RunningRelay, hold: str, way: str) -> None:
+    sql = f"DECLARE c CURSOR {hold} FOR SELECT ai_generate('threshold') AS household"
+    assert refused(ai_relay, sql, way).sqlstate == "25P01"
