@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
@@ -21,6 +22,7 @@ from sql.early_rows import early_rows, stops_early
 from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.filter_plan import FilterPlan, filter_plan
 from sql.functions import DOCUMENTS
+from sql.late_items import late_items
 from sql.lexer import Token, TokenKind, name_value, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
@@ -190,23 +192,21 @@ def plan_statement(
     placement = place_calls(body, *_shifted(tokens, calls), dialect)
     refuse_misplaced(tokens, calls, placement)
     sites = _sites(tokens, calls, placement, key_base)
-    rewriter = SqlRewriter(
-        text,
-        tokens,
-        {
-            call.first: (call, CallRendering(site.form.key, kept))
-            for call, (site, kept) in zip(calls, sites, strict=True)
-        },
-        templates,
-        missing_aliases(text, tokens, calls, dialect),
-        parameters,
-        dialect=dialect,
+    renderings = {
+        call.first: (call, CallRendering(site.form.key, kept))
+        for call, (site, kept) in zip(calls, sites, strict=True)
+    }
+    names = missing_aliases(text, tokens, calls, dialect)
+    write = partial(
+        SqlRewriter, text, tokens, renderings, templates, names, parameters, dialect=dialect
     )
+    rewriter = write()
+    late = write(late=late_items(tokens, text, calls)) if dialect is Dialect.DUCKDB else rewriter
     returning = columns_form(tokens, kind)
     collect = _collect_form(tokens, kind, dialect)
     query_changes = kind is StatementKind.QUERY and query_writes(tokens)
-    filters, may_stop = _filters(tokens, placement, rewriter, kind)
-    whole = rewriter.rewrite([(0, len(tokens))])
+    filters, may_stop = _filters(tokens, placement, late, kind)
+    whole = late.rewrite([(0, len(tokens))])
     writes = kind.writes or query_changes
     stream, why_not = _stream(tokens, calls, placement, rewriter, writes=writes)
     return StatementPlan(
@@ -217,7 +217,7 @@ def plan_statement(
         top=None if writes or filters else top_plan(tokens, calls, placement, rewriter),
         sites=tuple(site for site, _ in sites),
         forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
-        collect_sql=rewriter.rewrite(collect.pieces) if collect else None,
+        collect_sql=late.rewrite(collect.pieces) if collect else None,
         stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
         admin_views=admin_views_in(tokens),
         returning_sql=rewriter.rewrite(returning) if returning else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sql.calls import Argument, FoundCall, FoundTemplate
 from sql.dialect import (
@@ -50,6 +50,38 @@ class Computed:
 
 
 _NOTHING_COMPUTED = Computed({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class LateItems:
+    """Items that are computed above the SELECT they stand in; see sql/late_items.py.
+
+    Attributes:
+        openings: what is written in front of a token, a SELECT.
+        cuts: what stands in the place of an item, and the item's end, by its first token.
+        closings: tokens in front of which what was opened ends.
+        columns: see Computed; for the items in ``openings``.
+        behind: what is written behind the token before.
+    """
+
+    openings: Mapping[int, tuple[Piece, ...]]
+    cuts: Mapping[int, tuple[int, tuple[Piece, ...]]]
+    closings: frozenset[int]
+    columns: Mapping[int, tuple[int, str]]
+    behind: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
+
+    def joined(self, other: LateItems) -> LateItems:
+        """Return both; they are of different SELECTs."""
+        return LateItems(
+            {**self.openings, **other.openings},
+            {**self.cuts, **other.cuts},
+            self.closings | other.closings,
+            {**self.columns, **other.columns},
+            {**self.behind, **other.behind},
+        )
+
+
+NO_LATE_ITEMS = LateItems({}, {}, frozenset(), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +171,9 @@ class SqlRewriter:
         parameters: Mapping[int, str],
         *,
         dialect: Dialect = Dialect.DUCKDB,
+        late: LateItems = NO_LATE_ITEMS,
     ) -> None:
+        self._late = late
         self.text = text
         self.tokens = tokens
         self.dialect = dialect
@@ -181,6 +215,16 @@ class SqlRewriter:
         index, copied = first, self.tokens[first].start
         while index < last:
             token = self.tokens[index]
+            if index in self._late.openings:
+                self._copy(copied, token.start)
+                self._open(self._late.openings[index])
+                copied = token.start
+            if index in self._late.cuts:
+                self._copy(copied, token.start)
+                index, instead = self._late.cuts[index]
+                self._pieces(instead)
+                copied = self.tokens[index - 1].end
+                continue
             if index in self._computed.columns:
                 self._copy(copied, token.start)
                 self._mark(token.start)
@@ -208,7 +252,30 @@ class SqlRewriter:
                 self._copy(copied, end)
                 self._insert(f" AS {self._aliases[index]}")
                 copied = end
+            if not inside and (index in self._late.behind or index in self._late.closings):
+                end = self.tokens[index - 1].end
+                self._copy(copied, end)
+                self._pieces(self._late.behind.get(index, (")",)))
+                copied = end
         self._copy(copied, self.tokens[last - 1].end)
+
+    def _open(self, pieces: Sequence[Piece]) -> None:
+        """Write late items as they stand above their SELECT."""
+        computed, self._computed = self._computed, Computed({}, self._late.columns)
+        late, self._late = self._late, NO_LATE_ITEMS
+        for piece in pieces:
+            if isinstance(piece, tuple):
+                self._range(*piece)
+            elif isinstance(piece, str):
+                self._insert(piece)
+        self._computed, self._late = computed, late
+
+    def _pieces(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, tuple):
+                self._range(*piece, inside=True)
+            elif isinstance(piece, str):
+                self._insert(piece)
 
     def _call(self, call: FoundCall, rendering: CallRendering) -> None:
         self._mark(~self.tokens[call.first].start)
