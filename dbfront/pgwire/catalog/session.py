@@ -78,6 +78,8 @@ class CatalogSession:
         self._client = client
         self._naming = Naming(client.database)
         self._sequences = SequenceValues()
+        # A statement is described and then run: its rewriting is kept for the second time.
+        self._last: tuple[str, Mapping[str, str], Rewritten] | None = None
         self._deallocate: Deallocator = lambda _sql: None
         self._facts = {
             "current_user": _literal(client.user),
@@ -111,6 +113,7 @@ class CatalogSession:
         async with install_lock:
             await install(self._inner)
         zone, engine, public = (await self._inner.execute(_FACTS_OF_ENGINE)).rows[0]
+        self._last = None
         self._naming = self._commands.naming = Naming(self._client.database, engine, public)
         await self._inner.execute(
             f"SET VARIABLE tierkv_pg_client = {{'user': {_literal(self._client.user)}, "
@@ -159,7 +162,9 @@ class CatalogSession:
             facts = {**facts, **self._sequences.literals(lowered)}
         if "duckdb_" in lowered:  # the engine's own catalog knows the database by its own name
             facts = {name: text for name, text in facts.items() if name != "current_database()"}
-        return rewrite(sql, client_names(), facts, self._naming)
+        if self._last is None or self._last[:2] != (sql, facts):
+            self._last = (sql, facts, rewrite(sql, client_names(), facts, self._naming))
+        return self._last[2]
 
     async def _run(self, sql: str, params: Params) -> StatementResult:
         """Run a statement that the engine understands, once its catalog names are ours."""
