@@ -62,6 +62,11 @@ class LocalMeta:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def trouble(self) -> str:
+        """What was wrong with the durable state at the start; empty when nothing was."""
+        return self._namespaces.trouble
+
     async def register(self, info: NodeInfo) -> Registration:
         with self._open():
             registration = self.state.register(info, self._clock.now())
@@ -165,7 +170,10 @@ class LocalMeta:
 
     async def directory_counts(self) -> tuple[tuple[str, int], ...]:
         with self._open():
-            return self.state.counts(self._clock.now())
+            counts = self.state.counts(self._clock.now())
+            if not self.trouble:
+                return counts
+            return tuple(sorted((*counts, ("database_damaged", 1))))
 
     async def list_namespaces(self) -> tuple[Namespace, ...]:
         with self._open():

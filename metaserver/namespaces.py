@@ -7,13 +7,12 @@ disk, so callers run it off the event loop.
 from __future__ import annotations
 
 import json
-import os
+import logging
 import re
 import secrets
 import sqlite3
 import threading
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from kvcore import block_key, limits
 from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
@@ -21,15 +20,10 @@ from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector
 from kvcore.reuse_policy import ReusePolicy
 from metaserver.client import Namespace, NamespaceGrant
+from metaserver.database_file import DatabaseFile, is_full
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS cluster (name TEXT PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS namespaces (
-    name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL,
-    policy TEXT NOT NULL DEFAULT '{}'
-);
-"""
-_ADD_POLICY = "ALTER TABLE namespaces ADD COLUMN policy TEXT NOT NULL DEFAULT '{}'"
+log = logging.getLogger(__name__)
+
 _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -44,6 +38,7 @@ class NamespaceStore:
     without tenants is the policy of the one tenant that has its name.
 
     Attributes:
+        trouble: what was wrong with the database at the start, for people; empty when nothing was.
         _namespaces: mirror of the table; the table is written first.
         _namespace_of: the namespace that rules each tenant.
     """
@@ -66,21 +61,24 @@ class NamespaceStore:
             ConfigError: the file can't be opened or is no such database.
         """
         self._lock = threading.Lock()
+        self._file = DatabaseFile(database)
         self._default_policy = default_policy or ReusePolicy()
         try:
-            self._connection = _open(database)
+            self._connection = self._file.open()
             try:
                 self._secret = cluster_secret or self._stored_secret()
                 self._namespaces = self._stored_namespaces()
             except (sqlite3.Error, ConfigError):
                 self._connection.close()
                 raise
+            self._file.back_up(self._connection)
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
                 f"meta.database = {database!r} can't be used: {error}",
                 hint="name a file in a directory this process may write, or :memory:",
             ) from error
         self._namespace_of = _index(self._namespaces)
+        self.trouble = self._file.trouble
 
     def resolve(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
@@ -128,8 +126,10 @@ class NamespaceStore:
                 self._write(changed)
             except sqlite3.Error as error:
                 raise DirectoryUnavailableError(
-                    f"namespace {changed.name} could not be stored: {error}"
+                    f"namespace {changed.name} could not be stored: {error}",
+                    hint=_cure(error),
                 ) from error
+            self._file.back_up(self._connection)
             self._namespaces[changed.name] = changed
             self._namespace_of = _index(self._namespaces)
             return changed
@@ -174,32 +174,26 @@ class NamespaceStore:
         }
 
     def _stored_secret(self) -> bytes:
+        """Return the secret of the database, else of its own file, else a new one; in both then."""
+        fallback = self._file.read_secret()
         with self._connection:
             self._connection.execute(
                 "INSERT OR IGNORE INTO cluster VALUES ('secret', ?)",
-                (secrets.token_bytes(_SECRET_BYTES),),
+                (fallback or secrets.token_bytes(_SECRET_BYTES),),
             )
         row = self._connection.execute("SELECT value FROM cluster WHERE name = 'secret'").fetchone()
-        return bytes(row[0])
+        secret = bytes(row[0])
+        if self._file.trouble and secret != fallback:
+            log.critical("the cluster secret may be another one: blocks of before may not be found")
+        if secret != fallback:
+            self._file.write_secret(secret)
+        return secret
 
 
-def _open(database: str) -> sqlite3.Connection:
-    if database != ":memory:":
-        # It holds the cluster secret: nobody but the owner may ever read it.
-        Path(database).parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
-    connection = sqlite3.connect(database, check_same_thread=False)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.executescript(_SCHEMA)
-        columns = {row[1] for row in connection.execute("PRAGMA table_info(namespaces)")}
-        if "policy" not in columns:  # Made before namespaces had one.
-            connection.execute(_ADD_POLICY)
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
+def _cure(error: sqlite3.Error) -> str:
+    if is_full(error):
+        return "the disk of meta.database is full: free space there, then try again"
+    return "the file meta.database names can't be written: see the meta server's log"
 
 
 def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:

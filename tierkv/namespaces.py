@@ -123,6 +123,8 @@ async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
     try:
         yield meta
     except DirectoryUnavailableError as error:
+        if error.hint:  # It answered, but would not, as with a full disk.
+            raise NoNodeError(error.message, hint=error.hint) from error
         raise NoNodeError(
             f"no meta server answers at {address}",
             detail=error.message,

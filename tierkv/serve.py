@@ -87,7 +87,8 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     stack.push_async_callback(server.stop)
     assert server.local is not None, "a started meta server has its local side"
     info = _info(config, name, NodeRole.META, address)
-    stack.push_async_callback((await announce(server.local, info)).stop)
+    agent = await announce(server.local, info, note=server.local.trouble)
+    stack.push_async_callback(agent.stop)
     return {"address": address}
 
 

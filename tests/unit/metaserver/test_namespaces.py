@@ -47,6 +47,56 @@ def test_secret_and_namespaces_survive_a_restart(tmp_path: Path) -> None:
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
+def damage(database: Path) -> None:
+    database.write_bytes(b"garbage" * 1000)
+
+
+def test_a_damaged_database_is_set_aside_and_its_copy_takes_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = tmp_path / "meta.db"
+    team = Namespace("team", tenants=("a", "b"))
+    with opened(database) as store:
+        store.put(team)
+        before = key(store, "c")
+        assert store.trouble == ""
+    damage(database)
+    with opened(database) as store:
+        assert (store.namespaces(), key(store, "c")) == ((team,), before)
+        assert "set aside" in store.trouble and "took its place" in store.trouble
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+    assert (tmp_path / "meta.db.bad").read_bytes().startswith(b"garbage")
+    with opened(database) as store:
+        assert store.trouble == ""
+
+
+def test_without_a_copy_the_secret_is_still_there(tmp_path: Path) -> None:
+    database, backup = tmp_path / "meta.db", tmp_path / "meta.db.backup"
+    with opened(database) as store:
+        before = key(store, "a")
+    assert stat.S_IMODE((tmp_path / "meta.db.secret").stat().st_mode) == 0o600
+    damage(database)
+    damage(backup)
+    with opened(database) as store:
+        assert key(store, "a") == before
+        assert "namespaces must be made again" in store.trouble
+    database.unlink()
+    backup.unlink()
+    with opened(database) as store:
+        assert key(store, "a") == before
+
+
+def test_a_lost_secret_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    database = tmp_path / "meta.db"
+    with opened(database):
+        pass
+    damage(database)
+    for name in ("backup", "secret"):
+        (tmp_path / f"meta.db.{name}").unlink()
+    with opened(database):
+        assert "cluster secret may be another one" in caplog.text
+
+
 def test_each_cluster_makes_its_own_secret() -> None:
     with opened() as one, opened() as other:
         assert key(one, "a") != key(other, "a")
@@ -114,7 +164,7 @@ def test_too_many_tenants_are_refused() -> None:
 def test_a_file_that_is_no_database_is_named_with_the_cure(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("this is not a database, and never was one " * 50)
-    for path in (text, tmp_path, text / "below" / "a.db"):
+    for path in (tmp_path, text / "below" / "a.db"):
         with pytest.raises(ConfigError, match=r"meta\.database") as caught:
             NamespaceStore(str(path))
         assert ":memory:" in caught.value.hint

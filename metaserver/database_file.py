@@ -1,0 +1,165 @@
+"""The meta server's SQLite file: opened, copied at each change, and set aside when it is damaged.
+
+Only metaserver/namespaces.py works with it. Beside FILE lie FILE.backup, a copy from the last
+change, FILE.secret, the cluster secret where none is configured, and FILE.bad, once there was a
+damaged one. A damaged file must not keep the meta server from starting: the copy takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+MEMORY: Final = ":memory:"
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS cluster (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS namespaces (
+    name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL,
+    policy TEXT NOT NULL DEFAULT '{}'
+);
+"""
+_ADD_POLICY: Final = "ALTER TABLE namespaces ADD COLUMN policy TEXT NOT NULL DEFAULT '{}'"
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_MOST_SECRET_BYTES: Final = 64
+
+
+class DatabaseFile:
+    """One file and what lies beside it; ``MEMORY`` has nothing beside it.
+
+    Attributes:
+        trouble: what was found damaged by ``open`` and what became of it; empty if nothing was.
+    """
+
+    def __init__(self, database: str) -> None:
+        self.trouble = ""
+        self._database = database
+
+    def open(self) -> sqlite3.Connection:
+        """Open the file, making it, or putting its copy in the place of a damaged one.
+
+        Raises:
+            sqlite3.Error, OSError: it can't be used, for another reason than damage.
+        """
+        try:
+            return _open(self._database)
+        except sqlite3.Error as error:
+            if self._database == MEMORY or not _is_damage(error):
+                raise
+            self._set_aside(error)
+        if (copy := self._beside("backup")).exists():
+            with contextlib.suppress(OSError, sqlite3.Error):
+                return self._restore(copy)
+        self.trouble += "; no readable copy: namespaces must be made again"
+        log.critical("%s", self.trouble)
+        self._remove()
+        return _open(self._database)
+
+    def back_up(self, connection: sqlite3.Connection) -> None:
+        """Copy the database; a failure is only logged, the database itself is whole."""
+        if self._database == MEMORY:
+            return
+        fresh = self._beside("backup.new")
+        try:
+            os.close(os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600))
+            with contextlib.closing(sqlite3.connect(fresh)) as copy:
+                connection.backup(copy)
+            fresh.replace(self._beside("backup"))
+        except (OSError, sqlite3.Error) as error:
+            log.warning("%s could not be copied: %s", self._database, error)
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+
+    def read_secret(self) -> bytes:
+        """Return the secret from its own file; empty when there is none."""
+        if self._database == MEMORY:
+            return b""
+        try:
+            text = self._beside("secret").read_text().strip()
+            secret = bytes.fromhex(text)
+        except (OSError, ValueError):
+            return b""
+        return secret if 16 <= len(secret) <= _MOST_SECRET_BYTES else b""
+
+    def write_secret(self, secret: bytes) -> None:
+        """Keep the secret in its own file; a failure is only logged, the database has it."""
+        if self._database == MEMORY:
+            return
+        fresh = self._beside("secret.new")
+        try:
+            fd = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "w") as file:
+                file.write(secret.hex() + "\n")
+                file.flush()
+                os.fsync(fd)
+            fresh.replace(self._beside("secret"))
+        except OSError as error:
+            log.warning("the cluster secret has no copy of its own: %s", error)
+
+    def _set_aside(self, error: sqlite3.Error) -> None:
+        aside = self._beside("bad")
+        Path(self._database).replace(aside)
+        self._remove()
+        self.trouble = f"{self._database} is damaged ({error}); set aside as {aside}"
+
+    def _restore(self, copy: Path) -> sqlite3.Connection:
+        data = copy.read_bytes()
+        fd = os.open(self._database, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            os.fsync(fd)
+        connection = _open(self._database)
+        self.trouble += f"; its copy of the last change, {copy}, took its place"
+        log.critical("%s", self.trouble)
+        return connection
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            Path(self._database + suffix).unlink(missing_ok=True)
+
+    def _beside(self, suffix: str) -> Path:
+        return Path(f"{self._database}.{suffix}")
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether the disk had no room (SQLite says of a write in its log only that it failed)."""
+    return _code(error) in _FULL
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return isinstance(error, _DamagedError) or _code(error) in _DAMAGE
+
+
+class _DamagedError(sqlite3.DatabaseError):
+    """SQLite's own check found the file damaged."""
+
+
+def _code(error: sqlite3.Error) -> int:
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+
+
+def _open(database: str) -> sqlite3.Connection:
+    if database != MEMORY:
+        # It holds the cluster secret: nobody but the owner may ever read it.
+        Path(database).parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
+    connection = sqlite3.connect(database, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        ((verdict,),) = connection.execute("PRAGMA quick_check(1)")
+        if verdict != "ok":
+            raise _DamagedError(verdict)
+        connection.executescript(_SCHEMA)
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(namespaces)")}
+        if "policy" not in columns:  # Made before namespaces had one.
+            connection.execute(_ADD_POLICY)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
