@@ -247,7 +247,8 @@ class _Replay:
             reordered = context.defaults.field_reorder is not FieldReorder.OFF and any(
                 "context" in form.row_parameters for form in plan.forms
             )
-            stops_early = plan.stream.filters and plan.stream.limit is not None
+            limited = plan.stream.limit is not None or plan.stream.limit_name
+            stops_early = plan.stream.filters and limited
             if reordered or not (context.sink is not None or stops_early):
                 self.statement.trace.why_not_stream = (
                     "fields of contexts are ordered by all rows"
@@ -262,8 +263,11 @@ class _Replay:
 
     async def _prepared(self, stream: StreamPlan, *, opened: bool = False) -> StreamedStatement:
         context = self.context
+        bounded = stream.with_limits(self.params)
+        if bounded is None:
+            raise CannotStreamError("its LIMIT is not a number of rows")
         run = StreamedStatement(
-            stream,
+            bounded,
             self.params,
             context.connection,
             self.statement,

@@ -208,6 +208,10 @@ class SqlRewriter:
                 self._range(*piece)
         return RewrittenSql("".join(self._out), tuple(self._marks), tuple(self._used))
 
+    def parameter_name(self, index: int) -> str:
+        """Return the name of the parameter at a token; empty when it is none."""
+        return self._parameters.get(index, "")
+
     def _range(self, first: int, last: int, *, inside: bool = False) -> None:
         """Copy tokens; ``inside`` a call, a column name that is missing behind it comes later."""
         if first >= last:

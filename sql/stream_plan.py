@@ -10,9 +10,9 @@ everything else says why not.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, cast
 
 from sqlglot import exp
 
@@ -92,6 +92,8 @@ class StreamPlan:
         limit: most rows; None is no limit. Like ``offset`` it counts rows that passed, and is left
             to the base where there are no filters.
         offset: rows that are passed over.
+        limit_name: the parameter that is the limit; empty when it is not one.
+        offset_name: the parameter that is the offset.
     """
 
     base_sql: RewrittenSql
@@ -102,6 +104,20 @@ class StreamPlan:
     outputs_sql: RewrittenSql | None
     limit: int | None = None
     offset: int = 0
+    limit_name: str = ""
+    offset_name: str = ""
+
+    def with_limits(self, params: Mapping[str, object]) -> StreamPlan | None:
+        """Take LIMIT and OFFSET from parameters; None when those are no numbers of rows."""
+        if not (self.limit_name or self.offset_name):
+            return self
+        limit = params.get(self.limit_name) if self.limit_name else self.limit
+        offset = (params.get(self.offset_name) if self.offset_name else self.offset) or 0
+        for value in (limit, offset):
+            if value is not None and not (type(value) is int and value >= 0):
+                return None
+        assert isinstance(offset, int), "checked above"
+        return replace(self, limit=cast("int | None", limit), offset=offset)
 
 
 def why_not_bound(bound: Bound, type_name: str) -> str:
@@ -268,7 +284,7 @@ class _Builder:
         self._check_no_collation()
         computed = Computed(self.call_texts, self.columns)
         cuts = self._cuts([span for _, span in filters], [span for _, span in outputs])
-        limit, offset = self._limits() if filters else (None, 0)
+        limits = self._limits() if filters else {}
         return StreamPlan(
             base_sql=self.rewriter.rewrite(self._base(cuts, as_text=True), named=False),
             types_sql=self.rewriter.rewrite(self._base(cuts, as_text=False), named=False),
@@ -281,8 +297,10 @@ class _Builder:
                 for _, span in filters
             ),
             outputs_sql=self._outputs([span for _, span in outputs], computed),
-            limit=limit,
-            offset=offset,
+            limit=_number(limits.get("LIMIT")),
+            offset=_number(limits.get("OFFSET")) or 0,
+            limit_name=_name(limits.get("LIMIT")),
+            offset_name=_name(limits.get("OFFSET")),
         )
 
     def _outputs(self, spans: list[Range], computed: Computed) -> RewrittenSql | None:
@@ -392,21 +410,33 @@ class _Builder:
         if compared and any(token.upper == "COLLATE" for token in self.tokens):
             raise NotStreamableError("COLLATE may decide how an AI answer is compared")
 
-    def _limits(self) -> tuple[int | None, int]:
-        values: dict[str, int | None] = {"LIMIT": None, "OFFSET": 0}
+    def _limits(self) -> dict[str, int | str]:
+        """Read LIMIT and OFFSET: numbers, or names of parameters."""
         if self.clauses.limits is None:
             if self.tree.args.get("limit") is not None:
                 raise NotStreamableError("its LIMIT is not a plain number")
-            return None, 0
+            return {}
+        values: dict[str, int | str] = {}
         first, last = self.clauses.limits
-        words = self.tokens[first:last]
-        if len(words) not in (2, 4):
+        if last - first not in (2, 4):
             raise NotStreamableError("its LIMIT is not a plain number")
-        for keyword, number in zip(words[::2], words[1::2], strict=True):
-            if keyword.upper not in values or not number.text.isdigit():
+        for at in range(first, last, 2):
+            name = self.rewriter.parameter_name(at + 1)
+            number = self.tokens[at + 1].text
+            if not name and not number.isdigit():
                 raise NotStreamableError("its LIMIT is not a plain number")
-            values[keyword.upper] = int(number.text)
-        return values["LIMIT"], values["OFFSET"] or 0
+            values[self.tokens[at].upper] = name or int(number)
+        if not values.keys() <= {"LIMIT", "OFFSET"}:
+            raise NotStreamableError("its LIMIT is not a plain number")
+        return values
+
+
+def _number(value: int | str | None) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _name(value: int | str | None) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _placeholder(index: int) -> str:

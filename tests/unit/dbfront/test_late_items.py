@@ -75,3 +75,16 @@ async def test_a_name_that_is_there_twice_stays(big: DuckDbSession) -> None:
     result = await big.execute("SELECT i, i, g + 1, ai_generate(p) FROM big ORDER BY i LIMIT 60")
     assert result.columns is not None
     assert [column.name for column in result.columns] == ["i", "i", "(g + 1)", "ai_generate"]
+
+
+@pytest.mark.parametrize("params", [["3", "2"], [3, 2], [None, 2], [3, None]])
+async def test_a_limit_by_parameter_stops_filters(
+    big: DuckDbSession, generator: InstantGenerator, params: list[object]
+) -> None:
+    text = "SELECT i FROM big WHERE ai_generate(p) <> 'red' ORDER BY i LIMIT {} OFFSET {}"
+    made = await big.execute(text.format("$1", "$2"), params)
+    asked = len(generator.prompts)
+    values = ["ALL" if value is None and at == 0 else value or 0 for at, value in enumerate(params)]
+    literal = await big.execute(text.format(*values))
+    assert list(made.rows) == list(literal.rows)
+    assert asked < 40 or not isinstance(params[0], int)

@@ -53,7 +53,7 @@ from sql.plan import plan_statement
             "SELECT CASE WHEN g > 0 THEN ai_generate(b || (s > 1)) END FROM t",
             "s > 1 may fail for rows that don't need it",
         ),
-        ("SELECT b FROM t WHERE ai_filter(b) LIMIT $1", "its LIMIT is not a plain number"),
+        ("SELECT b FROM t WHERE ai_filter(b) LIMIT $1 + 1", "its LIMIT is not a plain number"),
         (
             "SELECT a FROM (SELECT b COLLATE NOCASE AS b, a FROM t) WHERE ai_generate(b) = 'x'",
             "COLLATE may decide how an AI answer is compared",
