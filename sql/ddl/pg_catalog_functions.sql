@@ -93,7 +93,8 @@ CREATE MACRO own_regtype_names(oids) AS
    FROM (SELECT unnest(oids) AS tn_x, generate_subscripts(oids, 1) AS tn_p)
    LEFT JOIN (SELECT oid AS tn_o, format_name AS tn_f FROM own_type_names) ON tn_o = tn_x);
 -- Also without the database before the schema, and with main as it is known.
-CREATE MACRO own_unquoted(rel_name) AS regexp_replace(regexp_replace(replace(rel_name, '"', ''),
+CREATE MACRO own_unquoted(rel_name) AS regexp_replace(regexp_replace(
+  replace(regexp_replace(rel_name, '\s+\.\s+', '.', 'g'), '"', ''),
   '^[^.]+\.([^.]+\.[^.]+)$', '\1'), '^main\.', own_schema('main') || '.');
 CREATE MACRO own_path() AS (list_transform(CASE WHEN len(current_schemas(false)) = 0 THEN ['main']
   ELSE current_schemas(false) END, lambda one: own_schema(one)));

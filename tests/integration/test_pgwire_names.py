@@ -79,6 +79,8 @@ def test_public_and_main_are_one_schema(server: RunningServer) -> None:
             assert rows(db, f"{asked}'{schema}'") == [(1,)]
             assert rows(db, f"{asked}%s", schema) == [(1,)]
             assert rows(db, "SELECT to_regclass(%s) IS NOT NULL", f"{schema}.one") == [(True,)]
+            spaced = f'"{schema}" . "one"'
+            assert rows(db, "SELECT %s::regclass::oid > 0", spaced) == [(True,)]
         db.execute("CREATE SCHEMA IF NOT EXISTS public")
         with pytest.raises(psycopg.errors.DuplicateSchema, match='"public" already exists'):
             db.execute("CREATE SCHEMA public")
