@@ -100,6 +100,14 @@ def conjunct_ranges(tokens: list[Token], first: int, last: int) -> tuple[Range, 
     return (*parts, (start, last))
 
 
+def begins_clause(tokens: list[Token], index: int) -> bool:
+    """Say whether a clause's keyword is one: not a name behind AS or a dot, nor part of another."""
+    token, before = tokens[index], tokens[index - 1].upper if index else ""
+    if token.kind is not TokenKind.WORD or before in ("AS", "."):
+        return False
+    return (before, token.upper) not in (("DISTINCT", "FROM"), ("WITHIN", "GROUP"))
+
+
 def _clause_starts(tokens: list[Token], first: int) -> dict[str, Range]:
     """Return each clause's range by its keyword."""
     found: list[tuple[str, int]] = []
@@ -107,9 +115,7 @@ def _clause_starts(tokens: list[Token], first: int) -> dict[str, Range]:
     for index in range(first, len(tokens)):
         token = tokens[index]
         depth += depth_change(token)
-        if depth or token.kind is not TokenKind.WORD or token.upper not in _CLAUSES:
-            continue
-        if token.upper == "FROM" and tokens[index - 1].upper == "DISTINCT":
+        if depth or token.upper not in _CLAUSES or not begins_clause(tokens, index):
             continue
         if token.upper in dict(found):
             continue

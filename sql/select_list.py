@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sql.calls import FoundCall
+from sql.clauses import begins_clause
 from sql.dialect import Dialect
 from sql.lexer import Token, TokenKind, closing_index, depth_change
 
@@ -153,10 +154,7 @@ def _items(tokens: list[Token], first: int) -> list[tuple[int, int]]:
 
 
 def _ends_list(tokens: list[Token], index: int) -> bool:
-    token = tokens[index]
-    if token.kind is not TokenKind.WORD or token.upper not in _LIST_ENDS:
-        return False
-    return not (token.upper == "FROM" and index and tokens[index - 1].upper == "DISTINCT")
+    return tokens[index].upper in _LIST_ENDS and begins_clause(tokens, index)
 
 
 def _named(tokens: list[Token], first: int, last: int) -> bool:
