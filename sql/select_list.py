@@ -154,7 +154,9 @@ def _items(tokens: list[Token], first: int) -> list[tuple[int, int]]:
 
 
 def _ends_list(tokens: list[Token], index: int) -> bool:
-    return tokens[index].upper in _LIST_ENDS and begins_clause(tokens, index)
+    word, following = tokens[index].upper, tokens[index + 1 : index + 2]
+    conflict = word == "ON" and bool(following) and following[0].upper == "CONFLICT"
+    return (conflict or word in _LIST_ENDS) and begins_clause(tokens, index)
 
 
 def _named(tokens: list[Token], first: int, last: int) -> bool:

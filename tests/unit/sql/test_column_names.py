@@ -59,3 +59,9 @@ def test_words_that_begin_no_clause(dialect: Dialect, items: str, tail: str) -> 
 def test_names_that_end_no_select_list(dialect: Dialect, item: str) -> None:
     plan = plan_statement(f"SELECT {item}, ai_generate(b) FROM t", dialect=dialect)
     assert plan.engine_sql.text.endswith(' AS "ai_generate" FROM t')
+
+
+def test_a_name_stands_in_front_of_on_conflict() -> None:
+    tail = " ON CONFLICT (id) DO UPDATE SET a = excluded.a"
+    plan = plan_statement(f"INSERT INTO u SELECT 'x', ai_generate('q'){tail}")
+    assert plan.engine_sql.text.endswith(f' AS "ai_generate"{tail}')
