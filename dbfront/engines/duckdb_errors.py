@@ -71,6 +71,7 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Dependency", r"", "2BP01"),
     ("Mismatch Type", r"", "42804"),
 )
+_DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|Not enough disk space")
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
 _AI_NAME: Final = re.compile(r"Function with name \"?(ai_\w+)", re.IGNORECASE)
@@ -91,6 +92,13 @@ def to_tierkv_error(
     if kind == "Interrupt" or isinstance(error, duckdb.InterruptException):
         return CancelledByUserError("canceling statement due to user request")
     message, hint = _split_hint(str(facts.get("exception_message", error)))
+    if _DISK_FULL.search(message):  # Whatever it stopped: a commit, a write, a spill. No paths.
+        return SqlError(
+            "the database could not write: no space left on its disk",
+            sqlstate="53100",
+            hint="Free space where front.database lies, then run the statement again. Nothing of "
+            "it was stored; reading goes on.",
+        )
     position = source_position(_position(facts, engine_text))
     state = sqlstate(kind, message)
     hint = hint or _sandbox_hint(state, message)

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from dmp.transport.inproc import InprocPoolNode
 from kvcore.errors import ConfigError
 from kvcore.location import Location
 from tests.fix_dmp import Rig, block_key, make_put, store
+from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
 
 SHAPE = Geometry.of(extent_count=2, extent_bytes=256 << 10)
 SLOT_BYTES = 48 << 10
@@ -166,29 +166,15 @@ def test_damaged_files_are_told_and_made_anew_and_a_foreign_one_is_kept(
     assert path.with_name("node.seg.bad").read_bytes()[:8] != b"TIERKVSG", "it may not be ours"
 
 
-@pytest.fixture
-def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True
-    )
-    if made.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
-    small_tmpfs: Path, make_rig: Callable[..., Rig]
+    small_disk: Path,  # noqa: F811
+    make_rig: Callable[..., Rig],
 ) -> None:
-    path = small_tmpfs / "node.seg"
+    path = small_disk / "node.seg"
     rig = make_rig(segment_path=str(path), capacity_bytes=3 * (256 << 10))
     pool = InprocPoolNode(rig.node)
     first = store(pool, "first")
-    room = os.statvfs(small_tmpfs)
-    (small_tmpfs / "other").write_bytes(bytes(room.f_bavail * room.f_frsize))
+    fill(small_disk)
     names = [f"n{i}" for i in range(15)]
     answers = pool.reserve([make_put(name) for name in names])
     assert None in answers, "no memory for another extent"
