@@ -103,6 +103,14 @@ class DirectFile:
         """Return the file's size in bytes."""
         return os.fstat(self._fd).st_size
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more: what is written to it ends with this process."""
+        try:
+            return os.fstat(self._fd).st_nlink == 0
+        except OSError:  # It is closed.
+            return False
+
     def read(self, views: Sequence[memoryview], offset: int) -> int:
         """Fill page-aligned memory; return how many bytes there were.
 

@@ -78,6 +78,14 @@ class SegmentFolder:
     lock_fd: int
     files: list[SegmentFile] = field(default_factory=list)
 
+    def deleted(self) -> str:
+        """Say which files were deleted under the running store; empty when none was."""
+        count = sum(opened.file.is_deleted for opened in self.files)
+        if not count:
+            return ""
+        total = len(self.files)
+        return f"{count} of {total} files in {self.path} were deleted: restart this node"
+
     def close(self) -> None:
         """Close the files and give the lock back."""
         for opened in self.files:

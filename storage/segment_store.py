@@ -223,7 +223,7 @@ class SegmentStore:
                 copied_bytes=self._log.copied_bytes,
                 checksum_errors=counts.checksum_errors,
                 io_errors=counts.io_errors,
-                degraded=self._health.reason,
+                degraded=self._health.reason or self._folder.deleted(),
                 direct_io=self._direct,
             )
 

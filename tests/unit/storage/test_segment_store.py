@@ -419,3 +419,16 @@ def test_no_room_for_the_files_is_said_at_open(open_store: Opener, tiny_disk: Pa
     store = open_store(tiny_disk / "l4", files=4)
     put(store, *numbered(0, 40))
     assert read(store, "n39") == bytes(payload("n39"))
+
+
+def test_files_that_are_deleted_under_a_running_store_are_told(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    store = open_store()
+    put(store, "a")
+    assert store.stats().degraded == ""
+    segment_path(tmp_path / "l4", 1).unlink()
+    assert "1 of 4 files" in store.stats().degraded
+    assert read(store, "a") == bytes(payload("a")), "what is open is still read"
+    store.close()
+    assert store.stats().degraded == ""
