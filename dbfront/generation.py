@@ -77,7 +77,8 @@ class Generation:
         Args:
             dispatcher: where requests go.
             tokenizers: shared cache; a new one by default.
-            default_model: what ``model=None`` means; without it the only served model is meant.
+            default_model: what ``model=None`` means; without it the only served model is meant,
+                and once there are several the one that was the only one.
             clock: where times come from.
         """
         self.live: dict[RequestId, LiveCall] = {}
@@ -181,9 +182,12 @@ class Generation:
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         names = ", ".join(sorted(known))
+        if name is None and self._dispatcher.view.default_model in known:
+            return known[self._dispatcher.view.default_model]
         if name is None:
             raise UnknownModelError(
-                "several models are served and none was named", hint=f"say which one: {names}"
+                "several models are served and none was named",
+                hint=f"say which one: {names}; front.default_model names one for all calls",
             )
         model = served.get(name) or self._models_seen.get(name)
         if model is None:

@@ -6,10 +6,13 @@ hands them in. Failures are raised as they come: the dispatcher decides what the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from compute.client import ComputeClient
-from kvcore.errors import TransportError
+from kvcore.errors import CacheError, DirectoryUnavailableError, TransportError
 from kvcore.ids import Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeRole
 from metaserver.client import MetaClient, NodeState
@@ -21,12 +24,29 @@ Connect = Callable[[NodeInfo], ComputeClient]
 FORGET_AFTER_LOOKS = 60
 """Connections to nodes that were missing from so many looks are closed."""
 
+LIST_TIMEOUT_S = 2.0
+"""For the meta server's list, while there are remembered nodes to ask instead."""
+
+PROBE_TIMEOUT_S = 2.0
+"""For a remembered node to describe itself."""
+
+
+class NodeMemory(Protocol):
+    """Keeps the list of nodes from one run of a front to the next."""
+
+    def load(self) -> tuple[tuple[NodeState, ...], str]: ...
+
+    def note(self, nodes: Sequence[NodeState], default_model: str) -> None: ...
+
 
 class ClusterView:
     """The compute nodes and their clients.
 
     Attributes:
         nodes: every node of the last look, DMP and front processes included (for the views).
+        default_model: the model that was last the only one; empty before there was one. A second
+            model that joins does not change what calls without a name mean.
+        from_memory: the nodes are remembered ones: no meta server answered since the start.
     """
 
     def __init__(
@@ -35,6 +55,7 @@ class ClusterView:
         meta: MetaClient | None = None,
         connect: Connect | None = None,
         fixed: Sequence[ComputeClient] = (),
+        memory: NodeMemory | None = None,
     ) -> None:
         """Watch a cluster, or a fixed set of nodes.
 
@@ -43,7 +64,11 @@ class ClusterView:
             connect: makes clients of listed nodes.
             fixed: the compute nodes of this process; the list of ``meta`` is then not used for
                 routing, and these clients are not closed here.
+            memory: nodes of the last run, asked until the meta server answers for the first time.
         """
+        self._memory = memory
+        self._remembered, self.default_model = memory.load() if memory else ((), "")
+        self.from_memory = False
         self.nodes: tuple[NodeState, ...] = ()
         self._meta = meta
         self._connect = connect
@@ -70,13 +95,54 @@ class ClusterView:
             return await self._describe_fixed()
         if self._meta is None:
             return ()
-        self.nodes = await self._meta.list_nodes()
-        compute = [s for s in self.nodes if s.info.role.prefills or s.info.role.decodes]
+        self.nodes = await self._list(self._meta)
+        compute = _computing(self.nodes)
+        self._note_default(compute)
+        if self._memory is not None and compute and not self.from_memory:
+            self._memory.note(self.nodes, self.default_model)
         for state in compute:
             self._infos[state.info.node_id] = state.info
         await self._close_retired()
         self._retire({s.info.node_id for s in compute})
         return tuple(SeenNode(s.info, s.report.load, s.state) for s in compute)
+
+    async def _list(self, meta: MetaClient) -> tuple[NodeState, ...]:
+        """Ask the meta server; before it has answered once, the remembered nodes stand in."""
+        if not self._remembered:
+            return await meta.list_nodes()
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                nodes = await meta.list_nodes()
+        except (TimeoutError, DirectoryUnavailableError):
+            self.from_memory = True
+            return await self._probe_remembered()
+        self.from_memory, self._remembered = False, ()
+        return nodes
+
+    async def _probe_remembered(self) -> tuple[NodeState, ...]:
+        """Ask remembered compute nodes for themselves; those that don't answer are called dead."""
+        probed = await asyncio.gather(*map(self._probe, _computing(self._remembered)))
+        others = [s for s in self._remembered if s not in _computing(self._remembered)]
+        self._remembered = (*probed, *(replace(s, state="dead") for s in others))
+        return self._remembered
+
+    async def _probe(self, known: NodeState) -> NodeState:
+        node_id = known.info.node_id
+        self._infos.setdefault(node_id, known.info)
+        client = self.client(node_id, self._infos[node_id].incarnation)
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                info, report = await client.describe()
+        except (TimeoutError, CacheError):
+            return replace(known, state="dead")
+        if info.node_id != node_id:  # Another node has its address now.
+            return replace(known, state="dead")
+        return NodeState(info, report, heartbeat_age_s=0.0, state="alive")
+
+    def _note_default(self, compute: Sequence[NodeState]) -> None:
+        names = {model.name for state in compute for model in state.info.models}
+        if len(names) == 1:
+            (self.default_model,) = names
 
     async def _describe_fixed(self) -> tuple[SeenNode, ...]:
         seen: list[SeenNode] = []
@@ -132,3 +198,7 @@ class ClusterView:
         self._retired += [client for _, client in self._clients.values()]
         self._clients.clear()
         await self._close_retired()
+
+
+def _computing(nodes: Sequence[NodeState]) -> list[NodeState]:
+    return [s for s in nodes if s.info.role.prefills or s.info.role.decodes]

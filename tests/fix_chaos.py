@@ -58,6 +58,7 @@ class ChaosProxy:
         hold: accept connections and be silent: the server never hears of them.
         accepted: connections taken so far.
         chunks: chunks forwarded so far, both directions.
+        dropped: chunks swallowed so far.
         flipped: bits flipped so far.
         resets: connections reset so far.
     """
@@ -65,7 +66,7 @@ class ChaosProxy:
     def __init__(self, target: str, *, listen: str = "127.0.0.1:0", seed: int = 0) -> None:
         self.to_server = self.to_client = NONE
         self.hold = False
-        self.accepted = self.chunks = self.flipped = self.resets = 0
+        self.accepted = self.chunks = self.dropped = self.flipped = self.resets = 0
         self._target = target
         self._random = random.Random(seed)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter | None]] = set()
@@ -179,6 +180,7 @@ class ChaosProxy:
                 await asyncio.sleep(self._wait_s(fault, len(chunk)))
                 fault = self.to_server if up else self.to_client
             if fault.drop:
+                self.dropped += 1
                 continue
             sink.write(self._flipped(chunk, fault))
             self.chunks += 1

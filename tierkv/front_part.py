@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compute import client as compute_client
@@ -22,11 +23,12 @@ from kvcore.clock import SystemClock
 from kvcore.errors import DirectoryUnavailableError, NoNodeError
 from kvcore.node import ModelInfo, NodeInfo
 from metaserver.client import BlockListing, MetaClient, Namespace, NodeState
-from scheduler.cluster_view import ClusterView
+from scheduler.cluster_view import ClusterView, NodeMemory
 from scheduler.config import SchedulerConfig
 from scheduler.dispatcher import Dispatcher, WaitingRequest
 from scheduler.routing_view import RoutingView
 from tierkv.config import LoadedConfig, list_entries
+from tierkv.front_checks import front_checks
 from tierkv.settings import FrontSettings
 from tierkv.statistics_part import statement_log
 
@@ -116,6 +118,7 @@ class FrontPart:
         meta: MetaClient,
         *,
         compute: Sequence[ComputeClient] = (),
+        memory: NodeMemory | None = None,
         external_access: bool,
     ) -> None:
         """Make the parts; nothing runs before ``start``.
@@ -124,6 +127,7 @@ class FrontPart:
             config: the process's configuration.
             meta: the directory.
             compute: the compute nodes in this process; none: those the directory lists.
+            memory: the nodes of the last run, for a start without a meta server.
             external_access: what ``front.external_access = auto`` means here.
 
         Raises:
@@ -135,7 +139,7 @@ class FrontPart:
         def connect(info: NodeInfo) -> ComputeClient:
             return compute_client.connect(info.control_address, token=token)
 
-        view = ClusterView(meta=meta, connect=connect, fixed=compute)
+        view = ClusterView(meta=meta, connect=connect, fixed=compute, memory=memory)
         self.dispatcher = Dispatcher(view, meta=meta, config=_scheduler_config(settings))
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
         self.metrics = Metrics(self.dispatcher.snapshot)
@@ -199,19 +203,11 @@ class FrontPart:
             HttpConfig(host=settings.bind, port=settings.http_port, api_keys=settings.api_keys),
             self.generation,
             metrics=self.metrics,
-            checks={"directory": self._check_directory},
+            checks=front_checks(self._meta, self.dispatcher, folder=_folder(settings)),
             # With PostgreSQL behind, SQL over REST would show another database's tables.
             sql=None if settings.postgres else self.sql,
         )
         return await self._http.start()
-
-    async def _check_directory(self) -> str:
-        """Readiness: say what is wrong; empty when nothing is."""
-        try:
-            await self._meta.list_nodes()
-        except DirectoryUnavailableError as error:
-            return error.message
-        return ""
 
     async def stop(self) -> None:
         """Close the doors, the sessions and the connections, in that order."""
@@ -221,6 +217,12 @@ class FrontPart:
             await self._http.stop()
         await self.sql.close()
         await self.dispatcher.stop()
+
+
+def _folder(settings: FrontSettings) -> Path | None:
+    """Return the folder of this front's tables or statistics; None when both are in memory."""
+    path = ("" if settings.postgres else settings.database) or settings.stats_path
+    return Path(path).expanduser().absolute().parent if path else None
 
 
 def _is_open(settings: FrontSettings, auto: bool) -> bool:

@@ -192,9 +192,13 @@ async def _start_decode(
 
 async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
     from tierkv.front_part import FrontPart  # DuckDB, FastAPI: only this role
+    from tierkv.known_nodes import NodeFile  # protobuf, likewise
 
     meta = _meta(config, stack)
-    part = FrontPart(config, meta, external_access=False)
+    cluster = config.settings.cluster
+    path = cluster.run_dir.expanduser() / f"{name}.nodes.json"
+    memory = NodeFile(path, meta_address=cluster.meta_address)
+    part = FrontPart(config, meta, memory=memory, external_access=False)
     await part.start()
     stack.push_async_callback(part.stop)
     told = await part.open_doors()

@@ -103,7 +103,8 @@ def tenant_for(config: HttpConfig, authorization: str | None) -> str:
 async def _answer_error(request: Request, error: Exception) -> Response:
     """The one error translator."""
     status, headers = _status(error)
-    if status >= 500 and not isinstance(error, TierKVError):
+    cause = error.error if isinstance(error, FieldError) else error
+    if status >= 500 and not isinstance(cause, TierKVError):
         log.error("%s %s broke", request.method, request.url.path, exc_info=error)
     return JSONResponse(error_body(error), status_code=status, headers=headers)
 

@@ -1,6 +1,8 @@
 """Probes and /metrics: /livez says the process answers, /readyz that it can do its work.
 
-Probes need no key and never call a model; a front that is not ready is still alive.
+Probes need no key and never call a model; a front that is not ready is still alive. What a front
+can serve without (the meta server, one node of several) makes it degraded, not unready: else one
+fault would take all fronts out of a load balancer at once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from dbfront.http.services import ReadinessCheck, Services
 
 CHECK_TIMEOUT_S = 2.0
 
+NEEDED = frozenset({"models", "draining"})
+"""Checks without which nothing can be served; any other that fails means degraded."""
+
 
 def health_router(services: Services) -> APIRouter:
     """Make the endpoints."""
@@ -28,9 +33,13 @@ def health_router(services: Services) -> APIRouter:
     @router.get("/health")
     async def readyz(request: Request) -> Response:
         results = await _run_checks(services)
-        failing = {name: reason for name, reason in results.items() if reason}
-        body: dict[str, Any] = {"status": "not ready" if failing else "ready", "failing": failing}
+        wrong = {name: reason for name, reason in results.items() if reason}
+        failing = {name: reason for name, reason in wrong.items() if name in NEEDED}
+        degraded = {name: reason for name, reason in wrong.items() if name not in NEEDED}
+        status = "not ready" if failing else "degraded" if degraded else "ready"
+        body: dict[str, Any] = {"status": status, "failing": failing}
         if "verbose" in request.query_params:
+            body["degraded"] = degraded
             body["checks"] = {name: reason or "ok" for name, reason in results.items()}
         return JSONResponse(body, status_code=503 if failing else 200)
 

@@ -35,7 +35,7 @@ class Services:
         config: addresses, keys, times.
         generator: from text to text.
         metrics: counters and the registry of /metrics.
-        checks: what must hold for this front to be ready, by name.
+        checks: what must hold for this front to be whole, by name.
         sql: the SQL door; None answers 404.
         clock: wall time for ``created``.
         error_body: how an error looks inside a stream.

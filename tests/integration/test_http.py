@@ -325,6 +325,18 @@ async def test_probes_tell_alive_from_ready(door: Door) -> None:
     assert (await door.raw("GET", "/livez")).status == 200
 
 
+async def test_what_a_front_can_do_without_only_degrades_it(door: Door) -> None:
+    async def directory() -> str:
+        return "no meta server answers"
+
+    door.server._services.checks = {"directory": directory}
+    for path in ("/readyz", "/health"):
+        assert (await door.raw("GET", path)).status == 200
+        body = (await door.raw("GET", f"{path}?verbose")).json()
+        assert body["status"] == "degraded" and body["failing"] == {}
+        assert body["degraded"] == {"directory": "no meta server answers"}
+
+
 async def test_metrics_exist_at_zero_and_count(door: Door) -> None:
     before = (await door.raw("GET", "/metrics")).body.decode()
     for series in (

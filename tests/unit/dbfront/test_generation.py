@@ -112,8 +112,17 @@ async def test_models_are_found_by_name_or_by_being_the_only_one(folder: Path) -
         with pytest.raises(UnknownModelError) as caught:
             await answer(front, model="three")
         assert caught.value.hint == "served models: one, two"
-        with pytest.raises(UnknownModelError, match="several"):
+        with pytest.raises(UnknownModelError, match="several") as ambiguous:
             await answer(front)
+        assert "front.default_model" in ambiguous.value.hint
+
+
+async def test_a_second_model_that_joins_changes_no_call_without_a_name(folder: Path) -> None:
+    async with running_front(folder) as front:
+        front.meta.put(make_info("c2", models=(text_model(folder, "second"),)))
+        await front.dispatcher.refresh()
+        assert [m.name for m in await front.generation.models()] == ["second", "tiny"]
+        assert (await front.generation.prepare(TextCall(prompt="x"))).model.name == "tiny"
 
 
 async def test_without_any_node_the_caller_may_retry(folder: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from kvcore.errors import DirectoryUnavailableError, TransportError
 from kvcore.ids import Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
+from kvcore.node import NodeInfo, NodeReport, NodeRole
+from metaserver.client import NodeState
 from scheduler.cluster_view import FORGET_AFTER_LOOKS, ClusterView
-from tests.fix_scheduler import FakeCompute, FakeMeta, make_info
+from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model
 
 C1 = NodeId("c1")
 
@@ -70,3 +73,57 @@ async def test_a_silent_directory_is_the_callers_to_judge() -> None:
     meta.down = True
     with pytest.raises(DirectoryUnavailableError):
         await ClusterView(meta=meta, connect=Connections()).refresh()
+
+
+class Memory:
+    """Nodes of the last run, and what was noted in this one."""
+
+    def __init__(self, *infos: NodeInfo) -> None:
+        self.nodes = tuple(NodeState(i, NodeReport(), heartbeat_age_s=0.0, state="") for i in infos)
+        self.noted: list[str] = []
+
+    def load(self) -> tuple[tuple[NodeState, ...], str]:
+        return self.nodes, "tiny"
+
+    def note(self, nodes: Sequence[NodeState], default_model: str) -> None:
+        self.noted.append(f"{[node.info.node_id for node in nodes]} {default_model}")
+
+
+async def test_without_a_meta_server_remembered_nodes_are_asked_for_themselves() -> None:
+    meta = FakeMeta(make_info("c1", incarnation=Incarnation(3)))
+    meta.down = True
+    memory = Memory(make_info("c1"), make_info("c2"), make_info("d", role=NodeRole.DMP))
+    lives = {"c1": Incarnation(2)}  # c1 was started again since; c2 has another's address now.
+
+    def connect(info: NodeInfo) -> FakeCompute:
+        described = make_info("c1", incarnation=lives["c1"])
+        return FakeCompute(described)
+
+    view = ClusterView(meta=meta, connect=connect, memory=memory)
+    seen = await view.refresh()
+    assert [(s.info.node_id, s.info.incarnation, s.state) for s in seen] == [
+        ("c1", 2, "alive"), ("c2", 1, "dead")
+    ]  # fmt: skip
+    assert view.from_memory and view.pool_nodes == 0 and memory.noted == []
+    view.client(C1, Incarnation(2))
+    lives["c1"] = Incarnation(3)
+    await view.refresh()
+    meta.down = False
+    assert [s.info.incarnation for s in await view.refresh()] == [3]
+    assert not view.from_memory and memory.noted == ["['c1'] tiny"]
+    meta.down = True
+    with pytest.raises(DirectoryUnavailableError):
+        await view.refresh()
+
+
+async def test_the_only_model_stays_the_default_when_another_joins() -> None:
+    meta = FakeMeta(make_info("c1"))
+    view = ClusterView(meta=meta, connect=Connections())
+    assert view.default_model == ""
+    await view.refresh()
+    meta.put(make_info("c2", models=(make_model("other"),)))
+    await view.refresh()
+    assert view.default_model == "tiny"
+    del meta.nodes[C1]
+    await view.refresh()
+    assert view.default_model == "other"

@@ -1,0 +1,154 @@
+"""The roles of a cluster as single processes, with proxies between them (tests/fix_chaos.py).
+
+Unlike ``tierkv up`` nothing starts a killed process again: the test says when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.fix_chaos import ChaosProxy
+from tests.fix_cluster import ROOT, free_port, wait_for
+
+ANSWER_S = 40.0
+"""Less than the minute after which gRPC by itself gives a silent peer up."""
+
+
+class Roles:
+    """Meta, one pool node, two compute nodes and a front.
+
+    Attributes:
+        to_meta: between the front and the meta server.
+        to_compute: between the front and each compute node.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports = {name: free_port() for name in ("meta", "compute-0", "compute-1")}
+        self.pg_port, self.http_port = free_port(), free_port()
+        self.to_meta = ChaosProxy(f"127.0.0.1:{self._ports['meta']}")
+        self.to_compute = {
+            name: ChaosProxy(f"127.0.0.1:{port}", listen=f"127.0.0.2:{port}")
+            for name, port in self._ports.items()
+            if name != "meta"
+        }
+
+    def start(self, *names: str) -> None:
+        """Start processes together and wait until each is ready."""
+        for name in names:
+            command = [
+                sys.executable, "-m", "tierkv", "serve", name.partition("-")[0], "--node-id", name,
+                *(word for item in self._settings(name) for word in ("--set", item)),
+            ]  # fmt: skip
+            with self._log(name).open("ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log
+                )
+        for name in names:
+            out = self._processes[name].stdout
+            assert out is not None
+            assert b'"ready"' in out.readline(), self._log(name).read_text()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _settings(self, name: str) -> Iterator[str]:
+        meta = self.to_meta.address if name == "front" else f"127.0.0.1:{self._ports['meta']}"
+        yield f"cluster.run_dir={self._folder / 'run'}"
+        yield f"cluster.meta_address={meta}"
+        yield "cluster.token=roles"
+        if name == "meta":
+            yield f"meta.port={self._ports['meta']}"
+            yield f"meta.database={self._folder / 'meta.sqlite'}"
+        elif name == "front":
+            yield f"front.pg_port={self.pg_port}"
+            yield f"front.http_port={self.http_port}"
+        elif name.startswith("compute"):
+            yield f"compute.port={self._ports[name]}"
+            yield "cluster.advertise=127.0.0.2"
+            yield from ("compute.threads=1", "compute.block_tokens=16")
+            yield "compute.l1_capacity=64MiB"
+        else:
+            yield from ("dmp.capacity=64MiB", "dmp.remove_on_stop=true")
+
+    def kill(self, name: str) -> None:
+        """Kill -9."""
+        process = self._processes.pop(name)
+        process.kill()
+        _end(process)
+
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Stop a process without ending it."""
+        pid = self._processes[name].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def complete(self, prompt: Sequence[int], **options: Any) -> str:
+        """POST /v1/completions with token ids, greedy; return the text."""
+        body = {"prompt": list(prompt), "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http_port}/v1/completions",
+            json.dumps(body | options).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+            return str(json.load(response)["choices"][0]["text"])
+
+    def readiness(self) -> tuple[int, dict[str, Any]]:
+        """GET /readyz?verbose."""
+        url = f"http://127.0.0.1:{self.http_port}/readyz?verbose"
+        try:
+            with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def wait_whole(self) -> None:
+        """Wait until nothing is degraded and the meta server knows all nodes."""
+        wait_for(lambda: self.readiness()[1]["status"] == "ready", what="the cluster is whole")
+        wait_for(lambda: self._alive() == 5, what="all nodes are listed as alive")
+
+    def _alive(self) -> int:
+        dsn = f"host=127.0.0.1 port={self.pg_port} user=tierkv dbname=main"
+        try:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                sql = "SELECT count(*) FROM tierkv.nodes WHERE state = 'alive'"
+                return int(connection.execute(sql).fetchall()[0][0])
+        except psycopg.OperationalError:
+            return 0
+
+    def stop(self) -> None:
+        """End everything, the front first."""
+        for process in reversed(self._processes.values()):
+            process.terminate()
+            _end(process)
+        for proxy in (self.to_meta, *self.to_compute.values()):
+            proxy.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process that was told to end."""
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(20)
+    if process.stdout is not None:
+        process.stdout.close()
