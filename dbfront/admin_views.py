@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dbfront.kvcache_views import Baseline, block_row, node_rows, prefix_rows, tier_rows
+from dbfront.kvcache_views import (
+    Baseline,
+    as_of,
+    block_row,
+    error_rows,
+    node_rows,
+    prefix_rows,
+    tier_rows,
+)
 from dbfront.routing_views import VIEWS as ROUTING_VIEWS
 from dbfront.routing_views import routing_rows
 from dbfront.view_rows import Row
@@ -99,11 +107,17 @@ async def cluster_rows(
         return await asyncio.to_thread(prefix_rows, listing.blocks)
     nodes = await source.nodes()
     if view == "nodes":
-        return [_node(node) for node in nodes]
+        return [_node(node) | {"as_of": as_of(node, now_s)} for node in nodes]
     if view == "load_decisions":
-        return [_load_choice(node, s) for node in nodes for s in node.report.load_choices]
+        return [
+            _load_choice(node, choice) | {"as_of": as_of(node, now_s)}
+            for node in nodes
+            for choice in node.report.load_choices
+        ]
+    if view == "cache_errors":
+        return error_rows(nodes, baseline, now_s)
     if view == "stat_kvcache":
-        return tier_rows(nodes, baseline)
+        return tier_rows(nodes, baseline, now_s)
     return node_rows(nodes, baseline, now_s)
 
 

@@ -186,6 +186,7 @@ class AiStatement:
     def discard_rows(self) -> None:
         """Forget calls that were only made to collect; the statement itself makes them again."""
         self.stats.calls = 0
+        self.book.set_aside()
         self._accounts.discard_rows()
         self.trace.discard_rows()
 

@@ -26,6 +26,10 @@ class AnswerBook:
         fatal_form: key of the form that got it.
         lookups: calls that the engine made in this round, by form key.
         answered: distinct calls among all it made whose answer is known, by form key.
+        aside: texts that were asked about before ``set_aside``, by form key.
+        unmet: those of them that the engine has not met in this round.
+        unanswered: calls of this round whose answer was not known; with a LIMIT that is reached,
+            some are never asked.
     """
 
     def __init__(self, forms: Iterable[CallForm], dialect: Dialect = Dialect.DUCKDB) -> None:
@@ -43,6 +47,9 @@ class AnswerBook:
         self._texts: dict[AiCall, list[tuple[int, str]]] = {}
         self._gathered: dict[AiCall, AiCall] = {}
         self._budget: int | None = None
+        self.aside: dict[int, frozenset[str]] = {}
+        self.unmet: dict[int, set[str]] = {}
+        self.unanswered = 0
         self.start_round()
 
     def look_up(self, key: int, text: str | None) -> str | None:
@@ -52,16 +59,29 @@ class AnswerBook:
         self.lookups[key] += 1
         answer = self._memos[key].get(text, _UNKNOWN)
         if answer is not _UNKNOWN:
+            if self.unmet:
+                self.unmet[key].discard(text)
             return answer
-        if text in self._missed[key] or self.fatal is not None:
-            return None
-        return self._first_seen(self._forms[key], text)
+        answer = None
+        if text not in self._missed[key] and self.fatal is None:
+            answer = self._first_seen(self._forms[key], text)
+        self.unanswered += answer is None
+        return answer
 
     def start_round(self, budget: int | None = None) -> None:
         """Forget the misses; record at most ``budget`` of each filtering form in this round."""
         self._budget = budget
         self.lookups = dict.fromkeys(self._forms, 0)
         self._missed = {key: {} for key in self._forms}
+        self.unmet = {key: set(texts) for key, texts in self.aside.items()}
+        self.unanswered = 0
+
+    def set_aside(self) -> None:
+        """What was asked so far was asked to learn something: the statement itself comes now."""
+        self.aside = {
+            key: frozenset() if self._forms[key].function.local else frozenset(texts)
+            for key, texts in self._memos.items()
+        }
 
     @property
     def has_misses(self) -> bool:
@@ -75,8 +95,9 @@ class AnswerBook:
 
     @property
     def total_lookups(self) -> int:
-        """Calls with an argument that the engine made in this round."""
-        return sum(self.lookups.values())
+        """Answered calls that the engine made: in this round, or only before it."""
+        before = sum(map(len, self.unmet.values()))
+        return sum(self.lookups.values()) - self.unanswered + before
 
     def next_batch(self, *, without_filters: bool = False) -> list[AiCall]:
         """Return the distinct missed calls of the lowest stage that has any.

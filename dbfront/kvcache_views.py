@@ -36,6 +36,7 @@ _COUNTERS: Final = (
     "transfer_errors",
     "cache_errors",
 )
+_ERRORS: Final = "errors"
 _WHO: Final = (
     "node_id",
     "role",
@@ -46,19 +47,41 @@ _WHO: Final = (
     "requests_running",
     "requests_waiting",
 )
-_NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-4:]))
+_NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-4:], "as_of"))
 """Columns of a node: they are the same in the rows of all its tiers."""
 
 
 def baseline_of(nodes: Iterable[NodeState]) -> Baseline:
     """Return what nodes have counted by now."""
-    return {
+    nodes = list(nodes)
+    counters = {
         f"{_life(node, row)}/{name}": row[name]
         for node in nodes
         for row in _counted(node)
         for name in _COUNTERS
         if row.get(name)
     }
+    errors = {
+        _error_counter(node, kind): count
+        for node in nodes
+        for kind, count in node.report.cache_errors
+    }
+    return counters | errors
+
+
+def error_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> list[Row]:
+    """Return ``cache_errors``: how often each kind became a miss, a row for each kind and node."""
+    return [
+        {
+            "node_id": node.info.node_id,
+            "role": str(node.info.role),
+            "kind": kind,
+            "errors": count - _number(baseline.get(_error_counter(node, kind), 0)),
+            "as_of": as_of(node, now_s),
+        }
+        for node in nodes
+        for kind, count in node.report.cache_errors
+    ]
 
 
 def node_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> list[Row]:
@@ -67,19 +90,21 @@ def node_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> l
     for node in nodes:
         for row in _counted(node):
             counted = _since(row, _life(node, row), baseline)
-            rows.append(_who(node, now_s) | _with_ratio(counted))
+            rows.append(_who(node, now_s) | _with_ratio(counted) | {"as_of": as_of(node, now_s)})
     return rows
 
 
-def tier_rows(nodes: Sequence[NodeState], baseline: Baseline) -> list[Row]:
+def tier_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> list[Row]:
     """Return ``stat_kvcache``: counters added up over nodes, a row for each tier.
 
-    Readers count queries and hits, owners capacity and use; both belong to the same tier.
+    Readers count queries and hits, owners capacity and use; both belong to the same tier. A sum is
+    as old as the oldest of its parts.
     """
     sums: dict[str, Row] = {}
-    for row in node_rows(nodes, baseline, 0.0):
+    for row in node_rows(nodes, baseline, now_s):
         if "tier" in row:
-            known = sums.setdefault(row["tier"], {})
+            known = sums.setdefault(row["tier"], {"as_of": row["as_of"]})
+            known["as_of"] = min(known["as_of"], row["as_of"])
             for name in row.keys() - _NOT_OF_TIER:
                 known[name] = _joined(known.get(name), row[name])
     return [_with_ratio(sums[tier]) for tier in sorted(sums)]
@@ -181,6 +206,15 @@ def _tier(stats: TierStats) -> Row:
     row["read_time"] = row.pop("read_time_s") * 1000
     row["write_time"] = row.pop("write_time_s") * 1000
     return row
+
+
+def _error_counter(node: NodeState, kind: str) -> str:
+    return f"{_life(node, {})}/{_ERRORS}/{kind}"
+
+
+def as_of(node: NodeState, now_s: float) -> str:
+    """Return the time that a node's numbers are from."""
+    return timestamp(now_s - node.heartbeat_age_s)
 
 
 def _who(node: NodeState, now_s: float) -> Row:

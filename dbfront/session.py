@@ -456,7 +456,11 @@ class DuckDbSqlServer:
         await self.statements.stop()
 
     async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
-        """Return an admin view's rows, as ``asking`` may see them."""
+        """Return an admin view's rows, as ``asking`` may see them; each says as of when it is."""
+        now = timestamp(self.clock.wall())
+        return [{"as_of": now} | row for row in await self._view_rows(view, asking)]
+
+    async def _view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
         if view == "stat_activity":
             return [
                 activity_row(

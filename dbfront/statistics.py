@@ -14,7 +14,8 @@ class AiStats:
     """Counters of AI calls; mutated by the executor while a statement runs.
 
     Attributes:
-        calls: AI calls with a prompt that the engine made in its last round, one per row and call.
+        calls: AI calls with a prompt that the engine made in its last round, one per row and call;
+            and distinct ones of before, asked to learn an order of filters, that it did not make.
         distinct_calls: calls that were answered by models, or failed.
         requests: what the models were asked for them; a call may ask nothing or several things.
         errors: of those, how many failed.

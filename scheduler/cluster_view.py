@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from compute.client import ComputeClient
-from kvcore.errors import CacheError, DirectoryUnavailableError, TransportError
+from kvcore.errors import CacheError, DirectoryUnavailableError, TierKVError, TransportError
 from kvcore.ids import Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
+from kvcore.node import NodeInfo, NodeReport, NodeRole
 from metaserver.client import MetaClient, NodeState
 from scheduler.events import SeenNode
 
@@ -154,6 +155,30 @@ class ClusterView:
             states.append(NodeState(info, report, heartbeat_age_s=0.0, state="alive"))
         self.nodes = tuple(states)
         return tuple(seen)
+
+    async def fresh_reports(self, timeout_s: float) -> dict[NodeId, NodeReport]:
+        """Ask the compute nodes what they have counted by now, all at once.
+
+        A node that does not answer in time is left out: its last heartbeat has to do.
+        """
+        clients = dict(self._fixed_by_id)
+        for state in self.nodes:
+            info = state.info
+            if state.state == "alive" and info.node_id in self._infos:
+                with suppress(TransportError):
+                    clients[info.node_id] = self.client(info.node_id, info.incarnation)
+        asked = (self._fresh_report(client, timeout_s) for client in clients.values())
+        reports = await asyncio.gather(*asked)
+        named = zip(clients, reports, strict=True)
+        return {node_id: report for node_id, report in named if report is not None}
+
+    @staticmethod
+    async def _fresh_report(client: ComputeClient, timeout_s: float) -> NodeReport | None:
+        with suppress(TierKVError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                _, report = await client.describe()
+                return report
+        return None
 
     def client(self, node_id: NodeId, incarnation: Incarnation) -> ComputeClient:
         """Return the connection to one life of a node.

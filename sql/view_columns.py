@@ -1,7 +1,8 @@
 """The columns of the admin views, by view: what sql/views.py makes them of.
 
 The rows are gathered in the front (dbfront/admin_views.py, dbfront/statistic_views.py). Counters
-are cumulative; ``*_time`` is milliseconds, sizes are bytes, ratios are 0.0 to 1.0.
+are cumulative; ``*_time`` is milliseconds, sizes are bytes, ratios are 0.0 to 1.0. Every view ends
+with ``as_of``: the time that the row's numbers are from.
 """
 
 from __future__ import annotations
@@ -59,6 +60,13 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "tokens_saved": "BIGINT",
         "tiers": "VARCHAR[]",
         "sample_text": "VARCHAR",
+    },
+    "cache_errors": {
+        "node_id": "VARCHAR",
+        "role": "VARCHAR",
+        "kind": "VARCHAR",
+        "errors": "BIGINT",
+        "stats_reset": "TIMESTAMP",
     },
     "directory": {"name": "VARCHAR", "value": "BIGINT"},
     "stat_activity": {
@@ -294,3 +302,5 @@ VIEW_COLUMNS["stat_kvcache_node"] = {
     "cache_errors": "BIGINT",
     **VIEW_COLUMNS["stat_kvcache"],
 }
+for _columns in VIEW_COLUMNS.values():
+    _columns["as_of"] = "TIMESTAMP"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from compute import client as compute_client
 from compute.client import ComputeClient
@@ -21,7 +21,8 @@ from dbfront.http.metrics import Metrics
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
 from kvcore.errors import DirectoryUnavailableError, NoNodeError
-from kvcore.node import ModelInfo, NodeInfo
+from kvcore.ids import NodeId
+from kvcore.node import ModelInfo, NodeInfo, NodeReport
 from metaserver.client import BlockListing, MetaClient, Namespace, NodeState
 from scheduler.cluster_view import ClusterView, NodeMemory
 from scheduler.config import SchedulerConfig
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from dbfront.pgwire.server import PgWireServer
     from dbfront.postgres.server import RelayServer
 
+_REPORT_WITHIN_S: Final = 1.0
+"""A view waits so long for a compute node's counters, then shows those of its last heartbeat."""
+
 
 @contextmanager
 def _no_directory_is_no_view() -> Iterator[None]:
@@ -52,19 +56,40 @@ def _no_directory_is_no_view() -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MetaSource:
-    """What the admin views show, asked of the meta server."""
+    """What the admin views show, asked of the meta server and of compute nodes.
+
+    Attributes:
+        own_id: the name this front is listed by; None while it is not listed.
+    """
 
     meta: MetaClient
     generation: Generation
     dispatcher: Dispatcher
     config: LoadedConfig
+    own_id: NodeId | None = None
 
     async def nodes(self) -> tuple[NodeState, ...]:
-        """Every node the meta server knows."""
+        """Every node the meta server knows; compute nodes and this front with what they say now.
+
+        The counters of a statement that has just ended are not in any heartbeat yet.
+        """
         with _no_directory_is_no_view():
-            return await self.meta.list_nodes()
+            nodes = await self.meta.list_nodes()
+        reports = await self.dispatcher.view.fresh_reports(_REPORT_WITHIN_S)
+        if self.own_id is not None:
+            reports[self.own_id] = self.own_report()
+        return tuple(
+            replace(node, report=reports[node.info.node_id], heartbeat_age_s=0.0)
+            if node.info.node_id in reports
+            else node
+            for node in nodes
+        )
+
+    def own_report(self) -> NodeReport:
+        """What this front says of itself with each heartbeat."""
+        return NodeReport(cache_errors=self.dispatcher.snapshot().cache_errors)
 
     async def blocks(self, limit: int) -> BlockListing:
         """Copies of blocks, at most ``limit``."""
@@ -109,6 +134,7 @@ class FrontPart:
         generation: from text to text.
         sql: opens SQL sessions.
         metrics: what /metrics shows.
+        source: what the admin views show.
         statements: what is counted of statements; closed with ``sql``.
     """
 
@@ -147,6 +173,7 @@ class FrontPart:
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.observe(self.statements.record_call)
+        self.source = MetaSource(meta, self.generation, self.dispatcher, config)
         self.sql = DuckDbSqlServer(
             DuckDbConfig(
                 path="" if settings.postgres else settings.database,
@@ -154,7 +181,7 @@ class FrontPart:
                 trace_dir=settings.trace_dir,
             ),
             self.generation,
-            cluster=MetaSource(meta, self.generation, self.dispatcher, config),
+            cluster=self.source,
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
             statements=self.statements,
         )

@@ -171,11 +171,12 @@ def device_names(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-async def announce(meta: MetaClient, info: NodeInfo, *, note: str = "") -> NodeAgent:
+async def announce(
+    meta: MetaClient, info: NodeInfo, report: Callable[[], NodeReport] = NodeReport
+) -> NodeAgent:
     """Make a process that holds no blocks known, so that a DBA sees it; stop the agent to leave."""
-    report = NodeReport(notes=(note[: limits.MAX_REASON_CHARS],) if note else ())
     reporter = MetaReporter(info.node_id, info.incarnation)
-    agent = NodeAgent(meta, info, reporter, lambda: report)
+    agent = NodeAgent(meta, info, reporter, report)
     await agent.start()
     return agent
 

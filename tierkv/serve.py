@@ -19,10 +19,11 @@ import structlog
 
 from dmp.config import DmpConfig
 from dmp.tls import TlsFiles
+from kvcore import limits
 from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
 from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
+from kvcore.node import NodeInfo, NodeReport, NodeRole
 from metaserver import client as meta_client
 from metaserver.client import MetaClient
 from metaserver.config import MetaConfig
@@ -87,7 +88,9 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     stack.push_async_callback(server.stop)
     assert server.local is not None, "a started meta server has its local side"
     info = _info(config, name, NodeRole.META, address)
-    agent = await announce(server.local, info, note=server.local.trouble)
+    trouble = server.local.trouble[: limits.MAX_REASON_CHARS]
+    report = NodeReport(notes=(trouble,) if trouble else ())
+    agent = await announce(server.local, info, lambda: report)
     stack.push_async_callback(agent.stop)
     return {"address": address}
 
@@ -203,7 +206,8 @@ async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack
     stack.push_async_callback(part.stop)
     told = await part.open_doors()
     info = _info(config, name, NodeRole.FRONT, told["pg"])
-    stack.push_async_callback((await announce(meta, info)).stop)
+    part.source.own_id = name
+    stack.push_async_callback((await announce(meta, info, part.source.own_report)).stop)
     return told
 
 

@@ -62,7 +62,7 @@ def test_view_and_its_columns(view: str) -> None:
     row = rows(VIEWS)[view]
     if "those of `stat_kvcache`" in row:
         row += rows(VIEWS)["stat_kvcache"]
-    told = set(re.findall(r"`([a-z0-9_]+)`", row))
+    told = set(re.findall(r"`([a-z0-9_]+)`", row)) | {"as_of"}
     # "`mean`, `p50` of `_ratio`" tells of mean_ratio and p50_ratio.
     ends = [part for part in told if part.startswith("_")]
     told |= {f"{part}{end}" for part in told for end in ends}

@@ -39,7 +39,10 @@ def connect(cluster: Cluster, user: str = "tierkv") -> psycopg.Connection[dict[s
 
 def read(cluster: Cluster, sql: str) -> list[dict[str, Any]]:
     with connect(cluster) as connection:
-        return connection.execute(sql).fetchall()
+        rows = connection.execute(sql).fetchall()
+    for row in rows:
+        row.pop("as_of", None)
+    return rows
 
 
 def stored(cluster: Cluster, sql: str) -> list[tuple[Any, ...]]:
@@ -110,6 +113,33 @@ def test_both_protocols_reset_and_count_parameters_apart_from_literals(cluster: 
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="no statistics 'all'"):
             connection.execute("SELECT tierkv.stat_reset('all')")
         assert len(connection.execute("SELECT * FROM tierkv.stat_functions").fetchall()) == 1
+
+
+def test_a_statement_is_in_the_views_as_soon_as_it_has_ended(cluster: Cluster) -> None:
+    counted = (
+        "SELECT sum(query_tokens) AS asked, sum(hit_tokens) AS hit, min(as_of) AS as_of "
+        "FROM tierkv.stat_kvcache WHERE tier = 'L1'"
+    )
+    spent = "SELECT sum(prompt_tokens) AS prompt FROM tierkv.usage_history"
+    with connect(cluster) as connection:
+        for _ in range(5):
+            before = connection.execute(counted).fetchone()
+            used = connection.execute(spent).fetchone()
+            connection.execute(f"{ASK} AS a FROM range(3) r(i), range(1) s(j)")  # type: ignore[arg-type]  # no literal
+            after = connection.execute(counted).fetchone()
+            now_used = connection.execute(spent).fetchone()
+            assert before is not None and after is not None and used is not None
+            assert now_used is not None
+            asked = after["asked"] - (before["asked"] or 0)
+            assert asked == now_used["prompt"] - (used["prompt"] or 0) > 0
+            assert before["as_of"] < after["as_of"]
+        by_kind = "SELECT kind, sum(errors) AS errors FROM tierkv.cache_errors GROUP BY 1"
+        kinds = connection.execute(by_kind).fetchall()
+        totals = "SELECT DISTINCT node_id, cache_errors FROM tierkv.stat_kvcache_node"
+        by_node = connection.execute(totals).fetchall()
+        assert sum(row["errors"] for row in kinds) <= sum(
+            row["cache_errors"] or 0 for row in by_node
+        )
 
 
 def test_every_view_reads_over_the_wire_and_shows_no_prompt(cluster: Cluster) -> None:

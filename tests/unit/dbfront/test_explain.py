@@ -474,6 +474,29 @@ async def test_the_order_of_filters_is_told(session: DuckDbSession, execution: s
     )
 
 
+@pytest.mark.parametrize("execution", ["replay", "stream"])
+async def test_calls_are_never_fewer_than_distinct_calls(
+    session: DuckDbSession, execution: str
+) -> None:
+    # The sample that orders the filters asks about rows which the statement itself never meets.
+    await session.execute(f"SET tierkv.execution = {execution}")
+    await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(600) r(i)")
+    first, second = "ai_generate('a' || p) > 'n'", "ai_generate(p) = 'maybe'"
+    for query in (
+        f"SELECT id FROM big WHERE {first} AND {second}",
+        f"SELECT id FROM big WHERE {first} AND {second} LIMIT 3",
+        f"SELECT id, ai_generate('c' || p) FROM big WHERE {second} AND {first} ORDER BY id LIMIT 1",
+    ):
+        totals = (await document(session, "ANALYZE", query))["Totals"]
+        assert totals["Rows"] >= totals["Distinct Calls"] > 0
+    told = await session.execute(
+        "SELECT sum(ai_calls), sum(ai_calls_deduped) FROM tierkv.stat_statements "
+        "WHERE query LIKE 'EXPLAIN%'"
+    )
+    ((calls, deduped),) = told.rows
+    assert deduped == 0 < calls
+
+
 async def test_many_prompts_are_sampled(
     session: DuckDbSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from dbfront.contracts import ClientInfo
 from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.kvcache_views import baseline_of, block_row, node_rows, prefix_rows, tier_rows
+from dbfront.kvcache_views import (
+    baseline_of,
+    block_row,
+    error_rows,
+    node_rows,
+    prefix_rows,
+    tier_rows,
+)
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.clock import ManualClock
 from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -38,7 +45,7 @@ def picked(rows: Iterable[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]
 def test_tiers_are_added_up_over_nodes() -> None:
     other = replace(L2, medium="hugetlb", query_tokens=300, hit_tokens=60, read_time_s=0.25)
     l1 = TierStats(Tier.L1, "cpu", "tiny")
-    rows = tier_rows([state(1, L2, l1), state(2, other), state(3)], {})
+    rows = tier_rows([state(1, L2, l1), state(2, other), state(3)], {}, 10.0)
     names = ("tier", "medium", "model_name", "query_tokens", "hit_tokens", "hit_ratio", "read_time")
     assert picked(rows, *names) == [
         ("L1", "cpu", "tiny", 0, 0, 0.0, 0.0),
@@ -46,6 +53,21 @@ def test_tiers_are_added_up_over_nodes() -> None:
     ]
     assert "cache_errors" not in rows[0]
     assert "node_id" not in rows[0]
+    old = replace(state(4, L2), heartbeat_age_s=7.0)
+    (row,) = tier_rows([state(1, L2), old], {}, 10.0)
+    assert row["as_of"] == "1970-01-01 00:00:03"
+
+
+def test_cache_errors_are_told_by_kind_and_node() -> None:
+    before = [state(1), state(2)]
+    more = replace(state(1).report, cache_errors=(("checksum_mismatch", 1), ("miss", 5)))
+    now = [replace(state(1), report=more), state(2, life=2)]
+    rows = error_rows(now, baseline_of(before), 10.0)
+    assert picked(rows, "node_id", "kind", "errors", "as_of") == [
+        ("n1", "checksum_mismatch", 1, "1970-01-01 00:00:09.500000"),
+        ("n1", "miss", 3, "1970-01-01 00:00:09.500000"),
+        ("n2", "miss", 2, "1970-01-01 00:00:09.500000"),
+    ]
 
 
 def test_what_was_counted_before_a_reset_is_taken_off() -> None:
@@ -65,7 +87,7 @@ def test_what_was_counted_before_a_reset_is_taken_off() -> None:
         (2, "1970-01-01 00:00:09.500000"),
         (2, "1970-01-01 00:00:09.500000"),
     ]
-    assert picked(tier_rows(before, baseline), "query_tokens", "hit_ratio") == [(0, 0.0)]
+    assert picked(tier_rows(before, baseline, 10.0), "query_tokens", "hit_ratio") == [(0, 0.0)]
     assert isinstance(rows[0]["query_tokens"], int)
 
 
@@ -174,7 +196,7 @@ class Chains(ThreeNodes):
 async def test_prefixes_are_a_view(generator: InstantGenerator) -> None:
     server = DuckDbSqlServer(DuckDbConfig(threads=1), generator, cluster=Chains())
     session = await server.open_session(ClientInfo())
-    assert await rows_of(session, "SELECT * FROM tierkv.kvcache_prefixes") == [
+    assert await rows_of(session, "SELECT * EXCLUDE (as_of) FROM tierkv.kvcache_prefixes") == [
         (name(2).hex(), "tiny", "ann", 32, 0, 2, 32, ["L2", "L4"], None)
     ]
     await server.close()

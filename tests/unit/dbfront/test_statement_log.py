@@ -71,7 +71,7 @@ class Front:
         result = await asking.execute(f"SELECT * FROM tierkv.{view}")
         names = [column.name for column in result.columns]
         assert names == list(VIEW_COLUMNS[view])
-        return [dict(zip(names, row, strict=True)) for row in result.rows]
+        return [dict(zip(names[:-1], row[:-1], strict=True)) for row in result.rows]
 
 
 @pytest.fixture
