@@ -15,7 +15,7 @@ BENCHES ?= bench
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup environments demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sim bench quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -97,6 +97,10 @@ proto: setup ## Generate code from kvwire/v1/*.proto
 
 fuzz: setup ## Throw random frames at the data plane for a minute
 	$(BIN)/python tests/fuzz/fuzz_frame.py 60
+
+sql-fuzz: setup ## Compare random SQL through every door for long: make sql-fuzz MINUTES=60 SEED=1000
+	deploy/install-test-packages.sh
+	$(BIN)/python -m tests.differential.run --seed $(or $(SEED),1000) --minutes $(or $(MINUTES),60)
 
 sim: setup ## Tell the story of one seed of the simulated cluster: make sim SEED=7
 	$(BIN)/python -m tests.sim.run $(SEED)
