@@ -82,6 +82,8 @@ def missing_aliases(
                 ):
                     continue
                 if dialect is Dialect.DUCKDB:
+                    if any(t.upper == "COLUMNS" for t in tokens[first:last]):
+                        continue  # Several columns, which the engine names after their sources.
                     aliases[last] = _quoted(_name(text, tokens, first, last, call))
                     continue
                 naming = _naming(tokens, starts, ends, first, last)

@@ -260,6 +260,8 @@ class Grammar:
 
     def _estimate(self) -> Step:
         step = self._rng.choice((self._write, self._writing_with, self._query))()
+        while "ai_" not in step.sql:
+            step = self._writing_with()
         return Step(f"EXPLAIN (AI_ESTIMATE) {step.sql}", estimates=True)
 
     # Expressions.

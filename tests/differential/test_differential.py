@@ -11,7 +11,7 @@ from tests.differential.run import Doors, all_doors
 
 pytestmark = pytest.mark.integration
 
-SEEDS = 160
+SEEDS = 120
 AT_ONCE = 40
 
 
