@@ -16,6 +16,7 @@ from kvcore.ids import RequestId
 from kvcore.node import NodeInfo, NodeReport
 from kvcore.request import GenerateEvent, GenerateRequest
 from kvwire.channels import open_channel
+from kvwire.checksums import checked, intact
 from kvwire.convert_compute import (
     describe_reply_from_proto,
     generate_event_from_proto,
@@ -34,7 +35,7 @@ class GrpcComputeClient:
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self._channel = open_channel(address, token=token)
-        self._stub = compute_pb2_grpc.ComputeStub(self._channel)
+        self._stub = compute_pb2_grpc.ComputeStub(checked(self._channel))
         self._closed = False
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
@@ -45,7 +46,7 @@ class GrpcComputeClient:
         finished = False
         try:
             async for message in call:
-                event = generate_event_from_proto(message)
+                event = generate_event_from_proto(intact(message))
                 finished = event.finish_reason is not None
                 yield event
         except grpc.aio.AioRpcError as error:
@@ -67,7 +68,7 @@ class GrpcComputeClient:
             )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, default=TransportError) from error
-        return reply.found
+        return intact(reply).found
 
     async def describe(self) -> tuple[NodeInfo, NodeReport]:
         """Return registration and current report."""
@@ -75,7 +76,7 @@ class GrpcComputeClient:
             reply = await self._stub.Describe(pb.DescribeRequest(), timeout=_CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, default=TransportError) from error
-        return describe_reply_from_proto(reply)
+        return describe_reply_from_proto(intact(reply))
 
     async def drop_cache(self) -> int:
         """Forget unused L1 pages; returns how many blocks were dropped."""
@@ -83,7 +84,7 @@ class GrpcComputeClient:
             reply = await self._stub.DropCache(pb.DropCacheRequest(), timeout=_CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, default=TransportError) from error
-        return reply.dropped_blocks
+        return intact(reply).dropped_blocks
 
     async def prefetch(self, request: GenerateRequest) -> int:
         """Bring known blocks of a prompt into L1; returns how many of its tokens are there."""
@@ -93,7 +94,7 @@ class GrpcComputeClient:
             )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, default=TransportError) from error
-        return reply.loaded_tokens
+        return intact(reply).loaded_tokens
 
     async def close(self) -> None:
         """Close the channel; streams still open end with TransportError."""

@@ -19,6 +19,7 @@ import grpc.aio
 
 from kvcore import limits
 from kvcore.errors import AuthenticationError, ConfigError
+from kvwire.checksums import checked_handler
 from kvwire.status import abort_with
 
 _AUTHORIZATION: Final = "authorization"
@@ -97,7 +98,8 @@ def bind_server(address: str, *, token: str | None = None, setting: str = "addre
             f"{setting} = {address!r} can be reached from other machines, but no token is set",
             hint="set cluster.token, the same on all nodes, or listen on 127.0.0.1",
         )
-    interceptors = () if token is None else (_CheckToken(token),)
+    tokens = () if token is None else (_CheckToken(token),)
+    interceptors = (*tokens, _CheckMessages())
     server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     try:
         bound = server.add_insecure_port(address)
@@ -176,6 +178,26 @@ class _CheckToken(grpc.aio.ServerInterceptor):
                 hint="set the same cluster.token on all nodes",
             ),
         )
+
+
+class _CheckMessages(grpc.aio.ServerInterceptor):
+    """Checks the messages of our own services."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = await continuation(handler_call_details)
+            if handler is None or method.startswith(_HEALTH_PREFIX):
+                return handler
+            self._handlers[method] = checked_handler(handler)
+        return self._handlers[method]
 
 
 class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):

@@ -28,6 +28,7 @@ from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport
 from kvwire import convert
 from kvwire.channels import open_channel
+from kvwire.checksums import checked, intact
 from kvwire.convert_event import event_records_to_proto
 from kvwire.event_records import pack_events
 from kvwire.status import error_from_rpc
@@ -136,7 +137,7 @@ class GrpcMeta:
                     message = await stream.read()
                     if message is grpc.aio.EOF:
                         return
-                    order = wire.hold_order_from_proto(message)
+                    order = wire.hold_order_from_proto(intact(message, lost=DirectoryUnavailableError))
                 yield order
         finally:
             stream.cancel()
@@ -191,7 +192,7 @@ class GrpcMeta:
     ) -> _Value:
         with self._translating(method):
             reply = await self._method(method)(request, timeout=self._timeout_s)
-            return convert_reply(reply)
+            return convert_reply(intact(reply, lost=DirectoryUnavailableError))
         raise AssertionError("the block above returns or raises")
 
     @contextmanager
@@ -219,7 +220,7 @@ class GrpcMeta:
             raise self._closed_error()
         if self._channel is None:
             self._channel = open_channel(self._address, token=self._token)
-            self._stub = rpc.MetaStub(self._channel)
+            self._stub = rpc.MetaStub(checked(self._channel))
         method: Callable[..., Any] = getattr(self._stub, name)
         return method
 

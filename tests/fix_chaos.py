@@ -58,7 +58,7 @@ class ChaosProxy:
         hold: accept connections and be silent: the server never hears of them.
         accepted: connections taken so far.
         chunks: chunks forwarded so far, both directions.
-        dropped: chunks swallowed so far.
+        dropped: bytes swallowed so far.
         flipped: bits flipped so far.
         resets: connections reset so far.
     """
@@ -180,7 +180,7 @@ class ChaosProxy:
                 await asyncio.sleep(self._wait_s(fault, len(chunk)))
                 fault = self.to_server if up else self.to_client
             if fault.drop:
-                self.dropped += 1
+                self.dropped += len(chunk)
                 continue
             sink.write(self._flipped(chunk, fault))
             self.chunks += 1

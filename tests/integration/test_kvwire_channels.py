@@ -19,9 +19,10 @@ from kvcore.errors import (
     TransportError,
 )
 from kvwire import channels
+from kvwire.checksums import checked, intact
 from kvwire.status import answering, error_from_rpc
 from kvwire.v1 import compute_pb2, compute_pb2_grpc
-from tests.fix_chaos import HOLE, ChaosProxy
+from tests.fix_chaos import HOLE, NONE, ChaosProxy, Fault
 
 pytestmark = pytest.mark.integration
 
@@ -57,6 +58,13 @@ class EchoCompute(compute_pb2_grpc.ComputeServicer):
             if self.error is not None:
                 raise self.error
             return compute_pb2.CancelReply(found=True)
+
+
+class LoudCompute(EchoCompute):
+    """Answers with all tokens in one event."""
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield compute_pb2.GenerateEvent(token_ids=request.token_ids)
 
 
 @asynccontextmanager
@@ -139,6 +147,45 @@ async def test_a_silent_peer_is_noticed_at_both_ends() -> None:
                     compute_pb2.CancelRequest(), timeout=10, wait_for_ready=True
                 )
                 assert reply.found
+
+
+FLIPS = Fault(flip_share=1.0, flip_from=1_000)
+TOKENS = list(range(100_000, 102_000))
+GENERATE = compute_pb2.GenerateRequest(token_ids=TOKENS)
+
+
+async def test_flipped_bits_are_a_lost_peer_at_both_ends() -> None:
+    request = compute_pb2.CancelRequest(request_id="r" * 4_000)
+    async with running(LoudCompute()) as address:
+        with ChaosProxy(address, seed=3) as proxy:
+            async with channels.open_channel(proxy.address) as channel:
+                stub = compute_pb2_grpc.ComputeStub(checked(channel))
+                assert intact(await stub.Cancel(request, timeout=10)).found
+                proxy.to_server = FLIPS
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Cancel(request, timeout=10)
+                assert type(error_from_rpc(caught.value, default=OverloadedError)) is TransportError
+                proxy.to_server, proxy.to_client = NONE, FLIPS
+                damaged = [event async for event in stub.Generate(GENERATE, timeout=10)]
+                assert damaged == [None]
+                proxy.heal()
+                whole = [intact(event) async for event in stub.Generate(GENERATE, timeout=10)]
+                assert list(whole[0].token_ids) == TOKENS
+                assert proxy.flipped == 2
+
+
+async def test_a_server_without_checksums_is_understood() -> None:
+    server = grpc.aio.server()
+    compute_pb2_grpc.add_ComputeServicer_to_server(LoudCompute(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with channels.open_channel(f"127.0.0.1:{port}") as channel:
+            stub = compute_pb2_grpc.ComputeStub(checked(channel))
+            events = [intact(event) async for event in stub.Generate(GENERATE, timeout=10)]
+            assert list(events[0].token_ids) == TOKENS
+    finally:
+        await server.stop(grace=0)
 
 
 @pytest.mark.parametrize(
