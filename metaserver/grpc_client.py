@@ -137,7 +137,8 @@ class GrpcMeta:
                     message = await stream.read()
                     if message is grpc.aio.EOF:
                         return
-                    order = wire.hold_order_from_proto(intact(message, lost=DirectoryUnavailableError))
+                    whole = intact(message, lost=DirectoryUnavailableError)
+                    order = wire.hold_order_from_proto(whole)
                 yield order
         finally:
             stream.cancel()
