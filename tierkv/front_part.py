@@ -30,6 +30,7 @@ from scheduler.dispatcher import Dispatcher, WaitingRequest
 from scheduler.routing_view import RoutingView
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.front_checks import front_checks
+from tierkv.parts import device_names
 from tierkv.settings import FrontSettings
 from tierkv.statistics_part import statement_log
 
@@ -227,7 +228,14 @@ class FrontPart:
 
         settings = self._config.settings.front
         self._http = HttpServer(
-            HttpConfig(host=settings.bind, port=settings.http_port, api_keys=settings.api_keys),
+            HttpConfig(
+                host=settings.bind,
+                port=settings.http_port,
+                api_keys=settings.api_keys,
+                has_users=bool(settings.users),
+                allowed_hosts=device_names(settings.allowed_hosts.lower()),
+                own_hosts=[self._config.settings.cluster.advertise],
+            ),
             self.generation,
             metrics=self.metrics,
             checks=front_checks(self._meta, self.dispatcher, folder=_folder(settings)),
@@ -276,4 +284,5 @@ def _pg_config(settings: FrontSettings) -> PgWireConfig:
         tls_key_file=settings.tls_key,
         require_tls=settings.require_tls,
         users=settings.users,
+        needs_users=bool(settings.api_keys),
     )

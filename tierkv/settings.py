@@ -123,10 +123,18 @@ class FrontSettings(Section):
         description="seconds that found KV is kept for a lost front; prolonged while calls wait",
     )
     users: dict[str, str] = Field(
-        default_factory=dict, description="SQL users and passwords (SCRAM); empty: trust loopback"
+        default_factory=dict,
+        description="SQL users and passwords (SCRAM); empty: trust loopback without api_keys",
     )
     api_keys: dict[str, str] = Field(
-        default_factory=dict, description="REST keys and the tenant each belongs to; empty: open"
+        default_factory=dict,
+        description="REST keys, or sha256:HASH, and the tenant each belongs to; empty: open on "
+        "loopback, unless users is set",
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="names in Host headers, and hosts of web pages, that REST answers, separated "
+        "by commas; empty: on loopback the machine's own, else any; *: any",
     )
     tls_cert: str = Field(default="", description="PEM certificate for the PostgreSQL port")
     tls_key: str = Field(default="", description="PEM key for the PostgreSQL port")

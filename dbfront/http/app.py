@@ -6,7 +6,6 @@ maps errors to statuses.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 from collections.abc import Mapping
@@ -18,9 +17,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from dbfront.contracts import SqlServer, TextGenerator
+from dbfront.http.access import admit
 from dbfront.http.chat import chat_router
 from dbfront.http.completions import completions_router
-from dbfront.http.config import DEFAULT_TENANT, HttpConfig
+from dbfront.http.config import HttpConfig
 from dbfront.http.health import health_router
 from dbfront.http.metrics import Metrics
 from dbfront.http.models import models_router
@@ -31,9 +31,6 @@ from kvcore.clock import Clock
 from kvcore.errors import AuthenticationError, RetryableError, TierKVError, UserError
 
 log = logging.getLogger("tierkv.http")
-
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
-"""The only endpoints without authentication."""
 
 MAX_RETRY_AFTER_MS = 119_000
 """openai-python ignores hints of two minutes and more."""
@@ -58,8 +55,7 @@ def make_app(
     services = Services(config, generator, metrics, checks, sql, clock, error_body)
 
     async def authenticate(request: Request) -> None:
-        if request.url.path not in PUBLIC_PATHS:
-            request.state.tenant = tenant_for(config, request.headers.get("authorization"))
+        request.state.tenant = admit(config, request.method, request.scope["path"], request.headers)
 
     app = FastAPI(
         title="TierKV",
@@ -76,28 +72,6 @@ def make_app(
     for kind in (TierKVError, FieldError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
     return app, services
-
-
-def tenant_for(config: HttpConfig, authorization: str | None) -> str:
-    """Map a Bearer key to its tenant; without configured keys everybody is one tenant.
-
-    Raises:
-        AuthenticationError: the key is missing or unknown.
-    """
-    if not config.api_keys:
-        return DEFAULT_TENANT
-    scheme, _, given = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not given:
-        raise AuthenticationError(
-            "no API key was sent", hint="send the header Authorization: Bearer KEY"
-        )
-    found = None
-    for key, tenant in config.api_keys.items():
-        if hmac.compare_digest(key.encode(), given.strip().encode()):
-            found = tenant
-    if found is None:
-        raise AuthenticationError("the API key is not known here")
-    return found
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

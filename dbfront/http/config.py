@@ -1,18 +1,27 @@
 """What the HTTP door may be told.
 
 Built by the composition root, checked once by ``HttpServer``. Without keys everybody is one
-tenant, so then only this machine may connect.
+tenant, so then only this machine may connect, and nobody where SQL clients need a password.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvcore.errors import ConfigError
 
 DEFAULT_TENANT = "default"
+
+HASH_PREFIX: Final = "sha256:"
+"""Begins a key that is stored as its SHA-256 in hexadecimal, not in clear."""
+
+ANY_HOST: Final = "*"
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HASHED = re.compile(HASH_PREFIX + "[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +31,12 @@ class HttpConfig:
     Attributes:
         host: address to listen on.
         port: 0 lets the system choose.
-        api_keys: Bearer key to tenant; empty lets everybody in as ``default``.
+        api_keys: Bearer key, or ``sha256:`` and its hash, to tenant; empty lets everybody in as
+            ``default``, unless ``has_users``.
+        has_users: SQL clients need a password, so REST clients need a key.
+        allowed_hosts: names of this front in Host headers, and hosts of web pages that may send
+            requests; empty: on loopback its own names, elsewhere any; ``*``: any.
+        own_hosts: further names of this front, such as the one it announces.
         keep_alive_interval_s: how often a waiting stream gets a comment; proxies cut silent ones.
         first_event_wait_s: an error within this time answers with its own HTTP status, a later
             one inside the stream.
@@ -32,7 +46,10 @@ class HttpConfig:
 
     host: str = "127.0.0.1"
     port: int = 8_000
-    api_keys: Mapping[str, str] = field(default_factory=dict)
+    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    has_users: bool = False
+    allowed_hosts: Collection[str] = ()
+    own_hosts: Collection[str] = ()
     keep_alive_interval_s: float = 10.0
     first_event_wait_s: float = 2.0
     drain_timeout_s: float = 5.0
@@ -53,6 +70,19 @@ class HttpConfig:
             )
         if any(not key or not tenant for key, tenant in self.api_keys.items()):
             raise ConfigError("front.api_keys has an empty key or tenant")
+        if any(key.startswith(HASH_PREFIX) and not _HASHED.fullmatch(key) for key in self.api_keys):
+            raise ConfigError(
+                "front.api_keys has a malformed hash",
+                hint="write sha256: and 64 hexadecimal digits: printf %s KEY | sha256sum",
+            )
+
+    @property
+    def served_hosts(self) -> frozenset[str]:
+        """Names in Host headers that are answered, in lower case; empty means any."""
+        if ANY_HOST in self.allowed_hosts or not (self.allowed_hosts or is_loopback(self.host)):
+            return frozenset()
+        own = {self.host.strip("[]"), *self.own_hosts, *self.allowed_hosts, *_LOOPBACK_NAMES}
+        return frozenset(name.lower() for name in own if name)
 
 
 def is_loopback(host: str) -> bool:

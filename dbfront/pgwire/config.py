@@ -24,6 +24,7 @@ class PgWireConfig:
         tls_key_file: PEM private key.
         require_tls: refuse clients that don't ask for TLS.
         users: user name to password or SCRAM verifier; empty means trust, on loopback only.
+        needs_users: REST clients need a key, so without ``users`` nobody may log in.
         max_connections: more are refused with 53300.
         auth_timeout_s: a client that has not logged in by then is closed
             (PostgreSQL's ``authentication_timeout`` is 60 s).
@@ -36,6 +37,7 @@ class PgWireConfig:
     tls_key_file: str = ""
     require_tls: bool = False
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    needs_users: bool = False
     max_connections: int = 200
     auth_timeout_s: float = 60.0
     shutdown_grace_s: float = 5.0

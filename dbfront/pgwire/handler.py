@@ -163,6 +163,12 @@ class ClientHandler:
         return ClientInfo(user, database, application_name, self._peer(), options)
 
     async def _authenticate(self, user: str) -> None:
+        if self._lobby.authenticator.trust and self._lobby.config.needs_users:
+            raise SqlError(
+                "front.api_keys asks REST clients for a key, and no SQL user is configured",
+                sqlstate="28000",
+                hint="set front.users to let SQL clients in",
+            )
         if not self._lobby.authenticator.trust:
             login = self._lobby.authenticator.login(user)
             self._stream.write(replies.authentication_sasl([MECHANISM]))

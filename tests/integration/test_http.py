@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from dbfront.contracts import TextCall
 from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.http.app import PUBLIC_PATHS
+from dbfront.http.access import PUBLIC_PATHS
 from dbfront.http.config import HttpConfig
 from dbfront.http.metrics import Metrics
 from dbfront.http.server import HttpServer
@@ -28,6 +28,7 @@ from tests.fix_text import Front, running_front, write_model_folder
 
 pytestmark = pytest.mark.integration
 
+SENT = "host: 127.0.0.1\r\ncontent-type: application/json\r\n"
 ASK = [{"role": "user", "content": "Tell me"}]
 FAST = {"keep_alive_interval_s": 0.05, "first_event_wait_s": 0.1, "drain_timeout_s": 1.0}
 
@@ -44,8 +45,9 @@ class Door:
         """One request over a plain socket."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         try:
-            lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close"]
-            lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+            lines = [f"{method} {path} HTTP/1.1", "connection: close"]
+            given = {"host": "127.0.0.1", "content_type": "application/json"} | headers
+            lines += [f"{name.replace('_', '-')}: {value}" for name, value in given.items()]
             lines += [f"content-length: {len(body)}", "", ""]
             writer.write("\r\n".join(lines).encode() + body)
             await writer.drain()
@@ -239,7 +241,7 @@ async def test_keep_alive_comments_while_waiting(door: Door) -> None:
     door.front.node.gate.clear()
     body = json.dumps({"messages": ASK, "stream": True, "max_tokens": 2}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{SENT}content-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     async with asyncio.timeout(10):
         await reader.readuntil(b": keep-alive\n\n")
@@ -258,7 +260,7 @@ async def test_a_client_that_hangs_up_cancels_its_request(
     node.gate.clear()
     body = json.dumps({"messages": ASK, "prompt": "x", "stream": stream}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{SENT}content-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await until(lambda: bool(node.running))
     writer.close()
@@ -304,7 +306,7 @@ async def test_bodies_have_a_limit(door: Door, monkeypatch: pytest.MonkeyPatch) 
     assert reply.headers["connection"] == "close"
     chunked = b"65\r\n" + b" " * 0x65 + b"\r\n0\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\n{SENT}transfer-encoding: chunked\r\n\r\n".encode()
     writer.write(head + chunked)
     assert b" 413 " in await reader.readline()
     writer.close()
@@ -375,6 +377,31 @@ async def test_keys_are_tenants_and_every_other_path_needs_one(tmp_path: Path) -
                 assert (status == 401) == (path not in PUBLIC_PATHS), path
 
 
+async def test_users_without_keys_close_rest(tmp_path: Path) -> None:
+    async with open_door(write_model_folder(tmp_path), has_users=True) as door:
+        refused = await door.raw("POST", "/v1/completions", b'{"prompt": "a"}')
+        assert refused.status == 401
+        assert "set front.api_keys" in refused.json()["error"]["message"]
+        assert (await door.raw("GET", "/livez", host="pod-7")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (415, {"content_type": "text/plain"}),
+        (421, {"host": "evil.example"}),
+        (403, {"origin": "https://evil.example"}),
+    ],
+)
+async def test_a_web_page_cannot_use_an_open_door(
+    door: Door, status: int, headers: dict[str, str]
+) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    refused = await door.raw("POST", "/v1/completions", body, **headers)
+    assert (refused.status, door.front.node.seen) == (status, [])
+    assert refused.json()["error"]["type"]
+
+
 async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
     async with running_front(write_model_folder(tmp_path)) as front:
         sql = DuckDbSqlServer(DuckDbConfig(), front.generation)
@@ -402,7 +429,7 @@ async def test_stopping_the_server_cancels_what_does_not_end(door: Door) -> None
     door.front.node.gate.clear()
     body = json.dumps({"messages": ASK, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{SENT}content-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await reader.readuntil(b": keep-alive\n\n")
     await door.server.stop()

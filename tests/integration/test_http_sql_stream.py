@@ -38,7 +38,12 @@ class Exchange:
 
     async def send(self, body: dict[str, Any], accept: str) -> None:
         sent = json.dumps(body).encode()
-        lines = ["POST /v1/sql HTTP/1.1", "host: x", f"accept: {accept}"]
+        lines = [
+            "POST /v1/sql HTTP/1.1",
+            "host: 127.0.0.1",
+            "content-type: application/json",
+            f"accept: {accept}",
+        ]
         lines += ["connection: close", f"content-length: {len(sent)}", "", ""]
         self._writer.write("\r\n".join(lines).encode() + sent)
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()

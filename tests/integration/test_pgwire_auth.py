@@ -49,6 +49,14 @@ def test_scram_right_wrong_and_unknown() -> None:
             psycopg.connect(server.dsn)
 
 
+def test_keys_without_users_close_sql() -> None:
+    with (
+        running_pgwire(plain_sql, needs_users=True) as server,
+        pytest.raises(psycopg.OperationalError, match=r"set front\.users"),
+    ):
+        psycopg.connect(server.dsn)
+
+
 def test_tls_with_verification_and_scram(certificate: tuple[str, str]) -> None:
     cert, key = certificate
     users = {"alice": "pw"}

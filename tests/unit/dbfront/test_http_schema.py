@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 
 from dbfront.contracts import Message
+from dbfront.http.access import admit
 from dbfront.http.config import HttpConfig, is_loopback
 from dbfront.http.schema import (
     ChatBody,
@@ -18,7 +23,7 @@ from dbfront.http.schema import (
     usage_json,
 )
 from kvcore import limits
-from kvcore.errors import ConfigError
+from kvcore.errors import AuthenticationError, ConfigError
 from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector, HitTokens, Usage
 from kvcore.reuse_hint import ReuseHint
@@ -235,3 +240,59 @@ def test_public_addresses_need_keys(host: str, inside: bool) -> None:
     if not inside:
         with pytest.raises(ConfigError, match="without API keys"):
             HttpConfig(host=host).check()
+
+
+GOOD = {
+    "host": "127.0.0.1:8000",
+    "content-type": "application/json",
+    "authorization": "Bearer secret",
+}
+HASHED = "sha256:" + hashlib.sha256(b"secret").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("config", "headers", "says"),
+    [
+        ({"has_users": True}, {}, "set front.api_keys"),
+        ({}, {"host": "evil.example:8000"}, "421: .*front.allowed_hosts"),
+        ({}, {"host": ""}, "421"),
+        ({"allowed_hosts": ("db.example",), "host": "0.0.0.0"}, {"host": "evil.example"}, "421"),
+        ({}, {"origin": "https://evil.example"}, "403: .*front.allowed_hosts"),
+        ({}, {"origin": "null"}, "403"),
+        ({"allowed_hosts": ("*",)}, {"origin": "http://evil.example"}, "403"),
+        ({}, {"origin": "http://127.0.0.1:3000"}, "403"),
+        ({}, {"content-type": "text/plain"}, "415: .*-H 'Content-Type: application/json'"),
+        ({}, {"content-type": "application/x-www-form-urlencoded"}, "415"),
+        ({}, {"content-type": ""}, "415"),
+        ({"api_keys": {HASHED: "t"}}, {"authorization": f"Bearer {HASHED}"}, "not known"),
+    ],
+)
+def test_strangers_are_refused(config: dict[str, Any], headers: dict[str, str], says: str) -> None:
+    with pytest.raises((AuthenticationError, HTTPException)) as caught:
+        admit(HttpConfig(**config), "POST", "/v1/sql", Headers(GOOD | headers))
+    hint = getattr(caught.value, "hint", "")
+    assert re.search(says, f"{caught.value} {hint}")
+
+
+@pytest.mark.parametrize(
+    ("config", "headers"),
+    [
+        ({}, {}),
+        ({}, {"host": "LOCALHOST:8000"}),
+        ({}, {"host": "[::1]:8000", "origin": "http://[::1]:8000"}),
+        ({}, {"content-type": "application/json; charset=utf-8"}),
+        ({"host": "0.0.0.0", "api_keys": {"secret": "default"}}, {"host": "any.example"}),
+        ({"allowed_hosts": ("db.example",)}, {"origin": "https://db.example"}),
+        ({"allowed_hosts": ("*",)}, {"host": "any.example", "origin": "http://any.example"}),
+        ({"own_hosts": ("node-7",)}, {"host": "node-7:80"}),
+        ({"api_keys": {HASHED: "default"}, "has_users": True}, {}),
+    ],
+)
+def test_own_clients_are_admitted(config: dict[str, Any], headers: dict[str, str]) -> None:
+    assert admit(HttpConfig(**config), "POST", "/v1/sql", Headers(GOOD | headers)) == "default"
+    HttpConfig(**config).check()
+
+
+def test_a_malformed_hash_of_a_key_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="malformed hash"):
+        HttpConfig(api_keys={"sha256:abc": "t"}).check()
