@@ -39,7 +39,7 @@ from sql.field_reorder import FieldReorder
 from sql.lexer import tokenize
 from sql.plan import StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql, joined
-from sql.statement import classify
+from sql.statement import StatementKind, classify
 from sql.stream_plan import StreamPlan
 
 _SAMPLED_ROWS = 64
@@ -175,6 +175,7 @@ class _Replay:
         top = await self._top()
         if top is not None:
             return top
+        await self._check_file()
         async with self.context.transaction.for_statement():
             if self.plan.collect_sql is not None:
                 await self._collect(self.plan.collect_sql)
@@ -188,6 +189,21 @@ class _Replay:
                 transaction.made(rounds.change, sql, self.params, result, book)
         statement.report("done")
         return client_result(self.plan, result, statement.notices())
+
+    async def _check_file(self) -> None:
+        """Refuse a COPY to a file that may not be written before any model is asked.
+
+        Raises:
+            SqlError: 42501.
+        """
+        if self.plan.kind is not StatementKind.COPY or self.context.transaction.status != "I":
+            return
+        explained = joined(("EXPLAIN ", self.plan.engine_sql))
+        try:
+            await self.context.connection.run(explained, self.params, self.statement.book)
+        except SqlError as error:
+            if error.sqlstate == "42501":
+                raise
 
     async def _streamed(self) -> StatementResult | None:
         """Run the statement as a stream; None when it is to be replayed."""

@@ -359,6 +359,16 @@ async def test_split(session: DuckDbSession) -> None:
     ]
 
 
+@pytest.mark.parametrize("target", ["STDOUT", "'answers.csv'"])
+async def test_a_copy_that_is_refused_asks_nothing(
+    session: DuckDbSession, generator: InstantGenerator, target: str
+) -> None:
+    with pytest.raises(SqlError) as raised:
+        await session.execute(f"COPY (SELECT ai_generate(body) FROM docs) TO {target}")
+    assert raised.value.sqlstate == "42501"
+    assert generator.prompts == []
+
+
 async def test_copy_in(session: DuckDbSession) -> None:
     lines = [[str(i), None, f"text {i}"] for i in range(1000, 6000)]
     assert await session.copy_in('"docs"', ["id", "topic", "body"], lines) == 5000
