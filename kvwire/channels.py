@@ -52,6 +52,10 @@ _CHANNEL_OPTIONS: Final = (
 _SERVER_OPTIONS: Final = (
     *_MESSAGE_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Strangers that connect and say nothing, and peers that left, don't keep descriptors.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_allowed_incoming_connections", 4_096),
     # Without this two processes could share a port and "port in use" would never show.
     ("grpc.so_reuseport", 0),
 )

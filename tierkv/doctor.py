@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -20,6 +19,7 @@ import typer
 
 from kvcore.errors import ModelFolderError
 from tierkv.config import LoadedConfig
+from tierkv.descriptors import raise_descriptor_limit
 from tierkv.doctor_paths import (
     check_disk,
     check_left,
@@ -103,10 +103,10 @@ def check_psql(settings: Settings) -> Finding:
 
 def check_files(settings: Settings) -> Finding:
     """Enough file descriptors for many connections."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= 1024:
-        return Finding("open files", OK, str(soft))
-    return Finding("open files", OPTIONAL, str(soft), "ulimit -n 65536")
+    limit = raise_descriptor_limit()  # as every role does at start
+    if limit >= 4096:
+        return Finding("open files", OK, str(limit))
+    return Finding("open files", OPTIONAL, str(limit), "ulimit -Hn 65536; systemd: LimitNOFILE")
 
 
 def check_run_dir(settings: Settings) -> Finding:

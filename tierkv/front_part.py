@@ -232,6 +232,7 @@ class FrontPart:
                 host=settings.bind,
                 port=settings.http_port,
                 api_keys=settings.api_keys,
+                max_connections=settings.max_http_connections,
                 has_users=bool(settings.users),
                 allowed_hosts=device_names(settings.allowed_hosts.lower()),
                 own_hosts=[self._config.settings.cluster.advertise],
@@ -285,4 +286,5 @@ def _pg_config(settings: FrontSettings) -> PgWireConfig:
         require_tls=settings.require_tls,
         users=settings.users,
         needs_users=bool(settings.api_keys),
+        max_connections=settings.max_connections,
     )

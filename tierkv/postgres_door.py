@@ -52,6 +52,7 @@ async def relay_door(
             tls_cert_file=settings.tls_cert,
             tls_key_file=settings.tls_key,
             require_tls=settings.require_tls,
+            max_connections=settings.max_connections,
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
         ),
         attendant,

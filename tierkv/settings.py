@@ -122,6 +122,12 @@ class FrontSettings(Section):
         le=limits.MAX_LEASE_S,
         description="seconds that found KV is kept for a lost front; prolonged while calls wait",
     )
+    max_connections: int = Field(
+        default=200, ge=1, le=100_000, description="SQL sessions at a time; more get 53300"
+    )
+    max_http_connections: int = Field(
+        default=1_000, ge=1, le=100_000, description="REST connections at a time; more are closed"
+    )
     users: dict[str, str] = Field(
         default_factory=dict,
         description="SQL users and passwords (SCRAM); empty: trust loopback without api_keys",

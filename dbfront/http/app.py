@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from dbfront.contracts import SqlServer, TextGenerator
 from dbfront.http.access import admit
@@ -28,7 +29,13 @@ from dbfront.http.schema import FieldError, StatementError
 from dbfront.http.services import ReadinessCheck, Services
 from dbfront.http.sql import sql_router
 from kvcore.clock import Clock
-from kvcore.errors import AuthenticationError, RetryableError, TierKVError, UserError
+from kvcore.errors import (
+    AuthenticationError,
+    CancelledByUserError,
+    RetryableError,
+    TierKVError,
+    UserError,
+)
 
 log = logging.getLogger("tierkv.http")
 
@@ -69,7 +76,14 @@ def make_app(
         app.include_router(router(services))
     if sql is not None:
         app.include_router(sql_router(services, sql))
-    for kind in (TierKVError, FieldError, HTTPException, RequestValidationError, Exception):
+    for kind in (
+        TierKVError,
+        FieldError,
+        HTTPException,
+        RequestValidationError,
+        ClientDisconnect,
+        Exception,
+    ):
         app.add_exception_handler(kind, _answer_error)
     return app, services
 
@@ -85,6 +99,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 def _status(error: BaseException) -> tuple[int, dict[str, str]]:
     cause = error.error if isinstance(error, FieldError) else error
+    if isinstance(cause, ClientDisconnect):
+        return CancelledByUserError.http_status, {}
     if isinstance(cause, HTTPException):
         return cause.status_code, dict(cause.headers or {})
     if isinstance(cause, RequestValidationError):

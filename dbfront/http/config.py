@@ -37,6 +37,7 @@ class HttpConfig:
         allowed_hosts: names of this front in Host headers, and hosts of web pages that may send
             requests; empty: on loopback its own names, elsewhere any; ``*``: any.
         own_hosts: further names of this front, such as the one it announces.
+        max_connections: clients connected at a time; more are closed at once.
         keep_alive_interval_s: how often a waiting stream gets a comment; proxies cut silent ones.
         first_event_wait_s: an error within this time answers with its own HTTP status, a later
             one inside the stream.
@@ -50,6 +51,7 @@ class HttpConfig:
     has_users: bool = False
     allowed_hosts: Collection[str] = ()
     own_hosts: Collection[str] = ()
+    max_connections: int = 1_000
     keep_alive_interval_s: float = 10.0
     first_event_wait_s: float = 2.0
     drain_timeout_s: float = 5.0

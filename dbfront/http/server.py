@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 import uvicorn
 from fastapi import FastAPI
 
+from dbfront.accepting import BACKLOG, Acceptor
 from dbfront.contracts import SqlServer, TextGenerator
 from dbfront.http.app import make_app
 from dbfront.http.config import HttpConfig
+from dbfront.http.connection import IDLE_TIMEOUT_S, HttpConnection
 from dbfront.http.edge import Edge
 from dbfront.http.metrics import Metrics
 from dbfront.http.services import ReadinessCheck
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import ConfigError
-
-BACKLOG = 1_024
 
 
 class HttpServer:
@@ -67,6 +67,13 @@ class HttpServer:
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def connections(self) -> list[asyncio.Transport]:
+        """Clients that are connected."""
+        if self._server is None:
+            return []
+        return [each.transport for each in self._server.server_state.connections]
+
     async def start(self) -> int:
         """Listen and serve.
 
@@ -81,14 +88,16 @@ class HttpServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 Edge(self.app, clock=self._clock),
-                http="h11",
+                http=HttpConnection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=IDLE_TIMEOUT_S,
                 timeout_graceful_shutdown=max(1, round(self._config.drain_timeout_s)),
-            )
+            ),
+            max_connections=self._config.max_connections,
         )
         self._task = asyncio.create_task(self._server.serve([listener]), name="http-server")
         ready = asyncio.create_task(self._server.ready.wait())
@@ -111,19 +120,32 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn that leaves signals alone and says when it listens."""
+    """uvicorn that leaves signals alone, accepts within bounds and says when it listens."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, max_connections: int) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._max_connections = max_connections
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        acceptor = Acceptor(
+            list(sockets or ()),
+            self._make_connection,
+            door="REST",
+            has_room=lambda: len(self.server_state.connections) < self._max_connections,
+        )
+        acceptor.start()
+        self.servers = [acceptor]  # type: ignore[list-item]  # uvicorn only closes them
+        self.started = True
         self.ready.set()
+
+    def _make_connection(self) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self.lifespan.state)
 
 
 def _listen(config: HttpConfig) -> socket.socket:
@@ -134,7 +156,6 @@ def _listen(config: HttpConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, config.port))
         listener.listen(BACKLOG)
-        listener.setblocking(False)
     except OSError as error:
         listener.close()
         reason = "in use" if error.errno == errno.EADDRINUSE else str(error)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from dbfront.accepting import Acceptor, bound_sockets
 from kvcore.errors import ConfigError
 
 
@@ -37,6 +38,32 @@ def cannot_listen(bind: str, port: int, error: OSError) -> ConfigError:
             hint="choose another with --pg-port, or --pg-port 0 for any free one",
         )
     return ConfigError(f"can't listen for SQL on {bind}:{port}: {error.strerror or error}")
+
+
+async def accept_clients(
+    bind: str,
+    port: int,
+    make_protocol: Callable[[], asyncio.Protocol],
+    *,
+    has_room: Callable[[], bool],
+) -> Acceptor:
+    """Listen for SQL clients.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    try:
+        listeners = await bound_sockets(bind, port)
+        acceptor = Acceptor(listeners, make_protocol, door="SQL", has_room=has_room)
+        acceptor.start()
+    except OSError as error:
+        raise cannot_listen(bind, port, error) from None
+    return acceptor
+
+
+def most_sockets(max_connections: int) -> int:
+    """Connections that may be open: sessions, and as many that log in, cancel or are told no."""
+    return 2 * max_connections + 16
 
 
 async def wait_for_clients(tasks: Iterable[asyncio.Task[None]], grace_s: float) -> None:

@@ -9,12 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from dbfront.accepting import Acceptor
 from dbfront.contracts import SqlServer
 from dbfront.pgwire.auth import Authenticator
 from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.errors import AdminShutdownError
 from dbfront.pgwire.handler import ClientHandler, Lobby
-from dbfront.pgwire.listening import cannot_listen, client_tls, wait_for_clients
+from dbfront.pgwire.listening import (
+    accept_clients,
+    client_tls,
+    most_sockets,
+    wait_for_clients,
+)
 from dbfront.pgwire.stream import PgStream
 from kvcore.clock import Clock
 
@@ -28,7 +34,7 @@ class PgWireServer:
         self._config = config
         self._sql_server = sql_server
         self._clock = clock
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._clients: dict[asyncio.Task[None], ClientHandler] = {}
         self._lobby: Lobby | None = None
         self._stopping = False
@@ -56,27 +62,26 @@ class PgWireServer:
             client_tls(config.tls_cert_file, config.tls_key_file),
         )
         self._stopping = False
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: PgStream(self._accept), config.bind, config.port
-            )
-        except OSError as error:
-            raise cannot_listen(config.bind, config.port, error) from None
-        port = int(self._server.sockets[0].getsockname()[1])
+        self._acceptor = await accept_clients(
+            config.bind,
+            config.port,
+            lambda: PgStream(self._accept),
+            has_room=lambda: len(self._clients) < most_sockets(config.max_connections),
+        )
+        port = self._acceptor.port
         _LOG.info("pgwire listens on %s:%d", config.bind, port)
         return port
 
     async def stop(self) -> None:
         """Stop listening, tell every client, and close their sessions."""
         self._stopping = True
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         goodbye = AdminShutdownError("terminating connection due to administrator command")
         for handler in list(self._clients.values()):
             handler.shut_down(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)
-        self._server = None
+        self._acceptor = None
 
     def _accept(self, stream: PgStream) -> None:
         assert self._lobby is not None

@@ -13,10 +13,16 @@ import logging
 import ssl
 from collections.abc import Callable
 
+from dbfront.accepting import Acceptor
 from dbfront.pgwire import messages as frontend
 from dbfront.pgwire import replies
 from dbfront.pgwire.errors import AdminShutdownError, TooManyConnectionsError, error_fields
-from dbfront.pgwire.listening import cannot_listen, client_tls, wait_for_clients
+from dbfront.pgwire.listening import (
+    accept_clients,
+    client_tls,
+    most_sockets,
+    wait_for_clients,
+)
 from dbfront.postgres import messages
 from dbfront.postgres.config import RelayConfig
 from dbfront.postgres.endpoint import Endpoint
@@ -48,7 +54,7 @@ class RelayServer:
         self._make_attendant = make_attendant
         self._target: Target = parse_dsn(config.dsn)
         self._tls = client_tls(config.tls_cert_file, config.tls_key_file)
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._clients: dict[asyncio.Task[None], Endpoint] = {}
         self._sessions: dict[int, Relay] = {}
         self._stopping = False
@@ -71,26 +77,26 @@ class RelayServer:
         """
         config = self._config
         self._stopping = False
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: Endpoint(self._accept), config.bind, config.port
-            )
-        except OSError as error:
-            raise cannot_listen(config.bind, config.port, error) from None
-        port = int(self._server.sockets[0].getsockname()[1])
+        self._acceptor = await accept_clients(
+            config.bind,
+            config.port,
+            lambda: Endpoint(self._accept),
+            has_room=lambda: len(self._clients) < most_sockets(config.max_connections),
+        )
+        port = self._acceptor.port
         _LOG.info("relay listens on %s:%d for %s", config.bind, port, self._target.address)
         return port
 
     async def stop(self) -> None:
         """Stop listening, tell every client, and end their sessions."""
         self._stopping = True
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         goodbye = AdminShutdownError("terminating connection due to administrator command")
         for relay in self.sessions:
             relay.stop(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)
-        self._server = None
+        self._acceptor = None
 
     def _accept(self, client: Endpoint) -> None:
         if self._stopping:

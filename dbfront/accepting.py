@@ -1,0 +1,175 @@
+"""Accepts TCP clients for both doors of a front, within bounds.
+
+asyncio's own accept loop never stops at a number of clients, and when descriptors run out it logs
+once per slot of its backlog and tries again at once: silent strangers could take all descriptors
+of a process, its processor and its disk. This one closes what comes above a limit, keeps a reserve
+of descriptors for files and nodes, rests after each refusal, and logs a refusal once a minute.
+
+A descriptor's number is the lowest that is free, so the number of a new socket tells how many are
+in use without counting them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+log = logging.getLogger("tierkv.accept")
+
+BACKLOG: Final = 128
+REST_S: Final = 0.2
+"""No client is accepted for so long after one was refused."""
+
+_LOG_EVERY_S: Final = 60.0
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A machine that vanished is noticed after a minute of silence. TCP_USER_TIMEOUT would notice it
+while an answer is on its way too, but also cut off clients that read slowly; there the kernel gives
+up after 15 minutes."""
+
+
+class Acceptor:
+    """Hands accepted sockets to protocols until it is closed.
+
+    Attributes:
+        refused: clients that were closed at once.
+    """
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        make_protocol: Callable[[], asyncio.Protocol],
+        *,
+        door: str,
+        has_room: Callable[[], bool],
+    ) -> None:
+        """Take over bound sockets; nothing is accepted before ``start``.
+
+        Args:
+            listeners: bound, and closed by ``close``.
+            make_protocol: makes one client's protocol.
+            door: what log lines call it.
+            has_room: False when the door has as many connections as it may have.
+        """
+        self.refused = 0
+        self._listeners = listeners
+        self._make_protocol = make_protocol
+        self._door = door
+        self._has_room = has_room
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._rest: asyncio.TimerHandle | None = None
+        self._logged_s = float("-inf")
+
+    @property
+    def port(self) -> int:
+        """The port of the first listener."""
+        return int(self._listeners[0].getsockname()[1])
+
+    def start(self) -> None:
+        """Begin to accept."""
+        for listener in self._listeners:
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+        self._resume()
+
+    def close(self) -> None:
+        """Stop accepting; accepted clients are their protocols' business."""
+        self._pause()
+        if self._rest is not None:
+            self._rest.cancel()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    async def wait_closed(self) -> None:
+        """Wait for sockets that are being handed over; asyncio servers have the same method."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _resume(self) -> None:
+        self._rest = None
+        for listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _pause(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take what waits, at most a backlog, so that clients that are in get their turn."""
+        for _ in range(BACKLOG):
+            try:
+                client, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # EMFILE, ENFILE, ENOBUFS, ENOMEM
+                self._refuse(os.strerror(error.errno or 0))
+                return
+            if not self._has_room():
+                client.close()
+                self._refuse("it has as many connections as it may have")
+                return
+            if client.fileno() >= descriptor_limit():
+                client.close()
+                self._refuse("the process is short of file descriptors")
+                return
+            self._hand_over(client)
+
+    def _refuse(self, why: str) -> None:
+        self.refused += 1
+        self._pause()
+        self._rest = self._loop.call_later(REST_S, self._resume)
+        if self._loop.time() - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = self._loop.time()
+            log.warning(
+                "the %s door refuses clients: %s (%d so far)", self._door, why, self.refused
+            )
+
+    def _hand_over(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        try:
+            for level, option, value in _KEEPALIVE:
+                client.setsockopt(level, option, value)
+        except OSError:
+            log.debug("a client left before its socket was set up")
+        connecting = self._loop.connect_accepted_socket(self._make_protocol, client)
+        task: asyncio.Task[object] = self._loop.create_task(connecting)
+        self._tasks.add(task)
+        task.add_done_callback(self._handed_over)
+
+    def _handed_over(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("a client left while it was accepted", exc_info=task.exception())
+
+
+def descriptor_limit() -> int:
+    """Below which descriptors clients may have; those above are for files and nodes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return soft - min(max(32, soft // 8), soft // 2)
+
+
+async def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """Bind every address of a host, as asyncio's servers do.
+
+    Raises:
+        OSError: the port is taken, or the host is not this machine's.
+    """
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    try:
+        return [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
+    finally:
+        server.close()

@@ -1,0 +1,23 @@
+"""How many files and sockets a process may have open.
+
+Service managers start processes with a soft limit of 1,024, for programs that use select(); ours
+don't, so every role raises it to the hard limit at start.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import Final
+
+MOST: Final = 1 << 20
+"""Where the hard limit is higher, or none: some programs walk through all of them."""
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit as far as this process may; answers what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
