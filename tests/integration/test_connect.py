@@ -36,9 +36,9 @@ def as_a_shell_reads(line: str) -> list[str]:
 def test_a_shell_may_run_what_is_printed(tmp_path: Path, make_node: Callable[..., Rig]) -> None:
     folder = tmp_path / "it's a $model"
     folder.symlink_to(DEMO)
-    pool = make_node(token="t-1").server.address
+    pool = make_node(token="sesame").server.address
     token = tmp_path / "a token"
-    token.write_text("t-1\n")
+    token.write_text("sesame\n")
     done = connect(
         "vllm", "--model", str(folder), "--pool", pool, "--token-file", str(token),
         "--connector", "tier", "--cpu-memory", "2GiB",
@@ -52,7 +52,7 @@ def test_a_shell_may_run_what_is_printed(tmp_path: Path, make_node: Callable[...
     (tier,) = extra["secondary_tiers"]
     assert (tier["pool"], tier["token_file"]) == (pool, str(token))
     assert f"ok       pool: {pool} (shm)" in done.stderr
-    assert "t-1" not in done.stdout
+    assert "sesame" not in done.stdout
 
 
 def test_a_pool_that_is_down_is_said_and_the_line_is_printed() -> None:
