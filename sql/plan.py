@@ -310,7 +310,7 @@ def _explained(
     if inner.explain is not Explain.NO:
         raise SqlSyntaxError("EXPLAIN can't explain an EXPLAIN", position=start + 1)
     body, analyze = inner.engine_sql, options.analyze
-    if options.estimate and dialect is Dialect.POSTGRES:
+    if calls and options.estimate and dialect is Dialect.POSTGRES:
         # What PostgreSQL runs is taken back, so it can say what would be asked by itself.
         body, analyze = inner.collect_sql or body, True
     prefix = options.engine_prefix(dialect, analyze=analyze)

@@ -10,6 +10,7 @@ from typing import Final
 from kvcore.errors import FeatureNotSupportedError, UserError
 from sql.calls import find_calls
 from sql.dialect import Dialect
+from sql.explain_options import ESTIMATE_OPTION
 from sql.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
 from sql.lexer import Token, TokenKind, string_value, tokenize
 from sql.plan import MAX_FORMS, StatementPlan, plan_statement
@@ -18,7 +19,9 @@ from sql.settings import parse_setting, setting_command, setting_spec
 from sql.statement import StatementKind, classify, statement_spans
 
 _MARKS: Final = re.compile(
-    rb"(?i)\b(?:" + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, "tierkv")).encode() + rb")\b"
+    rb"(?i)\b(?:"
+    + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, ESTIMATE_OPTION, "tierkv")).encode()
+    + rb")\b"
 )
 RESETS: Final = "stat_reset"
 """A function that tells the front something; it is told apart from views by its name only."""

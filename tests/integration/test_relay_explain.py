@@ -88,6 +88,15 @@ def test_lines_come_behind_postgresqls(connection: Connection, generator: Instan
     assert any(line.startswith("  round 1: engine") for line in took)
 
 
+def test_an_estimate_without_calls_is_postgresqls_plan(connection: Connection) -> None:
+    before = contents(connection)
+    with connection.transaction():
+        told = lines(connection, "EXPLAIN (AI_ESTIMATE, COSTS OFF) UPDATE docs SET topic = 99")
+    assert told == lines(connection, "EXPLAIN (COSTS OFF) UPDATE docs SET topic = 99")
+    assert document(connection, "AI_ESTIMATE", "SELECT 1")["Plan"]["Node Type"] == "Result"
+    assert contents(connection) == before
+
+
 def test_analyze_writes(connection: Connection) -> None:
     connection.execute("CREATE TEMP TABLE w AS SELECT id, body FROM docs WHERE id < 5")
     lines(connection, "EXPLAIN ANALYZE UPDATE w SET body = ai_generate(body)")
