@@ -180,6 +180,8 @@ class FrontPart:
                 path="" if settings.postgres else settings.database,
                 sandbox=not _is_open(settings, external_access),
                 trace_dir=settings.trace_dir,
+                threads=settings.threads,
+                memory_limit=f"{int(settings.memory_limit)}B" if settings.memory_limit else "",
             ),
             self.generation,
             cluster=self.source,
@@ -233,6 +235,8 @@ class FrontPart:
                 port=settings.http_port,
                 api_keys=settings.api_keys,
                 max_connections=settings.max_http_connections,
+                max_statements=settings.max_http_statements,
+                statement_timeout_s=settings.statement_timeout_s,
                 has_users=bool(settings.users),
                 allowed_hosts=device_names(settings.allowed_hosts.lower()),
                 own_hosts=[self._config.settings.cluster.advertise],
@@ -287,4 +291,10 @@ def _pg_config(settings: FrontSettings) -> PgWireConfig:
         users=settings.users,
         needs_users=bool(settings.api_keys),
         max_connections=settings.max_connections,
+        max_connections_per_user=settings.max_connections_per_user,
+        session_settings={
+            "statement_timeout": f"{settings.statement_timeout_s}s",
+            "idle_session_timeout": f"{settings.idle_session_timeout_s}s",
+            "idle_in_transaction_session_timeout": f"{settings.idle_in_transaction_timeout_s}s",
+        },
     )

@@ -125,6 +125,31 @@ class FrontSettings(Section):
     max_connections: int = Field(
         default=200, ge=1, le=100_000, description="SQL sessions at a time; more get 53300"
     )
+    max_connections_per_user: int = Field(
+        default=0,
+        ge=0,
+        description="the same for one user; 0: four fifths of them where there are several users",
+    )
+    max_http_statements: int = Field(
+        default=64, ge=1, le=10_000, description="/v1/sql statements at a time; more get 429"
+    )
+    statement_timeout_s: float = Field(
+        default=86_400.0,
+        ge=0.0,
+        description="seconds a statement may run unless the session sets statement_timeout; 0: any",
+    )
+    idle_session_timeout_s: float = Field(
+        default=0.0, ge=0.0, description="seconds a SQL session may be idle; 0: any time"
+    )
+    idle_in_transaction_timeout_s: float = Field(
+        default=0.0, ge=0.0, description="the same inside a transaction; 0: any time"
+    )
+    memory_limit: ByteSize = Field(
+        default=ByteSize(0), description="memory of the SQL engine; 0: 80 % of the machine's"
+    )
+    threads: int = Field(
+        default=0, ge=0, description="threads of the SQL engine; 0: as many as there are cores"
+    )
     max_http_connections: int = Field(
         default=1_000, ge=1, le=100_000, description="REST connections at a time; more are closed"
     )

@@ -38,6 +38,8 @@ class HttpConfig:
             requests; empty: on loopback its own names, elsewhere any; ``*``: any.
         own_hosts: further names of this front, such as the one it announces.
         max_connections: clients connected at a time; more are closed at once.
+        max_statements: SQL statements at a time; more are answered 429.
+        statement_timeout_s: how long one may run; 0: any time.
         keep_alive_interval_s: how often a waiting stream gets a comment; proxies cut silent ones.
         first_event_wait_s: an error within this time answers with its own HTTP status, a later
             one inside the stream.
@@ -52,6 +54,8 @@ class HttpConfig:
     allowed_hosts: Collection[str] = ()
     own_hosts: Collection[str] = ()
     max_connections: int = 1_000
+    max_statements: int = 64
+    statement_timeout_s: float = 0.0
     keep_alive_interval_s: float = 10.0
     first_event_wait_s: float = 2.0
     drain_timeout_s: float = 5.0

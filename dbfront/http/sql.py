@@ -5,6 +5,7 @@ For scripts that have curl and no database driver; the statement runs in a sessi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -23,7 +24,13 @@ from dbfront.contracts import (
 from dbfront.http.schema import FieldError, SqlBody, StatementError, read_body
 from dbfront.http.services import Services, tenant_of, until_disconnect
 from dbfront.http.sse import Framing, open_framed
-from kvcore.errors import TierKVError, UserError
+from kvcore.errors import (
+    CancelledByUserError,
+    DeadlineError,
+    OverloadedError,
+    TierKVError,
+    UserError,
+)
 from sql.statement import statement_spans
 
 NDJSON: Final = "application/x-ndjson"
@@ -34,41 +41,104 @@ ROWS_AT_ONCE: Final = 1_000
 def sql_router(services: Services, sql: SqlServer) -> APIRouter:
     """Make the endpoint."""
     router = APIRouter()
+    bounds = _Bounds(services.config.max_statements, services.config.statement_timeout_s)
 
     @router.post("/v1/sql")
     async def run_sql(request: Request) -> Response:
         body = await read_body(request, SqlBody)
         client = ClientInfo(user=tenant_of(request), application_name="http")
         if body.stream or NDJSON in request.headers.get("accept", ""):
-            return await open_framed(services, _lines(sql, client, body), LINES)
-        result = await until_disconnect(request, _run(sql, client, body))
+            return await open_framed(services, _lines(sql, client, body, bounds), LINES)
+        result = await until_disconnect(request, _run(sql, client, body, bounds))
         return Response(_whole(result), media_type="application/json")
 
     return router
 
 
-async def _run(sql: SqlServer, client: ClientInfo, body: SqlBody) -> StatementResult:
-    async with _session(sql, client) as session:
-        with _statement(session, body) as statement:
-            return await session.execute(statement, body.params)
+class _Bounds:
+    """How many statements run at a time, and how long one may."""
+
+    def __init__(self, most: int, timeout_s: float) -> None:
+        self._most = most
+        self._timeout_s = timeout_s
+        self._running = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one statement while it runs.
+
+        Raises:
+            OverloadedError: as many run as may.
+        """
+        if self._running >= self._most:
+            raise OverloadedError(
+                f"{self._most} SQL statements run over REST already",
+                hint="try again later, or raise front.max_http_statements",
+            )
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    @contextmanager
+    def timed(self, session: SqlSession) -> Iterator[None]:
+        """Cancel the session's statement when its time is over.
+
+        Not with asyncio.timeout: a stream's rows are asked for by one task after the other.
+
+        Raises:
+            DeadlineError: it was cancelled so.
+        """
+        cancels: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        timer = None
+        if self._timeout_s:
+            timer = loop.call_later(
+                self._timeout_s, lambda: cancels.append(loop.create_task(session.cancel()))
+            )
+        try:
+            yield
+        except CancelledByUserError:
+            if not cancels:
+                raise
+            raise DeadlineError(
+                "canceling statement due to statement timeout",
+                hint="front.statement_timeout_s is its limit",
+            ) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
 
 
-async def _lines(sql: SqlServer, client: ClientInfo, body: SqlBody) -> AsyncGenerator[bytes, None]:
+async def _run(
+    sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
+) -> StatementResult:
+    with bounds.counted():
+        async with _session(sql, client) as session:
+            with _statement(session, body) as statement, bounds.timed(session):
+                return await session.execute(statement, body.params)
+
+
+async def _lines(
+    sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
+) -> AsyncGenerator[bytes, None]:
     """Give the lines of a statement; the first ones come with its first rows.
 
     So a statement that fails at once answers with an HTTP status, not with a stream.
     """
-    async with _session(sql, client) as session:
-        with _statement(session, body) as statement:
-            opened = await session.execute_rows(statement, body.params)
-            head = _line({"columns": _columns(opened.columns)})
-            async with aclosing(_batches(opened)) as batches:
-                async for rows in batches:
-                    yield head + b"".join([_line({"row": row}) for row in rows])
-                    head = b""
-        result = opened if isinstance(opened, StatementResult) else opened.result
-        assert result is not None, "the last rows were taken"
-        yield head + _line(_ending(result))
+    with bounds.counted():
+        async with _session(sql, client) as session:
+            with _statement(session, body) as statement, bounds.timed(session):
+                opened = await session.execute_rows(statement, body.params)
+                head = _line({"columns": _columns(opened.columns)})
+                async with aclosing(_batches(opened)) as batches:
+                    async for rows in batches:
+                        yield head + b"".join([_line({"row": row}) for row in rows])
+                        head = b""
+            result = opened if isinstance(opened, StatementResult) else opened.result
+            assert result is not None, "the last rows were taken"
+            yield head + _line(_ending(result))
 
 
 async def _batches(

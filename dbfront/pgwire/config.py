@@ -26,6 +26,9 @@ class PgWireConfig:
         users: user name to password or SCRAM verifier; empty means trust, on loopback only.
         needs_users: REST clients need a key, so without ``users`` nobody may log in.
         max_connections: more are refused with 53300.
+        max_connections_per_user: the same for one user, if ``users`` has several; 0: four fifths of
+            ``max_connections``.
+        session_settings: defaults of PostgreSQL's settings, such as ``statement_timeout``.
         auth_timeout_s: a client that has not logged in by then is closed
             (PostgreSQL's ``authentication_timeout`` is 60 s).
         shutdown_grace_s: how long ``stop`` waits for connections to say goodbye.
@@ -39,6 +42,8 @@ class PgWireConfig:
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     needs_users: bool = False
     max_connections: int = 200
+    max_connections_per_user: int = 0
+    session_settings: Mapping[str, str] = field(default_factory=dict)
     auth_timeout_s: float = 60.0
     shutdown_grace_s: float = 5.0
 
@@ -46,6 +51,15 @@ class PgWireConfig:
     def tls(self) -> bool:
         """Whether TLS is configured."""
         return bool(self.tls_cert_file)
+
+    @property
+    def share_of_user(self) -> int:
+        """Sessions that one user may have."""
+        if self.max_connections_per_user:
+            return self.max_connections_per_user
+        return (
+            max(1, self.max_connections * 4 // 5) if len(self.users) > 1 else self.max_connections
+        )
 
     def check(self) -> None:
         """Refuse what could not work or would not be safe.

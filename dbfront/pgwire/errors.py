@@ -25,6 +25,19 @@ class TooManyConnectionsError(TierKVError):
     sqlstate = "53300"
 
 
+class IdleTimeoutError(TierKVError):
+    """The client did nothing for too long (57P05, 25P03)."""
+
+    code = "idle_timeout"
+    sqlstate = "57P05"
+
+    def __init__(self, *, in_transaction: bool) -> None:
+        where = "idle-in-transaction" if in_transaction else "idle-session"
+        super().__init__(f"terminating connection due to {where} timeout")
+        if in_transaction:
+            self.sqlstate = "25P03"  # type: ignore[misc]  # as PostgreSQL's, per instance
+
+
 def too_long(message: TooLong) -> SqlError:
     """What a message that is too long is answered with."""
     return SqlError(

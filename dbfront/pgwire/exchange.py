@@ -16,8 +16,8 @@ from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
 from dbfront.pgwire.binary_format import binary_encoder
 from dbfront.pgwire.catalog.session import CatalogSession
-from dbfront.pgwire.connection import PgConnection
-from dbfront.pgwire.errors import error_fields, notice_fields
+from dbfront.pgwire.connection import PgConnection, Phase
+from dbfront.pgwire.errors import IdleTimeoutError, error_fields, notice_fields
 from dbfront.pgwire.replies import Encoder, Field
 from dbfront.pgwire.stream import WRITE_HIGH_BYTES, PgStream
 from dbfront.pgwire.text_format import text_encoder
@@ -55,6 +55,7 @@ class Exchange:
 
         Raises:
             RemoteProtocolError: malformed bytes; the connection must end.
+            IdleTimeoutError: the client was idle for longer than its session may be.
         """
         while True:
             message = self.connection.next_message()
@@ -64,10 +65,21 @@ class Exchange:
                 )
                 return message
             await self.flush()
-            data = await self.stream.read()
+            data = await self._read()
             if not data:
                 return None
             self.connection.receive_data(data)
+
+    async def _read(self) -> bytes:
+        """Wait for the client, between statements no longer than the session's settings allow."""
+        idle = self.connection.phase is Phase.READY and not self.connection.extended
+        in_transaction = self.session.transaction_status != "I"
+        limit_s = self.session.settings.idle_timeout_s(in_transaction=in_transaction) if idle else 0
+        try:
+            async with asyncio.timeout(limit_s or None):
+                return await self.stream.read()
+        except TimeoutError:
+            raise IdleTimeoutError(in_transaction=in_transaction) from None
 
     def send(self, data: bytes) -> None:
         """Queue bytes; they leave at the next flush."""

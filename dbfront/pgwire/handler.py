@@ -77,6 +77,7 @@ class ClientHandler:
         self._stream = stream
         self._connection = PgConnection()
         self._exchange: Exchange | None = None
+        self._user = ""
         self._startup = Startup(
             self._connection,
             stream,
@@ -142,8 +143,19 @@ class ClientHandler:
         if len(self._lobby.handlers) >= self._lobby.config.max_connections:
             raise TooManyConnectionsError("sorry, too many clients already")
         await self._authenticate(client.user)
+        self._check_share(client.user)
+        self._user = client.user
         self._connection.accept_login()
         return await self._welcome(client)
+
+    def _check_share(self, user: str) -> None:
+        share = self._lobby.config.share_of_user
+        if sum(each._user == user for each in self._lobby.handlers.values()) >= share:
+            raise TooManyConnectionsError(
+                f'too many connections for role "{user}"',
+                hint=f"{share} of {self._lobby.config.max_connections} sessions are one user's "
+                "share: front.max_connections_per_user",
+            )
 
     def _negotiate_version(self, startup: m.Startup) -> None:
         unknown = [name for name in startup.parameters if name.startswith("_pq_.")]
@@ -186,7 +198,7 @@ class ClientHandler:
 
     async def _welcome(self, client: ClientInfo) -> Exchange:
         inner = await self._lobby.sql_server.open_session(client)
-        session = CatalogSession(inner, client)
+        session = CatalogSession(inner, client, self._lobby.config.session_settings)
         self._exchange = exchange = Exchange(self._connection, self._stream, session)
         await session.start(self._lobby.install_lock)
         self._lobby.handlers[session.pid] = self

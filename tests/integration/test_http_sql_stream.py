@@ -108,9 +108,11 @@ async def sql(generator: HeldGenerator) -> AsyncIterator[DuckDbSqlServer]:
 
 @asynccontextmanager
 async def open_door(
-    generator: HeldGenerator, sql: DuckDbSqlServer, *, first_event_wait_s: float
+    generator: HeldGenerator, sql: DuckDbSqlServer, *, first_event_wait_s: float, **bounds: Any
 ) -> AsyncIterator[Door]:
-    config = HttpConfig(port=0, keep_alive_interval_s=0.05, first_event_wait_s=first_event_wait_s)
+    config = HttpConfig(
+        port=0, keep_alive_interval_s=0.05, first_event_wait_s=first_event_wait_s, **bounds
+    )
     server = HttpServer(config, generator, sql=sql)
     yield Door(await server.start())
     await server.stop()
@@ -127,6 +129,35 @@ async def patient_door(generator: HeldGenerator, sql: DuckDbSqlServer) -> AsyncI
     """A door that has an error's own status however slow the machine is."""
     async with open_door(generator, sql, first_event_wait_s=60) as door:
         yield door
+
+
+@pytest.mark.parametrize("accept", [NDJSON, "*/*"])
+async def test_statements_above_the_limit_are_told_to_wait(
+    generator: HeldGenerator, sql: DuckDbSqlServer, accept: str
+) -> None:
+    async with open_door(generator, sql, first_event_wait_s=60, max_statements=1) as door:
+        async with door.ask(QUERY) as running:
+            await generator.waiting.wait()
+            async with door.ask("SELECT 1", accept=accept) as refused:
+                assert (refused.status, refused.json()["error"]["code"]) == (429, "overloaded")
+            generator.release.set()
+            await running.rest()
+        async with door.ask("SELECT 1", accept=accept) as answered:
+            assert answered.status == 200
+
+
+@pytest.mark.parametrize("accept", [NDJSON, "*/*"])
+async def test_a_statement_is_stopped_when_its_time_is_over(
+    generator: HeldGenerator, sql: DuckDbSqlServer, accept: str
+) -> None:
+    query = "SELECT count(ai_generate('p' || i)) FROM range(200) r(i)"
+    async with (
+        open_door(generator, sql, first_event_wait_s=60, statement_timeout_s=0.3) as door,
+        door.ask(query, accept=accept) as late,
+    ):
+        error = late.json()["error"]
+    assert (late.status, error["code"], error["sqlstate"]) == (504, "deadline_exceeded", "57014")
+    await generator.stopped.wait()
 
 
 @pytest.mark.parametrize("how", [{"accept": NDJSON}, {"accept": "*/*", "stream": True}])

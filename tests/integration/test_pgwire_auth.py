@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 import subprocess
@@ -47,6 +48,40 @@ def test_scram_right_wrong_and_unknown() -> None:
                 psycopg.connect(server.dsn, user=user, password=password)
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(server.dsn)
+
+
+def test_one_user_cannot_take_all_sessions() -> None:
+    users = {"ann": "a", "bob": "b"}
+    with running_pgwire(plain_sql, users=users, max_connections=5) as server:
+        held = [psycopg.connect(server.dsn, user="bob", password="b") for _ in range(4)]
+        with pytest.raises(psycopg.OperationalError, match='too many connections for role "bob"'):
+            psycopg.connect(server.dsn, user="bob", password="b")
+        psycopg.connect(server.dsn, user="ann", password="a").close()
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "sqlstate"),
+    [
+        ("idle_session_timeout", False, "57P05"),
+        ("idle_in_transaction_session_timeout", True, "25P03"),
+    ],
+)
+def test_idle_sessions_end(name: str, begin: bool, sqlstate: str) -> None:
+    with (
+        running_pgwire(session_settings={"statement_timeout": "7s"}) as server,
+        psycopg.connect(server.dsn, autocommit=True) as connection,
+    ):
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("7000",)
+        if begin:
+            connection.execute("BEGIN")
+        connection.execute(f"SET {name} = '100ms'")
+        readable, _, _ = select.select([connection.pgconn.socket], [], [], 20)
+        assert readable
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute("SELECT 1")
+        assert caught.value.sqlstate == sqlstate
 
 
 def test_keys_without_users_close_sql() -> None:

@@ -69,8 +69,10 @@ class CatalogSession:
         cursors: the SQL cursors.
     """
 
-    def __init__(self, inner: SqlSession, client: ClientInfo) -> None:
-        self.settings = Settings(client.user, client.application_name)
+    def __init__(
+        self, inner: SqlSession, client: ClientInfo, defaults: Mapping[str, str] | None = None
+    ) -> None:
+        self.settings = Settings(client.user, client.application_name, defaults)
         self.cursors = Cursors()
         self._transactions = Transactions(inner, self.cursors.close_streams)
         self._commands = SettingCommands(inner, self.settings, client, self._transactions)

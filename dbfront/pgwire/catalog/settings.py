@@ -7,7 +7,7 @@ Settings DuckDB has itself (TimeZone, search_path, threads...) are not kept here
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -142,9 +142,12 @@ class Settings:
         time_zone: what the engine's TimeZone was last set to; reported with the others.
     """
 
-    def __init__(self, user: str, application_name: str) -> None:
+    def __init__(
+        self, user: str, application_name: str, defaults: Mapping[str, str] | None = None
+    ) -> None:
         self.time_zone = "UTC"
-        self._start = {"session_authorization": user, "application_name": application_name}
+        self._start = {name: SPECS[name].parse(text) for name, text in (defaults or {}).items()}
+        self._start |= {"session_authorization": user, "application_name": application_name}
         self._values: dict[str, str] = {}
         self._local: dict[str, str] = {}
         self._told = dict(self.reported())
@@ -208,3 +211,8 @@ class Settings:
     def statement_timeout_s(self) -> float:
         """Seconds a statement may run; 0 is forever."""
         return int(self.get("statement_timeout")) / 1_000
+
+    def idle_timeout_s(self, *, in_transaction: bool) -> float:
+        """Seconds the client may do nothing; 0 is forever."""
+        name = "idle_in_transaction_session_timeout" if in_transaction else "idle_session_timeout"
+        return int(self.get(name)) / 1_000
