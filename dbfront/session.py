@@ -45,7 +45,7 @@ from kvcore.errors import (
     TierKVError,
 )
 from sql.changes import may_change
-from sql.lexer import tokenize
+from sql.lexer import read_ahead, tokenize
 from sql.parameters import parameter_types
 from sql.plan import Explain, StatementPlan, plan_statement
 from sql.settings import SettingCommand, setting_command, setting_spec
@@ -111,7 +111,8 @@ class DuckDbSession:
         check_length(sql)
         account = self._account(sql)
         try:
-            return await self._describe(sql)
+            async with read_ahead(sql):
+                return await self._describe(sql)
         except TierKVError as error:
             account.ended(AiStats(), error)
             raise
@@ -214,7 +215,8 @@ class DuckDbSession:
         self.activity.query_id = account.query_id
         try:
             context = self._context(stats, account, sink)
-            result = await self._run(sql, params, account, context)
+            async with read_ahead(sql):
+                result = await self._run(sql, params, account, context)
         except BaseException as error:
             account.ended(stats, error)
             raise

@@ -11,6 +11,13 @@ from typing import Final
 MAX_SQL_BYTES: Final = 16 << 20
 """Longest SQL text; a statement is parsed in memory more than once."""
 
+MAX_SQL_TOKENS: Final = 300_000
+"""Words, numbers, operators and texts in one SQL text; literals are one each, however long. An
+INSERT of 65,535 parameters, the protocol's most, has about 200,000."""
+
+LONG_SQL_CHARS: Final = 16 << 10
+"""Longer SQL text is cut into tokens beside the event loop, not on it."""
+
 MAX_REDO_CELLS: Final = 4_000_000
 """Values that a transaction keeps in memory to insert again after ROLLBACK TO; beyond them its
 earlier changes can't be made again."""

@@ -7,11 +7,16 @@ and survive; nothing here knows grammar.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kvcore.errors import SqlSyntaxError
+from kvcore.errors import SqlError, SqlSyntaxError
+from kvcore.limits import LONG_SQL_CHARS, MAX_SQL_TOKENS
 
 
 class TokenKind(StrEnum):
@@ -56,12 +61,44 @@ _CODES: Final = re.compile(r"\\[xuU0-7]")
 _ESCAPED_CHARS: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-def tokenize(text: str) -> list[Token]:
+_READ: ContextVar[tuple[str, list[Token]] | None] = ContextVar("tokens read ahead", default=None)
+
+
+@asynccontextmanager
+async def read_ahead(text: str) -> AsyncGenerator[None, None]:
+    """Cut long text into tokens on a thread; ``tokenize`` gives them again until the block ends.
+
+    A statement's passes each ask for its tokens; a MiB of them would hold up every other client.
+
+    Raises:
+        SqlError: 54000, more tokens than a text may have.
+        SqlSyntaxError: as ``tokenize``.
+    """
+    known = _READ.get()
+    if len(text) <= LONG_SQL_CHARS or (known is not None and known[0] == text):
+        yield
+        return
+    _READ.set((text, await asyncio.to_thread(tokenize, text, MAX_SQL_TOKENS)))
+    try:
+        yield
+    finally:
+        _READ.set(known)
+
+
+def tokenize(text: str, most: int | None = None) -> list[Token]:
     """Cut SQL text into tokens.
+
+    Args:
+        text: any number of statements.
+        most: tokens it may have; None: any number.
 
     Raises:
         SqlSyntaxError: a string, quoted name or comment has no end; with its position.
+        SqlError: 54000, more than ``most``.
     """
+    known = _READ.get()
+    if known is not None and known[0] == text:
+        return known[1].copy()
     tokens: list[Token] = []
     at = 0
     while at < len(text):
@@ -78,6 +115,12 @@ def tokenize(text: str) -> list[Token]:
             raise SqlSyntaxError(f"{match.group()} opens text that never ends", position=at + 1)
         elif group != "space" and group is not None:
             tokens.append(_token(TokenKind(group), text, at, end))
+            if most is not None and len(tokens) > most:
+                raise SqlError(
+                    f"the SQL text has more than {most} words, numbers and operators",
+                    sqlstate="54000",
+                    hint="Load data with COPY, or send it in several statements.",
+                )
         at = end
     return tokens
 

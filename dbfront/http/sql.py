@@ -31,6 +31,7 @@ from kvcore.errors import (
     TierKVError,
     UserError,
 )
+from sql.lexer import read_ahead
 from sql.statement import statement_spans
 
 NDJSON: Final = "application/x-ndjson"
@@ -115,7 +116,7 @@ async def _run(
     sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
 ) -> StatementResult:
     with bounds.counted():
-        async with _session(sql, client) as session:
+        async with read_ahead(body.sql), _session(sql, client) as session:
             with _statement(session, body) as statement, bounds.timed(session):
                 return await session.execute(statement, body.params)
 
@@ -128,7 +129,7 @@ async def _lines(
     So a statement that fails at once answers with an HTTP status, not with a stream.
     """
     with bounds.counted():
-        async with _session(sql, client) as session:
+        async with read_ahead(body.sql), _session(sql, client) as session:
             with _statement(session, body) as statement, bounds.timed(session):
                 opened = await session.execute_rows(statement, body.params)
                 head = _line({"columns": _columns(opened.columns)})

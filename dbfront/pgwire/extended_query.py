@@ -24,6 +24,7 @@ from dbfront.pgwire.simple_query import check_text
 from dbfront.pgwire.sql_tokens import first_word, replace_parameters, tokens
 from dbfront.pgwire.types import PgType, pg_type
 from kvcore.errors import SqlError, TierKVError
+from sql.lexer import read_ahead
 from sql.statement import statement_spans
 
 _ENDS_TRANSACTION: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
@@ -56,7 +57,8 @@ class ExtendedQuery:
     async def _dispatch(self, message: m.FrontendMessage) -> None:
         match message:
             case m.Parse():
-                self._parse(message)
+                async with read_ahead(message.sql):
+                    self._parse(message)
             case m.Bind():
                 await self._bind(message)
             case m.Describe(kind="S"):
@@ -147,7 +149,8 @@ class ExtendedQuery:
             return _NO_RESULT
         with placing_errors(statement.sql, casts):
             sql = replace_parameters(statement.sql, casts)
-            described = await self._exchange.session.describe(sql)
+            async with read_ahead(sql):
+                described = await self._exchange.session.describe(sql)
         if described.columns is None:
             return described
         return replace(described, columns=with_names(described.columns, statement.sql))
@@ -214,9 +217,10 @@ class ExtendedQuery:
             return StatementResult(await run_copy(exchange, portal.statement.copy))
         if result := self._deallocate(sql):
             return result
-        with placing_errors(sql, portal.casts):
-            running = exchange.session.execute_rows(portal.sql, portal.values or None)
-            return await exchange.run(running)
+        async with read_ahead(portal.sql):
+            with placing_errors(sql, portal.casts):
+                running = exchange.session.execute_rows(portal.sql, portal.values or None)
+                return await exchange.run(running)
 
     async def _send_stream(self, portal: Portal, stream: RowStream, max_rows: int) -> None:
         """Send rows as they come, up to ``max_rows`` (0 is all)."""

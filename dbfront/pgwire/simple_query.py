@@ -14,6 +14,7 @@ from dbfront.pgwire.exchange import Exchange, encoders, result_fields
 from dbfront.pgwire.implicit import ImplicitTransaction
 from kvcore.errors import SqlError, TierKVError, UserError
 from kvcore.limits import MAX_SQL_BYTES
+from sql.lexer import read_ahead
 from sql.statement import statement_spans
 
 
@@ -23,12 +24,14 @@ async def simple_query(exchange: Exchange, sql: str) -> None:
     failed = True
     try:
         check_text(sql)
-        statements = exchange.session.split(sql)
+        async with read_ahead(sql):
+            statements = exchange.session.split(sql)
         if not statements:
             exchange.send(replies.EMPTY_QUERY)
         for number, statement in enumerate(statements):
-            with _placed_in(sql, number):
-                await _one(exchange, statement, implicit if len(statements) > 1 else None)
+            async with read_ahead(statement):
+                with _placed_in(sql, number):
+                    await _one(exchange, statement, implicit if len(statements) > 1 else None)
         failed = False
         await implicit.finish(failed=False)
     except TierKVError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_SQL_BYTES
+from kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_SQL_BYTES, MAX_SQL_TOKENS
 from tests.fix_pgwire import RunningServer, running_pgwire
 
 pytestmark = pytest.mark.integration
@@ -245,4 +245,11 @@ def test_errors_say_where(conn: psycopg.Connection, sql: str, state: str, near: 
     assert position is not None
     if near:
         assert sql[int(position) - 1 :].startswith(near)
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_more_words_than_a_text_may_have(conn: psycopg.Connection) -> None:
+    for sql in ("SELECT 1" + ";" * MAX_SQL_TOKENS, "SELECT 1" + ",1" * MAX_SQL_TOKENS):
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="more than 300000 words"):
+            conn.execute(sql)
     assert conn.execute("SELECT 1").fetchone() == (1,)

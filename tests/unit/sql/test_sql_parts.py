@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import SqlSyntaxError, UserError
+from kvcore.errors import SqlError, SqlSyntaxError, UserError
 from sql.changes import may_change, query_writes
-from sql.lexer import TokenKind, string_value, tokenize
+from sql.lexer import TokenKind, read_ahead, string_value, tokenize
 from sql.literals import NotConstantError, literal_value
 from sql.options import CallOptions, parse_options
 from sql.parameters import parameter_types
@@ -261,3 +263,26 @@ def test_text_without_end_is_told_where_it_starts(text: str) -> None:
 def test_long_text_is_one_token(quote: str) -> None:
     text = f"{quote}{f'x{quote * 2}' * 100_000}{quote}"
     assert [token.text for token in tokenize(f"{text} {text}")] == [text, text]
+
+
+async def test_long_text_is_cut_beside_the_loop() -> None:
+    text = "SELECT 1 WHERE 5 IN (" + ",".join(str(number) for number in range(40_000)) + ")"
+    tokens = tokenize(text)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    async with read_ahead(text):
+        during = turns
+        assert tokenize(text) == tokens
+        assert tokenize(text) is not tokenize(text)
+    task.cancel()
+    assert during > 3
+    with pytest.raises(SqlError, match="more than 300000"):
+        async with read_ahead("SELECT 1" + ";" * 300_000):
+            pass
