@@ -81,6 +81,7 @@ class NodeLink:
             return False
         if self.link is None or welcome != self._welcome:
             self._open(welcome)
+        self.opened.control.answered()
         self.up = True
         return True
 

@@ -6,6 +6,7 @@ address. Errors are translated here, once: whatever goes wrong is a CacheError.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections import deque
 from collections.abc import Iterable
@@ -57,6 +58,10 @@ class RefusedError(TransportError):
 
 class BrokenConnectionError(TransportError):
     """The peer closed or reset the connection; a new one may work."""
+
+
+class SilentPeerError(TransportError):
+    """The peer did not answer in time, nor take a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +232,7 @@ class Connection:
         return error
 
 
+_UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ANSWERS: Final = (FrameType.REPLY, FrameType.ERROR)
 
 
@@ -252,6 +258,8 @@ def _translated(error: Exception, peer: Peer) -> TransportError:
         error, ConnectionRefusedError
     ):
         return BrokenConnectionError(f"{who}: {error}")
+    if isinstance(error, TimeoutError) or getattr(error, "errno", 0) in _UNREACHABLE:
+        return SilentPeerError(f"{who}: {error}")
     if isinstance(error, RemoteProtocolError):
         return TransportError(f"{who} broke the protocol: {error}")
     return TransportError(f"{who}: {error}")

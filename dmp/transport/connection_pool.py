@@ -1,7 +1,8 @@
 """Idle connections to one peer, and what happens when one of them turns out dead.
 
 Called by dmp/transport/tcp.py. Connections are made when needed and again after a failure; the
-pool is one client in the eyes of the node, whose reservations end with its last connection.
+pool is one client in the eyes of the node, whose reservations end with its last connection. A peer
+that was silent once is left alone until it answers a probe (dmp/transport/silent_path.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from dmp.transport.connection import BrokenConnectionError, Connection, Peer
+from dmp.transport.connection import (
+    BrokenConnectionError,
+    Connection,
+    Peer,
+    SilentPeerError,
+)
+from dmp.transport.silent_path import SilentPath
 from kvcore.errors import CacheError, TransportError
 
 T = TypeVar("T")
@@ -26,6 +33,7 @@ class ConnectionPool:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._closed = False
+        self._silence = SilentPath(f"{peer.node_id} at {peer.address}", self._reach)
 
     def run(self, action: Callable[[Connection], T]) -> T:
         """Do something with a connection of one's own.
@@ -35,8 +43,31 @@ class ConnectionPool:
         first time took is bound to the old incarnation or expires.
 
         Raises:
-            CacheError: the action's, or TransportError when there is no connection.
+            CacheError: the action's, or TransportError when there is no connection, or the peer
+                is left alone because it was silent.
         """
+        self._silence.check()
+        try:
+            return self._run(action)
+        except SilentPeerError as error:
+            self._drop_idle()
+            self._silence.timed_out(str(error))
+            raise
+
+    def answered(self) -> None:
+        """Use the peer again: someone else has reached it."""
+        self._silence.answered()
+
+    def _reach(self) -> bool:
+        """Say HELLO to a peer that was silent."""
+        try:
+            connection = Connection(self.peer)
+        except TransportError:
+            return False
+        self._give_back(connection)
+        return True
+
+    def _run(self, action: Callable[[Connection], T]) -> T:
         connection = self._take()
         if connection is not None:
             try:
@@ -49,6 +80,7 @@ class ConnectionPool:
         """Close all; later calls raise TransportError."""
         with self._lock:
             self._closed = True
+        self._silence.end()
         self._drop_idle()
 
     def _use(self, connection: Connection, action: Callable[[Connection], T]) -> T:

@@ -226,6 +226,10 @@ class TcpPoolNode(PoolNode):
         reply = self._ask(FrameType.STATS, b"")
         return _trust(m.unpack_stats, reply)
 
+    def answered(self) -> None:
+        """Use the node again, if it was left alone: someone has reached it."""
+        self._pool.answered()
+
     def close(self) -> None:
         self._pool.close()
 

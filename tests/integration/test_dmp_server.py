@@ -23,6 +23,8 @@ from dmp.transport.tcp import TcpPoolNode
 from kvcore.errors import CacheError, ConfigError, TransportError
 from kvcore.ids import HostId, NodeId
 from kvcore.location import Location
+from tests.fix_chaos import HOLE, ChaosProxy
+from tests.fix_cluster import wait_for
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 
 pytestmark = pytest.mark.integration
@@ -276,6 +278,32 @@ def test_a_silent_server_is_a_timeout() -> None:
         with pytest.raises(TransportError, match="timed out"):
             pool.stats()
         pool.close()
+
+
+def test_a_silent_server_costs_one_timeout_until_it_answers_again(rig: Rig) -> None:
+    with ChaosProxy(rig.server.address) as proxy:
+        peer = Peer(rig.node.node_id, proxy.address, connect_timeout_s=0.2, op_timeout_s=0.2)
+        pool = TcpPoolNode(peer, host=rig.node.host)
+        pool.stats()
+        proxy.both(HOLE)
+        with pytest.raises(TransportError, match="timed out"):
+            pool.stats()
+        for _ in range(100):
+            with pytest.raises(TransportError, match="left alone until it answers again"):
+                pool.stats()
+        probes = proxy.accepted
+        wait_for(lambda: proxy.accepted > probes, what="another probe")
+        proxy.heal()
+        wait_for(lambda: answers(pool), what="the node is used again")
+        pool.close()
+
+
+def answers(pool: TcpPoolNode) -> bool:
+    try:
+        pool.stats()
+    except TransportError:
+        return False
+    return True
 
 
 def test_a_port_in_use_says_what_to_do(rig: Rig, make_rig: MakeRig) -> None:
