@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _CHUNK_BYTES: Final = 16 << 10
+_WINDOW_BYTES: Final = 1 << 20
+"""A delay holds back what is on its way together, so that it limits no rate."""
+
 _RESET_AT_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -57,7 +60,7 @@ class ChaosProxy:
         to_client: fault of what the server sends.
         hold: accept connections and be silent: the server never hears of them.
         accepted: connections taken so far.
-        chunks: chunks forwarded so far, both directions.
+        carried: bytes forwarded so far, both directions.
         dropped: bytes swallowed so far.
         flipped: bits flipped so far.
         resets: connections reset so far.
@@ -66,7 +69,7 @@ class ChaosProxy:
     def __init__(self, target: str, *, listen: str = "127.0.0.1:0", seed: int = 0) -> None:
         self.to_server = self.to_client = NONE
         self.hold = False
-        self.accepted = self.chunks = self.dropped = self.flipped = self.resets = 0
+        self.accepted = self.carried = self.dropped = self.flipped = self.resets = 0
         self._target = target
         self._random = random.Random(seed)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter | None]] = set()
@@ -112,7 +115,9 @@ class ChaosProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, sock=self._socket)
+        self._server = await asyncio.start_server(
+            self._serve, sock=self._socket, limit=_WINDOW_BYTES
+        )
 
     async def _reset_all(self) -> None:
         for near, far in list(self._pairs):
@@ -150,7 +155,7 @@ class ChaosProxy:
                 self._pairs.discard(held)
             return
         host, _, port = self._target.rpartition(":")
-        far_reader, far = await asyncio.open_connection(host, int(port))
+        far_reader, far = await asyncio.open_connection(host, int(port), limit=_WINDOW_BYTES)
         pair = (writer, far)
         self._pairs.add(pair)
         try:
@@ -171,7 +176,7 @@ class ChaosProxy:
         *,
         up: bool,
     ) -> None:
-        while chunk := await source.read(_CHUNK_BYTES):
+        while chunk := await source.read(self._most(up=up)):
             fault = self.to_server if up else self.to_client
             if fault.reset_share and self._random.random() < fault.reset_share:
                 self._reset(sink, other)
@@ -183,10 +188,14 @@ class ChaosProxy:
                 self.dropped += len(chunk)
                 continue
             sink.write(self._flipped(chunk, fault))
-            self.chunks += 1
+            self.carried += len(chunk)
             await sink.drain()
         if sink.can_write_eof():
             sink.write_eof()
+
+    def _most(self, *, up: bool) -> int:
+        fault = self.to_server if up else self.to_client
+        return _WINDOW_BYTES if fault.delay_s else _CHUNK_BYTES
 
     def _wait_s(self, fault: Fault, size: int) -> float:
         jitter_s = self._random.uniform(-fault.jitter_s, fault.jitter_s)

@@ -5,6 +5,7 @@ Unlike ``tierkv up`` nothing starts a killed process again: the test says when.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,16 +13,18 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from compute.client import connect
 from tests.fix_chaos import ChaosProxy
 from tests.fix_cluster import ROOT, free_port, wait_for
 
+COMPUTE = ("compute-0", "compute-1")
 ANSWER_S = 40.0
 """Less than the minute after which gRPC by itself gives a silent peer up."""
 
@@ -32,19 +35,22 @@ class Roles:
     Attributes:
         to_meta: between the front and the meta server.
         to_compute: between the front and each compute node.
+        to_pool: between the compute nodes and the pool node; all its bytes travel there.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = {name: free_port() for name in ("meta", "compute-0", "compute-1")}
+        self._ports = {name: free_port() for name in ("meta", "dmp-0", *COMPUTE)}
         self.pg_port, self.http_port = free_port(), free_port()
         self.to_meta = ChaosProxy(f"127.0.0.1:{self._ports['meta']}")
-        self.to_compute = {
-            name: ChaosProxy(f"127.0.0.1:{port}", listen=f"127.0.0.2:{port}")
-            for name, port in self._ports.items()
-            if name != "meta"
-        }
+        self.to_compute = {name: self._proxy(name) for name in COMPUTE}
+        self.to_pool = self._proxy("dmp-0")
+
+    def _proxy(self, name: str) -> ChaosProxy:
+        """Stand where a node says that it is; it listens on the same port of another address."""
+        port = self._ports[name]
+        return ChaosProxy(f"127.0.0.1:{port}", listen=f"127.0.0.2:{port}")
 
     def start(self, *names: str) -> None:
         """Start processes together and wait until each is ready."""
@@ -61,6 +67,11 @@ class Roles:
             out = self._processes[name].stdout
             assert out is not None
             assert b'"ready"' in out.readline(), self._log(name).read_text()
+
+    def said(self, what: str) -> list[str]:
+        """Return the lines of the compute nodes' logs that hold ``what``."""
+        lines = [line for name in COMPUTE for line in self._log(name).read_text().splitlines()]
+        return [line for line in lines if what in line]
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -81,7 +92,10 @@ class Roles:
             yield "cluster.advertise=127.0.0.2"
             yield from ("compute.threads=1", "compute.block_tokens=16")
             yield "compute.l1_capacity=64MiB"
+            yield from ("compute.load_policy=always", "pool.transport=tcp")
         else:
+            yield f"dmp.port={self._ports[name]}"
+            yield "cluster.advertise=127.0.0.2"
             yield from ("dmp.capacity=64MiB", "dmp.remove_on_stop=true")
 
     def kill(self, name: str) -> None:
@@ -102,14 +116,36 @@ class Roles:
 
     def complete(self, prompt: Sequence[int], **options: Any) -> str:
         """POST /v1/completions with token ids, greedy; return the text."""
+        with self._post(prompt, options) as response:
+            return str(json.load(response)["choices"][0]["text"])
+
+    def _post(self, prompt: Sequence[int], options: Mapping[str, Any]) -> Any:
         body = {"prompt": list(prompt), "temperature": 0, "max_tokens": 24, "ignore_eos": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.http_port}/v1/completions",
-            json.dumps(body | options).encode(),
+            json.dumps(body | dict(options)).encode(),
             {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-            return str(json.load(response)["choices"][0]["text"])
+        return urllib.request.urlopen(request, timeout=ANSWER_S)
+
+    def stream(self, prompt: Sequence[int], **options: Any) -> Iterator[str]:
+        """As ``complete``, over server-sent events: yield the pieces of the text as they come."""
+        with self._post(prompt, {"stream": True} | options) as response:
+            for line in response:
+                if line.startswith(b"data: {"):
+                    yield str(json.loads(line[6:])["choices"][0]["text"])
+
+    def drop_caches(self) -> None:
+        """Have the compute nodes forget their pages, so that the pool is asked next."""
+        asyncio.run(self._drop_caches())
+
+    async def _drop_caches(self) -> None:
+        for name in COMPUTE:
+            client = connect(f"127.0.0.1:{self._ports[name]}", token="roles")
+            try:
+                await client.drop_cache()
+            finally:
+                await client.close()
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
         """GET /readyz?verbose."""
@@ -134,12 +170,20 @@ class Roles:
         except psycopg.OperationalError:
             return 0
 
+    def heal(self) -> None:
+        """Have all proxies forward everything again."""
+        for proxy in self._proxies():
+            proxy.heal()
+
+    def _proxies(self) -> list[ChaosProxy]:
+        return [self.to_meta, self.to_pool, *self.to_compute.values()]
+
     def stop(self) -> None:
         """End everything, the front first."""
         for process in reversed(self._processes.values()):
             process.terminate()
             _end(process)
-        for proxy in (self.to_meta, *self.to_compute.values()):
+        for proxy in self._proxies():
             proxy.close()
 
 

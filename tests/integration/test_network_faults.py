@@ -6,8 +6,9 @@ test kills.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -20,6 +21,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 PROMPTS = make_prompts(71)
 SMALLEST_REQUEST = 200
 """Bytes; pings are smaller."""
+POOL_READ = 10_000
+"""Bytes; questions are smaller."""
+LONG = 600
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
         yield roles
     finally:
         roles.stop()
+
+
+@pytest.fixture(autouse=True)
+def healed(cluster: Roles) -> Iterator[None]:
+    yield
+    cluster.heal()
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,74 @@ def test_bits_flipped_between_front_and_compute(cluster: Roles, expected: list[s
     for link in links:
         link.heal()
     cluster.wait_whole()
+
+
+def test_a_one_way_hole_to_the_pool_costs_one_timeout(cluster: Roles, expected: list[str]) -> None:
+    """A node waits for the silent pool node once, then leaves it alone until it answers."""
+    wait_for(lambda: reads_the_pool(cluster), what="the pool has the prompts")
+    swallowed, alone = cluster.to_pool.dropped, len(cluster.said("left alone"))
+    cluster.to_pool.to_server = HOLE
+    for _ in range(4):
+        cluster.drop_caches()
+        assert answers(cluster) == expected
+    assert cluster.to_pool.dropped > swallowed
+    assert 1 <= len(cluster.said("left alone")) - alone <= len(cluster.to_compute)
+    cluster.to_pool.heal()
+    wait_for(lambda: reads_the_pool(cluster), what="the pool is read again")
+    assert answers(cluster) == expected
+
+
+def reads_the_pool(cluster: Roles) -> bool:
+    """Ask for what only the pool has; True: it came from there."""
+    cluster.drop_caches()
+    carried = cluster.to_pool.carried
+    assert answers(cluster)
+    return cluster.to_pool.carried - carried > POOL_READ
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault(delay_s=0.1, jitter_s=0.05), id="delay"),
+        pytest.param(Fault(bytes_per_s=10e6 / 8), id="10Mbit"),
+        pytest.param(Fault(reset_share=0.2), id="resets"),
+    ],
+)
+def test_a_bad_way_to_the_pool(cluster: Roles, expected: list[str], fault: Fault) -> None:
+    wait_for(lambda: reads_the_pool(cluster), what="the pool has the prompts")
+    resets = cluster.to_pool.resets
+    cluster.to_pool.both(fault)
+    cluster.drop_caches()
+    assert answers(cluster) == expected
+    assert cluster.to_pool.resets > resets or not fault.reset_share
+    cluster.to_pool.heal()
+
+
+def test_a_compute_node_killed_under_a_stream(cluster: Roles) -> None:
+    whole = cluster.complete(PROMPTS[0], max_tokens=LONG, use_cache=False)
+    text, node = disturbed(cluster, cluster.kill)
+    assert text == whole
+    cluster.start(node)
+    cluster.wait_whole()
+
+
+def test_a_compute_node_frozen_under_a_stream(cluster: Roles) -> None:
+    whole = cluster.complete(PROMPTS[0], max_tokens=LONG, use_cache=False)
+    with ExitStack() as stack:
+        text, _ = disturbed(cluster, lambda node: stack.enter_context(cluster.frozen(node)))
+        assert text == whole
+    cluster.wait_whole()
+
+
+def disturbed(cluster: Roles, disturb: Callable[[str], None]) -> tuple[str, str]:
+    """Do something to the node that answers once it has begun; return the text and the node."""
+    links = cluster.to_compute
+    before = {name: link.carried for name, link in links.items()}
+    pieces = cluster.stream(PROMPTS[0], max_tokens=LONG)
+    begun = [next(pieces) for _ in range(3)]
+    node = max(links, key=lambda name: links[name].carried - before[name])
+    disturb(node)
+    return "".join([*begun, *pieces]), node
 
 
 def test_a_hole_between_front_and_meta(cluster: Roles, expected: list[str]) -> None:
