@@ -207,6 +207,8 @@ class AiAttendant:
         if view == "stat_activity":
             return [session.activity_row(self._client.user) for session in services.sessions]
         rows = [] if services.view_rows is None else await services.view_rows(view)
+        if view in _NOT_TOLD:
+            return [row | dict.fromkeys(_NOT_TOLD[view]) for row in rows]
         if view != "settings":
             return rows
         own = (await block.values()).settings.rows()
@@ -214,5 +216,12 @@ class AiAttendant:
         rows = [row for row in rows if not row["name"].startswith("tierkv.")]
         return rows + [dict(zip(names, row, strict=True)) for row in own]
 
+
+_NOT_TOLD: Final = {
+    "stat_statements": ("ai_calls", "ai_calls_deduped"),
+    "stat_functions": ("rows",),
+    "query_log": ("ai_calls",),
+}
+"""Columns that count by rows: PostgreSQL tells questions, not how many rows have them."""
 
 _STATES: Final = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

@@ -294,6 +294,9 @@ def test_admin_views(connection: psycopg.Connection, ai_relay: RunningRelay) -> 
         ("SELECT ai_generate($1), $2 / $3", 1, 1, 0),
         ("SELECT ai_generate(body) FROM docs", 1, 2, 0),
     ]
+    for view, column in (("stat_statements", "ai_calls_deduped"), ("stat_functions", '"rows"')):
+        told = connection.execute(f"SELECT DISTINCT {column} FROM tierkv.{view}").fetchall()
+        assert told == [(None,)]
     logged = connection.execute("SELECT type, exception_code FROM tierkv.query_log").fetchall()
     assert logged[-1] == ("ExceptionWhileProcessing", "22012") and len(logged) == 4
     assert connection.execute(
