@@ -417,7 +417,7 @@ class DuckDbSqlServer:
         settings = SessionSettings(self._defaults, options)
         self._loop = asyncio.get_running_loop()
         pid = next(self._pids)
-        session = DuckDbSession(self, self._engine.connect(pid), client, pid, settings)
+        session = DuckDbSession(self, self._engine.connect(), client, pid, settings)
         self._sessions[pid] = session
         return session
 

@@ -8,6 +8,7 @@ registered here only look answers up in the AnswerBook of the statement being ru
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ T = TypeVar("T")
 Window = Sequence[Sequence[str | None]]
 """Columns of text, as long as each other."""
 
+_MOST_SECRET: Final = 2**63 // MAX_FORMS - 2
+"""Keys of forms are BIGINT: about 51 bits of each are the session's secret number."""
 _INTERRUPT_AGAIN_S: Final = 0.05
 _COPY_BATCH_ROWS: Final = 4096
 _NOT_NULL: Final = "must not be NULL"
@@ -114,10 +117,15 @@ class DuckDbEngine:
                 hint="Check the path, and that no other process has the file open.",
             ) from None
 
-    def connect(self, number: int) -> DuckDbConnection:
-        """Open a connection for session ``number``."""
+    def connect(self) -> DuckDbConnection:
+        """Open a connection for a session, under a number that nobody else can guess.
+
+        The engine's functions find the running statement by this number. A session that knew
+        another's could ask a model in its name, read its rows, and put errors into its statements.
+        """
         cursor = self._root.cursor()
-        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {int(number)}")
+        number = 1 + secrets.randbelow(_MOST_SECRET)
+        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number}")
         return DuckDbConnection(cursor, number, self)
 
     def close(self) -> None:
@@ -219,7 +227,7 @@ class DuckDbConnection:
         self.own_functions = False
         self._beside: DuckDbConnection | None = None
         self._fetched: RewrittenSql | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"duckdb-{number}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="duckdb")
 
     @property
     def engine_changes(self) -> EngineChanges:
