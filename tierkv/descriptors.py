@@ -1,4 +1,4 @@
-"""How many files and sockets a process may have open.
+"""How many files and sockets a process may have open, and for which accounts it makes files.
 
 Service managers start processes with a soft limit of 1,024, for programs that use select(); ours
 don't, so every role raises it to the hard limit at start.
@@ -6,6 +6,7 @@ don't, so every role raises it to the hard limit at start.
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import Final
 
@@ -21,3 +22,8 @@ def raise_descriptor_limit() -> int:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def keep_files_private() -> None:
+    """Let only this account read what is made from now on: tables, logs, segments."""
+    os.umask(0o077)

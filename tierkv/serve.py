@@ -28,7 +28,7 @@ from metaserver import client as meta_client
 from metaserver.client import MetaClient
 from metaserver.config import MetaConfig
 from tierkv.config import LoadedConfig
-from tierkv.descriptors import raise_descriptor_limit
+from tierkv.descriptors import keep_files_private, raise_descriptor_limit
 from tierkv.disk_tier import disk_tier
 from tierkv.log import configure_logging
 from tierkv.parts import DmpPart, announce, device_names, path_options, segment_prefix
@@ -48,6 +48,7 @@ async def serve_role(
     name = NodeId(node_id or f"{role}-{socket.gethostname()}")
     configure_logging(settings.cluster.log_level, json_lines=True, node=name)
     raise_descriptor_limit()
+    keep_files_private()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,6 +25,7 @@ import typer
 
 from kvcore.errors import ConfigError
 from tierkv.config import LoadedConfig, dump_toml
+from tierkv.descriptors import keep_files_private
 from tierkv.left_memory import CURE, kept_text, orphans_text, require_memory
 from tierkv.settings import Settings
 from tierkv.supervisor import ChildSpec, Supervisor, exit_text
@@ -80,6 +81,7 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
     for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
         _require_free(settings.front.bind, port, flag=f"--{name}-port")
     run_dir = settings.cluster.run_dir.expanduser()
+    keep_files_private()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -102,6 +102,13 @@ def test_every_door_answers(cluster: Cluster) -> None:
     assert roles == {"front", "meta", "dmp", "compute"}
 
 
+def test_files_are_private(cluster: Cluster) -> None:
+    files = list(cluster.run_dir.rglob("*"))
+    assert any(path.suffix == ".duckdb" for path in files)
+    assert any(path.suffix == ".log" for path in files)
+    assert [str(path) for path in files if path.stat().st_mode & 0o077] == []
+
+
 def test_nodes_view_says_which_path_bytes_take_and_why(split: Cluster) -> None:
     def paths() -> dict[str, str]:
         return dict(split.query("SELECT node_id, paths FROM tierkv.nodes"))
