@@ -31,6 +31,8 @@ class PgWireConfig:
         session_settings: defaults of PostgreSQL's settings, such as ``statement_timeout``.
         auth_timeout_s: a client that has not logged in by then is closed
             (PostgreSQL's ``authentication_timeout`` is 60 s).
+        failed_login_delay_s: how long a client waits for the answer to a wrong password, so that
+            passwords can't be tried by the thousand.
         shutdown_grace_s: how long ``stop`` waits for connections to say goodbye.
     """
 
@@ -45,6 +47,7 @@ class PgWireConfig:
     max_connections_per_user: int = 0
     session_settings: Mapping[str, str] = field(default_factory=dict)
     auth_timeout_s: float = 60.0
+    failed_login_delay_s: float = 0.5
     shutdown_grace_s: float = 5.0
 
     @property

@@ -28,6 +28,7 @@ from dbfront.pgwire.simple_query import simple_query
 from dbfront.pgwire.startup import Startup
 from dbfront.pgwire.stream import PgStream
 from kvcore.errors import (
+    AuthenticationError,
     FeatureNotSupportedError,
     SqlError,
     TierKVError,
@@ -186,7 +187,12 @@ class ClientHandler:
             self._stream.write(replies.authentication_sasl([MECHANISM]))
             answer = login.first(*m.sasl_initial(await self._password_data()))
             self._stream.write(replies.authentication_sasl_continue(answer))
-            answer = login.final(await self._password_data())
+            proof = await self._password_data()
+            try:
+                answer = login.final(proof)
+            except AuthenticationError:
+                await asyncio.sleep(self._lobby.config.failed_login_delay_s)
+                raise
             self._stream.write(replies.authentication_sasl_final(answer))
         self._stream.write(replies.AUTHENTICATION_OK)
 

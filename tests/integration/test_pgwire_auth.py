@@ -50,6 +50,15 @@ def test_scram_right_wrong_and_unknown() -> None:
             psycopg.connect(server.dsn)
 
 
+def test_a_wrong_password_is_answered_late() -> None:
+    late = {"failed_login_delay_s": 3600.0, "auth_timeout_s": 0.5}
+    with running_pgwire(plain_sql, users={"ann": "a"}, **late) as server:
+        psycopg.connect(server.dsn, user="ann", password="a").close()
+        with pytest.raises(psycopg.OperationalError) as caught:
+            psycopg.connect(server.dsn, user="ann", password="b")
+        assert "password authentication failed" not in str(caught.value)
+
+
 def test_one_user_cannot_take_all_sessions() -> None:
     users = {"ann": "a", "bob": "b"}
     with running_pgwire(plain_sql, users=users, max_connections=5) as server:
