@@ -7,6 +7,7 @@ of a request, the first included, and so long for its body; then the connection 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 import h11
@@ -18,6 +19,9 @@ BODY_TIMEOUT_S: Final = 120.0
 
 IDLE_TIMEOUT_S: Final = 30
 """How long a connection may wait for its next request; clients' pools keep them some seconds."""
+
+# It warns of every malformed request: strangers could fill the log. They are answered 400.
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 class HttpConnection(H11Protocol):

@@ -164,3 +164,13 @@ async def test_vanished_clients_are_looked_for(server: HttpServer) -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
     writer.close()
+
+
+async def test_malformed_requests_leave_no_log_line(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await connect(server.port)
+    writer.write(b"\0\0 nonsense\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
