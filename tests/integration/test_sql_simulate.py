@@ -50,9 +50,9 @@ async def engine(**config: Any) -> AsyncIterator[DuckDbEngine]:
 
 
 @asynccontextmanager
-async def connected(number: int = 7, **config: Any) -> AsyncIterator[DuckDbConnection]:
+async def connected(**config: Any) -> AsyncIterator[DuckDbConnection]:
     async with engine(**config) as made:
-        connection = made.connect(number)
+        connection = made.connect()
         try:
             yield connection
         finally:
@@ -131,9 +131,12 @@ async def test_bad_questions_are_told_in_sqls_words(traces: Path, call: str, say
 
 async def test_options_that_name_files_are_not_sqls(traces: Path) -> None:
     async with connected(trace_dir=str(traces)) as connection:
+        number = connection.key_base // MAX_FORMS
         with pytest.raises(UdfArgumentError, match="has no option 'constants'"):
             options = json.dumps({"nodes": 1, "constants": "/etc/passwd"})
-            await connection.command(f"SELECT tierkv_simulate(7, 'small.jsonl', '{options}')")
+            await connection.command(
+                f"SELECT tierkv_simulate({number}, 'small.jsonl', '{options}')"
+            )
         with pytest.raises(SqlError, match="simulate"):
             await rows(connection, "tierkv.simulate('small.jsonl', prices => '/etc/passwd')")
 
@@ -141,7 +144,7 @@ async def test_options_that_name_files_are_not_sqls(traces: Path) -> None:
 async def test_cancelling_ends_the_child_and_a_third_is_told_to_come_back(traces: Path) -> None:
     long = "SELECT * FROM tierkv.simulate('long.jsonl', nodes => 8)"
     async with engine(trace_dir=str(traces)) as made:
-        connections = [made.connect(number) for number in (1, 2, 3)]
+        connections = [made.connect() for _ in range(3)]
         running = [asyncio.create_task(c.command(long)) for c in connections[:2]]
         async with asyncio.timeout(30):
             while len(made.simulations.running_sessions()) < 2:
