@@ -15,6 +15,7 @@ import pytest
 
 from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
 from kvcore.errors import ConfigError, OverloadedError, SqlError, TierKVError, UdfArgumentError
+from sql.plan import MAX_FORMS
 
 pytestmark = pytest.mark.integration
 LINES = [
