@@ -183,6 +183,8 @@ class DuckDbSession:
             raise SqlError("the session is already running a statement", sqlstate="55000")
         self._cancelling = False
         self._running = task = asyncio.create_task(self._noting_failure(work))
+        # Cancelled before its first step, the task never comes to its work.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def _keep_rows(self) -> None:

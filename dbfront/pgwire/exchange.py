@@ -38,6 +38,7 @@ class Exchange:
         stream: the socket.
         session: the SQL session, wrapped with the PostgreSQL catalog.
         running: whether a statement runs now; only then a cancel is passed on.
+        goodbye: what a cancelled statement is told while the server stops; None otherwise.
     """
 
     def __init__(self, connection: PgConnection, stream: PgStream, session: CatalogSession) -> None:
@@ -45,6 +46,7 @@ class Exchange:
         self.stream = stream
         self.session = session
         self.running = False
+        self.goodbye: TierKVError | None = None
         self._pending = bytearray()
         self._cancels: set[asyncio.Task[None]] = set()
         self._timed_out = False
@@ -126,7 +128,9 @@ class Exchange:
         if not isinstance(error, TierKVError):
             _LOG.error("statement failed inside the server", exc_info=error)
         self.connection.fail_statement()
-        self.send(replies.error_response(error_fields(error)))
+        ends = self.goodbye is not None and isinstance(error, CancelledByUserError)
+        said = self.goodbye if self.goodbye is not None and ends else error
+        self.send(replies.error_response(error_fields(said, fatal=ends)))
 
     async def fail(self, error: BaseException) -> None:
         """Send an error, and let the client's transaction know of it, whoever found it."""

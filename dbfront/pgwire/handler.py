@@ -95,6 +95,8 @@ class ClientHandler:
 
     def shut_down(self, error: TierKVError) -> None:
         """Cancel what runs and say goodbye with ``error`` as soon as the connection is idle."""
+        if self._exchange is not None:
+            self._exchange.goodbye = error
         self._stream.interrupt(error)
         self.cancel()
 

@@ -269,6 +269,21 @@ async def test_a_client_that_hangs_up_cancels_its_request(
     assert not node.running
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/sql"])
+async def test_a_client_that_hangs_up_within_its_body_is_no_error(
+    door: Door, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+    writer.write(f"{head}content-type: application/json\r\n\r\n{{".encode())
+    await writer.drain()
+    with caplog.at_level("INFO"):
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: any(path in record.getMessage() for record in caplog.records))
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -17,8 +18,11 @@ from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.server import PgWireServer
 from kvcore.clock import SystemClock
 from kvcore.errors import ConfigError
+from tests.fix_cluster import wait_for
 from tests.fix_pgwire import plain_sql, running_pgwire
 from tests.plain_sql import PlainSqlServer
+
+SLOW = "SELECT count(*) FROM range(200000) a, range(200000) b WHERE hash(a.range, b.range) = 1"
 
 pytestmark = pytest.mark.integration
 
@@ -145,6 +149,21 @@ def test_max_connections_and_shutdown_notice() -> None:
             conn.execute("SELECT 1")
         conn.close()
         assert all(session.closed for session in server.sql_server.sessions)
+
+
+def test_a_statement_in_flight_is_told_that_the_server_stops() -> None:
+    with running_pgwire() as server, ThreadPoolExecutor(1) as pool:
+        conn = psycopg.connect(server.dsn, autocommit=True)
+        running = pool.submit(conn.execute, SLOW)
+        handlers = server.server._clients
+        wait_for(
+            lambda: any(h._exchange and h._exchange.running for h in list(handlers.values())),
+            what="the statement runs",
+        )
+        server.call(server.server.stop())
+        with pytest.raises(psycopg.errors.AdminShutdown, match="administrator command"):
+            running.result(30)
+        conn.close()
 
 
 def test_silent_clients_are_sent_away() -> None:

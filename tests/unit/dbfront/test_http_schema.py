@@ -11,19 +11,22 @@ import pytest
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from dbfront.contracts import Message
 from dbfront.http.access import admit
+from dbfront.http.app import _answer_error
 from dbfront.http.config import HttpConfig, is_loopback
 from dbfront.http.schema import (
     ChatBody,
     CompletionBody,
     FieldError,
+    StatementError,
     salted_tenant,
     usage_json,
 )
 from kvcore import limits
-from kvcore.errors import AuthenticationError, ConfigError
+from kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from kvcore.layout import KvCodec
 from kvcore.request import BlendSelector, HitTokens, Usage
 from kvcore.reuse_hint import ReuseHint
@@ -296,3 +299,14 @@ def test_own_clients_are_admitted(config: dict[str, Any], headers: dict[str, str
 def test_a_malformed_hash_of_a_key_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="malformed hash"):
         HttpConfig(api_keys={"sha256:abc": "t"}).check()
+
+
+async def test_an_ordinary_503_of_a_statement_is_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = Request({"type": "http", "method": "POST", "path": "/v1/sql", "headers": []})
+    answer = await _answer_error(request, StatementError(NoNodeError("no node serves m")))
+    assert answer.status_code == 503
+    assert caplog.records == []
+    await _answer_error(request, RuntimeError("ours"))
+    assert [record.getMessage() for record in caplog.records] == ["POST /v1/sql broke"]

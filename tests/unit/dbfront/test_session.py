@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import json
 from pathlib import Path
 
@@ -584,3 +586,19 @@ async def test_text_that_is_no_utf8_is_refused(session: DuckDbSession) -> None:
     with pytest.raises(SqlError, match="UTF-8") as caught:
         await session.execute("SELECT '\udcff'")
     assert caught.value.sqlstate == "22021"
+
+
+async def test_a_statement_cancelled_before_its_first_step_leaves_nothing_behind(
+    session: DuckDbSession,
+) -> None:
+    """As when a client hangs up at once; a coroutine that was never awaited would warn."""
+
+    async def work() -> None:
+        pytest.fail("it was cancelled before")
+
+    statement = work()
+    task = await session._start(statement)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert inspect.getcoroutinestate(statement) == inspect.CORO_CLOSED
