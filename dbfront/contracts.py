@@ -36,7 +36,8 @@ class TextCall:
     ``documents`` stand before the text of the first user message, or of the raw prompt; with
     ``chunk_separator`` the pieces of that text between two separators are chunks too. Chunks are
     blended where the tenant's namespace allows it, unless ``blend`` is False; True asks for it, so
-    that a refusal is told. ``recompute_ratio`` can only raise the namespace's. ``hint`` says when
+    that a refusal is told. A ``cache_salt`` keeps its KV apart inside its tenant, by the tenant's
+    policy. ``recompute_ratio`` can only raise the namespace's. ``hint`` says when
     its KV will be wanted again, as far as the caller knows.
 
     Instead of free text it may ask for JSON of a schema (``json_schema``, JSON text), for one of
@@ -56,6 +57,7 @@ class TextCall:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     tenant: str = "default"
+    cache_salt: str = ""
     session_id: str | None = None
     priority: int = 0
     use_cache: bool = True

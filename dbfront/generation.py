@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from dbfront.answer_lengths import AnswerLengths, most_tokens
 from dbfront.blend_policy import blend_of, blend_refusal
+from dbfront.cache_salt import salted_tenant
 from dbfront.call_checks import (
     check_form,
     check_names,
@@ -121,13 +122,16 @@ class Generation:
         prompt = await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
+        # The policy is the tenant's whatever the salt; only the key, and so its blocks, differ.
         grant = await self._dispatcher.namespace(call.tenant, model)
+        scope = salted_tenant(call.tenant, call.cache_salt)
+        own = grant if scope == call.tenant else await self._dispatcher.namespace(scope, model)
         request = GenerateRequest(
             request_id=call.request_id or new_request_id(),
             model=model.name,
             token_ids=prompt.token_ids,
-            namespace_key=grant.namespace_key,
-            tenant=call.tenant,
+            namespace_key=own.namespace_key,
+            tenant=scope,
             sampling=sampling,
             session_id=call.session_id,
             priority=call.priority,
@@ -372,7 +376,7 @@ class Generation:
         record = CallRecord(
             request_id=request.request_id,
             model=request.model,
-            tenant=request.tenant,
+            tenant=live.prepared.call.tenant,
             outcome=live.outcome,
             usage=live.usage,
             ttft_s=live.ttft_s,

@@ -253,6 +253,7 @@ class FakeMeta:
         self.down = False
         self.located: list[tuple[BlockKey, ...]] = []
         self.cache_enabled = True
+        self.policies: dict[str, tuple[bool, ReusePolicy]] = {}
         self.policy = ReusePolicy()
         for info in nodes:
             self.put(info)
@@ -321,7 +322,8 @@ class FakeMeta:
             model_revision=model_revision,
             layout_fingerprint=layout_fingerprint,
         )
-        return NamespaceGrant(key, tenant, self.cache_enabled, self.policy)
+        enabled, policy = self.policies.get(tenant, (self.cache_enabled, self.policy))
+        return NamespaceGrant(key, tenant, enabled, policy)
 
     async def list_nodes(self) -> tuple[NodeState, ...]:
         self._check()

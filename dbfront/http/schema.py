@@ -190,7 +190,8 @@ class CallBody(BaseModel):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "stop": _as_tuple(self.stop),
             "seed": self.seed,
-            "tenant": salted_tenant(tenant, self.cache_salt),
+            "tenant": tenant,
+            "cache_salt": self.cache_salt or "",
             "session_id": self._session(),
             "priority": self.priority or 0,
             "use_cache": self.use_cache is not False,
@@ -346,14 +347,6 @@ def usage_json(usages: list[Usage]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
     }
-
-
-def salted_tenant(tenant: str, salt: str | None) -> str:
-    """Isolate a salt inside its tenant; the name has a digest, so that nobody can pick it."""
-    if not salt:
-        return tenant
-    digest = blake2b(f"{tenant}\0{salt}".encode(), digest_size=16).hexdigest()
-    return f"{tenant[:80]}:salt-{digest}"
 
 
 def _schema_of(response_format: Any) -> str:

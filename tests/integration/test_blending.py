@@ -93,6 +93,7 @@ def connect(cluster: Cluster, user: str) -> psycopg.Connection[Any]:
 def test_where_nothing_was_allowed_answers_are_exact(
     cluster: Cluster, client: openai.OpenAI
 ) -> None:
+    namespace(cluster, "set", "default", "--blend", "off")
     for documents, name in zip(ORDERS[:4], NAMES, strict=True):
         question = QUESTION.format(name)
         text, details = ask(client, documents, question, blend=True, cache_salt="exact")

@@ -20,7 +20,7 @@ import openai
 import psycopg
 import pytest
 
-from dbfront.http.schema import salted_tenant
+from dbfront.cache_salt import salted_tenant
 from tests.fix_cluster import Cluster, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -73,6 +73,23 @@ def wait_published(cluster: Cluster, prompts: list[list[int]], salt: str) -> Non
     wait_for(lambda: cluster.query(count)[0][0] >= len(blocks), what="blocks in the pool")
 
 
+def wait_whole(cluster: Cluster) -> None:
+    """Wait until what compute nodes store arrives in the pool: tests before this one kill nodes.
+
+    Blocks whose pool node is away when they are stored are not stored later.
+    """
+    scopes: list[str] = []
+
+    def stored() -> bool:
+        salt = f"whole-{len(scopes)}"
+        scopes.append(f"'{salted_tenant('default', salt)}'")
+        ask(cluster, make_prompts(99, count=1), salt)
+        count = "SELECT count(*) FROM tierkv.kvcache_blocks WHERE tier <> 'L1' AND cache_scope IN"
+        return bool(cluster.query(f"{count} ({', '.join(scopes)})")[0][0])
+
+    wait_for(stored, what="a block that arrives in the pool")
+
+
 def cache_errors(cluster: Cluster) -> int:
     rows = cluster.query("SELECT DISTINCT node_id, cache_errors FROM tierkv.stat_kvcache_node")
     return sum(int(row[1] or 0) for row in rows)
@@ -98,8 +115,9 @@ def test_every_door_answers(cluster: Cluster) -> None:
     assert answer.usage.prompt_tokens_details is not None
     assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 0
     assert {node[0] for node in cluster.nodes().values()} == {"alive"}
-    roles = {row[0] for row in cluster.query("SELECT role FROM tierkv.nodes")}
-    assert roles == {"front", "meta", "dmp", "compute"}
+    roles = "SELECT DISTINCT role FROM tierkv.nodes"
+    everybody = {"front", "meta", "dmp", "compute"}
+    wait_for(lambda: {row[0] for row in cluster.query(roles)} == everybody, what="every role")
 
 
 def test_files_are_private(cluster: Cluster) -> None:
@@ -131,6 +149,7 @@ def test_nodes_view_says_which_path_bytes_take_and_why(split: Cluster) -> None:
 
 
 def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:
+    wait_whole(cluster)
     prompts = make_prompts(1)
     expected = oracle(cluster, prompts)
     assert [text_of(body) for body in ask(cluster, prompts, "l2")] == expected
@@ -144,6 +163,7 @@ def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:
 
 
 def test_pool_survives_a_kill_and_serves_what_was_sealed(cluster: Cluster) -> None:
+    wait_whole(cluster)
     prompts = make_prompts(2)
     expected = oracle(cluster, prompts)
     assert [text_of(body) for body in ask(cluster, prompts, "kill")] == expected
@@ -181,6 +201,7 @@ def hash_free_seed(name: str) -> int:
 
 
 def test_flipped_bits_in_the_pool_are_counted_and_recomputed(cluster: Cluster) -> None:
+    wait_whole(cluster)
     prompts = make_prompts(5)
     expected = oracle(cluster, prompts)
     assert [text_of(body) for body in ask(cluster, prompts, "flip")] == expected
@@ -211,7 +232,14 @@ def test_handoff_through_the_pool_equals_one_node(split: Cluster) -> None:
         assert [text_of(split.complete(p)) for p in prompts] == expected
     view = "tierkv.stat_kvcache_node WHERE role = 'decode' AND tier = 'L3'"
     hits = f"SELECT sum(hit_tokens) FROM {view}"
-    wait_for(lambda: int(split.query(hits)[0][0]) > 0, what="L3 hits of the decode node")
+    seeds = iter(range(1_000, 2_000))
+
+    def handed_over() -> bool:
+        """One prompt more each time: where its blocks go depends on their names."""
+        split.complete(make_prompts(next(seeds), count=1)[0])
+        return int(split.query(hits)[0][0]) > 0
+
+    wait_for(handed_over, what="L3 hits of the decode node")
 
 
 def test_up_stops_cleanly_and_leaves_nothing(start_cluster: Callable[..., Cluster]) -> None:

@@ -23,7 +23,9 @@ from dbfront.http.server import HttpServer
 from dbfront.session import DuckDbSqlServer
 from kvcore import limits
 from kvcore.errors import ConfigError
+from kvcore.layout import KvCodec
 from kvcore.request import HitTokens
+from kvcore.reuse_policy import ReusePolicy
 from tests.fix_text import Front, running_front, write_model_folder
 
 pytestmark = pytest.mark.integration
@@ -460,6 +462,18 @@ async def test_a_salt_shares_with_nobody(door: Door) -> None:
             model="tiny", messages=ASK, max_tokens=2, extra_body=body
         )
     assert len({request.namespace_key for request in door.front.node.seen}) == 3
+
+
+async def test_a_salt_keeps_the_policy_of_its_tenant(door: Door) -> None:
+    door.front.meta.policies["default"] = (False, ReusePolicy(KvCodec.FP8))
+    for salt in ("a", None):
+        body = {"ignore_eos": True} | ({"cache_salt": salt} if salt else {})
+        await door.client.chat.completions.create(
+            model="tiny", messages=ASK, max_tokens=2, extra_body=body
+        )
+    seen = [(request.use_cache, request.kv_codec) for request in door.front.node.seen]
+    assert seen == [(False, KvCodec.FP8)] * 2
+    assert door.front.node.seen[0].tenant.startswith("default:salt-")
 
 
 async def test_a_port_in_use_says_so(door: Door) -> None:

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from dbfront.cache_salt import salted_tenant
 from dbfront.contracts import Message
 from dbfront.http.access import admit
 from dbfront.http.app import _answer_error
@@ -22,7 +23,6 @@ from dbfront.http.schema import (
     CompletionBody,
     FieldError,
     StatementError,
-    salted_tenant,
     usage_json,
 )
 from kvcore import limits
