@@ -90,22 +90,32 @@ def connect(cluster: Cluster, user: str) -> psycopg.Connection[Any]:
     return psycopg.connect(dsn, autocommit=True)
 
 
+def refusal(cluster: Cluster, user: str) -> str:
+    """Ask for blending in SQL; return the notices: a front trusts a policy for some seconds."""
+    with connect(cluster, user) as db:
+        notices: list[str] = []
+        db.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+        sql = "SELECT ai_generate(%s, documents => %s, options => %s)"
+        db.execute(sql, (QUESTION.format("Mia"), DOCUMENTS[:1], '{"recompute_ratio": 0.5}'))
+        return "\n".join(notices)
+
+
 def test_where_nothing_was_allowed_answers_are_exact(
     cluster: Cluster, client: openai.OpenAI
 ) -> None:
     namespace(cluster, "set", "default", "--blend", "off")
+    wait_for(
+        lambda: "namespace default does not allow" in refusal(cluster, "default"),
+        what="the front knows the new policy",
+    )
     for documents, name in zip(ORDERS[:4], NAMES, strict=True):
         question = QUESTION.format(name)
         text, details = ask(client, documents, question, blend=True, cache_salt="exact")
         assert text == ask(client, documents, question, use_cache=False)[0]
         assert (details["blended_tokens"], details["recomputed_tokens"]) == (0, 0)
         assert "selector" not in details
-    with connect(cluster, "nobody") as db:
-        notices: list[str] = []
-        db.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
-        sql = "SELECT ai_generate(%s, documents => %s, options => %s)"
-        db.execute(sql, (QUESTION.format("Mia"), DOCUMENTS[:1], '{"recompute_ratio": 0.5}'))
-        assert notices == ["documents were not blended: namespace nobody does not allow blending"]
+    said = refusal(cluster, "nobody")
+    assert said == "documents were not blended: namespace nobody does not allow blending"
 
 
 def test_a_ratio_of_one_is_exact_over_rest_and_sql(cluster: Cluster, client: openai.OpenAI) -> None:
