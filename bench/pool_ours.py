@@ -226,8 +226,9 @@ def _found_bytes(value: bytes | None) -> bytes:
 def await_populated(pid: int) -> None:
     """Wait until a process has entered its segment's pages into its page table.
 
-    That goes on in the background for a second or two after a start; measured meanwhile, everybody
-    looks slow, the raw socket too.
+    The node takes all its memory at its start (``dmp.ready_ahead``), and a client enters it; that
+    goes on in the background for a second or two. Measured meanwhile, everybody looks slow, the raw
+    socket too. What is put into memory that has to be taken first takes about twice as long.
     """
     before, now = -1, _shared_pages(pid)
     deadline = time.monotonic() + 20.0
@@ -245,7 +246,8 @@ def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-bench-") as folder:
         config = DmpConfig(
             NodeId("dmp-bench"), HostId("bench"), str(Path(folder) / "segment"),
-            capacity_bytes=capacity_bytes, extent_bytes=extent_bytes,
+            capacity_bytes=capacity_bytes, ready_ahead_bytes=capacity_bytes,
+            extent_bytes=extent_bytes,
         )  # fmt: skip
         node = DmpNode(config, NullReporter(), SystemClock())
         node.start()

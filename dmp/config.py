@@ -38,7 +38,8 @@ class DmpConfig:
         node_id: unique and stable; names the default segment file.
         host: the machine; compute nodes with the same host map the segment (tier L2).
         segment_path: the memory file; empty means ``/dev/shm/tierkv-<node_id>.seg``.
-        capacity_bytes: payload memory, rounded down to whole extents; reserved at start.
+        capacity_bytes: payload memory, rounded down to whole extents; taken as blocks come.
+        ready_ahead_bytes: how much of it is made ready before blocks come.
         extent_bytes: unit that is given to one slot size; no block can be larger.
         bind: address to listen on; anything but loopback needs a ``token``.
         port: 0 lets the system choose.
@@ -72,6 +73,7 @@ class DmpConfig:
     host: HostId
     segment_path: str = ""
     capacity_bytes: int = 1 << 30
+    ready_ahead_bytes: int = 128 << 20
     extent_bytes: int = 32 << 20
     bind: str = "127.0.0.1"
     port: int = 0
@@ -140,6 +142,11 @@ class DmpConfig:
     def extent_count(self) -> int:
         """Whole extents in the capacity."""
         return self.capacity_bytes // self.extent_bytes
+
+    @property
+    def extents_ahead(self) -> int:
+        """Extents that are made ready before blocks come; one at least."""
+        return max(1, self.ready_ahead_bytes // self.extent_bytes)
 
 
 def _is_loopback(host: str) -> bool:

@@ -86,9 +86,9 @@ class ExtentTable:
         """Slots in the extents that have a size now."""
         return sum(len(e.free) + len(e.live) for e in self._extents)
 
-    def next_unassigned(self) -> int | None:
-        """Return the extent that is assigned next; None when all are."""
-        return self._unassigned[-1] if self._unassigned else None
+    def upcoming(self, count: int) -> list[int]:
+        """Return up to ``count`` extents that are assigned next, the first one first."""
+        return self._unassigned[: -count - 1 : -1]
 
     def take(self, size: int) -> int | None:
         """Take a free slot of that size, assigning an extent if needed; None when there is none."""

@@ -114,8 +114,8 @@ class NodeState:
             self.sealed_order = scan.last_order
             self.draining = False
             self._table, self._segment = table, segment
-        segment.backing.start()
-        segment.backing.prepare(table.extents.next_unassigned())
+        segment.backing.start(owns=True)
+        segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
         return table.count(SlotState.SEALED)
 
     def kept(self) -> list[Slot]:
@@ -139,8 +139,12 @@ class NodeState:
 
     def has_memory(self, slot: Slot) -> bool:
         """Make sure that a slot's bytes have memory; else its reservation ends. Lock held."""
-        extents = self.table.extents
-        if self.segment.backing.back(slot.extent.index, extents.next_unassigned()):
+        backing, extent = self.segment.backing, slot.extent.index
+        if backing.has(extent):
+            return True
+        if backing.back(extent):
+            ahead = self.table.extents.upcoming(self.config.extents_ahead)
+            backing.prepare([extent, *ahead])
             return True
         self.table.abort(slot.index, slot.generation)
         self.table.alloc_failures += 1

@@ -149,7 +149,7 @@ class Scrubber:
         if index not in self._suspects:
             self._suspects.add(index)
             return False
-        if not state.segment.backing.back(slot.extent.index, None):
+        if not state.segment.backing.back(slot.extent.index):
             return False
         self._suspects.discard(index)
         self._heals[index] += 1

@@ -105,6 +105,7 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
         host=_host(config),
         segment_path=str(_segment_path(config, name)),
         capacity_bytes=int(settings.dmp.capacity),
+        ready_ahead_bytes=int(settings.dmp.ready_ahead),
         bind=settings.dmp.bind,
         port=settings.dmp.port,
         advertise_host=settings.cluster.advertise,

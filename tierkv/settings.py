@@ -224,6 +224,10 @@ class DmpSettings(Section):
     capacity: ByteSize = Field(
         default=ByteSize(GIB), description="memory for KV blocks, such as 4GiB"
     )
+    ready_ahead: ByteSize = Field(
+        default=ByteSize(128 << 20),
+        description="memory made ready before blocks come; as much as dmp.capacity: all at start",
+    )
     segment_dir: str = Field(default="/dev/shm", description="where the segment file lies")
     rdma: Literal["auto", "on", "off"] = Field(
         default="auto",

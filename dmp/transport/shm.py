@@ -56,6 +56,7 @@ class ShmPoolNode(PoolNode):
         self._node_id = control.node_id
         self._path = segment_path
         self._segment: Segment = map_segment(segment_path)
+        self._segment.backing.start(owns=False)
         self._former: list[Segment] = []
         self._slots = MappedSlots(self._segment)
         self._life = self._slots.incarnation
@@ -87,7 +88,15 @@ class ShmPoolNode(PoolNode):
     ) -> list[PutGrant | None]:
         # Before it may evict, the node learns what was read.
         self._report_touched()
-        return self._control.reserve(puts, deadline_s=deadline_s)
+        grants = self._control.reserve(puts, deadline_s=deadline_s)
+        self._prepare([grant.location for grant in grants if grant is not None])
+        return grants
+
+    def _prepare(self, locations: Sequence[Location]) -> None:
+        """Have the memory of slots, and of those to come, entered in the background."""
+        if locations:
+            per_extent = self._segment.geometry.slots_per_extent
+            self._segment.backing.prepare({place.slot // per_extent for place in locations})
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
         self._control.pending.check(writes)
@@ -183,6 +192,7 @@ class ShmPoolNode(PoolNode):
 
     def close(self) -> None:
         self._closed = True
+        self._segment.backing.close()
         self._former.clear()
         self._control.close()
 
@@ -202,6 +212,7 @@ class ShmPoolNode(PoolNode):
         with self._lock:
             touched, self._touched = list(self._touched.values()), {}
             size, self._touched_bytes = self._touched_bytes, 0
+        self._prepare(touched)
         self._control.touch(touched, read_bytes=size)
 
     def _slots_of(self, location: Location) -> MappedSlots:
@@ -228,8 +239,10 @@ class ShmPoolNode(PoolNode):
             if segment.incarnation != self._life or segment.inode != self._segment.inode:
                 # A device may have pinned pages of the old mapping that the file has no more.
                 # It stays where it is: its address must not be another mapping's meanwhile.
+                self._segment.backing.close()
                 self._former.append(self._segment)
                 self._segment = segment
+                self._segment.backing.start(owns=False)
                 self._slots = MappedSlots(segment)
                 self._life = segment.incarnation
         except (OSError, ConfigError) as error:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from dmp.segment_file import open_segment
 from dmp.segment_scan import SegmentScan, scan_segment
 from dmp.slots import Slot, SlotState
 from dmp.transport.inproc import InprocPoolNode
+from dmp.transport.verbs_fabric import address_of
 from kvcore.errors import ConfigError
 from kvcore.location import Location
+from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, block_key, make_put, store
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
 
@@ -26,6 +29,13 @@ SLOT_BYTES = 48 << 10
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "node.seg"
+
+
+@pytest.fixture
+def tmpfs() -> Iterator[Path]:
+    """A folder in memory: a page of a file on disk may be there without having space."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-test-") as folder:
+        yield Path(folder)
 
 
 def write(segment: Segment, index: int, state: SlotState, *, order: int = 0) -> Slot:
@@ -48,11 +58,35 @@ def test_a_new_segment_is_empty_and_takes_memory_for_its_headers_only(path: Path
     assert (slots_of(scan), scan.dropped, scan.last_order) == ([], [], 0)
     assert os.stat(path).st_size == SHAPE.file_bytes
     assert memory_of(path) == SHAPE.payload_at
-    assert segment.backing.back(1, None)
+    assert segment.backing.back(1)
     assert memory_of(path) == SHAPE.payload_at + SHAPE.extent_bytes
     segment.keep_only([])
     assert memory_of(path) == SHAPE.payload_at
     segment.close()
+
+
+def test_memory_is_ready_before_blocks_come_and_entered_where_it_is_mapped(tmpfs: Path) -> None:
+    path = tmpfs / "node.seg"
+    segment = open_segment(path, SHAPE)
+    mapped = map_segment(path)
+    segment.backing.start(owns=True)
+    segment.backing.prepare([1])
+    wait_for(lambda: memory_of(path) > SHAPE.payload_at, what="memory for an extent")
+    wait_for(lambda: entered(segment) >= SHAPE.extent_bytes, what="its pages at the owner")
+    mapped.backing.start(owns=False)
+    wait_for(lambda: entered(mapped) >= SHAPE.extent_bytes, what="its pages where it is mapped")
+    mapped.backing.prepare([0])
+    mapped.close()
+    assert memory_of(path) == SHAPE.payload_at + SHAPE.extent_bytes, "mapping it takes none"
+    segment.close()
+
+
+def entered(segment: Segment) -> int:
+    """Bytes of a mapping that are in this process's page table."""
+    start = f"{address_of(segment.memory):x}-"
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(start))
+    return int(next(line for line in lines if line.startswith("Rss:")).split()[1]) << 10
 
 
 def memory_of(path: Path) -> int:
@@ -171,7 +205,7 @@ def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
     make_rig: Callable[..., Rig],
 ) -> None:
     path = small_disk / "node.seg"
-    rig = make_rig(segment_path=str(path), capacity_bytes=3 * (256 << 10))
+    rig = make_rig(segment_path=str(path), capacity_bytes=3 * (256 << 10), ready_ahead_bytes=0)
     pool = InprocPoolNode(rig.node)
     first = store(pool, "first")
     fill(small_disk)
