@@ -141,7 +141,7 @@ def _node(node: NodeState) -> Row:
         "capacity_bytes": info.capacity_bytes,
         "models": ", ".join(model.name for model in info.models),
         "paths": "; ".join(map(str, node.report.paths)),
-        "notes": "; ".join(node.report.notes),
+        "notes": "; ".join(node.notes),
     }
 
 

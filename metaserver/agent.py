@@ -73,6 +73,7 @@ class NodeAgent:
         self._flushing = 0
         self._contact_at: float | None = None
         self._reachable = True
+        self._refusal = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -153,11 +154,16 @@ class NodeAgent:
             self._unknown.clear()
             try:
                 registration = await self._meta.register(self._info)
-            except (DirectoryUnavailableError, StaleEpochError) as error:
+            except DirectoryUnavailableError as error:
                 self._note_failure(error)
                 await asyncio.sleep(retry_s)
                 continue
+            except StaleEpochError as error:
+                self._note_refusal(error)
+                await asyncio.sleep(retry_s)
+                continue
             self._note_contact()
+            self._refusal = ""
             if registration.send_inventory:
                 self._reporter.request_inventory()
             self._registered.set()
@@ -243,7 +249,13 @@ class NodeAgent:
             self._reachable = True
             _log.info("node %s reaches the meta server again", self._info.node_id)
 
-    def _note_failure(self, error: DirectoryUnavailableError | StaleEpochError) -> None:
+    def _note_refusal(self, error: StaleEpochError) -> None:
+        """Log that another process has this node's name, once for each."""
+        if self._refusal != error.message:
+            self._refusal = error.message
+            _log.error("%s; this one is left out and keeps asking: %s", error.message, error.hint)
+
+    def _note_failure(self, error: DirectoryUnavailableError) -> None:
         """Log the first failure of a row; the node goes on without a directory."""
         if self._reachable:
             self._reachable = False

@@ -94,12 +94,26 @@ class NamespaceGrant:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node in the directory; ``state`` is ``alive``, ``suspect`` or ``dead``."""
+    """A node in the directory.
+
+    Attributes:
+        state: ``alive``, ``suspect`` or ``dead``.
+        rival: where another process is that wants the node's name and is refused; else empty.
+    """
 
     info: NodeInfo
     report: NodeReport
     heartbeat_age_s: float
     state: str
+    rival: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the node, and the meta server about it, have to say to people."""
+        if not self.rival:
+            return self.report.notes
+        rival = f"a process at {self.rival} wants this node id and is refused: change its --node-id"
+        return (*self.report.notes, rival)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +167,8 @@ class MetaClient(Protocol):
        ``reader`` first. With ``reserve_s`` it reserves what it found: the nodes that hold it are
        asked to keep it until the lease is ended or that time is over.
     3. ``report_events`` is idempotent by (node_id, incarnation, seq).
-    4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive.
+    4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive, or one
+       at another home.
     5. ``extend_lease`` sets a new time from now; ``end_lease`` commits (``used``: it counts as a
        use of the blocks) or aborts. Both answer False for a lease that is unknown or over.
     6. ``holds`` yields what a node is asked to keep, first everything that is on at the time, until
@@ -208,15 +223,19 @@ class MetaClient(Protocol):
     async def close(self) -> None: ...
 
 
-def connect(address: str, *, token: str | None = None, timeout_s: float = 2.0) -> MetaClient:
+def connect(
+    address: str, *, token: str | None = None, home: str = "", timeout_s: float = 2.0
+) -> MetaClient:
     """Return a client of the meta server at ``host:port``; it connects at the first call.
 
     Args:
         address: the meta server's ``host:port``.
         token: the cluster token; None where none is set.
+        home: where the node that registers is; one process of its name at a time can be there.
+            Empty: not told.
         timeout_s: how long one call may take before it counts as "no directory".
     """
     # gRPC is heavy, and a process with everything inside never dials: import it when needed.
     from metaserver.grpc_client import GrpcMeta
 
-    return GrpcMeta(address, token=token, timeout_s=timeout_s)
+    return GrpcMeta(address, token=token, home=home, timeout_s=timeout_s)

@@ -55,11 +55,15 @@ class GrpcMeta:
     """A meta server at an address; implements MetaClient.
 
     Attributes:
+        _home: of the node that registers.
         _channel: made at the first call, inside that call's event loop; None before.
     """
 
-    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, address: str, *, token: str | None = None, home: str = "", timeout_s: float = 2.0
+    ) -> None:
         self._address = address
+        self._home = home
         self._token = token
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -67,7 +71,7 @@ class GrpcMeta:
         self._closed = False
 
     async def register(self, info: NodeInfo) -> Registration:
-        request = pb.RegisterRequest(info=convert.node_info_to_proto(info))
+        request = pb.RegisterRequest(info=convert.node_info_to_proto(info), home=self._home)
         return await self._call(
             "Register",
             request,

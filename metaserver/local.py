@@ -67,9 +67,9 @@ class LocalMeta:
         """What was wrong with the durable state at the start; empty when nothing was."""
         return self._namespaces.trouble
 
-    async def register(self, info: NodeInfo) -> Registration:
+    async def register(self, info: NodeInfo, *, home: str = "") -> Registration:
         with self._open():
-            registration = self.state.register(info, self._clock.now())
+            registration = self.state.register(info, self._clock.now(), home=home)
             self._end_stale_streams()
             return registration
 

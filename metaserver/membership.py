@@ -7,6 +7,7 @@ blocks. It answers who died, and the caller drops what they held.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvcore import limits
 from kvcore.errors import OverloadedError, StaleEpochError
@@ -18,12 +19,19 @@ from metaserver.config import MetaConfig
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 
 
+_RIVAL_SHOWN_S: Final = 10.0
+"""How long it is told that another process wants a node's name; it asks every few seconds."""
+
+
 @dataclass(slots=True)
 class _Member:
     info: NodeInfo
     report: NodeReport
     heard_at: float
+    home: str = ""
     dead: bool = False
+    rival: str = ""
+    rival_at: float = 0.0
 
 
 class Membership:
@@ -42,25 +50,29 @@ class Membership:
         self._members: dict[NodeId, _Member] = {}
         self._next_look_at = float("-inf")
 
-    def register(self, info: NodeInfo, now: float) -> None:
+    def register(self, info: NodeInfo, now: float, *, home: str = "") -> None:
         """Take a node in, or renew it.
 
+        A newer incarnation is the node's restart, unless it is at another home: there the first one
+        goes on beating, and a restart waits until that one is dead.
+
+        Args:
+            info: the node.
+            now: the time.
+            home: where one process of that name can be at a time; empty when not told.
+
         Raises:
-            StaleEpochError: a newer incarnation of that node is alive.
+            StaleEpochError: a newer incarnation of that node is alive, or one at another home.
             OverloadedError: the cluster is full.
         """
         known = self._members.get(info.node_id)
-        if known and not known.dead and known.info.incarnation > info.incarnation:
-            raise StaleEpochError(
-                f"node {info.node_id} is already running as incarnation "
-                f"{known.info.incarnation}; {info.incarnation} is older",
-                hint="give each running node its own node id",
-            )
+        if known and not known.dead and known.info.incarnation != info.incarnation:
+            _refuse_rival(known, info, home, now)
         if known is None and len(self._members) >= limits.MAX_NODES:
             raise OverloadedError(f"the cluster already has {limits.MAX_NODES} nodes")
         same = known is not None and known.info.incarnation == info.incarnation
         report = known.report if known is not None and same else NodeReport()
-        self._members[info.node_id] = _Member(info=info, report=report, heard_at=now)
+        self._members[info.node_id] = _Member(info, report, heard_at=now, home=home)
 
     def heartbeat(
         self, node_id: NodeId, incarnation: Incarnation, report: NodeReport, now: float
@@ -104,6 +116,7 @@ class Membership:
                 report=member.report,
                 heartbeat_age_s=max(0.0, now - member.heard_at),
                 state=self._state_of(member, now),
+                rival=member.rival if now - member.rival_at <= _RIVAL_SHOWN_S else "",
             )
             for _, member in sorted(self._members.items())
         )
@@ -112,3 +125,24 @@ class Membership:
         if member.dead:
             return DEAD
         return SUSPECT if now - member.heard_at >= self._config.suspect_after_s else ALIVE
+
+
+def _refuse_rival(known: _Member, info: NodeInfo, home: str, now: float) -> None:
+    """Raise StaleEpochError when a process is not the restart of a node that lives."""
+    mine, others = known.info.incarnation, info.incarnation
+    elsewhere = home and known.home and home != known.home
+    if not elsewhere and mine < others:
+        return
+    why = (
+        f"at {_place_of(known.info)}" if elsewhere else f"as incarnation {mine}; {others} is older"
+    )
+    known.rival, known.rival_at = _place_of(info), now
+    raise StaleEpochError(
+        f"node {info.node_id} is already running {why}",
+        hint="give each running node its own node id (--node-id), or stop the other one",
+    )
+
+
+def _place_of(info: NodeInfo) -> str:
+    address = info.control_address or info.data_address
+    return f"{address} (host {info.host})"[: limits.MAX_REASON_CHARS] if address else info.host

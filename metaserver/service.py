@@ -12,6 +12,7 @@ from typing import Any
 from kvcore.hold import LeaseId
 from kvcore.ids import HostId, Incarnation, NodeId
 from kvwire import convert
+from kvwire.check import checked_name
 from kvwire.convert_event import event_records_from_proto
 from kvwire.status import answering
 from kvwire.v1 import meta_pb2 as pb
@@ -28,7 +29,9 @@ class MetaService(rpc.MetaServicer):
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         async with answering(context):
-            reply = await self._meta.register(convert.node_info_from_proto(request.info))
+            info = convert.node_info_from_proto(request.info)
+            home = checked_name(request.home, "home") if request.home else ""
+            reply = await self._meta.register(info, home=home)
             return pb.RegisterReply(
                 heartbeat_interval_s=reply.heartbeat_interval_s,
                 send_inventory=reply.send_inventory,

@@ -52,10 +52,10 @@ class MetaState:
         self.directory = Directory()
         self.leases = Leases(first_lease=first_lease)
 
-    def register(self, info: NodeInfo, now: float) -> Registration:
-        """Take a node in; StaleEpochError when a newer incarnation of it is alive."""
+    def register(self, info: NodeInfo, now: float, *, home: str = "") -> Registration:
+        """Take a node in; StaleEpochError when one of that name is alive and not its past."""
         self._expire(now)
-        self._membership.register(info, now)
+        self._membership.register(info, now, home=home)
         if self.directory.incarnation_of(info.node_id) != info.incarnation:
             self.leases.drop_node(info.node_id)
         self.directory.add_node(info)

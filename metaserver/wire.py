@@ -6,6 +6,7 @@ checked in ``*_from_proto``, as in kvwire.convert; locate has a file of its own,
 
 from __future__ import annotations
 
+from kvcore import limits
 from kvcore.errors import RemoteProtocolError, UserError
 from kvcore.hold import HoldOrder, LeaseId
 from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
@@ -88,6 +89,7 @@ def node_state_to_proto(node: NodeState) -> pb.NodeState:
         report=node_report_to_proto(node.report),
         heartbeat_age_s=node.heartbeat_age_s,
         state=node.state,
+        rival=node.rival,
     )
 
 
@@ -98,6 +100,7 @@ def node_state_from_proto(message: pb.NodeState) -> NodeState:
         report=node_report_from_proto(message.report),
         heartbeat_age_s=checked_amount(message.heartbeat_age_s, "heartbeat_age_s"),
         state=message.state,
+        rival=message.rival[: limits.MAX_REASON_CHARS],
     )
 
 

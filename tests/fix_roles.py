@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,22 +55,48 @@ class Roles:
     def start(self, *names: str) -> None:
         """Start processes together and wait until each is ready."""
         for name in names:
-            command = [
-                sys.executable, "-m", "tierkv", "serve", name.partition("-")[0], "--node-id", name,
-                *(word for item in self._settings(name) for word in ("--set", item)),
-            ]  # fmt: skip
-            with self._log(name).open("ab") as log:
-                self._processes[name] = subprocess.Popen(
-                    command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log
-                )
+            self._processes[name] = self._popen(name, self._settings(name), self._log(name))
         for name in names:
             out = self._processes[name].stdout
             assert out is not None
             assert b'"ready"' in out.readline(), self._log(name).read_text()
 
+    def _popen(self, name: str, settings: Iterable[str], log: Path) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable, "-m", "tierkv", "serve", name.partition("-")[0], "--node-id", name,
+            *(word for item in settings for word in ("--set", item)),
+        ]  # fmt: skip
+        with log.open("ab") as out:
+            return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=out)
+
+    @contextmanager
+    def rival(self, name: str) -> Iterator[Path]:
+        """Start another process with a node's name, of another folder and port; its log."""
+        log = self._folder / f"rival-{name}.log"
+        others = ("cluster.run_dir", "dmp.port", "compute.port")
+        settings = [item for item in self._settings(name) if item.partition("=")[0] not in others]
+        process = self._popen(name, [*settings, f"cluster.run_dir={self._folder / 'other'}"], log)
+        try:
+            yield log
+        finally:
+            process.terminate()
+            _end(process)
+
+    def nodes(self, *columns: str) -> dict[str, tuple[Any, ...]]:
+        """Return columns of the nodes view by node."""
+        rows = self.query(f"SELECT node_id, {', '.join(columns)} FROM tierkv.nodes")
+        return {row[0]: row[1:] for row in rows}
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run SQL through psycopg."""
+        dsn = f"host=127.0.0.1 port={self.pg_port} user=tierkv dbname=main"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return connection.execute(sql).fetchall()
+
     def said(self, what: str) -> list[str]:
-        """Return the lines of the compute nodes' logs that hold ``what``."""
-        lines = [line for name in COMPUTE for line in self._log(name).read_text().splitlines()]
+        """Return the lines of the nodes' logs that hold ``what``."""
+        logs = (self._log(name) for name in (*COMPUTE, "dmp-0"))
+        lines = [line for log in logs for line in log.read_text().splitlines()]
         return [line for line in lines if what in line]
 
     def _log(self, name: str) -> Path:
@@ -162,11 +188,8 @@ class Roles:
         wait_for(lambda: self._alive() == 5, what="all nodes are listed as alive")
 
     def _alive(self) -> int:
-        dsn = f"host=127.0.0.1 port={self.pg_port} user=tierkv dbname=main"
         try:
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                sql = "SELECT count(*) FROM tierkv.nodes WHERE state = 'alive'"
-                return int(connection.execute(sql).fetchall()[0][0])
+            return [state for (state,) in self.nodes("state").values()].count("alive")
         except psycopg.OperationalError:
             return 0
 

@@ -31,6 +31,7 @@ from tierkv.config import LoadedConfig
 from tierkv.descriptors import keep_files_private, raise_descriptor_limit
 from tierkv.disk_tier import disk_tier
 from tierkv.log import configure_logging
+from tierkv.node_home import claim_home, segment_home
 from tierkv.parts import DmpPart, announce, device_names, path_options, segment_prefix
 
 log = structlog.get_logger(__name__)
@@ -124,7 +125,9 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
     )
     part = DmpPart(
         pool,
-        _meta(config, stack) if settings.cluster.meta_address else None,
+        _meta(config, name, stack, home=segment_home(pool.segment_file))
+        if settings.cluster.meta_address
+        else None,
         open_lower=disk_tier(settings.dmp, name, extent_bytes=pool.extent_bytes),
     )
     await part.start()
@@ -157,7 +160,7 @@ async def _start_compute(
 
     settings = config.settings
     wanted = compute_config(settings.compute, node_id=name, host=_host(config), role=role)
-    part = await make_compute_part(wanted, _meta(config, stack))
+    part = await make_compute_part(wanted, _meta(config, name, stack))
     await part.start(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
         advertise=settings.cluster.advertise,
@@ -175,7 +178,7 @@ async def _start_engine(
 
     settings = config.settings
     wanted = engine_config(settings.engine, node_id=name, host=_host(config), role=role)
-    part = EnginePart(wanted, settings.engine, _meta(config, stack))
+    part = EnginePart(wanted, settings.engine, _meta(config, name, stack))
     stack.push_async_callback(part.stop)
     await part.start(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
@@ -201,7 +204,7 @@ async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack
     from tierkv.front_part import FrontPart  # DuckDB, FastAPI: only this role
     from tierkv.known_nodes import NodeFile  # protobuf, likewise
 
-    meta = _meta(config, stack)
+    meta = _meta(config, name, stack)
     cluster = config.settings.cluster
     path = cluster.run_dir.expanduser() / f"{name}.nodes.json"
     memory = NodeFile(path, meta_address=cluster.meta_address)
@@ -215,13 +218,17 @@ async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack
     return told
 
 
-def _meta(config: LoadedConfig, stack: AsyncExitStack) -> MetaClient:
-    address = config.settings.cluster.meta_address
+def _meta(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, *, home: str = ""
+) -> MetaClient:
+    cluster = config.settings.cluster
+    address = cluster.meta_address
     if not address:
         raise ConfigError(
             "this role needs the meta server's address", hint="--set cluster.meta_address=HOST:PORT"
         )
-    meta = meta_client.connect(address, token=config.settings.cluster.token or None)
+    home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
+    meta = meta_client.connect(address, token=cluster.token or None, home=home)
     stack.push_async_callback(meta.close)
     return meta
 

@@ -105,7 +105,7 @@ def _row(node: NodeState) -> tuple[Any, ...]:
         ", ".join(model.name for model in node.info.models),
         "; ".join(map(str, report.paths)),
         "; ".join(_tier(tier) for tier in report.tiers if tier.capacity_bytes),
-        "; ".join(report.notes),
+        "; ".join(node.notes),
     )
 
 

@@ -24,16 +24,20 @@ class RegisterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INFO_FIELD_NUMBER: _builtins.int
+    HOME_FIELD_NUMBER: _builtins.int
+    home: _builtins.str
+    """where one process of the node's name can be at a time; may be empty"""
     @_builtins.property
     def info(self) -> _common_pb2.NodeInfo: ...
     def __init__(
         self,
         *,
         info: _common_pb2.NodeInfo | None = ...,
+        home: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["home", b"home", "info", b"info"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -624,9 +628,12 @@ class NodeState(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_AGE_S_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    RIVAL_FIELD_NUMBER: _builtins.int
     heartbeat_age_s: _builtins.float
     state: _builtins.str
     """alive, suspect, dead"""
+    rival: _builtins.str
+    """where another process is that wants its name; may be empty"""
     @_builtins.property
     def info(self) -> _common_pb2.NodeInfo: ...
     @_builtins.property
@@ -638,10 +645,11 @@ class NodeState(_message.Message):
         report: _common_pb2.NodeReport | None = ...,
         heartbeat_age_s: _builtins.float = ...,
         state: _builtins.str = ...,
+        rival: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age_s", b"heartbeat_age_s", "info", b"info", "report", b"report", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age_s", b"heartbeat_age_s", "info", b"info", "report", b"report", "rival", b"rival", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,6 +161,28 @@ def disturbed(cluster: Roles, disturb: Callable[[str], None]) -> tuple[str, str]
     return "".join([*begun, *pieces]), node
 
 
+@pytest.mark.parametrize("name", ["dmp-0", "compute-0"])
+def test_a_second_process_of_a_node_is_refused_while_the_first_lives(
+    cluster: Roles, name: str
+) -> None:
+    before = cluster.nodes("incarnation", "address", "data_address")[name]
+    with cluster.rival(name) as log:
+        wait_for(lambda: "already running at 127.0.0.2" in log.read_text(), what="a refusal")
+        assert "--node-id" in log.read_text()
+        told = "wants this node id and is refused"
+        wait_for(lambda: told in cluster.nodes("notes")[name][0], what="a note in the view")
+        assert cluster.nodes("incarnation", "address", "data_address")[name] == before
+
+
+@pytest.mark.parametrize("name", ["dmp-0", "compute-0"])
+def test_a_restart_after_a_kill_is_the_same_node_at_once(cluster: Roles, name: str) -> None:
+    (before,) = cluster.nodes("incarnation")[name]
+    cluster.kill(name)
+    cluster.start(name)
+    wait_for(lambda: cluster.nodes("incarnation")[name][0] != before, what="the new life")
+    assert not cluster.said("already running")
+
+
 def test_a_hole_between_front_and_meta(cluster: Roles, expected: list[str]) -> None:
     cluster.to_meta.both(HOLE)
     assert answers(cluster) == expected

@@ -58,6 +58,28 @@ def test_an_older_incarnation_comes_back_only_when_the_newer_is_dead() -> None:
     assert members.nodes(6.0)[0].info.incarnation == 5
 
 
+def test_a_second_process_of_a_name_waits_until_the_first_is_silent() -> None:
+    members = Membership(MetaConfig())
+    members.register(node(incarnation=5), now=0.0, home="a")
+    with pytest.raises(StaleEpochError, match=r"node n is already running at h") as caught:
+        members.register(node(incarnation=6), now=1.0, home="b")
+    assert "--node-id" in caught.value.hint
+    assert members.heartbeat(NodeId("n"), Incarnation(5), NodeReport(), now=2.0)
+    assert members.nodes(2.0)[0].rival == "h"
+    assert members.nodes(12.0)[0].rival == ""
+    members.expire(now=7.0)
+    members.register(node(incarnation=6), now=7.0, home="b")
+    assert members.nodes(7.0)[0].info.incarnation == 6
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "a"), ("", "b"), ("a", "")])
+def test_a_restart_at_the_same_home_is_taken_at_once(first: str, second: str) -> None:
+    members = Membership(MetaConfig())
+    members.register(node(incarnation=5), now=0.0, home=first)
+    members.register(node(incarnation=6), now=0.1, home=second)
+    assert members.nodes(0.1)[0].info.incarnation == 6
+
+
 def test_the_cluster_has_a_size_limit() -> None:
     members = Membership(MetaConfig())
     for number in range(limits.MAX_NODES):
