@@ -8,14 +8,15 @@ DUCKDB15 := .venv-duckdb15
 # Tests that start clusters or wait for machinery come after those that want all of the machine.
 PARALLEL ?= -n 2 --dist loadfile
 APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
-SIDE_BY_SIDE := $(filter-out tests/integration/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
+SIDE_BY_SIDE := $(filter-out tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
 BENCHES ?= bench
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
+CLIENTS_VENV := .venv-clients
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup environments demo test test-duckdb15 test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -29,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-environments: $(DUCKDB15)/.installed .venv-sglang/.installed .venv-interfaces/.installed ## Make those that CI's tests need
+environments: $(DUCKDB15)/.installed $(CLIENTS_VENV)/.installed .venv-sglang/.installed .venv-interfaces/.installed ## Make those that CI's tests need
 
 demo: setup ## Run the main job and print what happened
 	$(BIN)/tierkv demo
@@ -51,6 +52,14 @@ $(DUCKDB15)/.installed: $(STAMP)
 	$(DUCKDB15)/bin/pip install --quiet --no-deps 'duckdb==1.5.*'
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$($(DUCKDB15)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	touch $@
+
+test-clients: $(CLIENTS_VENV)/.installed ## Run clients of other people on both SQL doors and compare with PostgreSQL
+	deploy/install-test-packages.sh
+	$(BIN)/pytest -m clients tests/clients
+
+$(CLIENTS_VENV)/.installed: $(STAMP) $(wildcard tests/clients/*.txt tests/clients/*.json tests/clients/make-environment tests/clients/programs/go/*)
+	tests/clients/make-environment
 	touch $@
 
 test-engine-interfaces: .venv-interfaces/.installed ## Compare our classes with vLLM's and SGLang's own
@@ -115,4 +124,4 @@ model: setup ## Train the demo model again
 	$(BIN)/python -m compute.demo_model.train
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(DUCKDB15) $(ENGINE_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DUCKDB15) $(CLIENTS_VENV) $(ENGINE_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -29,6 +29,7 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Catalog", r"(Table|View) with name .* already exists", "42P07"),
     ("Catalog", r"Schema with name .* already exists", "42P06"),
     ("Catalog", r"already exists", "42710"),
+    ("Catalog", r"Could not drop the table because", "2BP01"),
     ("Catalog", r"^(Table|View) with name|Referenced table", "42P01"),
     ("Catalog", r"Function with name|function with name", "42883"),
     ("Catalog", r"Schema with name|schema .* does not exist", "3F000"),

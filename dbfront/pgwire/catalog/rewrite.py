@@ -8,10 +8,10 @@ without any of the telling words is given back untouched.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dbfront.pgwire.catalog.casts import (
     cast_of_call,
@@ -19,6 +19,7 @@ from dbfront.pgwire.catalog.casts import (
     cast_type,
     function_column,
 )
+from dbfront.pgwire.catalog.literals import bytes_literal, list_literal, member_of_literal
 from dbfront.pgwire.catalog.naming import Naming
 from dbfront.pgwire.catalog.object_names import object_name, schema_asked
 from dbfront.pgwire.catalog.rewriter import (
@@ -31,8 +32,6 @@ from dbfront.pgwire.catalog.rewriter import (
     source_position,
 )
 from dbfront.pgwire.catalog.sequences import current_value
-from dbfront.pgwire.parameters import decode_parameter
-from dbfront.pgwire.types import pg_type
 from kvcore.errors import UserError
 
 TELLING: Final = re.compile(
@@ -40,7 +39,7 @@ TELLING: Final = re.compile(
     r"|\bselect\s+from\b|\bjsonb?_(?:object_)?agg\b|\bjsonb_array_length\b|\bto_jsonb\b"
     r"|\b(?:last|curr)val\b"
     r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
-    r"|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
+    r"|\bbytea\b|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
     r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
@@ -50,7 +49,7 @@ TELLING: Final = re.compile(
 _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
     *("version", "session_user", "format_type", "_description", "array_", "quote_ident"),
-    *("set_config", "_privilege", "oid", "name", "lastval", "currval"),
+    *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea"),
 )
 """One of these, or what _NO_COLUMNS finds, is in every text that TELLING matches."""
 _NO_COLUMNS: Final = re.compile(r"select\s+from")
@@ -67,7 +66,6 @@ _RENAMED: Final = {
 }
 _AS_IS: Final = Naming()
 _JSON_LISTS: Final = frozenset({"json_agg", "jsonb_agg"})
-_TEXT_ARRAY: Final = pg_type("VARCHAR[]")
 _MATCHES: Final = {"~": "", "!~": "", "~*": "(?i)", "!~*": "(?i)"}
 _SETS: Final = frozenset(
     {"generate_series", "generate_subscripts", "string_to_array", "pg_partition_ancestors"}
@@ -145,32 +143,6 @@ def _literal(r: Rewriter, i: int) -> int:
         if key in r.literals and r.at(end) == ")":
             return r.replace(i, end - i + 1, _named(r, i, end + 1, r.literals[key]))
     return 0
-
-
-def _array_literal(r: Rewriter, i: int) -> int:
-    """``'{a,b}'::text[]`` is a list in PostgreSQL's spelling."""
-    if r.tokens[i].kind != "string" or r.at(i + 1) != "::":
-        return 0
-    width = 4 if (r.at(i + 2), r.at(i + 3)) == ("pg_catalog", ".") else 2
-    if (r.at(i + 1 + width), r.at(i + 2 + width)) != ("[", "]"):
-        return 0
-    text = r.tokens[i].value
-    if not text.lstrip().startswith("{"):
-        return 0
-    items = decode_parameter(text.encode(), _TEXT_ARRAY, 0)
-    return r.replace(i, 1, _list_literal(items))
-
-
-def _list_literal(items: Sequence[Any]) -> str:
-    words = (
-        "NULL"
-        if item is None
-        else _list_literal(item)
-        if isinstance(item, list)
-        else "'" + str(item).replace("'", "''") + "'"
-        for item in items
-    )
-    return f"[{', '.join(words)}]"
 
 
 def _regex(r: Rewriter, i: int) -> int:
@@ -265,7 +237,8 @@ def _vector(r: Rewriter, i: int) -> int:
     end = r.closing(i + 1)
     if end >= len(r.tokens) or r.tokens[end - 3].name not in _VECTORS or r.in_from(i):
         return 0
-    return r.replace(end, 1, ") - 1") and end + 1 - i
+    inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
+    return r.replace(i, end + 1 - i, f"generate_subscripts({inner}) - 1")
 
 
 def _aliased(r: Rewriter, after: int, query: str, name: str) -> str:
@@ -382,7 +355,9 @@ _RULES: Final[tuple[Rule, ...]] = (
     schema_asked,
     _collate,
     _operator,
-    _array_literal,
+    list_literal,
+    member_of_literal,
+    bytes_literal,
     function_column,
     cast_of_value,
     cast_of_call,

@@ -55,6 +55,16 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
             "SELECT tierkv_pg.main.to_regclass(CAST((a || '.' || b) AS VARCHAR)):: BIGINT",
         ),
         ("SELECT '{r,\"a b\",NULL}'::text[]", "SELECT ['r', 'a b', NULL]::text[]"),
+        ("SELECT x = ANY('{1,2}'), y <> ALL('{a}')", "SELECT x IN ('1', '2'), y NOT IN ('a')"),
+        ("SELECT x = ANY('{}')", "SELECT x IN (SELECT NULL WHERE false)"),
+        ("SELECT x > ANY('{1}'), x = ANY('a')", "SELECT x > ANY('{1}'), x = ANY('a')"),
+        (r"SELECT '\x01ff'::bytea, bytea '\x'", r"SELECT '\x01\xFF'::bytea, bytea ''"),
+        (r"SELECT CAST('\x0a' AS bytea)", r"SELECT CAST('\x0A' AS bytea)"),
+        (r"SELECT '\x01\xff'::bytea, '\x01ff'::blob", r"SELECT '\x01\xff'::bytea, '\x01ff'::blob"),
+        (
+            "SELECT generate_subscripts(pg_catalog.pg_index.indkey, 1) FROM pg_catalog.pg_index",
+            "SELECT generate_subscripts(pg_index.indkey, 1) - 1 FROM tierkv_pg.main.pg_index",
+        ),
         ("SELECT '{\"a\": 1}'::json", "SELECT '{\"a\": 1}'::json"),
         ("SELECT x ~ '^a' FROM t", "SELECT x ~ '^a' FROM t"),
         (

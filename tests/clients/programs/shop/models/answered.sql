@@ -1,0 +1,1 @@
+select id, ai_generate('Colour of ' || name) as colour from {{ ref('people_upper') }}

@@ -1,0 +1,2 @@
+{{ config(materialized='view') }}
+select id, colour from {{ ref('answered') }} where id > 1
