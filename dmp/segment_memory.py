@@ -98,7 +98,11 @@ class SegmentMemory:
         return all(self._back(extent) for extent in range(self._shape.extent_count))
 
     def keep_only(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Give the memory of all extents back but for spans (offset, size) of the file, sorted."""
+        """Give the memory of all extents back but for spans (offset, size) of the file, sorted.
+
+        The thread ends first: a page that it enters behind a punched hole is memory again.
+        """
+        self.close()
         at = self._shape.payload_at
         for start, size in (*spans, (self._shape.file_bytes, 0)):
             if start > at and not self._punch(at, start - at):

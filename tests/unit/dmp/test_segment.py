@@ -33,7 +33,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tmpfs() -> Iterator[Path]:
-    """A folder in memory: a page of a file on disk may be there without having space."""
+    """A folder in memory, where a file takes its pages and nothing else.
+
+    On a disk a page may have no space yet, and what the file system itself needs may be counted.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-test-") as folder:
         yield Path(folder)
 
@@ -52,7 +55,8 @@ def slots_of(scan: SegmentScan) -> list[tuple[int, int, PutRequest]]:
     return [(int(rows.indices[i]), int(rows.generations[i]), rows.put(i)) for i in range(len(rows))]
 
 
-def test_a_new_segment_is_empty_and_takes_memory_for_its_headers_only(path: Path) -> None:
+def test_a_new_segment_is_empty_and_takes_memory_for_its_headers_only(tmpfs: Path) -> None:
+    path = tmpfs / "node.seg"
     segment = open_segment(path, SHAPE)
     scan = scan_segment(segment)
     assert (slots_of(scan), scan.dropped, scan.last_order) == ([], [], 0)
@@ -90,6 +94,7 @@ def entered(segment: Segment) -> int:
 
 
 def memory_of(path: Path) -> int:
+    """Bytes of the pages that a file in ``tmpfs`` takes."""
     return os.stat(path).st_blocks * 512
 
 
@@ -217,9 +222,9 @@ def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
 
 
 def test_a_clean_stop_keeps_the_memory_of_sealed_blocks_only(
-    make_rig: Callable[..., Rig], tmp_path: Path
+    make_rig: Callable[..., Rig], tmpfs: Path
 ) -> None:
-    rig = make_rig()
+    rig = make_rig(segment_path=str(tmpfs / "node.seg"))
     pool = InprocPoolNode(rig.node)
     places = [store(pool, f"n{i}") for i in range(7)]
     assert pool.reserve([make_put("never sealed")])[0] is not None
