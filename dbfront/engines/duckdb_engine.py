@@ -8,6 +8,7 @@ registered here only look answers up in the AnswerBook of the statement being ru
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ import duckdb
 
 from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
-from dbfront.engines.duckdb_errors import to_tierkv_error
+from dbfront.engines.duckdb_errors import is_disk_full, to_tierkv_error
 from dbfront.simulations import Simulations
 from kvcore.errors import ConfigError, SqlError, TierKVError
 from sql.dialect import Dialect, engine_function
@@ -28,6 +29,7 @@ from sql.rewrite import RewrittenSql
 from sql.stream_plan import WINDOW_FUNCTION
 from sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Window = Sequence[Sequence[str | None]]
@@ -110,11 +112,14 @@ class DuckDbEngine:
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
             self._root = duckdb.connect(config.path or ":memory:")
-            self._set_up(config)
+            with _closed_on_failure(self._root):
+                self._set_up(config)
         except duckdb.Error as error:
             raise ConfigError(
                 f"can't open the database {config.path or ':memory:'}: {error}",
-                hint="Check the path, and that no other process has the file open.",
+                hint="Free space on its disk."
+                if is_disk_full(str(error))
+                else "Check the path, and that no other process has the file open.",
             ) from None
 
     def connect(self) -> DuckDbConnection:
@@ -180,10 +185,23 @@ class DuckDbEngine:
                 f'a database file named "{SCHEMA}" hides the admin views of schema {SCHEMA}',
                 hint="Rename the file.",
             )
-        self._root.execute(view_ddl())
-        self._root.execute(simulate_ddl())
+        self._make_views()
         if config.sandbox:
             self._root.execute("SET lock_configuration = true")
+
+    def _make_views(self) -> None:
+        """Make the admin views; on a full disk those of the last start stay as they are."""
+        try:
+            self._root.execute(view_ddl())
+            self._root.execute(simulate_ddl())
+        except duckdb.Error as error:
+            if not is_disk_full(str(error)) or not self._has_views():
+                raise
+            log.error("the disk of front.database is full: tables can be read, not written")
+
+    def _has_views(self) -> bool:
+        known = "SELECT count(*) FROM duckdb_views() WHERE schema_name = ?"
+        return bool((self._root.execute(known, [SCHEMA]).fetchone() or (0,))[0])
 
     def _reset_statistics(self, session: int | None, what: str | None) -> str:
         """Reset; the engine would make a text of an error, so it is kept for the connection."""
@@ -436,3 +454,13 @@ def _quoted(name: str) -> str:
 def _type_name(name: str) -> str:
     """Untyped NULL is text to a client."""
     return "VARCHAR" if name.strip('"') == "NULL" else name
+
+
+@contextmanager
+def _closed_on_failure(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Close a connection that no engine will own: its functions would keep it for ever."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise

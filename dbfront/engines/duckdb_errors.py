@@ -93,7 +93,7 @@ def to_tierkv_error(
     if kind == "Interrupt" or isinstance(error, duckdb.InterruptException):
         return CancelledByUserError("canceling statement due to user request")
     message, hint = _split_hint(str(facts.get("exception_message", error)))
-    if _DISK_FULL.search(message):  # Whatever it stopped: a commit, a write, a spill. No paths.
+    if is_disk_full(message):  # Whatever it stopped: a commit, a write, a spill. No paths.
         return SqlError(
             "the database could not write: no space left on its disk",
             sqlstate="53100",
@@ -115,6 +115,11 @@ def to_tierkv_error(
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
     return SqlError(message, sqlstate=state, position=position, hint=hint)
+
+
+def is_disk_full(message: str) -> bool:
+    """Whether the engine says that a disk has no room."""
+    return _DISK_FULL.search(message) is not None
 
 
 def _sandbox_hint(state: str, message: str) -> str:
