@@ -19,6 +19,7 @@ from typing import IO, Any
 import structlog
 
 from kvcore.errors import NoNodeError
+from tierkv.child_log import keep_short
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +27,10 @@ BACKOFF_FIRST_S = 0.2
 BACKOFF_MOST_S = 10.0
 STABLE_S = 30.0
 """A child that ran this long starts its next backoff from the beginning."""
+KILL_COUNTS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
+"""Where the kernel counts those that it killed for memory."""
+LOG_LOOK_S = 10.0
+"""How often the lengths of the logs are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._on_restart = on_restart
+        self._log_keeper: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self, spec: ChildSpec, *, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -89,6 +95,7 @@ class Supervisor:
         """
         child = Child(spec)
         self.children[spec.name] = child
+        self._log_keeper = self._log_keeper or asyncio.create_task(self._keep_logs_short())
         earlier = spec.log_path.stat().st_size if spec.log_path.exists() else 0
         await self._spawn(child)
         watcher = asyncio.create_task(self._watch(child, first=True), name=f"watch-{spec.name}")
@@ -110,11 +117,22 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop all children, the last started first, and wait for them."""
         self._stopping = True
+        if self._log_keeper is not None:
+            self._log_keeper.cancel()
         for name in reversed(list(self.children)):
             self._watchers[name].cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watchers[name]
             await self._terminate(self.children[name])
+
+    async def _keep_logs_short(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_LOOK_S)
+            for child in list(self.children.values()):
+                try:
+                    await asyncio.to_thread(keep_short, child.spec.log_path)
+                except OSError as error:
+                    log.warning("log_not_moved", child=child.spec.name, why=str(error))
 
     async def _spawn(self, child: Child) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +153,7 @@ class Supervisor:
             first = False
             delay = BACKOFF_FIRST_S if loop.time() - started > STABLE_S else delay
             if self._on_restart is not None and not self._stopping:
-                self._on_restart(child.spec.name, code, delay, _killed_for_memory(child, code))
+                self._on_restart(child.spec.name, code, delay, killed_for_memory(child, code))
             await asyncio.sleep(delay)
             delay = min(delay * 2, BACKOFF_MOST_S)
             child.restarts += 1
@@ -191,21 +209,22 @@ def exit_text(code: int, *, by_memory: bool) -> str:
 def memory_kills() -> int:
     """Return how many processes the kernel has killed for memory, here and in our control group."""
     total = 0
-    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+    for path in KILL_COUNTS:
         with contextlib.suppress(OSError):
             found = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
             total += int(found[1]) if found else 0
     return total
 
 
-def _killed_for_memory(child: Child, code: int) -> bool:
+def killed_for_memory(child: Child, code: int) -> bool:
+    """Whether the kernel ended a child because memory ran out."""
     return code == -signal.SIGKILL and memory_kills() > child.memory_kills
 
 
 def _why_not(child: Child, earlier: int) -> str:
     """Say why a child is not ready: what it wrote, and whether it was killed for memory."""
     code = child.process.returncode if child.process is not None else None
-    if code is not None and _killed_for_memory(child, code):
+    if code is not None and killed_for_memory(child, code):
         return f"it ended {exit_text(code, by_memory=True)}"
     return _last_words(child.spec.log_path, earlier)
 
