@@ -6,6 +6,7 @@ never holds the lock for long.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -13,6 +14,7 @@ from dmp.lower_tier import LowerStats, LowerTier, resting
 from dmp.node_state import NodeState
 from dmp.pool_node import PoolNodeStats
 from dmp.slots import SlotState
+from kvcore import limits
 from kvcore.block_event import BlockStored
 from kvcore.location import Tier
 from kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
@@ -91,7 +93,8 @@ class Reports:
         )
 
     def report(self) -> NodeReport:
-        stats, found_bad = self.stats(), self._state.damage.count
+        stats = self.stats()
+        trouble = self._state.segment.trouble[: limits.MAX_REASON_CHARS]
         tiers = [self._memory(stats)]
         lower = self.lower
         if lower is not None:
@@ -99,10 +102,15 @@ class Reports:
         return NodeReport(
             load=NodeLoad(kv_usage=stats.used_bytes / stats.capacity_bytes),
             tiers=tuple(tiers),
-            cache_errors=(("checksum_mismatch", found_bad),) if found_bad else (),
+            cache_errors=tuple((kind, count) for kind, count in self._damage() if count),
             transfer_bytes_in=stats.write_bytes,
             transfer_bytes_out=stats.read_bytes,
+            notes=(trouble,) if trouble else (),
         )
+
+    def _damage(self) -> Iterator[tuple[str, int]]:
+        yield "checksum_mismatch", self._state.damage.count
+        yield "segment_damaged", int(bool(self._state.segment.trouble))
 
     def _memory(self, stats: PoolNodeStats) -> TierStats:
         bad = stats.quarantined_slots

@@ -50,10 +50,12 @@ class Segment:
         geometry: sizes and offsets.
         inode: which file of that name it is.
         backing: which of its extents have memory; for the owner.
+        trouble: what was wrong with the file that it replaces, for people; empty if nothing was.
     """
 
-    def __init__(self, path: Path, fd: int, geometry: Geometry) -> None:
+    def __init__(self, path: Path, fd: int, geometry: Geometry, *, trouble: str = "") -> None:
         self.path = path
+        self.trouble = trouble
         self.geometry = geometry
         self.inode = os.fstat(fd).st_ino
         self._fd = fd

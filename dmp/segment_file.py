@@ -39,39 +39,42 @@ def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segm
         ConfigError: the file is another user's or owned by a running process, or the memory for
             it is not there.
     """
+    trouble = ""
     while path.exists():
         fd = _open_locked(path, wait_s)
         if fd is None:
             continue
         try:
-            if _is_usable(path, fd, geometry):
-                return Segment(path, fd, geometry)
+            known = g.read_geometry(path, fd)
+        except ConfigError as error:
+            trouble = _put_away(path, fd, error)
         except BaseException:
             os.close(fd)
             raise
+        else:
+            if known == geometry:
+                return Segment(path, fd, geometry)
+            log.warning("segment %s has another size than configured; its blocks are dropped", path)
+            path.unlink()
         os.close(fd)
-    return _create(path, geometry)
+    return _create(path, geometry, trouble=trouble)
 
 
-def _is_usable(path: Path, fd: int, geometry: Geometry) -> bool:
-    """Whether a locked file can be attached; else it is out of the way."""
-    try:
-        if g.read_geometry(path, fd) == geometry:
-            return True
-        log.warning("segment %s has another size than configured; its blocks are dropped", path)
-    except ConfigError as error:
-        damage = error.message.partition(";")[0]
-        if os.pread(fd, len(g.FILE_MAGIC), 0) != g.FILE_MAGIC:
-            aside = path.with_name(f"{path.name}.bad")
-            path.rename(aside)
-            log.critical("%s: set aside as %s; the pool begins empty", damage, aside)
-            return False
-        log.critical("%s: its cached blocks are dropped, the pool begins empty", damage)
-    path.unlink()
-    return False
+def _put_away(path: Path, fd: int, error: ConfigError) -> str:
+    """Get a damaged file out of the way; says what was wrong and what became of it."""
+    damage = error.message.partition(";")[0]
+    if os.pread(fd, len(g.FILE_MAGIC), 0) == g.FILE_MAGIC:
+        path.unlink()
+        trouble = f"{damage}: its cached blocks are dropped, the pool began empty"
+    else:
+        aside = path.with_name(f"{path.name}.bad")
+        path.rename(aside)
+        trouble = f"{damage}: set aside as {aside}; the pool began empty"
+    log.critical("%s", trouble)
+    return trouble
 
 
-def _create(path: Path, geometry: Geometry) -> Segment:
+def _create(path: Path, geometry: Geometry, *, trouble: str) -> Segment:
     """Make the file under another name first, so that a crash leaves no half-made segment."""
     fresh = path.with_name(path.name + ".new")
     try:
@@ -93,7 +96,7 @@ def _create(path: Path, geometry: Geometry) -> Segment:
         fresh.unlink(missing_ok=True)
         os.close(fd)
         raise
-    return Segment(path, fd, geometry)
+    return Segment(path, fd, geometry, trouble=trouble)
 
 
 def _first_page(geometry: Geometry) -> bytes:

@@ -201,8 +201,24 @@ def test_damaged_files_are_told_and_made_anew_and_a_foreign_one_is_kept(
         assert message in caplog.text
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]
         assert slots_of(scan_segment(segment)) == []
+        assert (segment.trouble,) == tuple(caplog.messages)
         segment.close()
     assert path.with_name("node.seg.bad").read_bytes()[:8] != b"TIERKVSG", "it may not be ours"
+
+
+def test_a_pool_that_began_empty_says_so_until_its_next_start(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    assert (rig.node.report().notes, rig.node.report().cache_errors) == ((), ())
+    rig.stop()
+    spoil(rig.node.config.segment_file, 12, (0).to_bytes(4, "little"))
+    rig.restart()
+    (note,) = rig.node.report().notes
+    assert "damaged first page" in note and "the pool began empty" in note
+    assert rig.node.report().cache_errors == (("segment_damaged", 1),)
+    rig.restart()
+    assert (rig.node.report().notes, rig.node.report().cache_errors) == ((), ())
 
 
 def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
