@@ -16,7 +16,8 @@ $install$;
 
 -- Answers of a statement lie in a temporary table of the session (tierkv.round = collect), or,
 -- where there can't be one, in 256 settings of the transaction, as JSON (tierkv.round = settings).
--- An entry of a setting is found by "form question" and is an array of one answer.
+-- An entry of a setting is found by "form question" and is an array of one answer. A second element
+-- says that it was an earlier execution's, for the rows of a cursor that is open still.
 CREATE OR REPLACE FUNCTION tierkv.answers_setting(question text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT pg_catalog.concat('tierkv_answers.s',
@@ -51,7 +52,8 @@ BEGIN
       entry := known::pg_catalog.jsonb
         OPERATOR(pg_catalog.->) pg_catalog.concat(form, ' ', question);
     END IF;
-    IF entry IS NOT NULL THEN
+    IF pg_catalog.jsonb_array_length(entry) OPERATOR(pg_catalog.=) 1
+        OR (entry IS NOT NULL AND COALESCE(round, '') OPERATOR(pg_catalog.<>) 'settings') THEN
       RETURN entry OPERATOR(pg_catalog.->>) 0;
     END IF;
   END IF;
@@ -91,6 +93,8 @@ CREATE OR REPLACE FUNCTION tierkv.begin_rounds(first bigint, last bigint) RETURN
 LANGUAGE plpgsql VOLATILE AS $begin_rounds$
 DECLARE
   round pg_catalog.text := 'collect';
+  again pg_catalog.bool;
+  others pg_catalog.bool;
 BEGIN
   -- All rounds must meet rows in one order: what a LIMIT or an array takes would ask anew in each.
   PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
@@ -109,8 +113,25 @@ BEGIN
     EXCEPTION WHEN read_only_sql_transaction OR insufficient_privilege THEN
       round := 'settings';
       IF pg_catalog.current_setting('tierkv_answers.used', true) OPERATOR(pg_catalog.=) 'yes' THEN
-        PERFORM pg_catalog.set_config(pg_catalog.concat('tierkv_answers.s', i), '', true)
-          FROM pg_catalog.generate_series(0, 255) i;
+        -- What no open cursor may need any more goes; this statement's own are asked anew.
+        SELECT pg_catalog.bool_or(own), pg_catalog.bool_or(NOT own) INTO again, others FROM (
+          SELECT pg_catalog.strpos(c.statement, pg_catalog.concat('(', first, ', '))
+            OPERATOR(pg_catalog.>) 0 AS own
+          FROM pg_catalog.pg_cursors c WHERE c.name OPERATOR(pg_catalog.<>) 'tierkv') o;
+        PERFORM pg_catalog.set_config(s.name, COALESCE((
+            SELECT pg_catalog.jsonb_object_agg(e.key, CASE WHEN e.own
+                THEN pg_catalog.jsonb_build_array(e.value OPERATOR(pg_catalog.->) 0, true)
+                ELSE e.value END)
+            FROM (SELECT j.key, j.value, pg_catalog.split_part(j.key, ' ', 1)::pg_catalog.int8
+                  OPERATOR(pg_catalog.>=) first AND
+                  pg_catalog.split_part(j.key, ' ', 1)::pg_catalog.int8
+                  OPERATOR(pg_catalog.<=) last AS own
+                FROM pg_catalog.jsonb_each(s.answers) j) e
+            WHERE CASE WHEN e.own THEN again ELSE others END)::pg_catalog.text, ''), true)
+          FROM (SELECT n.name, pg_catalog.current_setting(n.name, true)::pg_catalog.jsonb AS answers
+            FROM (SELECT pg_catalog.concat('tierkv_answers.s', i) AS name
+              FROM pg_catalog.generate_series(0, 255) i) n
+            WHERE pg_catalog.current_setting(n.name, true) OPERATOR(pg_catalog.<>) '') s;
       END IF;
     END;
   END IF;
@@ -144,7 +165,7 @@ BEGIN
   LOOP
     kept := pg_catalog.current_setting(added.setting, true);
     IF kept OPERATOR(pg_catalog.<>) '' THEN
-      added.entries := added.entries OPERATOR(pg_catalog.||) kept::pg_catalog.jsonb;
+      added.entries := kept::pg_catalog.jsonb OPERATOR(pg_catalog.||) added.entries;
     END IF;
     PERFORM pg_catalog.set_config(added.setting, added.entries::pg_catalog.text, true);
   END LOOP;

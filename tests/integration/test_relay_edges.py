@@ -96,6 +96,36 @@ def test_sessions_that_only_read(ai_relay: RunningRelay, generator: InstantGener
         assert connection.execute(used).fetchone()[0] in (None, "")
 
 
+def test_cursors_that_are_open_while_others_only_read(ai_relay: RunningRelay) -> None:
+    text = "SELECT id, ai_generate(body) FROM docs WHERE ai_filter('q', body) ORDER BY id"
+
+    async def halves() -> list[list[asyncpg.Record]]:
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=ai_relay.port, user=USER, password=PASSWORD, database="app"
+        )
+        async with connection.transaction(readonly=True):
+            prepared = await connection.prepare(text)
+            cursors = [await prepared.cursor() for _ in range(2)]
+            first = [await cursor.fetch(5) for cursor in cursors]
+            await connection.fetchval("SELECT ai_generate('y')")
+            rest = [await cursor.fetch(1000) for cursor in cursors]
+        await connection.close()
+        return [some + more for some, more in zip(first, rest, strict=True)]
+
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        expected = connection.execute(text).fetchall()
+        with connection.transaction():
+            connection.execute("SET TRANSACTION READ ONLY")
+            with connection.cursor("c") as cursor:
+                found = cursor.execute(text).fetchmany(5)
+                for _ in range(2):
+                    row = connection.execute("SELECT ai_generate('x')").fetchone()
+                    assert row == (answer_text("x"),)
+                assert found + cursor.fetchall() == expected
+    for found in asyncio.run(halves()):
+        assert [tuple(row) for row in found] == expected
+
+
 def test_users_who_may_not_make_tables(ai_relay: RunningRelay, postgres: PostgresServer) -> None:
     with psycopg.connect(postgres.dsn, autocommit=True) as direct:
         direct.execute("REVOKE TEMP ON DATABASE app FROM PUBLIC")
