@@ -32,10 +32,14 @@ _MEANING: Final = (
 """Engine settings on which the value of an expression around AI calls may depend."""
 
 _COLLATED: Final = (
-    "SELECT EXISTS (SELECT 1 FROM duckdb_tables() WHERE sql ILIKE '%collate%') OR EXISTS "
-    "(SELECT 1 FROM duckdb_views() WHERE NOT internal AND sql ILIKE '%collate%')"
+    r"SELECT EXISTS (SELECT 1 FROM duckdb_tables() WHERE regexp_matches(sql, '\bCOLLATE\b', 'i')) "
+    r"OR EXISTS (SELECT 1 FROM duckdb_views() WHERE NOT internal "
+    r"AND regexp_matches(sql, '\bCOLLATE\b', 'i'))"
 )
-"""Whether any column has a collation, which the answer to a call about it would have, too."""
+"""Whether any column has a collation, which the answer to a call about it would have, too.
+
+The whole word: every session on the wire has a catalogue table with a column ``datcollate``.
+"""
 
 Row = tuple[Any, ...]
 

@@ -29,7 +29,7 @@ class SelectClauses:
         items: of the select list, aliases included.
         conjuncts: of WHERE; empty without one.
         order: ORDER BY and its keys; None without one.
-        limits: LIMIT and OFFSET; None without either.
+        limits: LIMIT, OFFSET and FETCH FIRST; None without any.
         last: end of the statement.
     """
 
@@ -50,7 +50,7 @@ def select_clauses(tokens: list[Token], verb: int) -> SelectClauses | None:
     first_clause = min((first for first, _ in starts.values()), default=len(tokens))
     first_item = verb + 1 + (tokens[verb + 1 : verb + 2] != [] and tokens[verb + 1].upper == "ALL")
     where = starts.get("WHERE")
-    limits = [starts[name] for name in ("LIMIT", "OFFSET") if name in starts]
+    limits = [starts[name] for name in ("LIMIT", "OFFSET", "FETCH") if name in starts]
     return SelectClauses(
         verb=verb,
         items=tuple(split_at(tokens, first_item, first_clause, ",")),

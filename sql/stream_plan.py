@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, cast
+from typing import Final
 
 from sqlglot import exp
 
@@ -23,6 +23,7 @@ from sql.functions import Returns
 from sql.lexer import Token
 from sql.placement import Placement, children_of, has_site, site_number
 from sql.rewrite import CallText, Computed, Piece, RewrittenSql, SqlRewriter
+from sql.row_limits import RowLimits, number_of_rows, row_limits
 from sql.statement import main_verb
 from sql.stream_shape import (
     AROUND_CALLS,
@@ -111,13 +112,17 @@ class StreamPlan:
         """Take LIMIT and OFFSET from parameters; None when those are no numbers of rows."""
         if not (self.limit_name or self.offset_name):
             return self
-        limit = params.get(self.limit_name) if self.limit_name else self.limit
-        offset = (params.get(self.offset_name) if self.offset_name else self.offset) or 0
-        for value in (limit, offset):
-            if value is not None and not (type(value) is int and value >= 0):
+        limit, offset = self.limit, self.offset
+        if self.limit_name and params.get(self.limit_name) is not None:
+            limit = number_of_rows(params[self.limit_name])
+            if limit is None:
                 return None
-        assert isinstance(offset, int), "checked above"
-        return replace(self, limit=cast("int | None", limit), offset=offset)
+        if self.offset_name:
+            skipped = number_of_rows(params.get(self.offset_name) or 0)
+            if skipped is None:
+                return None
+            offset = skipped
+        return replace(self, limit=limit, offset=offset)
 
 
 def why_not_bound(bound: Bound, type_name: str) -> str:
@@ -284,7 +289,7 @@ class _Builder:
         self._check_no_collation()
         computed = Computed(self.call_texts, self.columns)
         cuts = self._cuts([span for _, span in filters], [span for _, span in outputs])
-        limits = self._limits() if filters else {}
+        limits = self._limits() if filters else RowLimits()
         return StreamPlan(
             base_sql=self.rewriter.rewrite(self._base(cuts, as_text=True), named=False),
             types_sql=self.rewriter.rewrite(self._base(cuts, as_text=False), named=False),
@@ -297,10 +302,10 @@ class _Builder:
                 for _, span in filters
             ),
             outputs_sql=self._outputs([span for _, span in outputs], computed),
-            limit=_number(limits.get("LIMIT")),
-            offset=_number(limits.get("OFFSET")) or 0,
-            limit_name=_name(limits.get("LIMIT")),
-            offset_name=_name(limits.get("OFFSET")),
+            limit=_number(limits.limit),
+            offset=_number(limits.offset) or 0,
+            limit_name=_name(limits.limit),
+            offset_name=_name(limits.offset),
         )
 
     def _outputs(self, spans: list[Range], computed: Computed) -> RewrittenSql | None:
@@ -410,25 +415,14 @@ class _Builder:
         if compared and any(token.upper == "COLLATE" for token in self.tokens):
             raise NotStreamableError("COLLATE may decide how an AI answer is compared")
 
-    def _limits(self) -> dict[str, int | str]:
-        """Read LIMIT and OFFSET: numbers, or names of parameters."""
+    def _limits(self) -> RowLimits:
         if self.clauses.limits is None:
-            if self.tree.args.get("limit") is not None:
-                raise NotStreamableError("its LIMIT is not a plain number")
-            return {}
-        values: dict[str, int | str] = {}
-        first, last = self.clauses.limits
-        if last - first not in (2, 4):
+            limits = None if self.tree.args.get("limit") is not None else RowLimits()
+        else:
+            limits = row_limits(self.tokens, *self.clauses.limits, self.rewriter.parameter_name)
+        if limits is None:
             raise NotStreamableError("its LIMIT is not a plain number")
-        for at in range(first, last, 2):
-            name = self.rewriter.parameter_name(at + 1)
-            number = self.tokens[at + 1].text
-            if not name and not number.isdigit():
-                raise NotStreamableError("its LIMIT is not a plain number")
-            values[self.tokens[at].upper] = name or int(number)
-        if not values.keys() <= {"LIMIT", "OFFSET"}:
-            raise NotStreamableError("its LIMIT is not a plain number")
-        return values
+        return limits
 
 
 def _number(value: int | str | None) -> int | None:

@@ -111,3 +111,33 @@ async def test_a_client_that_goes_away_stops_the_calls(port: int, generator: Hel
     while not generator.cancelled:
         await asyncio.sleep(0.01)
     assert not generator.release.is_set()
+
+
+@pytest.mark.parametrize(
+    ("clauses", "params"),
+    [
+        ("ORDER BY i LIMIT 3", ()),
+        ("ORDER BY i LIMIT %s", (3,)),
+        ("ORDER BY i OFFSET %s LIMIT %s", (0, 3)),
+        ("ORDER BY i %% 5 DESC NULLS LAST, i LIMIT %s::int", (3,)),
+        ("ORDER BY i DESC OFFSET 1 ROWS FETCH FIRST 3 ROWS ONLY", ()),
+    ],
+)
+async def test_an_ordered_limit_stops_a_filter_that_compares(
+    port: int, generator: HeldGenerator, clauses: str, params: tuple[int, ...]
+) -> None:
+    generator.release.set()
+    conn = await psycopg.AsyncConnection.connect(
+        f"host=127.0.0.1 port={port} user=ann dbname=main sslmode=disable", autocommit=True
+    )
+    await conn.execute("CREATE TABLE o AS SELECT range AS i, 'p' || range AS p FROM range(400)")
+    await conn.execute("CREATE TABLE known (i BIGINT, a TEXT)")
+    async with conn.cursor().copy("COPY known FROM STDIN") as copy:
+        for i in range(400):
+            await copy.write_row((i, answer_text(f"p{i}")))
+    query = "SELECT i FROM o {} WHERE {} <> 'red' " + clauses
+    found = await conn.execute(query.format("", "ai_generate(p)"), params or None)
+    wanted = await conn.execute(query.format("JOIN known USING (i)", "a"), params or None)
+    assert await found.fetchall() == await wanted.fetchall()
+    assert len(generator.prompts) <= 32
+    await conn.close()

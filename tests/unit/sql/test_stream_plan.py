@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
 from sql.clauses import conjunct_ranges, select_clauses
@@ -112,6 +114,45 @@ def test_a_limit_without_filters_is_the_engines() -> None:
     stream = plan_statement("SELECT ai_generate(b) FROM t LIMIT 5").stream
     assert stream is not None and stream.limit is None
     assert stream.base_sql.text.endswith("LIMIT 5")
+
+
+@pytest.mark.parametrize(
+    ("clauses", "limit", "offset"),
+    [
+        ("LIMIT $1", "1", 0),
+        ("LIMIT CAST($1 AS INTEGER) OFFSET CAST($2 AS BIGINT)", "1", "2"),
+        ("OFFSET ($2::int8) ROWS LIMIT 3::int", 3, "2"),
+        ("OFFSET 2 ROWS FETCH NEXT 3 ROWS ONLY", 3, 2),
+        ("FETCH FIRST ROW ONLY", 1, 0),
+        ("LIMIT ALL OFFSET 4", None, 4),
+        ("", None, 0),
+    ],
+)
+def test_a_limit_counts_rows_that_passed(
+    clauses: str, limit: int | str | None, offset: int | str
+) -> None:
+    stream = plan_statement(f"SELECT a FROM t WHERE ai_filter(b) ORDER BY a {clauses}").stream
+    assert stream is not None
+    assert stream.base_sql.text.rstrip().endswith("ORDER BY a")
+    assert (stream.limit_name or stream.limit, stream.offset_name or stream.offset) == (
+        limit,
+        offset,
+    )
+
+
+@pytest.mark.parametrize("clause", ["LIMIT 5 %", "LIMIT CAST($1 AS TEXT)", "LIMIT 2 + 1"])
+def test_other_limits_are_not_read(clause: str) -> None:
+    assert plan_statement(f"SELECT a FROM t WHERE ai_filter(b) {clause}").stream is None
+
+
+@pytest.mark.parametrize(("value", "limit"), [(3, 3), (Decimal("3"), 3), (None, None), (0, 0)])
+def test_a_parameters_value_is_the_limit(value: object, limit: int | None) -> None:
+    stream = plan_statement("SELECT a FROM t WHERE ai_filter(b) LIMIT $1 OFFSET $2").stream
+    assert stream is not None
+    bounded = stream.with_limits({"1": value, "2": None})
+    assert bounded is not None and (bounded.limit, bounded.offset) == (limit, 0)
+    for wrong in (-1, Decimal("1.5"), "3", True):
+        assert stream.with_limits({"1": wrong, "2": 0}) is None
 
 
 def test_postgresql_runs_it_whole() -> None:
