@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from compute.batch_plan import FullBlock
 from compute.finder import Absorb, BlockFinder
 from dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
-from kvcore.ids import NodeId
+from kvcore.ids import BlockKey, NodeId
 from kvcore.layout import BlockLayout, KvCodec
 from policies.eviction import Expectation
 
@@ -39,6 +39,9 @@ class PublishJob:
     session: str = ""
     handoff: bool = False
 
+
+SaveDone = Callable[[PublishJob, Sequence[FullBlock]], None]
+"""Takes a job that has ended and those of its blocks whose pool node was away or failed."""
 
 ReadRanges = Callable[[int, Sequence[int], KvCodec], list[memoryview]]
 """One layer of some pages as ranges (``L1Pages.read_ranges``)."""
@@ -72,6 +75,7 @@ class BlockPuts:
         self._model = model
         self._absorb = absorb
         self._nodes: list[_NodePuts] = []
+        self._homeless: list[BlockKey] = []
         self._layers = 0
 
     def reserve(self) -> None:
@@ -80,19 +84,22 @@ class BlockPuts:
         for job in self._jobs:
             for block in job.blocks if job.codec.has_fixed_size else ():
                 node = self._finder.place(block.key)
-                if node is not None:
-                    puts = by_node.setdefault(node.node_id, _NodePuts(node))
-                    puts.blocks.append((block, job))
+                if node is None:
+                    self._homeless.append(block.key)
+                    continue
+                puts = by_node.setdefault(node.node_id, _NodePuts(node))
+                puts.blocks.append((block, job))
         self._nodes = list(by_node.values())
         for puts in self._nodes:
             wanted = [self._request(block, job) for block, job in puts.blocks]
-            with self._absorb():
+            with self._absorb() as attempt:
                 grants = puts.node.reserve(wanted)
                 puts.granted = [
                     (grant, block.page, job)
                     for grant, (block, job) in zip(grants, puts.blocks, strict=True)
                     if grant is not None
                 ]
+            puts.failed = not attempt.ok
 
     def _request(self, block: FullBlock, job: PublishJob) -> PutRequest:
         range_bytes = replace(self._layout, codec=job.codec).stored_layer_bytes
@@ -131,6 +138,7 @@ class BlockPuts:
             if good:
                 with self._absorb() as attempt:
                     puts.node.seal(good)
+                puts.failed = not attempt.ok
                 good = good if attempt.ok else []
             kept_keys = {grant.key for grant in good}
             rest = [g for g, _, _ in puts.granted if g.key not in kept_keys]
@@ -139,6 +147,11 @@ class BlockPuts:
                     puts.node.abort(rest)
             sealed_bytes += sum(grant.range_bytes * grant.range_count for grant in good)
         return sealed_bytes
+
+    def lost(self) -> set[BlockKey]:
+        """Return the blocks whose node was away or failed; those that it refused are not lost."""
+        failed = (block.key for puts in self._nodes if puts.failed for block, _ in puts.blocks)
+        return {*self._homeless, *failed}
 
 
 def put_request(

@@ -23,7 +23,7 @@ from compute.behind_load import BehindLoad
 from compute.blend.isolation import Isolation
 from compute.blend.run import BlendRun
 from compute.blend.stage import Blends
-from compute.block_puts import PublishJob
+from compute.block_puts import SaveDone
 from compute.config import ComputeConfig
 from compute.drafts import Drafts
 from compute.handoff import Handoffs
@@ -40,6 +40,7 @@ from compute.sequence import AnswerForm, Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.speculation import verified
 from compute.tiers import Tiers
+from dmp.pool_node import PoolNode
 from kvcore.clock import Clock
 from kvcore.errors import TierKVError, TransportError
 from kvcore.hold import HoldOrder
@@ -71,7 +72,7 @@ class Engine:
         self,
         config: ComputeConfig,
         model: Decoder,
-        tiers: Callable[[Callable[[PublishJob], None]], Tiers],
+        tiers: Callable[[SaveDone], Tiers],
         *,
         eos_token_ids: Sequence[int],
         clock: Clock,
@@ -83,7 +84,7 @@ class Engine:
         self.steps = 0
         self.computed_tokens = 0
         self.broken = False
-        self.tiers = tiers(lambda job: self.inbox.post(lambda: self._saves.published(job)))
+        self.tiers = tiers(lambda *end: self.inbox.post(lambda: self._saves.published(*end)))
         self.report = LoadReport(self.tiers.figures, config.max_batch_tokens)
         self.pool = _page_pool(config, model, clock)
         self.batcher = Batcher(
@@ -128,7 +129,7 @@ class Engine:
             timeout_s=config.load_timeout_s,
             prefill_rate=lambda: self.report.prefill_rate.value,
         )
-        self._saves = Saves(self.batcher, self.tiers, self._handoffs, enabled=config.publish)
+        self._saves = Saves(self.batcher, self.tiers, self._handoffs, clock, enabled=config.publish)
         self._prefetches = Prefetches(self.batcher, self.tiers, self.inbox, config)
         self.drafts = Drafts(
             config.guesses_on(model.pages.kv.device.type, str(model.pages.layout.dtype)),
@@ -170,6 +171,11 @@ class Engine:
     def cancel(self, seq_id: int) -> None:
         """End a request within a step; it answers with CANCELLED unless it ended before."""
         self.inbox.post(lambda: self._cancel(seq_id))
+
+    def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:
+        """Replace the pool nodes; what they could not take before is saved again."""
+        self.tiers.finder.set_nodes(nodes)
+        self.inbox.post(self._saves.pool_changed)
 
     def _run(self) -> None:
         busy = False

@@ -7,7 +7,7 @@ is always stored at the finest level. With ``adaptive`` the others are stored at
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from compute.batch_plan import FullBlock
@@ -26,6 +26,14 @@ _BATCH_BLOCKS = 16
 _Frame = tuple[PublishJob, FullBlock, BlockKey, Level]
 
 
+@dataclass(frozen=True, slots=True)
+class FramesPut:
+    """What came of it: bytes in sealed slots, and blocks whose node was away or failed."""
+
+    sealed_bytes: int
+    lost: set[BlockKey]
+
+
 def put_frames(
     jobs: Sequence[PublishJob],
     pages: L1Pages,
@@ -33,16 +41,15 @@ def put_frames(
     *,
     model: str,
     absorb: Absorb,
-) -> int:
-    """Encode and store the blocks of jobs; what the pool has already is not encoded again.
-
-    Returns:
-        bytes in sealed slots.
-    """
+) -> FramesPut:
+    """Encode and store the blocks of jobs; what the pool has already is not encoded again."""
+    lost: set[BlockKey] = set()
     by_node: dict[NodeId, tuple[PoolNode, list[_Frame]]] = {}
     for frame in (frame for job in jobs for frame in _frames(job)):
         node = finder.place(frame[1].key)  # Both levels of a block are at one place.
-        if node is not None:
+        if node is None:
+            lost.add(frame[1].key)
+        else:
             by_node.setdefault(node.node_id, (node, []))[1].append(frame)
     sealed_bytes = 0
     for node, frames in by_node.values():
@@ -51,8 +58,8 @@ def put_frames(
             with absorb() as attempt:
                 sealed_bytes += _put(node, some, pages, model)
             if not attempt.ok:
-                break
-    return sealed_bytes
+                lost.update(block.key for _, block, _, _ in (*some, *remaining))
+    return FramesPut(sealed_bytes, lost)
 
 
 def _frames(job: PublishJob) -> Iterator[_Frame]:

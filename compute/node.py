@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import torch
 
 from compute.answers import Delivery
-from compute.block_puts import PublishJob
+from compute.block_puts import SaveDone
 from compute.config import ComputeConfig
 from compute.drafts import GuessStats
 from compute.engine import Engine
@@ -106,7 +106,7 @@ class ComputeNode:
             blend_refusal=self.model.blend_refusal,
         )
 
-    def _make_tiers(self, published: Callable[[PublishJob], None]) -> Tiers:
+    def _make_tiers(self, published: SaveDone) -> Tiers:
         directory: Directory | None = self._locate if self._meta is not None else None
         archive = None
         if self._archive is not None:
@@ -149,7 +149,7 @@ class ComputeNode:
         """Replace the connected DMP nodes; the caller closes those it takes out."""
         if self._host_memory is not None:
             self._host_memory.keep(nodes)
-        self._engine.tiers.finder.set_nodes(nodes)
+        self._engine.set_pool_nodes(nodes)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Answer a request; closing the iterator early cancels it within a step.

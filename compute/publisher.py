@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from compute.block_puts import BlockPuts, PublishJob
+from compute.block_puts import BlockPuts, PublishJob, SaveDone
 from compute.finder import Absorb, BlockFinder
-from compute.frame_puts import put_frames
+from compute.frame_puts import FramesPut, put_frames
 from compute.pages import L1Pages
 from kvcore.clock import Clock
+from kvcore.ids import BlockKey
 
 _log = logging.getLogger(__name__)
 _Work = Callable[[], None]
@@ -65,7 +66,7 @@ class Publisher:
         queue_blocks: int,
         absorb: Absorb,
         clock: Clock,
-        done: Callable[[PublishJob], None],
+        done: SaveDone,
     ) -> None:
         self.dropped_blocks = 0
         self.written_bytes = 0
@@ -134,6 +135,11 @@ class Publisher:
         """Whether so much is queued that what nobody waits for should wait."""
         return self._pending_blocks > self._queue_blocks // 2
 
+    @property
+    def spare_blocks(self) -> int:
+        """How many blocks can be queued before it is behind."""
+        return max(0, self._queue_blocks // 2 - self._pending_blocks)
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything offered so far is published or given up; False on timeout."""
         with self._idle:
@@ -165,22 +171,25 @@ class Publisher:
 
     def _end(self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]) -> None:
         began = self._clock.now()
+        lost: set[BlockKey] = set()
         try:
             self.written_bytes += puts.close(kept)
-            self.written_bytes += self._put_frames(kept)
+            frames = self._put_frames(kept)
+            self.written_bytes += frames.sealed_bytes
+            lost = puts.lost() | frames.lost
         finally:
             self.write_time_s += self._clock.now() - began
             for job in jobs:
-                self._done(job)
+                self._done(job, [b for b in job.blocks if b.key in lost and job in kept])
             with self._idle:
                 self._pending_blocks -= sum(len(job.blocks) for job in jobs)
                 self._idle.notify_all()
 
-    def _put_frames(self, kept: Sequence[PublishJob]) -> int:
+    def _put_frames(self, kept: Sequence[PublishJob]) -> FramesPut:
         """Write what could not go out layer by layer: its size shows when all layers are there."""
         jobs = [job for job in kept if not job.codec.has_fixed_size]
         if not jobs:
-            return 0
+            return FramesPut(0, set())
         with torch.cuda.stream(self._copies):  # None, where there is no GPU, changes nothing.
             return put_frames(
                 jobs, self._pages, self._finder, model=self._model, absorb=self._absorb

@@ -7,17 +7,26 @@ for it, and a handoff is told what it waits for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock
 from compute.batcher import Batcher
 from compute.block_puts import PublishJob
 from compute.handoff import Handoffs
+from compute.owed_blocks import OwedBlocks
 from compute.publisher import Publication
 from compute.reuse_facts import facts_of
 from compute.sequence import Sequence as EngineSequence
 from compute.tiers import Tiers
+from kvcore.clock import Clock
+from kvcore.ids import BlockKey
 from kvcore.layout import KvCodec
 from kvcore.request import FinishReason
+
+_MOST_OWED: Final = 4096
+"""Blocks that are remembered for another try."""
+_RETRY_PAUSE_S: Final = 10.0
+"""How long after a failure none is made unless the pool's nodes change."""
 
 
 class PassSave:
@@ -62,12 +71,21 @@ class Saves:
     """Blocks on their way to the pool; each job holds its own reference on their pages."""
 
     def __init__(
-        self, batcher: Batcher, tiers: Tiers, handoffs: Handoffs, *, enabled: bool
+        self,
+        batcher: Batcher,
+        tiers: Tiers,
+        handoffs: Handoffs,
+        clock: Clock,
+        *,
+        enabled: bool,
     ) -> None:
         self._batcher = batcher
         self._tiers = tiers
         self._handoffs = handoffs
+        self._clock = clock
         self._enabled = enabled
+        self._owed = OwedBlocks(_MOST_OWED)
+        self._retry_at = 0.0
 
     def begin(self, chunks: Sequence[Chunk]) -> PassSave:
         """Take the blocks that a pass over these chunks will fill; decodes are left for later."""
@@ -104,13 +122,15 @@ class Saves:
 
     def save(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
         """Take full blocks whose pages are complete."""
-        if not blocks or not self._enabled or not self._tiers.finder.nodes:
+        if not blocks or not self._enabled:
             return
         codec = self._tiers.codec_of(seq.request)
         if codec is None:
             return
         job = _job(seq, blocks, codec)
-        if self._tiers.publisher.offer(job):
+        if not self._tiers.finder.nodes:
+            self._owed.note(job, blocks)
+        elif self._tiers.publisher.offer(job):
             self._taken(job, seq.computed)
             seq.published_tokens += len(blocks) * seq.block_tokens
         else:
@@ -165,10 +185,37 @@ class Saves:
         self._batcher.pool.acquire([block.page for block in job.blocks])
         self._handoffs.queued(job.seq_id, tokens)
 
-    def published(self, job: PublishJob) -> None:
-        """Take note that a job's blocks were published or given up."""
+    def published(self, job: PublishJob, lost: Sequence[FullBlock]) -> None:
+        """Note that a job's blocks were published or given up; what is lost is saved again later.
+
+        A save that went well shows that the pool is there; one that did not, that it is better
+        left alone for a while.
+        """
         self._batcher.pool.release([block.page for block in job.blocks])
         self._handoffs.published(job.seq_id)
+        if lost:
+            self._owed.note(job, lost)
+            self._retry_at = self._clock.now() + _RETRY_PAUSE_S
+        else:
+            self._retry()
+
+    def pool_changed(self) -> None:
+        """Save at once what the pool's nodes of before could not take."""
+        self._retry_at = 0.0
+        self._retry()
+
+    def _retry(self) -> None:
+        """Offer owed blocks, as many as leave the publisher room for new ones."""
+        if not len(self._owed) or not self._tiers.finder.nodes:
+            return
+        if self._clock.now() < self._retry_at:
+            return
+        for job in self._owed.take(self._tiers.publisher.spare_blocks, self._page_of):
+            if self._tiers.publisher.offer(job):
+                self._taken(job, 0)
+
+    def _page_of(self, key: BlockKey) -> int | None:
+        return next(iter(self._batcher.pool.lookup([key])), None)
 
 
 def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:

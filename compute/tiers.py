@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from compute.batch_plan import LoadOrder
 from compute.blend.lookup import FoundChunks, PromptChunk, find_chunks
-from compute.block_puts import PublishJob
+from compute.block_puts import SaveDone
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Attempt, BlockFinder, Directory, Source
 from compute.level_picker import LevelPicker, Wanted
@@ -57,7 +57,7 @@ class Tiers:
         *,
         clock: Clock,
         directory: Directory | None,
-        published: Callable[[PublishJob], None],
+        published: SaveDone,
         archive: PoolNode | None = None,
     ) -> None:
         self.cache_errors: Counter[str] = Counter()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,30 +65,16 @@ def ask(cluster: Cluster, prompts: list[list[int]], salt: str) -> list[dict[str,
 
 
 def wait_published(cluster: Cluster, prompts: list[list[int]], salt: str) -> None:
-    """Wait until the pool holds every full block of the prompts that were asked with the salt."""
+    """Wait until the pool holds every full block of the prompts that were asked with the salt.
+
+    Tests kill nodes: what found no pool node is saved when there is one again.
+    """
     blocks = {tuple(p[:end]) for p in prompts for end in range(16, len(p) + 1, 16)}
     count = (
         "SELECT count(DISTINCT block_hash) FROM tierkv.kvcache_blocks "
         f"WHERE tier <> 'L1' AND cache_scope = '{salted_tenant('default', salt)}'"
     )
     wait_for(lambda: cluster.query(count)[0][0] >= len(blocks), what="blocks in the pool")
-
-
-def wait_whole(cluster: Cluster) -> None:
-    """Wait until what compute nodes store arrives in the pool: tests before this one kill nodes.
-
-    Blocks whose pool node is away when they are stored are not stored later.
-    """
-    scopes: list[str] = []
-
-    def stored() -> bool:
-        salt = f"whole-{len(scopes)}"
-        scopes.append(f"'{salted_tenant('default', salt)}'")
-        ask(cluster, make_prompts(99, count=1), salt)
-        count = "SELECT count(*) FROM tierkv.kvcache_blocks WHERE tier <> 'L1' AND cache_scope IN"
-        return bool(cluster.query(f"{count} ({', '.join(scopes)})")[0][0])
-
-    wait_for(stored, what="a block that arrives in the pool")
 
 
 def cache_errors(cluster: Cluster) -> int:
@@ -127,11 +114,23 @@ def test_files_are_private(cluster: Cluster) -> None:
     assert [str(path) for path in files if path.stat().st_mode & 0o077] == []
 
 
-def test_nodes_view_says_which_path_bytes_take_and_why(split: Cluster) -> None:
-    def paths() -> dict[str, str]:
-        return dict(split.query("SELECT node_id, paths FROM tierkv.nodes"))
+def paths_of(cluster: Cluster) -> dict[str, str]:
+    return dict(cluster.query("SELECT node_id, paths FROM tierkv.nodes"))
 
-    wait_for(lambda: all(paths()[n].count(";") for n in ("prefill-0", "decode-0")), what="paths")
+
+def wait_connected(split: Cluster) -> None:
+    """Wait until both compute nodes know both pool nodes: blocks go to the near one then."""
+
+    def connected() -> bool:
+        paths = paths_of(split)
+        return all(paths.get(name, "").count(";") for name in ("prefill-0", "decode-0"))
+
+    wait_for(connected, what="paths to both pool nodes")
+
+
+def test_nodes_view_says_which_path_bytes_take_and_why(split: Cluster) -> None:
+    wait_connected(split)
+    paths = partial(paths_of, split)
     for node, near, far in (("prefill-0", "dmp-0", "dmp-1"), ("decode-0", "dmp-1", "dmp-0")):
         said = paths()[node]
         assert f"{near} shm: same host" in said
@@ -149,7 +148,6 @@ def test_nodes_view_says_which_path_bytes_take_and_why(split: Cluster) -> None:
 
 
 def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:
-    wait_whole(cluster)
     prompts = make_prompts(1)
     expected = oracle(cluster, prompts)
     assert [text_of(body) for body in ask(cluster, prompts, "l2")] == expected
@@ -163,7 +161,6 @@ def test_l2_is_the_only_source_after_compute_restarts(cluster: Cluster) -> None:
 
 
 def test_pool_survives_a_kill_and_serves_what_was_sealed(cluster: Cluster) -> None:
-    wait_whole(cluster)
     prompts = make_prompts(2)
     expected = oracle(cluster, prompts)
     assert [text_of(body) for body in ask(cluster, prompts, "kill")] == expected
@@ -201,7 +198,6 @@ def hash_free_seed(name: str) -> int:
 
 
 def test_flipped_bits_in_the_pool_are_counted_and_recomputed(cluster: Cluster) -> None:
-    wait_whole(cluster)
     prompts = make_prompts(5)
     expected = oracle(cluster, prompts)
     assert [text_of(body) for body in ask(cluster, prompts, "flip")] == expected
@@ -226,20 +222,14 @@ def flip_payload_bits(path: Path) -> None:
 
 
 def test_handoff_through_the_pool_equals_one_node(split: Cluster) -> None:
+    wait_connected(split)
     prompts = make_prompts(3)
     expected = oracle(split, prompts)
     for _ in range(2):
         assert [text_of(split.complete(p)) for p in prompts] == expected
     view = "tierkv.stat_kvcache_node WHERE role = 'decode' AND tier = 'L3'"
     hits = f"SELECT sum(hit_tokens) FROM {view}"
-    seeds = iter(range(1_000, 2_000))
-
-    def handed_over() -> bool:
-        """One prompt more each time: where its blocks go depends on their names."""
-        split.complete(make_prompts(next(seeds), count=1)[0])
-        return int(split.query(hits)[0][0]) > 0
-
-    wait_for(handed_over, what="L3 hits of the decode node")
+    wait_for(lambda: int(split.query(hits)[0][0]) > 0, what="L3 hits of the decode node")
 
 
 def test_up_stops_cleanly_and_leaves_nothing(start_cluster: Callable[..., Cluster]) -> None:

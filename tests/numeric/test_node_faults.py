@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 import torch
 
+from compute.node import ComputeNode
 from kvcore.errors import (
     BlockNotFoundError,
     ContextTooLongError,
@@ -19,9 +21,10 @@ from kvcore.errors import (
     UnknownModelError,
     UserError,
 )
+from kvcore.layout import KvCodec
 from kvcore.request import FinishReason
-from tests.fix_model import answer, make_request, running_node
-from tests.fix_pool import MemoryPoolNode
+from tests.fix_model import answer, make_request, running_node, write_calibration
+from tests.fix_pool import DyingPoolNode, MemoryPoolNode
 
 PROMPT = [i * 5 % 128 for i in range(61)]
 
@@ -370,3 +373,60 @@ async def test_a_load_that_nobody_waits_for_is_not_read_to_its_end() -> None:
         pool.gates[1].set()
         await pages_in_use(node, 0)  # The last gate is shut: nobody reads behind it.
         assert job.given_up and job.ended.is_set() and pool.reads == reads + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "codec"),
+    [
+        ("reserve", KvCodec.NONE),
+        ("write_ranges", KvCodec.NONE),
+        ("seal", KvCodec.NONE),
+        ("seal", KvCodec.ENTROPY_FINE),
+    ],
+)
+async def test_what_the_pool_could_not_take_is_saved_when_its_nodes_change(
+    call: str, codec: KvCodec, tmp_path: Path
+) -> None:
+    pool = DyingPoolNode(call)
+    pool.dead = True
+    tables = "" if codec is KvCodec.NONE else write_calibration(tmp_path)
+    async with running_node(pool, kv_codec=codec, kv_calibration=tables) as node:
+        await answer(node, make_request(PROMPT))
+        assert await node.flush()
+        assert not pool.sealed_keys
+        pool.dead = False
+        node.set_pool_nodes((pool,))
+        await saved_again(node, pool)
+
+
+async def test_what_was_computed_before_there_was_a_pool_is_saved_when_there_is_one() -> None:
+    pool = MemoryPoolNode()
+    async with running_node() as node:
+        await answer(node, make_request(PROMPT))
+        node.set_pool_nodes((pool,))
+        await saved_again(node, pool)
+
+
+async def saved_again(node: ComputeNode, pool: MemoryPoolNode) -> None:
+    """Wait until the pool has what L1 has; another node then computes only the last token."""
+    wanted = {stored.key for stored in node.inventory()}
+    assert len(wanted) == 9
+    while not wanted <= pool.sealed_keys:  # Not all at once: new blocks find room in the queue.
+        assert await node.flush()
+    await node.drop_cache()
+    _, last = await answer(node, make_request(PROMPT))
+    assert last.usage is not None and last.usage.hit_tokens.l2 == 56
+
+
+async def test_a_failure_is_no_reason_to_try_again_at_once() -> None:
+    pool = DyingPoolNode("reserve")
+    async with running_node(pool) as node:
+        pool.dead = True
+        await answer(node, make_request(PROMPT))
+        assert await node.flush()
+        pool.dead = False
+        await answer(node, make_request(PROMPT[1:]))
+        assert await node.flush()
+        await node.check_invariants()
+        assert await node.flush()
+        assert len(pool.sealed_keys) == 8, "only those of the second prompt"
