@@ -6,6 +6,7 @@ anything runs; it knows no tables and never executes anything.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -27,6 +28,7 @@ from sql.lexer import Token, TokenKind, name_value, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.row_bound import row_bound
+from sql.same_calls import call_identities
 from sql.select_list import missing_aliases
 from sql.statement import StatementKind, classify
 from sql.static_prefix import static_prefix
@@ -394,15 +396,16 @@ def _sites(
 ) -> list[tuple[CallSite, bool]]:
     """Group calls into forms; answer each call's site and whether it is kept in place."""
     shares_text = any(token.upper in _SHARED_TEXT for token in tokens)
-    groups: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     kept_of: list[bool] = []
+    identities = call_identities(tokens, calls)
     for number, call in enumerate(calls):
         constant = not any(_is_column(tokens, index) for index in range(call.first + 2, call.last))
         kept = placement.place(number).kept_in_place or (
             constant and not shares_text and not _may_be_in_membership(tokens, placement, number)
         )
         kept_of.append(kept)
-        groups.setdefault((kept, *_normal_text(tokens, call)), []).append(number)
+        groups.setdefault((kept, identities[number]), []).append(number)
     if len(groups) > MAX_FORMS:
         number = list(groups.values())[MAX_FORMS][0]
         raise FeatureNotSupportedError(
@@ -463,14 +466,6 @@ def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
         stage=min(place.stage for place in places),
         filters=all(place.filters for place in places),
         unordered=call.gathering is not None and not call.gathering.ordered,
-    )
-
-
-def _normal_text(tokens: list[Token], call: FoundCall) -> tuple[str, ...]:
-    """Return what is equal for calls that mean the same; a ``?`` is never equal to another."""
-    return tuple(
-        f"?{index}" if tokens[index].text == "?" else tokens[index].upper
-        for index in range(call.first, call.last)
     )
 
 

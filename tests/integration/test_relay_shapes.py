@@ -53,6 +53,10 @@ SELECT i FROM t WHERE ai_generate(p) >= ALL (SELECT ai_generate(name) FROM u WHE
 SELECT DISTINCT ON (g) g, i, ai_generate(p) FROM t ORDER BY g, ai_generate(p) NULLS LAST, i
 SELECT ai_generate(p), g, count(*) FROM t GROUP BY GROUPING SETS ((ai_generate(p)), (g), ())
 SELECT ai_generate(p), g, grouping(ai_generate(p)) FROM t GROUP BY ROLLUP (ai_generate(p), g)
+SELECT ai_generate(t.p || 'x'), count(*) FROM t GROUP BY ai_generate(("p") || E'x')
+SELECT ai_generate('g' || g), count(*) FROM t GROUP BY ai_generate('g' || g::int)
+SELECT DISTINCT ai_generate(p) FROM t ORDER BY ai_generate(t.p)
+SELECT DISTINCT ON (ai_generate(p)) i FROM t ORDER BY ai_generate(t.p), i
 SELECT g, ai_generate(min(p)) FROM t GROUP BY g HAVING ai_filter('h', max(p))
 SELECT g, count(*) FILTER (WHERE ai_filter('h', p)), count(DISTINCT ai_generate(p)) FROM t GROUP
  BY g

@@ -43,6 +43,8 @@ QUERIES = {
     "ON ai_generate(a.body) = ai_generate(b.body) AND a.id < b.id ORDER BY 1, 2",
     "group by": "SELECT ai_generate(body) AS a, count(*) FROM docs GROUP BY ai_generate(body) "
     "ORDER BY 1 NULLS LAST",
+    "group by another spelling": "SELECT ai_generate(d.body || 'x') AS a, count(*) FROM docs d "
+    "GROUP BY ai_generate((\"body\") || E'x') ORDER BY 1 NULLS LAST",
     "group by alias": "SELECT ai_generate(body) AS a, count(*) c FROM docs GROUP BY a ORDER BY a",
     "group by all": "SELECT ai_generate(body) a, sum(id) s FROM docs GROUP BY ALL ORDER BY a",
     "group by number": "SELECT ai_generate(body) a, sum(id) s FROM docs GROUP BY 1 ORDER BY 1",

@@ -14,6 +14,7 @@ from sql.lexer import TokenKind, read_ahead, string_value, tokenize
 from sql.literals import NotConstantError, literal_value
 from sql.options import CallOptions, parse_options
 from sql.parameters import parameter_types
+from sql.plan import plan_statement
 from sql.settings import parse_setting, setting_command
 from sql.statement import StatementKind, classify, split_statements
 from sql.views import VIEW_COLUMNS, view_ddl
@@ -286,3 +287,22 @@ async def test_long_text_is_cut_beside_the_loop() -> None:
     with pytest.raises(SqlError, match="more than 300000"):
         async with read_ahead("SELECT 1" + ";" * 300_000):
             pass
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("ai_generate(p)", 'ai_generate(t."p")', True),
+        ("ai_generate(p || 'x')", "AI_GENERATE((t.p) || E'x')", True),
+        ("ai_generate('x' || g)", "ai_generate('x' || CAST(g AS INT))", True),
+        ("ai_generate(p, model => 'a')", "ai_generate(prompt => p, model => 'a')", True),
+        ("ai_generate(p, model => 'a')", "ai_generate(p, model => 'b')", False),
+        ("ai_generate(p)", "ai_generate(q)", False),
+        ("ai_generate(t.p)", "ai_generate(u.p)", False),
+        ("ai_generate(p || 'x')", "ai_generate(p || 'X')", False),
+        ("ai_generate(?)", "ai_generate(?)", False),
+    ],
+)
+def test_calls_that_mean_the_same_are_one_form(one: str, other: str, same: bool) -> None:
+    plan = plan_statement(f"SELECT {one}, {other} FROM t, u")
+    assert (len(plan.forms) == 1) is same
