@@ -11,7 +11,6 @@ import json
 import shlex
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,8 +30,10 @@ from engines.launch import (
 )
 from kvcore.errors import ConfigError
 from tierkv.config import load_config
-from tierkv.finding import Finding
+from tierkv.finding import OK, Finding
+from tierkv.private_files import find_token
 from tierkv.settings import Settings
+from tierkv.up import CONFIG_FILE, STATE_FILE
 
 DEFAULT_POOL: Final = "127.0.0.1:7401"
 """Where docs/pool.md starts a node."""
@@ -106,7 +107,8 @@ def connect(
 ) -> None:
     """Print the line that starts vLLM or SGLang with its KV in the pool.
 
-    It checks what is installed here, the model and the pool; nothing is started or changed.
+    It checks what is installed here, the model and the pool; nothing is started. Beside a running
+    `tierkv up` it is the line for that cluster.
 
     Example: tierkv connect vllm --model ./Llama-3.1-8B --pool 127.0.0.1:7401
     """
@@ -120,8 +122,10 @@ def connect(
         check_version,
     )
 
-    loaded = load_config(config, flags=_pairs(settings)).settings
+    loaded, config, findings = _cluster(config, _pairs(settings), asked=bool(pool or meta))
     meta = meta or ("" if pool else loaded.cluster.meta_address)
+    if loaded.cluster.token and token_file is None:
+        token_file = find_token(loaded.cluster.run_dir.expanduser(), loaded.cluster.token)
     told = _pool_settings(loaded, pool=pool, meta=meta, tenant=tenant, token_file=token_file)
     way = connector or Connector.DIRECT
     kept_by = way if engine is LaunchKind.VLLM else None
@@ -145,21 +149,23 @@ def connect(
     )
     launch = plan_launch(wish)
     reach = EngineSettings.read(told, where=f"tierkv connect {engine}")
-    findings = [installed, *seen.findings, check_block(seen, tokens, engine)]
-    if loaded.cluster.token and token_file is None:
-        findings.append(NO_TOKEN_FILE)
-        reach = replace(reach, token=loaded.cluster.token)
+    findings += [installed, *seen.findings, check_block(seen, tokens, engine)]
     findings += [check_meta(reach)] if meta else []
     findings += [check_pool(reach)] if reach.pool else []
     _print(launch, findings, list(_next(wish, launch, meta, config)), output)
 
 
-NO_TOKEN_FILE: Final = Finding(
-    "token",
-    "missing",
-    "the cluster wants a token, which the line does not show",
-    "--token-file FILE with it in",
-)
+def _cluster(
+    config: Path | None, given: dict[str, Any], *, asked: bool
+) -> tuple[Settings, Path | None, list[Finding]]:
+    """Read settings; those of a cluster that runs from run_dir unless another one is named."""
+    loaded = load_config(config, flags=given).settings
+    run_dir = loaded.cluster.run_dir.expanduser().absolute()
+    if asked or loaded.cluster.meta_address or not (run_dir / STATE_FILE).exists():
+        return loaded, config, []
+    config = run_dir / CONFIG_FILE
+    found = Finding("cluster", OK, f"the one that runs from {run_dir}")
+    return load_config(config, flags=given).settings, config, [found]
 
 
 def _pool_settings(

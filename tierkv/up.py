@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -19,7 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import typer
 
@@ -27,11 +29,14 @@ from kvcore.errors import ConfigError
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.descriptors import keep_files_private
 from tierkv.left_memory import CURE, kept_text, orphans_text, require_memory
+from tierkv.private_files import keep_passwords, keep_token
 from tierkv.settings import Settings
 from tierkv.supervisor import ChildSpec, Supervisor, exit_text
 
 STATE_FILE = "cluster.json"
 CONFIG_FILE = "cluster.toml"
+SCRAM: Final = "SCRAM-SHA-256$"
+"""How a verifier begins; its password is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ async def _start_all(
     config = run_dir / CONFIG_FILE
     config.touch(mode=0o600)
     config.write_text(dump_toml(settings))
+    keep_token(run_dir, settings.cluster.token)
     ready: dict[str, dict[str, Any]] = {}
 
     async def start(plan: NodePlan) -> None:
@@ -209,28 +215,36 @@ def dialable(address: str) -> tuple[str, str]:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(host, host), port
 
 
-def _sql_names(settings: Settings) -> tuple[str, str]:
-    """Return a user and a database that a client may name."""
-    if not settings.front.postgres:
-        return next(iter(settings.front.users), "tierkv"), "main"
+def sql_login(settings: Settings) -> tuple[str, str, str]:
+    """Return a user, their database and password; no password where none is wanted or known."""
+    front = settings.front
+    if not front.postgres:
+        user, password = next(iter(front.users.items()), ("tierkv", ""))
+        return user, "main", "" if password.startswith(SCRAM) else password
     from psycopg.conninfo import conninfo_to_dict  # only with a PostgreSQL behind
 
-    given = conninfo_to_dict(settings.front.postgres)
+    given = conninfo_to_dict(front.postgres)
     user = str(given.get("user") or "postgres")
-    return user, str(given.get("dbname") or user)
+    return user, str(given.get("dbname") or user), str(given.get("password") or "")
 
 
 def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: Path) -> None:
     front = ready["front"]
     pg_host, pg_port = dialable(front["pg"])
     http_host, http_port = dialable(front["http"])
-    user, database = _sql_names(settings)
+    user, database, password = sql_login(settings)
+    by_file = before = ""
+    if password:
+        file = keep_passwords(run_dir, {user: password})
+        by_file, before = f"?passfile={quote(str(file))}", f"PGPASSFILE={shlex.quote(str(file))} "
     typer.echo(f"\nTierKV is up: {len(ready)} processes, logs in {run_dir / 'logs'}")
-    typer.echo(f"  SQL   postgresql://{user}@{pg_host}:{pg_port}/{database}")
+    typer.echo(
+        f"  SQL   postgresql://{quote(user, safe='')}@{pg_host}:{pg_port}/{database}{by_file}"
+    )
     typer.echo(f"  REST  http://{http_host}:{http_port}/v1")
     typer.echo("\nNow type, in another terminal:")
     typer.echo(
-        f"  psql -h {pg_host.strip('[]')} -p {pg_port} -U {user} {database} "
+        f"  {before}psql -h {pg_host.strip('[]')} -p {pg_port} -U {shlex.quote(user)} {database} "
         "-c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
     )
     typer.echo("Ctrl-C stops everything.")

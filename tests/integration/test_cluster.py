@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import random
+import shlex
 import subprocess
 import sys
 import threading
@@ -22,9 +23,13 @@ import psycopg
 import pytest
 
 from dbfront.cache_salt import salted_tenant
-from tests.fix_cluster import Cluster, wait_for
+from engines.settings import EngineSettings
+from tests.fix_cluster import ROOT, Cluster, wait_for
+from tierkv.connect_checks import check_meta
+from tierkv.finding import OK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+DEMO = ROOT / "compute" / "demo_model" / "weights"
 VOCABULARY = range(10, 2000)
 
 
@@ -112,6 +117,26 @@ def test_files_are_private(cluster: Cluster) -> None:
     assert any(path.suffix == ".duckdb" for path in files)
     assert any(path.suffix == ".log" for path in files)
     assert [str(path) for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_the_line_of_connect_reaches_the_running_cluster(cluster: Cluster) -> None:
+    """With no option for it, and with nothing but the line: address and token are there."""
+    command = [sys.executable, "-m", "tierkv", "connect", "vllm", "--model", str(DEMO)]
+    done = subprocess.run(
+        [*command, "--set", f"cluster.run_dir={cluster.run_dir}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    words = shlex.split(done.stdout)
+    told = json.loads(words[words.index("--kv-transfer-config") + 1])
+    given = told["kv_connector_extra_config"]
+    assert given["meta"] == cluster.state()["meta"]
+    token = Path(given["token_file"])
+    assert token.stat().st_mode & 0o077 == 0
+    assert token.read_text().strip() not in done.stdout + done.stderr
+    assert check_meta(EngineSettings.read(given)).state == OK
+    refused = {**given, "token_file": "", "token": "another"}
+    assert check_meta(EngineSettings.read(refused)).state != OK
+    assert f"--config {cluster.run_dir / 'cluster.toml'}" in done.stderr
 
 
 def paths_of(cluster: Cluster) -> dict[str, str]:

@@ -64,12 +64,20 @@ def test_a_pool_that_is_down_is_said_and_the_line_is_printed() -> None:
     assert f"tierkv serve dmp --port {address.rpartition(':')[2]}" in done.stderr
 
 
-def test_a_token_the_line_does_not_show_is_asked_for(make_node: Callable[..., Rig]) -> None:
+def test_a_token_of_the_settings_is_in_a_file_that_the_line_names(
+    tmp_path: Path, make_node: Callable[..., Rig]
+) -> None:
     pool = make_node(token="t-1").server.address
-    done = connect("sglang", "--model", DEMO, "--pool", pool, "--set", "cluster.token=t-1")
-    assert "missing  token" in done.stderr and "--token-file" in done.stderr
+    settings = ("--set", "cluster.token=t-1", "--set", f"cluster.run_dir={tmp_path}")
+    done = connect("sglang", "--model", DEMO, "--pool", pool, *settings)
     assert f"ok       pool: {pool}" in done.stderr
     assert "t-1" not in done.stdout + done.stderr
+    words = as_a_shell_reads(done.stdout.strip())
+    told = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
+    file = Path(told["token_file"])
+    assert (file.read_text(), file.stat().st_mode & 0o077) == ("t-1\n", 0)
+    stats = done.stderr.strip().splitlines()[-1].strip()
+    assert run_told(stats).returncode == 0
 
 
 def test_json_holds_everything(make_node: Callable[..., Rig]) -> None:
@@ -175,7 +183,8 @@ def test_what_is_to_be_run_next_has_the_token_and_does_not_show_it(tmp_path: Pat
         assert f"the meta server at {meta} refused our cluster token" in refused.stderr
         assert "set the same token" in refused.stderr
         config = tmp_path / "tierkv.toml"
-        config.write_text(f'[cluster]\ntoken = "token-of-the-cluster"\nmeta_address = "{meta}"\n')
+        lines = ("[cluster]", 'token = "token-of-the-cluster"', f'run_dir = "{tmp_path}"')
+        config.write_text("\n".join([*lines, f'meta_address = "{meta}"']))
         told = connect("vllm", "--model", DEMO, "--config", str(config), "--format", "json")
         commands = [step["command"] for step in json.loads(told.stdout)["next"]]
         assert all(command.endswith(f"--config {config}") for command in commands)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tierkv.up import ClusterShape, dialable, plan_nodes
+from pathlib import Path
+
+import psycopg.conninfo
+import pytest
+
+from tierkv.settings import Settings
+from tierkv.up import ClusterShape, _tell_ready, dialable, plan_nodes
 
 
 def test_one_host_keeps_its_name() -> None:
@@ -28,3 +34,23 @@ def test_the_next_command_dials_what_a_client_here_can_reach() -> None:
     assert dialable("0.0.0.0:5433") == ("127.0.0.1", "5433")
     assert dialable("[::]:5433") == ("[::1]", "5433")
     assert dialable("10.1.2.3:5433") == ("10.1.2.3", "5433")
+
+
+def test_the_printed_login_works_when_pasted_and_shows_no_password(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings.model_validate(
+        {"front": {"users": {"ann": "p:w"}}, "cluster": {"run_dir": str(tmp_path)}}
+    )
+    folder = tmp_path / "a folder"
+    front = {"pg": "127.0.0.1:5433", "http": "127.0.0.1:8000"}
+    _tell_ready(settings, {"front": front}, folder)
+    out = capsys.readouterr().out
+    assert "p:w" not in out
+    url = next(word for word in out.split() if word.startswith("postgresql://"))
+    given = psycopg.conninfo.conninfo_to_dict(url)
+    assert given["user"] == "ann"
+    file = Path(str(given["passfile"]))
+    assert (file.parent, file.read_text()) == (folder, "*:*:*:ann:p\\:w\n")
+    assert file.stat().st_mode & 0o077 == 0
+    assert f"PGPASSFILE='{file}' psql" in out
