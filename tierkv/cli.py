@@ -108,7 +108,7 @@ def _load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedC
 @app.command()
 def sql(
     command: Annotated[
-        str | None, typer.Option("-c", "--command", help="SQL to run; several with ';'.")
+        list[str] | None, typer.Option("-c", "--command", help="SQL to run; any number of them.")
     ] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File of SQL to run.")] = None,
     output: Annotated[
@@ -131,9 +131,9 @@ def sql(
     from tierkv import sql_shell
 
     loaded = _load(config, settings, front__database=database, compute__model=model)
-    if command is not None and file is not None:
+    if command and file is not None:
         raise typer.BadParameter("give -c or -f, not both")
-    text = command if file is None else _read_sql(file)
+    text = _read_sql(file) if file else "\n;\n".join(command) if command else None
     raise typer.Exit(sql_shell.run(loaded, text, output=output, quiet=quiet))
 
 

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import typer
 
 from dbfront.statistics import AiStats
 from kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError
+from sql.functions import AI_FUNCTIONS
 from sql.lexer import tokenize
 from tierkv import dbapi
 from tierkv.config import LoadedConfig
@@ -30,9 +31,16 @@ from tierkv.output import OutputFormat, RowWriter
 from tierkv.progress import StatementBar
 
 HELP = """\
-Statements end with ';'.  \\dt lists tables, \\d NAME describes one, \\q or Ctrl-D leaves.
-AI calls: ai_generate(prompt [, model => ..] [, system_prompt => ..] [, options => ..]).
-Views of the cache: SELECT * FROM tierkv.stat_kvcache;"""
+Statements end with ';'.  \\dt lists tables, \\d NAME describes one, \\? is this help, \\q leaves.
+AI calls: ai_generate(prompt [, model => ..] [, system_prompt => ..] [, options => ..]), and more:
+{functions}.
+Views of the cache: SELECT * FROM tierkv.stat_kvcache;""".format(
+    functions=", ".join(sorted(AI_FUNCTIONS))
+)
+LEAVING: Final = frozenset({"\\q", "\\quit", "quit", "exit"})
+"""Words that end the prompt, also with a semicolon behind; no statement is one of them."""
+
+_HELPING: Final = frozenset({"\\?", "\\h", "\\help", "help", "?"})
 
 
 def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
@@ -156,10 +164,11 @@ class Shell:
                 continue
             except EOFError:
                 return 0
-            if not pending and line.strip().startswith("\\"):
-                if line.strip() in ("\\q", "\\quit"):
-                    return 0
-                self._meta(line.strip())
+            command = line.strip().rstrip(";").lower()
+            if not pending and command in LEAVING:
+                return 0
+            if not pending and (command.startswith("\\") or help_of(command)):
+                self._meta(line.strip().rstrip(";"))
                 continue
             pending += line + "\n"
             if is_complete(pending):
@@ -173,7 +182,15 @@ class Shell:
         elif word == "\\d" and name:
             self.run_text(f"DESCRIBE {name}")
         else:
-            typer.echo(HELP)
+            typer.echo(help_of(command))
+
+
+def help_of(command: str) -> str:
+    """Return what to say to a command of the prompt; nothing to what is no command."""
+    word = command.partition(" ")[0].rstrip(";")
+    if word.lower() in _HELPING:
+        return HELP
+    return f"there is no command {word} here; \\? lists those there are" if word[:1] == "\\" else ""
 
 
 def watch_reader(descriptor: int, left: Callable[[], None]) -> None:

@@ -115,6 +115,10 @@ class DuckDbEngine:
             with _closed_on_failure(self._root):
                 self._set_up(config)
         except duckdb.Error as error:
+            if f'"{engine_function(Dialect.DUCKDB, kept_in_place=False)}" already exists' in str(
+                error
+            ):
+                raise _open_already(config.path) from None
             raise ConfigError(
                 f"can't open the database {config.path or ':memory:'}: {error}",
                 hint="Free space on its disk."
@@ -454,6 +458,13 @@ def _quoted(name: str) -> str:
 def _type_name(name: str) -> str:
     """Untyped NULL is text to a client."""
     return "VARCHAR" if name.strip('"') == "NULL" else name
+
+
+def _open_already(path: str) -> ConfigError:
+    return ConfigError(
+        f"the database {path} is open in this process already",
+        hint="Use that connection, with a cursor for each thread, or close() it first.",
+    )
 
 
 @contextmanager

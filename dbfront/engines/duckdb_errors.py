@@ -15,6 +15,7 @@ import duckdb
 
 from kvcore.errors import (
     CancelledByUserError,
+    FeatureNotSupportedError,
     SqlError,
     SqlSyntaxError,
     TierKVError,
@@ -73,6 +74,15 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Mismatch Type", r"", "42804"),
 )
 _DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|Not enough disk space")
+_LATE_CONSTRAINT: Final = re.compile(
+    r"No support for adding \w+ constraints with ALTER TABLE|"
+    r"Adding columns with [A-Z ]+ constraints is not supported"
+)
+_NEW_TABLE: Final = (
+    "Write the constraint in CREATE TABLE: make a new table with it, INSERT ... SELECT the rows, "
+    "DROP the old table, RENAME the new one; or keep such tables in PostgreSQL "
+    "(tierkv up --postgres)."
+)
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
 _AI_NAME: Final = re.compile(r"Function with name \"?(ai_\w+)", re.IGNORECASE)
@@ -101,6 +111,8 @@ def to_tierkv_error(
             "it was stored; reading goes on.",
         )
     position = source_position(_position(facts, engine_text))
+    if _LATE_CONSTRAINT.search(message):
+        return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE)
     state = sqlstate(kind, message)
     hint = hint or _sandbox_hint(state, message)
     name = _AI_NAME.search(message)

@@ -298,12 +298,19 @@ class CompletionBody(CallBody):
         return list(prompt)
 
 
+SettingName = Annotated[str, Field(pattern=r"^tierkv\.[a-z_]+$")]
+
+
 class SqlBody(BaseModel):
-    """POST /v1/sql; ``stream`` asks for lines while the statement runs."""
+    """POST /v1/sql; ``stream`` asks for lines while the statement runs.
+
+    ``settings`` are SET for this statement only.
+    """
 
     sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)]
     params: list[Any] | dict[str, Any] | None = None
     stream: bool = False
+    settings: dict[SettingName, str | int | float | bool] = {}
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:

@@ -116,7 +116,7 @@ async def _run(
     sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
 ) -> StatementResult:
     with bounds.counted():
-        async with read_ahead(body.sql), _session(sql, client) as session:
+        async with read_ahead(body.sql), _session(sql, client, body) as session:
             with _statement(session, body) as statement, bounds.timed(session):
                 return await session.execute(statement, body.params)
 
@@ -129,7 +129,7 @@ async def _lines(
     So a statement that fails at once answers with an HTTP status, not with a stream.
     """
     with bounds.counted():
-        async with read_ahead(body.sql), _session(sql, client) as session:
+        async with read_ahead(body.sql), _session(sql, client, body) as session:
             with _statement(session, body) as statement, bounds.timed(session):
                 opened = await session.execute_rows(statement, body.params)
                 head = _line({"columns": _columns(opened.columns)})
@@ -157,13 +157,26 @@ async def _batches(
 
 
 @asynccontextmanager
-async def _session(sql: SqlServer, client: ClientInfo) -> AsyncGenerator[SqlSession, None]:
+async def _session(
+    sql: SqlServer, client: ClientInfo, body: SqlBody
+) -> AsyncGenerator[SqlSession, None]:
     """A session for one request; leaving it stops what still runs, at the models too."""
     session = await sql.open_session(client)
     try:
+        for name, value in body.settings.items():
+            await _set(session, name, value)
         yield session
     finally:
         await session.close()
+
+
+async def _set(session: SqlSession, name: str, value: str | float | bool) -> None:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    quoted = text.replace("'", "''")
+    try:
+        await session.execute(f"SET {name} = '{quoted}'")
+    except UserError as error:
+        raise FieldError(f"settings.{name}", error) from error
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,34 @@ def test_connect_errors_are_errors_of_the_module() -> None:
         tierkv.connect(dmp__capacty="1GiB")
 
 
+def test_a_file_that_this_process_has_open_is_said_to_be(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"dmp__capacity": "64MiB", "compute__threads": 1}
+    with tierkv.connect(str(tmp_path / "a.duckdb"), **sizes) as first:
+        with pytest.raises(tierkv.Error, match=r"open in this process already(?s:.)*close\(\)"):
+            tierkv.connect(str(tmp_path / "a.duckdb"), **sizes)
+        assert first.execute("SELECT 1").fetchall() == [(1,)]
+    with tierkv.connect(str(tmp_path / "a.duckdb"), **sizes) as again:
+        assert again.execute("SELECT 1").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ADD FOREIGN KEY (parent) REFERENCES late(id)",
+        "ADD CONSTRAINT c FOREIGN KEY (parent) REFERENCES late(id)",
+        "ADD CHECK (id > 0)",
+        "ADD COLUMN p INTEGER REFERENCES late(id)",
+    ],
+)
+def test_a_constraint_that_comes_late_is_refused_with_the_way_around(
+    connection: tierkv.Connection, change: str
+) -> None:
+    connection.execute("CREATE OR REPLACE TABLE late (id INTEGER PRIMARY KEY, parent INTEGER)")
+    with pytest.raises(tierkv.NotSupportedError, match=r"constraint in CREATE TABLE") as caught:
+        connection.execute(f"ALTER TABLE late {change}")
+    assert caught.value.sqlstate == "0A000"
+
+
 def test_a_script_that_ends_with_a_traceback_stops_its_cluster() -> None:
     script = (
         "import tierkv\n"
@@ -102,7 +132,7 @@ def test_a_script_that_ends_with_a_traceback_stops_its_cluster() -> None:
 def test_a_pipe_gets_rows_and_the_summary_and_nothing_else() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tierkv", "sql", "--format", "csv", "--set", "dmp.capacity=64MiB",
-         "-c", "SELECT 1 AS a; SELECT ai_generate('x') IS NULL AS b"],
+         "-c", "SELECT 1 AS a -- the first", "-c", "SELECT ai_generate('x') IS NULL AS b"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout == "a\n1\nb\nfalse\n"

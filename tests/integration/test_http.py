@@ -434,6 +434,13 @@ async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
             assert answer["command_tag"] == "SELECT 1"
             wrong = await door.raw("POST", "/v1/sql", b'{"sql": "SELEC 1"}')
             assert (wrong.status, wrong.json()["error"]["code"]) == (400, "syntax_error")
+            shown = {"sql": "SHOW tierkv.max_calls", "settings": {"tierkv.max_calls": 7}}
+            told = await door.raw("POST", "/v1/sql", json.dumps(shown).encode())
+            assert told.json()["rows"] == [["7"]]
+            for name, value in (("tierkv.max_calls", "many"), ("memory_limit", "1GB")):
+                body = json.dumps(shown | {"settings": {name: value}}).encode()
+                bad = await door.raw("POST", "/v1/sql", body)
+                assert (bad.status, name in bad.json()["error"]["param"]) == (400, True)
             two = await door.raw("POST", "/v1/sql", b'{"sql": "SELECT 1; SELECT 2"}')
             assert two.json()["error"]["param"] == "sql"
         finally:
