@@ -110,6 +110,7 @@ class FoundTemplate:
     arguments: tuple[tuple[int, int], ...]
 
 
+_SET_WORDS: Final = ("DISTINCT", "ALL")
 _NOT_A_CALL_AFTER: Final = frozenset({".", "INTO", "TABLE", "AS", "FUNCTION", "MACRO"})
 
 
@@ -188,7 +189,7 @@ def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCa
     gathering = None
     if function.aggregate:
         gathering = _gathering(tokens, index, close)
-        start += gathering.distinct
+        start += tokens[start].upper in _SET_WORDS
         end = gathering.order[0] if gathering.order else close
     else:
         _refuse_modifiers(tokens, index, close, function)
@@ -262,7 +263,7 @@ def _refuse_modifiers(tokens: list[Token], index: int, close: int, function: AiF
             f"{function.name} is not an aggregate or window function",
             "ai_agg and ai_summarize_agg are aggregates.",
         )
-    if tokens[index + 2].upper in ("DISTINCT", "ALL") or tokens[index + 2].text == "*":
+    if tokens[index + 2].upper in _SET_WORDS or tokens[index + 2].text == "*":
         raise _wrong(tokens[index + 2], f"{function.name} takes values, not a set of rows")
 
 

@@ -19,7 +19,7 @@ from sqlglot.errors import SqlglotError
 
 from sql.calls import FoundCall
 from sql.dialect import Dialect
-from sql.lexer import Token
+from sql.lexer import Token, TokenKind
 
 # sqlglot warns on the log about statements it reads only in part; here that just costs a stage.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -105,15 +105,20 @@ def _marked(
     text: str, tokens: list[Token], calls: list[FoundCall]
 ) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Give every call a function name of its own; return the text and where it comes from."""
+    names = {call.first: f"tierkv_site_{number}" for number, call in enumerate(calls)}
     out: list[str] = []
     marks: list[tuple[int, int]] = []
     copied = length = 0
-    for number, call in enumerate(calls):
-        name = tokens[call.first]
-        piece = f"{text[copied : name.start]}tierkv_site_{number}"
+    for index, token in enumerate(tokens):
+        if index in names:
+            piece = text[copied : token.start] + names[index]
+        elif token.kind is TokenKind.PARAMETER:
+            piece = f"{text[copied : token.end]} "  # sqlglot takes ``$1,$`` for a quote.
+        else:
+            continue
         out.append(piece)
         length += len(piece)
-        copied = name.end
+        copied = token.end
         marks.append((length, copied))
     return "".join([*out, text[copied:]]), tuple(marks)
 

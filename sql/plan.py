@@ -17,6 +17,7 @@ from sql.aggregate_places import refuse_misplaced
 from sql.ai_call import CallForm
 from sql.calls import FoundCall, find_calls, find_templates
 from sql.changes import query_writes, with_writes, writing_bodies
+from sql.clauses import begins_clause
 from sql.collect import CollectForm, collect_form, columns_form
 from sql.dialect import Dialect
 from sql.early_rows import early_rows, stops_early
@@ -28,6 +29,7 @@ from sql.lexer import Token, TokenKind, name_value, tokenize
 from sql.placement import Place, Placement, place_calls
 from sql.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
 from sql.row_bound import row_bound
+from sql.row_sources import row_sources
 from sql.same_calls import call_identities
 from sql.select_list import missing_aliases
 from sql.statement import StatementKind, classify
@@ -194,8 +196,9 @@ def plan_statement(
     placement = place_calls(body, *_shifted(tokens, calls), dialect)
     refuse_misplaced(tokens, calls, placement)
     sites = _sites(tokens, calls, placement, key_base)
+    sources = row_sources(tokens, calls, placement, dialect)
     renderings = {
-        call.first: (call, CallRendering(site.form.key, kept))
+        call.first: (call, CallRendering(site.form.key, kept, sources.get(call.first, ("", ""))))
         for call, (site, kept) in zip(calls, sites, strict=True)
     }
     names = missing_aliases(text, tokens, calls, dialect)
@@ -378,7 +381,7 @@ def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
             "transaction gives back, or a statement of its own.",
         )
     volatile = is_call and name in _VOLATILE
-    sampled = token.upper == "TABLESAMPLE" or (
+    sampled = (token.upper == "TABLESAMPLE" and begins_clause(tokens, index)) or (
         token.upper == "SAMPLE" and index and tokens[index - 1].upper == "USING"
     )
     if not volatile and not sampled:

@@ -128,10 +128,14 @@ def joined(parts: Sequence[str | RewrittenSql]) -> RewrittenSql:
 
 @dataclass(frozen=True, slots=True)
 class CallRendering:
-    """How one call is written: its form's key and which engine function answers it."""
+    """How one call is written: its form's key and which engine function answers it.
+
+    ``around`` stands before and behind it, see sql/row_sources.py.
+    """
 
     key: int
     kept_in_place: bool
+    around: tuple[str, str] = ("", "")
 
 
 def parameter_names(tokens: Sequence[Token], dialect: Dialect = Dialect.DUCKDB) -> dict[int, str]:
@@ -285,13 +289,13 @@ class SqlRewriter:
         self._mark(~self.tokens[call.first].start)
         before, after = answer(self.dialect, call.function.returns)
         name = engine_function(self.dialect, kept_in_place=rendering.kept_in_place)
-        self._insert(f"{before}{name}({rendering.key}, ")
+        self._insert(f"{rendering.around[0]}{before}{name}({rendering.key}, ")
         computed = self._computed.call_texts.get(call.first)
         if computed is not None:
             self._insert(computed)
         else:
             self._call_text(call)
-        self._insert(f"){after}")
+        self._insert(f"){after}{rendering.around[1]}")
 
     def _call_text(self, call: FoundCall) -> None:
         opening, closing = packed(self.dialect) if call.packed else ("", "")

@@ -102,6 +102,12 @@ def _naming(
     """Find the call that an item is named after in PostgreSQL: it alone, or what ELSE gives."""
     while first < last and tokens[first].text == "(":
         first += 1
+    if tokens[first].upper == "CAST" and tokens[first + 1].text == "(":
+        close = closing_index(tokens, first + 1)
+        types = [at for at in range(first, close) if tokens[at].upper == "AS"]
+        if not types or not _adds_no_name(tokens, close + 1, last):
+            return None
+        return _naming(tokens, starts, ends, first + 2, types[-1])
     call = starts.get(first)
     if call is not None:
         return call if _adds_no_name(tokens, call.last, last) else None

@@ -23,6 +23,7 @@ from dbfront.pgwire.portals import Portal, PreparedStatement, bind, placing_erro
 from dbfront.pgwire.simple_query import check_text
 from dbfront.pgwire.sql_tokens import first_word, replace_parameters, tokens
 from dbfront.pgwire.types import PgType, pg_type
+from dbfront.pgwire.void_parameters import without_void
 from kvcore.errors import SqlError, TierKVError
 from sql.lexer import read_ahead
 from sql.statement import statement_spans
@@ -112,6 +113,7 @@ class ExtendedQuery:
             raise SqlError(f"more than {_MAX_STATEMENTS} prepared statements", sqlstate="53400")
         # With the comments before it: positions of errors count from there.
         sql = message.sql[: statement_spans(message.sql)[0][1]] if statements else ""
+        sql = without_void(sql, message.parameter_oids)
         self._refuse_if_aborted(sql)
         self._statements[message.statement] = prepare(
             sql, message.parameter_oids, parse_copy(sql) if sql else None

@@ -12,6 +12,7 @@ from typing import Final
 from dbfront.activity import Activity, activity_row
 from dbfront.admin_views import to_json
 from dbfront.contracts import ClientInfo
+from dbfront.pgwire.void_parameters import declared_types, without_void
 from dbfront.postgres import messages
 from dbfront.postgres.ai_run import AiRun, AiServices
 from dbfront.postgres.block import Block
@@ -21,7 +22,6 @@ from dbfront.postgres.extended import Batch, Names
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.simple import SimpleQuery
 from dbfront.postgres.statement import RESETS, Planner, Statement, may_matter
-from dbfront.postgres.void_parameters import without_void
 from dbfront.statistics import StatementProgress
 from dbfront.view_rows import Row
 from kvcore.errors import TierKVError
@@ -144,7 +144,8 @@ class AiAttendant:
             return None
         name, sent = messages.names(message)
         types = message[5 + len(name) + 1 + len(sent) + 1 :]
-        text = without_void(decoded(sent, self._relay.books.parameters), types)
+        sql = decoded(sent, self._relay.books.parameters)
+        text = without_void(sql, declared_types(types))
         try:
             statements = self._planner.statements(text)
         except TierKVError:

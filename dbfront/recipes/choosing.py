@@ -16,7 +16,7 @@ _YES_OR_NO: Final = (*_YES, "no", "No")
 """Models differ in how they begin an answer; the spellings of a word share its probability."""
 
 _DIGITS: Final = tuple("0123456789")
-SCORE_DIGITS: Final = 6
+SCORE_DIGITS: Final = 5
 """Digits of a score behind the point: further ones depend on who shared its batch."""
 
 _HOLE: Final = "{0}"

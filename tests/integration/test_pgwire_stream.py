@@ -141,3 +141,16 @@ async def test_an_ordered_limit_stops_a_filter_that_compares(
     assert await found.fetchall() == await wanted.fetchall()
     assert len(generator.prompts) <= 32
     await conn.close()
+
+
+async def test_a_call_as_a_driver_makes_it(port: int) -> None:
+    """What pgJDBC sends for ``{ ? = call ai_generate(?) }``, with a void NULL for the result."""
+
+    def call() -> bytes | None:
+        with psycopg.connect(
+            f"host=127.0.0.1 port={port} user=ann dbname=main sslmode=disable"
+        ) as conn:
+            text = b"select * from ai_generate($1,$2) as result"
+            return conn.pgconn.exec_params(text, [None, b"p7"], [2278, 25]).get_value(0, 0)
+
+    assert await asyncio.to_thread(call) == (answer_text("p7") or "").encode()

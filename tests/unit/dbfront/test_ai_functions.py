@@ -135,7 +135,7 @@ async def test_score_is_the_expected_digit(
     question = "How polite?\nAnswer with a digit from 0 (not at all) to 9 (completely)."
     for got, prompt in ((two, f"Hello.\nQuestion: {question}"), (one, "How polite is: Hello.")):
         expected = sum(n * odds for n, odds in enumerate(label_odds(prompt, DIGITS))) / 9
-        assert got == pytest.approx(expected)
+        assert got == round(expected, 5)
         assert 0 <= got <= 1  # type: ignore[operator]
 
 

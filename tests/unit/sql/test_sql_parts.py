@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import SqlError, SqlSyntaxError, UserError
+from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
 from sql.changes import may_change, query_writes
 from sql.lexer import TokenKind, read_ahead, string_value, tokenize
 from sql.literals import NotConstantError, literal_value
@@ -306,3 +307,25 @@ async def test_long_text_is_cut_beside_the_loop() -> None:
 def test_calls_that_mean_the_same_are_one_form(one: str, other: str, same: bool) -> None:
     plan = plan_statement(f"SELECT {one}, {other} FROM t, u")
     assert (len(plan.forms) == 1) is same
+
+
+@pytest.mark.parametrize(
+    ("source", "rewritten"),
+    [
+        ("ai_generate('x')", '(SELECT C AS "ai_generate") AS ai_generate'),
+        ("ai_generate('x') AS a", '(SELECT C AS "a") AS a'),
+        ("t, LATERAL ai_generate('x') a(b)", 't, LATERAL (SELECT C AS "a") a(b)'),
+        ("t JOIN ai_generate('x') ON true", 't JOIN (SELECT C AS "ai_generate") AS ai_generate ON'),
+    ],
+)
+def test_a_call_in_from_is_a_row_source(source: str, rewritten: str) -> None:
+    text = plan_statement(f"SELECT * FROM {source}").engine_sql.text
+    assert re.sub(r"tierkv_ai_call(_kept)?\(0, CAST\('x' AS VARCHAR\)\)", "C", text).startswith(
+        f"SELECT * FROM {rewritten}"
+    )
+
+
+def test_sampling_is_a_clause_and_not_a_name() -> None:
+    assert plan_statement("SELECT a AS tablesample FROM t WHERE ai_filter(b)").sites
+    with pytest.raises(FeatureNotSupportedError, match="sampling"):
+        plan_statement("SELECT a FROM t TABLESAMPLE 10% WHERE ai_filter(b)")

@@ -155,6 +155,12 @@ def test_a_parameters_value_is_the_limit(value: object, limit: int | None) -> No
         assert stream.with_limits({"1": wrong, "2": 0}) is None
 
 
+def test_parameters_side_by_side_are_no_quotes() -> None:
+    text = "SELECT a||$1||$2 FROM t WHERE ai_filter($1||b,$2) AND a=$3 ORDER BY a LIMIT $4"
+    stream = plan_statement(text).stream
+    assert stream is not None and stream.limit_name == "4"
+
+
 def test_postgresql_runs_it_whole() -> None:
     plan = plan_statement("SELECT ai_generate(b) FROM t", dialect=Dialect.POSTGRES)
     assert plan.stream is None and plan.why_not_stream

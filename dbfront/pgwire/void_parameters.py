@@ -6,6 +6,7 @@ the place of the result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvcore.errors import UserError
@@ -14,15 +15,19 @@ from sql.lexer import Token, TokenKind, tokenize
 _VOID: Final = 2278
 
 
-def without_void(text: str, types: bytes) -> str:
+def declared_types(types: bytes) -> tuple[int, ...]:
+    """Read the OIDs at the end of a Parse: a count, and as many."""
+    count = int.from_bytes(types[:2], "big")
+    return tuple(int.from_bytes(types[2 + 4 * at : 6 + 4 * at], "big") for at in range(count))
+
+
+def without_void(text: str, oids: Sequence[int]) -> str:
     """Blank the void arguments of calls, so that everything else keeps its place.
 
     Args:
         text: of a Parse.
-        types: of its parameters, as that Parse gives them: count and OIDs.
+        oids: of its parameters' types, as that Parse gives them.
     """
-    count = int.from_bytes(types[:2], "big")
-    oids = [int.from_bytes(types[2 + 4 * at : 6 + 4 * at], "big") for at in range(count)]
     void = {f"${number}" for number, oid in enumerate(oids, 1) if oid == _VOID}
     if not void:
         return text
