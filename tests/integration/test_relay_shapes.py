@@ -54,7 +54,7 @@ SELECT DISTINCT ON (g) g, i, ai_generate(p) FROM t ORDER BY g, ai_generate(p) NU
 SELECT ai_generate(p), g, count(*) FROM t GROUP BY GROUPING SETS ((ai_generate(p)), (g), ())
 SELECT ai_generate(p), g, grouping(ai_generate(p)) FROM t GROUP BY ROLLUP (ai_generate(p), g)
 SELECT * FROM ai_generate('x')
-SELECT t.i, a.b FROM t LEFT JOIN LATERAL ai_generate(p) AS a(b) ON b > 'a5' AND ai_filter('q', b)
+SELECT t.i, a.x FROM t LEFT JOIN LATERAL ai_generate(p) AS a(x) ON x > 'a5' AND ai_filter('q', x)
 SELECT i, ai_generate FROM t, ai_generate(p) WHERE i IN (SELECT g FROM t) AND ai_generate > 'a2'
 SELECT i AS tablesample, CAST(ai_generate(p) AS char(5)) FROM t WHERE ai_filter('q', p)
 SELECT ai_generate(t.p || 'x'), count(*) FROM t GROUP BY ai_generate(("p") || E'x')
