@@ -21,8 +21,10 @@ from typing import Any
 import psycopg
 
 from compute.client import connect
+from dmp.pool import Pool
 from tests.fix_chaos import ChaosProxy
 from tests.fix_cluster import ROOT, free_port, wait_for
+from tierkv.parts import segment_prefix
 
 COMPUTE = ("compute-0", "compute-1")
 ANSWER_S = 40.0
@@ -123,6 +125,30 @@ class Roles:
             yield f"dmp.port={self._ports[name]}"
             yield "cluster.advertise=127.0.0.2"
             yield from ("dmp.capacity=64MiB", "dmp.remove_on_stop=true")
+
+    def lose_machine(self, name: str) -> None:
+        """Kill -9 a pool node, and take its memory away."""
+        self.kill(name)
+        prefix = segment_prefix(self._folder / "run")
+        Path(f"/dev/shm/{prefix}{name}.seg").unlink()
+
+    def damage_meta(self) -> None:
+        """Kill -9 the meta server and write over its database and SQLite's log of it."""
+        self.kill("meta")
+        for name in ("meta.sqlite", "meta.sqlite-wal"):
+            (self._folder / name).write_bytes(b"not a database" * 999)
+
+    def in_pool(self) -> int:
+        """How many blocks the directory knows in the pool."""
+        return int(
+            self.query("SELECT count(*) FROM tierkv.kvcache_blocks WHERE tier <> 'L1'")[0][0]
+        )
+
+    def fill_pool(self, value_count: int) -> None:
+        """Put values of 1 MiB into the pool node."""
+        with Pool.connect(f"127.0.0.1:{self._ports['dmp-0']}", token="roles") as pool:
+            for number in range(value_count):
+                assert pool.put(f"value-{number}", bytes([number]) * (1 << 20))
 
     def kill(self, name: str) -> None:
         """Kill -9."""

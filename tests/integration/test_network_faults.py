@@ -24,6 +24,8 @@ SMALLEST_REQUEST = 200
 POOL_READ = 10_000
 """Bytes; questions are smaller."""
 LONG = 600
+POOL_MIB = 64
+"""The pool's capacity (tests/fix_roles.py)."""
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +183,45 @@ def test_a_restart_after_a_kill_is_the_same_node_at_once(cluster: Roles, name: s
     cluster.start(name)
     wait_for(lambda: cluster.nodes("incarnation")[name][0] != before, what="the new life")
     assert not cluster.said("already running")
+
+
+def test_a_pool_node_lost_with_its_memory(cluster: Roles, expected: list[str]) -> None:
+    """What is computed without it is saved when it is there again, though nothing is asked then."""
+    wait_for(lambda: reads_the_pool(cluster), what="the pool has the prompts")
+    cluster.lose_machine("dmp-0")
+    wait_for(lambda: not cluster.in_pool(), what="its blocks leave the directory")
+    cluster.drop_caches()
+    assert answers(cluster) == expected
+    cluster.start("dmp-0")
+    wait_for(cluster.in_pool, what="what L1 has is saved")
+    cluster.wait_whole()
+    assert answers(cluster) == expected
+
+
+def test_a_full_pool_gives_up_old_blocks(cluster: Roles, expected: list[str]) -> None:
+    wait_for(lambda: reads_the_pool(cluster), what="the pool has the prompts")
+    cluster.fill_pool(POOL_MIB)
+    wait_for(lambda: evicted(cluster) > 0, what="something was evicted")
+    cluster.drop_caches()
+    assert answers(cluster) == expected
+
+
+def evicted(cluster: Roles) -> int:
+    view = "tierkv.stat_kvcache_node WHERE node_id = 'dmp-0'"
+    return int(cluster.query(f"SELECT sum(evicted_blocks) FROM {view}")[0][0])
+
+
+def test_a_damaged_state_of_the_meta_server(cluster: Roles, expected: list[str]) -> None:
+    """The copy of the last change and the nodes' inventories make it whole: the names hold."""
+    wait_for(lambda: reads_the_pool(cluster), what="the pool has the prompts")
+    before = cluster.in_pool()
+    cluster.damage_meta()
+    cluster.start("meta")
+    cluster.wait_whole()
+    wait_for(lambda: "set aside" in cluster.nodes("notes")["meta"][0], what="a note")
+    wait_for(lambda: cluster.in_pool() >= before, what="the directory is whole")
+    assert reads_the_pool(cluster), "blocks have the names of before"
+    assert answers(cluster) == expected
 
 
 def test_a_hole_between_front_and_meta(cluster: Roles, expected: list[str]) -> None:
