@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from kvcore.errors import TransportError
+from kvcore.errors import AuthenticationError, NodeRefusedError, TierKVError, TransportError
 from kvcore.ids import RequestId
 from kvcore.node import NodeInfo, NodeReport
 from kvcore.request import GenerateEvent, GenerateRequest
@@ -34,6 +34,7 @@ class GrpcComputeClient:
     """ComputeClient over one channel; make it inside the event loop that uses it."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
+        self._address = address
         self._channel = open_channel(address, token=token)
         self._stub = compute_pb2_grpc.ComputeStub(checked(self._channel))
         self._closed = False
@@ -50,7 +51,7 @@ class GrpcComputeClient:
                 finished = event.finish_reason is not None
                 yield event
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, default=TransportError) from error
+            raise self._translated(error) from error
         except asyncio.CancelledError:
             if self._closed:  # Else it is our own caller who is being cancelled.
                 raise TransportError("the channel to the compute node was closed") from None
@@ -67,7 +68,7 @@ class GrpcComputeClient:
                 pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, default=TransportError) from error
+            raise self._translated(error) from error
         return intact(reply).found
 
     async def describe(self) -> tuple[NodeInfo, NodeReport]:
@@ -75,7 +76,7 @@ class GrpcComputeClient:
         try:
             reply = await self._stub.Describe(pb.DescribeRequest(), timeout=_CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, default=TransportError) from error
+            raise self._translated(error) from error
         return describe_reply_from_proto(intact(reply))
 
     async def drop_cache(self) -> int:
@@ -83,7 +84,7 @@ class GrpcComputeClient:
         try:
             reply = await self._stub.DropCache(pb.DropCacheRequest(), timeout=_CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, default=TransportError) from error
+            raise self._translated(error) from error
         return intact(reply).dropped_blocks
 
     async def prefetch(self, request: GenerateRequest) -> int:
@@ -93,8 +94,18 @@ class GrpcComputeClient:
                 generate_request_to_proto(request), timeout=_PREFETCH_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, default=TransportError) from error
+            raise self._translated(error) from error
         return intact(reply).loaded_tokens
+
+    def _translated(self, error: grpc.aio.AioRpcError) -> TierKVError:
+        """Return the typed error; a refused token is ours, not the password of who asks."""
+        typed = error_from_rpc(error, default=TransportError)
+        if isinstance(typed, AuthenticationError):
+            return NodeRefusedError(
+                f"the compute node at {self._address} refused our cluster token",
+                hint="for the operator: set the same cluster.token on all nodes",
+            )
+        return typed
 
     async def close(self) -> None:
         """Close the channel; streams still open end with TransportError."""

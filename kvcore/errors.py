@@ -217,6 +217,14 @@ class NodeLostError(RetryableError):
     http_status = 503
 
 
+class NodeRefusedError(RetryableError):
+    """A node refuses this process, as with another cluster token; an operator mends it."""
+
+    code = "node_refused"
+    sqlstate = "58000"
+    http_status = 503
+
+
 class DeadlineError(RetryableError):
     """The request ran out of time."""
 

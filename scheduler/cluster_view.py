@@ -13,7 +13,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from compute.client import ComputeClient
-from kvcore.errors import CacheError, DirectoryUnavailableError, TierKVError, TransportError
+from kvcore.errors import (
+    CacheError,
+    DirectoryUnavailableError,
+    NodeRefusedError,
+    TierKVError,
+    TransportError,
+)
 from kvcore.ids import Incarnation, NodeId
 from kvcore.node import NodeInfo, NodeReport, NodeRole
 from metaserver.client import MetaClient, NodeState
@@ -134,7 +140,7 @@ class ClusterView:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 info, report = await client.describe()
-        except (TimeoutError, CacheError):
+        except (TimeoutError, CacheError, NodeRefusedError):
             return replace(known, state="dead")
         if info.node_id != node_id:  # Another node has its address now.
             return replace(known, state="dead")

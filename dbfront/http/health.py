@@ -11,11 +11,24 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from dbfront.http.services import ReadinessCheck, Services
 
 CHECK_TIMEOUT_S = 2.0
+
+WELCOME = """\
+TierKV answers here:
+
+  POST /v1/chat/completions   chat, as OpenAI's
+  POST /v1/completions        plain prompts, as OpenAI's
+  GET  /v1/models             what is served
+  POST /v1/sql                one SQL statement; {"sql": "SELECT 1"}
+  GET  /readyz?verbose        what works and what does not
+  GET  /metrics               for Prometheus
+
+SQL clients connect to the PostgreSQL port (front.pg_port, 5433), which `tierkv up` prints.
+"""
 
 NEEDED = frozenset({"models", "draining"})
 """Checks without which nothing can be served; any other that fails means degraded."""
@@ -25,11 +38,19 @@ def health_router(services: Services) -> APIRouter:
     """Make the endpoints."""
     router = APIRouter()
 
+    @router.head("/")
+    @router.get("/")
+    async def welcome() -> Response:
+        return PlainTextResponse(WELCOME)
+
+    @router.head("/livez")
     @router.get("/livez")
     async def livez() -> dict[str, str]:
         return {"status": "ok"}
 
+    @router.head("/readyz")
     @router.get("/readyz")
+    @router.head("/health")
     @router.get("/health")
     async def readyz(request: Request) -> Response:
         results = await _run_checks(services)

@@ -172,7 +172,7 @@ class CallBody(BaseModel):
             FieldError: a field asks for something we do not do.
         """
         for name, value in (self.model_extra or {}).items():
-            if value is None or name not in NEUTRAL or value in NEUTRAL[name]:
+            if value is None or name not in NEUTRAL or _is_neutral(name, value):
                 continue
             if name == "response_format" and _schema_of(value):
                 continue
@@ -296,6 +296,11 @@ class CompletionBody(CallBody):
         if isinstance(prompt[0], int):
             return [prompt]
         return list(prompt)
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Whether a field asks for nothing; 0 logprobs are those of the chosen tokens."""
+    return value in NEUTRAL[name] and not (name == "logprobs" and value is not False)
 
 
 SettingName = Annotated[str, Field(pattern=r"^tierkv\.[a-z_]+$")]

@@ -10,8 +10,8 @@ import pytest
 from compute.client import connect
 from compute.service import serve_node
 from kvcore.errors import (
-    AuthenticationError,
     ContextTooLongError,
+    NodeRefusedError,
     TransportError,
     UnknownModelError,
 )
@@ -60,8 +60,11 @@ async def test_typed_errors_travel() -> None:
         with pytest.raises(ContextTooLongError):
             await answer(client, make_request(PROMPT * 20))
         stranger = connect(bound.address)
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(NodeRefusedError, match=bound.address) as caught:
             await stranger.describe()
+        with pytest.raises(NodeRefusedError):
+            await answer(stranger, make_request(PROMPT))
+        assert "operator: set the same cluster.token" in caught.value.hint
         await stranger.close()
 
 

@@ -298,6 +298,7 @@ async def test_a_client_that_hangs_up_within_its_body_is_no_error(
         ("POST", "/v1/chat/completions", b'{"messages": []}', 400, "invalid_request"),
         ("POST", "/v1/chat/completions", b'{"messages":[{"role":"x"}]}', 400, "invalid_request"),
         ("POST", "/v1/completions", b'{"prompt": {}}', 400, "invalid_request"),
+        ("POST", "/v1/completions", b'{"prompt": "x", "logprobs": 0}', 400, "not_supported"),
         ("POST", "/v1/completions", b'{"prompt": [999999]}', 400, "invalid_argument"),
         ("POST", "/v1/completions", b'{"prompt":"x","cache_salt":"a b"}', 400, "invalid_request"),
         ("POST", "/v1/sql", b'{"sql": "select 1"}', 404, "invalid_request"),
@@ -313,6 +314,14 @@ async def test_every_refusal_has_openais_shape(
     assert error["code"] == code
     assert error["type"] == "invalid_request_error"
     assert reply.headers["x-request-id"] == "mine-1"
+
+
+async def test_a_browser_and_a_balancer_are_answered(door: Door) -> None:
+    page = await door.raw("GET", "/", b"")
+    assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert b"POST /v1/sql" in page.body
+    for path in ("/", "/livez", "/readyz", "/health"):
+        assert (await door.raw("HEAD", path, b"")).status == 200
 
 
 async def test_bodies_have_a_limit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
