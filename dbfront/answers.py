@@ -68,6 +68,11 @@ class AnswerBook:
         self.unanswered += answer is None
         return answer
 
+    @property
+    def first_key(self) -> int | None:
+        """Key of the first form; all forms of a statement have keys of one number."""
+        return next(iter(self._forms), None)
+
     def start_round(self, budget: int | None = None) -> None:
         """Forget the misses; record at most ``budget`` of each filtering form in this round."""
         self._budget = budget

@@ -320,6 +320,8 @@ class SqlSession(Protocol):
     6. ``execute_rows`` is ``execute`` for clients that take rows as they come; a statement that
        can't be streamed gives its whole result. The next statement of the session runs a stream
        that is still open to its end first, and its rows are kept.
+    7. ``execute_own`` runs a statement of the front's own: it may change what clients may not
+       (sql/kept_names.py), and is not counted.
     """
 
     @property
@@ -339,6 +341,8 @@ class SqlSession(Protocol):
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult | RowStream: ...
+
+    async def execute_own(self, sql: str) -> None: ...
 
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]

@@ -98,7 +98,7 @@ async def run_statement(
     Raises:
         TierKVError: with SQLSTATE; nothing of a statement that writes remains.
     """
-    plan = plan_statement(statement, key_base=context.connection.key_base)
+    plan = plan_statement(statement, key_base=context.connection.new_key_base())
     if context.account is not None:
         context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
     await context.refresh_views(plan.admin_views)

@@ -39,12 +39,9 @@ from dbfront.statistics import AiStats, StatementProgress
 from dbfront.transaction import ClientTransaction
 from dbfront.view_rows import Row, timestamp
 from kvcore.clock import Clock, SystemClock
-from kvcore.errors import (
-    CancelledByUserError,
-    SqlError,
-    TierKVError,
-)
+from kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from sql.changes import may_change
+from sql.kept_names import refuse_kept
 from sql.lexer import read_ahead, tokenize
 from sql.parameters import parameter_types
 from sql.plan import Explain, StatementPlan, plan_statement
@@ -119,11 +116,13 @@ class DuckDbSession:
 
     async def _describe(self, sql: str) -> StatementDescription:
         types = parameter_types(sql)
-        command = setting_command(tokenize(sql))
+        tokens = tokenize(sql)
+        refuse_kept(tokens, self._connection.kept_names)
+        command = setting_command(tokens)
         if command is not None:
             shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
             return StatementDescription(shown, types)
-        plan = plan_statement(sql, key_base=self._connection.key_base)
+        plan = plan_statement(sql, key_base=self._connection.new_key_base())
         await self._keep_rows()
         self._transaction.check_usable()
         try:
@@ -138,6 +137,10 @@ class DuckDbSession:
         """Run one statement; see the contract."""
         check_length(sql)
         return await self._exclusively(self._execute(sql, named_parameters(params)))
+
+    async def execute_own(self, sql: str) -> None:
+        """Run a statement of the front's own; see the contract."""
+        await self._exclusively(self._connection.command(sql))
 
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
@@ -237,6 +240,7 @@ class DuckDbSession:
         context: StatementContext,
     ) -> StatementResult:
         tokens = tokenize(sql)
+        refuse_kept(tokens, self._connection.kept_names)
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
             account.planned(kind.value, holds_calls=False)

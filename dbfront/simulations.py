@@ -38,7 +38,6 @@ class Simulations:
         any_file: traces may lie anywhere, as in a process of the caller's own.
         _running: children by session number.
         _cancelled: sessions whose statement was cancelled while its simulation ran.
-        _errors: what went wrong, by session, until its connection asks.
     """
 
     def __init__(self, trace_dir: str = "", *, any_file: bool) -> None:
@@ -47,27 +46,17 @@ class Simulations:
         self._lock = threading.Lock()
         self._running: dict[int, subprocess.Popen[str]] = {}
         self._cancelled: set[int] = set()
-        self._errors: dict[int, TierKVError] = {}
 
     def rows(self, session: int | None, trace: str | None, options: str | None) -> str:
         """Run one simulation and return its rows as the JSON that the SQL function unpacks.
 
         Raises:
-            TierKVError: a bad trace or option, too many simulations, or cancelled. The engine makes
-                a text of it; ``take_error`` returns it whole.
+            TierKVError: a bad trace or option, too many simulations, or cancelled.
         """
         number = -1 if session is None else session
-        try:
-            metrics = self._run(number, self._path(trace), _options(options))
-        except TierKVError as error:
-            self._errors[number] = error
-            raise
+        metrics = self._run(number, self._path(trace), _options(options))
         rows = [{"metric": k, "value": v} for k, v in metrics.items() if not isinstance(v, str)]
         return json.dumps(rows)
-
-    def take_error(self, session: int) -> TierKVError | None:
-        """Return what a session's simulation failed with, once."""
-        return self._errors.pop(session, None)
 
     def running_sessions(self) -> tuple[int, ...]:
         """Return the sessions whose simulation runs now."""

@@ -86,6 +86,7 @@ class StreamedStatement:
         self._params = params
         self._connection = connection
         self._statement = statement
+        self._key_base = connection.new_key_base()
         self._types: tuple[str, ...] = ()
         self._outputs: tuple[Column, ...] = ()
         self._outputs_at: tuple[int, ...] = ()
@@ -206,11 +207,13 @@ class StreamedStatement:
         count = len(self._stream.bound)
         window = list(zip(*(row[-count:] for row in rows), strict=True))
         text = self._over_window(sql, len(rows))
-        rounds = _WindowRounds(self._statement, self._connection, text, self._params, window)
+        rounds = _WindowRounds(
+            self._statement, self._connection, text, self._params, window, self._key_base
+        )
         return await self._statement.until_answered(rounds)
 
     def _over_window(self, sql: RewrittenSql, rows: int) -> RewrittenSql:
-        base = self._connection.key_base
+        base = self._key_base
         return window_statement(sql, self._stream.bound, self._types, key_base=base, rows=rows)
 
     async def _describe_window_statements(self) -> tuple[Column, ...]:
@@ -242,6 +245,7 @@ class _WindowRounds:
     sql: RewrittenSql
     params: Mapping[str, Any]
     window: Sequence[Sequence[str | None]]
+    key_base: int
 
     @property
     def behind(self) -> bool:
@@ -252,7 +256,11 @@ class _WindowRounds:
         """See EngineRounds."""
         try:
             return await self.connection.run_window(
-                self.sql, self.params, self.statement.book, self.window
+                self.sql,
+                self.params,
+                self.statement.book,
+                self.window,
+                key_base=self.key_base,
             )
         except CancelledByUserError:
             raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvcore import limits
-from kvcore.errors import FeatureNotSupportedError, SqlError, UdfArgumentError
+from kvcore.errors import SqlError, UdfArgumentError
 from sql.arguments import NotTextError, Value, checked_value
 from sql.functions import (
     AI_FUNCTIONS,
@@ -119,7 +119,7 @@ def find_calls(tokens: list[Token]) -> list[FoundCall]:
 
     Raises:
         UdfArgumentError: a wrong argument, with its position.
-        FeatureNotSupportedError: one of our engine functions is called by name.
+        SqlError: 42501, one of our engine functions is called by name.
     """
     calls: list[FoundCall] = []
     for index, name in _named_calls(tokens):
@@ -151,8 +151,11 @@ def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
         if not name.startswith(("ai_", ENGINE_PREFIX)):
             continue
         if name.startswith(ENGINE_PREFIX):
-            raise FeatureNotSupportedError(
-                f'names starting with "{ENGINE_PREFIX}" are reserved', hint="Call ai_generate(...)."
+            raise SqlError(
+                f'names starting with "{ENGINE_PREFIX}" are TierKV\'s own',
+                sqlstate="42501",
+                position=token.start + 1,
+                hint="Call ai_generate(...).",
             )
         if tokens[index + 1].text != "(":
             continue

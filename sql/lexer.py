@@ -42,7 +42,7 @@ class Token(NamedTuple):
 
 _TOKEN: Final = re.compile(
     r"""
-      (?P<space>\s+|--[^\n]*)
+      (?P<space>[\s\u200b\u2060\ufeff]+|--[^\n\r]*)
     | (?P<comment>/\*)
     | (?P<string>[eE]'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+')
     | (?P<dollar>\$(?:[^\W\d]\w*)?\$)

@@ -14,7 +14,7 @@ from sql.view_columns import VIEW_COLUMNS as VIEW_COLUMNS  # for those who read 
 
 SCHEMA: Final = "tierkv"
 SESSION_VARIABLE: Final = "tierkv_session"
-"""Session variable with the session's number, by which a table function knows its caller."""
+"""Session variable with a number by which a statement's simulations end with it, and no more."""
 
 _VIEW: Final = """
 CREATE OR REPLACE VIEW tierkv.{view} AS

@@ -86,6 +86,9 @@ class PlainSession:
     ) -> StatementResult:
         return await asyncio.to_thread(self._execute, sql, params)
 
+    async def execute_own(self, sql: str) -> None:
+        await self.execute(sql)
+
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult:

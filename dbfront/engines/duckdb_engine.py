@@ -21,9 +21,11 @@ import duckdb
 from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import is_disk_full, to_tierkv_error
+from dbfront.engines.raised_errors import RaisedErrors
 from dbfront.simulations import Simulations
 from kvcore.errors import ConfigError, SqlError, TierKVError
 from sql.dialect import Dialect, engine_function
+from sql.kept_names import KeptNames
 from sql.plan import MAX_FORMS
 from sql.rewrite import RewrittenSql
 from sql.stream_plan import WINDOW_FUNCTION
@@ -36,10 +38,14 @@ Window = Sequence[Sequence[str | None]]
 """Columns of text, as long as each other."""
 
 _MOST_SECRET: Final = 2**63 // MAX_FORMS - 2
-"""Keys of forms are BIGINT: about 51 bits of each are the session's secret number."""
+"""Keys of forms are BIGINT: about 51 bits of each are the statement's secret number."""
 _INTERRUPT_AGAIN_S: Final = 0.05
 _COPY_BATCH_ROWS: Final = 4096
 _NOT_NULL: Final = "must not be NULL"
+_ENGINE_NAMES: Final = (
+    "SELECT lower(function_name) FROM duckdb_functions() WHERE internal "
+    "UNION SELECT lower(type_name) FROM duckdb_types() WHERE internal"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +93,15 @@ class DuckDbEngine:
     """A database; sessions get connections from it.
 
     Attributes:
-        books: the AnswerBook each session's AI calls look into, by session number.
-        windows: columns of text that a session's window statements read, by session number.
+        books: the AnswerBook each statement's AI calls look into, by the statement's number.
+        windows: columns of text that window statements read, by the statement's number.
         cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
         simulations: what ``tierkv.simulate`` runs.
         changes: what sessions changed.
-        reset_errors: what that raised, by session number.
+        raised: errors of the functions registered here, on their way to their connections.
         reset_statistics: what ``tierkv.stat_reset(what)`` calls, on an engine thread; the time of
             the reset as text.
+        kept_names: what no client may change.
     """
 
     def __init__(self, config: DuckDbConfig) -> None:
@@ -108,12 +115,13 @@ class DuckDbEngine:
         self.changes = EngineChanges()
         self.cancel_session: Callable[[int], bool] = lambda pid: False
         self.reset_statistics: Callable[[str | None], str] = lambda what: ""
-        self.reset_errors: dict[int, TierKVError] = {}
+        self.raised = RaisedErrors()
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
             self._root = duckdb.connect(config.path or ":memory:")
             with _closed_on_failure(self._root):
                 self._set_up(config)
+                self.kept_names = self._kept_names(config)
         except duckdb.Error as error:
             if f'"{engine_function(Dialect.DUCKDB, kept_in_place=False)}" already exists' in str(
                 error
@@ -127,13 +135,9 @@ class DuckDbEngine:
             ) from None
 
     def connect(self) -> DuckDbConnection:
-        """Open a connection for a session, under a number that nobody else can guess.
-
-        The engine's functions find the running statement by this number. A session that knew
-        another's could ask a model in its name, read its rows, and put errors into its statements.
-        """
+        """Open a connection for a session."""
         cursor = self._root.cursor()
-        number = 1 + secrets.randbelow(_MOST_SECRET)
+        number = _secret_number()
         cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number}")
         return DuckDbConnection(cursor, number, self)
 
@@ -144,42 +148,18 @@ class DuckDbEngine:
 
     def _set_up(self, config: DuckDbConfig) -> None:
         for kept in (False, True):
-            self._root.create_function(
-                engine_function(Dialect.DUCKDB, kept_in_place=kept),
-                self._look_up,
-                ["BIGINT", "VARCHAR"],
-                "VARCHAR",
-                null_handling="special",  # type: ignore[call-overload]  # text is accepted
-                side_effects=kept,
-            )
-        self._root.create_function(
-            WINDOW_FUNCTION,
-            self._window_text,
-            ["BIGINT", "BIGINT"],
-            "VARCHAR",
-            null_handling="special",  # type: ignore[call-overload]  # text is accepted
-        )
+            name = engine_function(Dialect.DUCKDB, kept_in_place=kept)
+            self._register(name, self._look_up, "BIGINT", "VARCHAR", volatile=kept)
+        self._register(WINDOW_FUNCTION, self._window_text, "BIGINT", "BIGINT")
+        simulate = self.raised.marking(self.simulations.rows)
+        self._register("tierkv_simulate", simulate, "BIGINT", "VARCHAR", "VARCHAR")
+        reset = self.raised.marking(lambda what: self.reset_statistics(what))
+        self._register("tierkv_stat_reset", reset, "VARCHAR")
         self._root.create_function(
             "pg_cancel_backend",
             lambda pid: self.cancel_session(pid),
             ["BIGINT"],
             "BOOLEAN",
-            side_effects=True,
-        )
-        self._root.create_function(
-            "tierkv_simulate",
-            self.simulations.rows,
-            ["BIGINT", "VARCHAR", "VARCHAR"],
-            "VARCHAR",
-            null_handling="special",  # type: ignore[call-overload]  # text is accepted
-            side_effects=True,
-        )
-        self._root.create_function(
-            "tierkv_stat_reset",
-            self._reset_statistics,
-            ["BIGINT", "VARCHAR"],
-            "VARCHAR",
-            null_handling="special",  # type: ignore[call-overload]  # text is accepted
             side_effects=True,
         )
         for statement in _settings(config):
@@ -207,23 +187,40 @@ class DuckDbEngine:
         known = "SELECT count(*) FROM duckdb_views() WHERE schema_name = ?"
         return bool((self._root.execute(known, [SCHEMA]).fetchone() or (0,))[0])
 
-    def _reset_statistics(self, session: int | None, what: str | None) -> str:
-        """Reset; the engine would make a text of an error, so it is kept for the connection."""
-        try:
-            return self.reset_statistics(what)
-        except TierKVError as error:
-            self.reset_errors[-1 if session is None else session] = error
-            raise
+    def _register(
+        self, name: str, function: Callable[..., Any], *types: str, volatile: bool = True
+    ) -> None:
+        self._root.create_function(
+            name,
+            function,
+            list(types),
+            "VARCHAR",
+            null_handling="special",  # type: ignore[call-overload]  # text is accepted
+            side_effects=volatile,
+        )
+
+    def _kept_names(self, config: DuckDbConfig) -> KeptNames:
+        rows = self._root.execute(_ENGINE_NAMES).fetchall()
+        (database,) = self._root.execute("SELECT lower(current_database())").fetchone() or ("",)
+        return KeptNames(
+            frozenset(name for (name,) in rows),
+            frozenset({"main", "public", "pg_catalog", database}),
+            others=config.sandbox,
+        )
 
     def _look_up(self, key: int, text: str | None) -> str | None:
         """Answer one row's AI call; DuckDB calls it on its own threads."""
         book = self.books.get(key // MAX_FORMS)
-        return None if book is None else book.look_up(key, text)
+        if book is None:
+            raise self.raised.marked(_not_called())
+        return book.look_up(key, text)
 
     def _window_text(self, column: int, row: int) -> str | None:
-        """Read one cell of a session's window; ``column`` counts from the session's key base."""
+        """Read one cell of a statement's window; ``column`` counts from its key base."""
         window = self.windows.get(column // MAX_FORMS)
-        return None if window is None else window[column % MAX_FORMS][row]
+        if window is None:
+            raise self.raised.marked(_not_called())
+        return window[column % MAX_FORMS][row]
 
 
 class DuckDbConnection:
@@ -245,7 +242,7 @@ class DuckDbConnection:
         self._books = engine.books
         self._windows = engine.windows
         self._simulations = engine.simulations
-        self._reset_errors = engine.reset_errors
+        self._raised = engine.raised
         self.own_functions = False
         self._beside: DuckDbConnection | None = None
         self._fetched: RewrittenSql | None = None
@@ -257,9 +254,17 @@ class DuckDbConnection:
         return self._engine.changes
 
     @property
-    def key_base(self) -> int:
-        """First form key of this session's plans."""
-        return self._number * MAX_FORMS
+    def kept_names(self) -> KeptNames:
+        """What no client may change."""
+        return self._engine.kept_names
+
+    def new_key_base(self) -> int:
+        """Draw the first form key of a statement, which nobody can guess.
+
+        The engine's functions find the running statement by its keys. Who knew them could ask a
+        model in its user's name and read its rows, so they are good for one statement only.
+        """
+        return _secret_number() * MAX_FORMS
 
     async def run(
         self,
@@ -304,17 +309,20 @@ class DuckDbConnection:
         params: Mapping[str, Any],
         book: AnswerBook | None,
         window: Window,
+        *,
+        key_base: int,
     ) -> EngineResult:
         """Run a statement over columns of text, beside the query whose rows are being fetched.
 
-        Another connection runs it: it sees neither the transaction nor temporary tables.
+        Another connection runs it: it sees neither the transaction nor temporary tables. The
+        statement reads column ``n`` as ``key_base + n``.
         """
         beside = self._helper()
-        self._windows[self._number] = window
+        self._windows[key_base // MAX_FORMS] = window
         try:
             return await beside.run(sql, params, book)
         finally:
-            self._windows.pop(self._number, None)
+            self._windows.pop(key_base // MAX_FORMS, None)
 
     async def describe_window(self, sql: RewrittenSql) -> tuple[Column, ...]:
         """Return the columns of a statement for ``run_window``."""
@@ -381,15 +389,16 @@ class DuckDbConnection:
     def _run(
         self, sql: RewrittenSql, params: Mapping[str, Any], book: AnswerBook | None
     ) -> EngineResult:
-        if book is not None:
-            self._books[self._number] = book
+        number = None if book is None or book.first_key is None else book.first_key // MAX_FORMS
+        if book is not None and number is not None:
+            self._books[number] = book
         try:
             with self._translated(sql):
                 columns = self._execute(sql, params)
                 return EngineResult(columns, self._cursor.fetchall() if columns else [])
         finally:
-            self._books.pop(self._number, None)
-            self._reset_errors.pop(self._number, None)
+            if number is not None:
+                self._books.pop(number, None)
 
     def _open(self, sql: RewrittenSql, params: Mapping[str, Any]) -> tuple[Column, ...]:
         with self._translated(sql):
@@ -412,8 +421,7 @@ class DuckDbConnection:
         try:
             yield
         except duckdb.Error as error:
-            failed = self._simulations.take_error(self._number)
-            failed = failed or self._reset_errors.get(self._number)
+            failed = self._raised.take(str(error))
             raise failed or to_tierkv_error(error, sql.text, sql.source_position) from None
         except RuntimeError as error:
             # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
@@ -432,6 +440,14 @@ class DuckDbConnection:
             if not future.cancelled():
                 future.exception()
             raise
+
+
+def _secret_number() -> int:
+    return 1 + secrets.randbelow(_MOST_SECRET)
+
+
+def _not_called() -> SqlError:
+    return SqlError("this function is TierKV's own, no client may call it", sqlstate="42501")
 
 
 def _settings(config: DuckDbConfig) -> list[str]:

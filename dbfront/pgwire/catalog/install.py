@@ -186,6 +186,6 @@ async def install(session: SqlSession) -> None:
     probe = f"SELECT 1 FROM duckdb_databases() WHERE database_name = '{DATABASE}'"
     if (await session.execute(probe)).rows:
         return
-    await session.execute(f"ATTACH ':memory:' AS {DATABASE}")
+    await session.execute_own(f"ATTACH ':memory:' AS {DATABASE}")
     for statement in catalog_statements():
-        await session.execute(statement)
+        await session.execute_own(statement)

@@ -117,7 +117,7 @@ class CatalogSession:
         zone, engine, public = (await self._inner.execute(_FACTS_OF_ENGINE)).rows[0]
         self._last = None
         self._naming = self._commands.naming = Naming(self._client.database, engine, public)
-        await self._inner.execute(
+        await self._inner.execute_own(
             f"SET VARIABLE tierkv_pg_client = {{'user': {_literal(self._client.user)}, "
             f"'database': {_literal(self._client.database)}, 'public': {public}}}"
         )
@@ -144,6 +144,9 @@ class CatalogSession:
 
     async def close(self) -> None:
         await self._inner.close()
+
+    async def execute_own(self, sql: str) -> None:
+        await self._inner.execute_own(sql)
 
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
@@ -207,7 +210,7 @@ class CatalogSession:
             rows.append({"name": name, "setting": value, "default": value})
         rows.append({"name": "TimeZone", "setting": self.settings.time_zone, "default": "UTC"})
         text = _literal(json.dumps(rows))
-        await self._inner.execute(f"SET VARIABLE tierkv_pg_settings = {text}")
+        await self._inner.execute_own(f"SET VARIABLE tierkv_pg_settings = {text}")
 
     async def describe(self, sql: str) -> StatementDescription:
         word = first_word(sql)

@@ -270,7 +270,7 @@ async def test_a_column_may_have_a_name_of_ours(session: DuckDbSession) -> None:
     "made",
     [
         ["/* mine */ CREATE TEMP MACRO upper(x) AS 'mine'"],
-        ["BEGIN", "CREATE OR REPLACE MACRO upper(x) AS 'mine'"],
+        ["CREATE SCHEMA own", "USE own", "BEGIN", "CREATE MACRO own.upper(x) AS 'mine'"],
         ["CREATE SCHEMA own", "CREATE FUNCTION own.upper(x) AS 'mine'", "USE own"],
     ],
     ids=["temporary", "uncommitted", "in the session's path"],
