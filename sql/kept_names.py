@@ -49,7 +49,8 @@ class KeptNames:
     Attributes:
         engine_names: functions and types of the engine, in lower case.
         everybodys: schemas, and databases, in which everybody looks names up.
-        others: other people run statements in this database, so definitions may not run text.
+        others: other people run statements in this database, so definitions may not run text,
+            and macros may not have names of the engine's functions.
     """
 
     engine_names: frozenset[str]
@@ -146,7 +147,7 @@ def _check_made(head: list[Token], kept: KeptNames) -> None:
     inside = name_value(head[-3]) if len(head) > 3 and head[-2].text == "." else ""
     temporary = inside == "temp" or any(token.upper in ("TEMP", "TEMPORARY") for token in head)
     shared = not temporary and (not inside or inside in kept.everybodys)
-    if shared and name in kept.engine_names:
+    if kept.others and shared and name in kept.engine_names:
         raise SqlError(
             f"{name} is the engine's own: another one would answer everybody's statements",
             sqlstate="42501",

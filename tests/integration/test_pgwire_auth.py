@@ -55,9 +55,10 @@ def test_scram_right_wrong_and_unknown() -> None:
 
 
 def test_a_wrong_password_is_answered_late() -> None:
-    late = {"failed_login_delay_s": 3600.0, "auth_timeout_s": 0.5}
+    late = {"failed_login_delay_s": 3600.0}
     with running_pgwire(plain_sql, users={"ann": "a"}, **late) as server:
         psycopg.connect(server.dsn, user="ann", password="a").close()
+    with running_pgwire(plain_sql, users={"ann": "a"}, auth_timeout_s=0.5, **late) as server:
         with pytest.raises(psycopg.OperationalError) as caught:
             psycopg.connect(server.dsn, user="ann", password="b")
         assert "password authentication failed" not in str(caught.value)

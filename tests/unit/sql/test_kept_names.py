@@ -89,6 +89,13 @@ ALLOWED = [
     "CREATE MACRO temp.lower(x) AS 'mine'",
     "CREATE MACRO mine.lower(x) AS 'mine'",
     "CREATE TABLE lower (a INT)",
+    "CREATE TABLE date (date DATE, json JSON, lower INT)",
+    "CREATE TABLE count AS SELECT 1 AS count",
+    "CREATE TABLE public.json (a INT)",
+    "CREATE SCHEMA range",
+    "CREATE VIEW json AS SELECT 1",
+    "CREATE TEMP TABLE lower (a INT)",
+    "SET VARIABLE x = 1",
     "CREATE TYPE mood AS ENUM ('sad')",
     "FROM query('SELECT 1')",
     "CREATE TABLE query (query INT)",
@@ -120,6 +127,16 @@ def test_what_is_ones_own_is_not(text: str) -> None:
     refuse_kept(tokenize(text), KEPT)
 
 
-def test_in_a_process_of_ones_own_definitions_may_run_text() -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["CREATE MACRO m(x) AS TABLE FROM query(x)", "CREATE OR REPLACE MACRO lower(x) AS 'mine'"],
+)
+def test_in_a_process_of_ones_own_definitions_are_free(text: str) -> None:
     alone = KeptNames(KEPT.engine_names, KEPT.everybodys, others=False)
-    refuse_kept(tokenize("CREATE MACRO m(x) AS TABLE FROM query(x)"), alone)
+    refuse_kept(tokenize(text), alone)
+
+
+def test_in_a_process_of_ones_own_the_views_are_kept_too() -> None:
+    alone = KeptNames(KEPT.engine_names, KEPT.everybodys, others=False)
+    with pytest.raises(SqlError, match="TierKV's own"):
+        refuse_kept(tokenize("DROP SCHEMA tierkv CASCADE"), alone)
