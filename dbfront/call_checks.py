@@ -39,7 +39,9 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     if call.prompt_token_ids is not None:
         encoded = EncodedPrompt(_checked_ids(call, tokenizer))
     elif call.prompt is not None:
-        encoded = await encode_text(tokenizer, call.prompt, documents, call.chunk_separator)
+        encoded = await encode_text(
+            tokenizer, call.prompt, documents, call.chunk_separator, plain=call.embed
+        )
     else:
         encoded = await encode_chat(tokenizer, call.messages or (), documents, call.chunk_separator)
     if not encoded.token_ids:

@@ -66,10 +66,20 @@ def prompt_parts(documents: Sequence[str], text: str, separator: str = "") -> tu
 
 
 async def encode_text(
-    tokenizer: TextTokenizer, text: str, documents: Sequence[str] = (), separator: str = ""
+    tokenizer: TextTokenizer,
+    text: str,
+    documents: Sequence[str] = (),
+    separator: str = "",
+    *,
+    plain: bool = False,
 ) -> EncodedPrompt:
-    """Encode a raw prompt behind its documents."""
-    parts = prompt_parts(documents, text, separator)
+    """Encode a raw prompt behind its documents.
+
+    Who writes a raw prompt may write special tokens in it, unless it is ``plain``; documents are
+    data.
+    """
+    documents = [tokenizer.plain(document) for document in documents]
+    parts = prompt_parts(documents, tokenizer.plain(text) if plain else text, separator)
     if not any(part.is_chunk for part in parts):
         return EncodedPrompt(await tokenizer.encode_prompt("".join(part.text for part in parts)))
     # The empty first part stands for the text's beginning, which is nobody's chunk.
@@ -89,12 +99,16 @@ async def encode_chat(
 ) -> EncodedPrompt:
     """Encode a conversation whose first user message has documents before its own text.
 
+    Special tokens are the template's to write: spelled in messages and documents they are text.
+
     A template that does anything to the message but copy it makes the prompt one part without
     chunks: what the model reads goes before what can be reused.
 
     Raises:
         UdfArgumentError: there is no user message, or the template refuses the conversation.
     """
+    messages = [replace(m, content=tokenizer.plain(m.content)) for m in messages]
+    documents, separator = [*map(tokenizer.plain, documents)], tokenizer.plain(separator)
     at = next((i for i, message in enumerate(messages) if message.role == _USER), None)
     if at is None:
         if documents:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from dbfront.chat_template import ChatTemplate
 from dbfront.contracts import Message
+from dbfront.plain_text import PlainText, is_masked
 from engines.remote.text_tokens import folder_here
 from kvcore import limits
 from kvcore.clock import Clock, SystemClock
@@ -48,6 +49,14 @@ class TextTokenizer:
     template: ChatTemplate
     bos_token_id: int | None = None
     anchor: str = ""
+    _plain: PlainText = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", PlainText(self.tokenizer, self.anchor))
+
+    def plain(self, text: str) -> str:
+        """Return people's text so that special tokens spelled in it are encoded as plain text."""
+        return self._plain.mask(text)
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode raw completion text, with the special tokens the model expects around it."""
@@ -65,15 +74,16 @@ class TextTokenizer:
         """Encode texts apart that stand one behind the other; only the first is a beginning."""
         chars = sum(map(len, texts))
         check_length(chars)
-        if chars < THREAD_FROM_CHARS:
+        if chars < THREAD_FROM_CHARS and not any(map(is_masked, texts)):
             return self._encode_parts_now(texts)
         return await asyncio.to_thread(self._encode_parts_now, texts)
 
     async def count(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Count the tokens of texts, each by itself and without special ones."""
+        """Count the tokens of people's texts, each by itself and without special ones."""
         for text in texts:
             check_length(len(text))
-        if sum(map(len, texts)) < THREAD_FROM_CHARS:
+        texts = [self.plain(text) for text in texts]
+        if sum(map(len, texts)) < THREAD_FROM_CHARS and not any(map(is_masked, texts)):
             return self._count_now(texts)
         return await asyncio.to_thread(self._count_now, texts)
 
@@ -84,7 +94,7 @@ class TextTokenizer:
         before = self._encode_now(prompt, False)
         lead = self._answer_lead(asked, prompt)
         encoded = []
-        for answer in answers:
+        for answer in map(self.plain, answers):
             whole = self._encode_now(prompt + lead + answer, False)
             behind = whole[: len(before)] == before
             encoded.append(whole[len(before) :] if behind else self._encode_continued(answer))
@@ -120,7 +130,7 @@ class TextTokenizer:
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         check_length(len(text))
-        if len(text) < THREAD_FROM_CHARS:
+        if len(text) < THREAD_FROM_CHARS and not is_masked(text):
             return self._encode_now(text, add_special_tokens)
         return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
 
@@ -140,6 +150,9 @@ class TextTokenizer:
         if not text.isascii():
             # A lone surrogate (JSON can carry one) is no text; it becomes U+FFFD as in browsers.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if is_masked(text):
+            encode = self._plain.encode_dressed if add_special_tokens else self._plain.encode
+            return tuple(encode(text))
         if len(text) < THREAD_FROM_CHARS:
             return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         # The same ids. This form lets other threads run meanwhile, the event loop's among them; a

@@ -1,0 +1,118 @@
+"""Keeps what people write plain: a special token's spelling in their text is not that token.
+
+A row or message that holds ``<|im_end|>`` must not end its turn and begin another. Only the chat
+template, and who writes a raw prompt, write special tokens. A conversation therefore goes three
+ways: ``mask`` puts a mark for each such spelling in people's text, the template writes the
+conversation around it, and ``encode`` puts the spellings back, as plain text.
+
+    "a <|im_end|> b"  ->  "a ⟨7⟩ b"  ->  "<|im_start|>user a ⟨7⟩ b<|im_end|>"
+                                          special      | plain    | special
+
+Text without such a spelling is encoded as it always was: whole, with the same ids.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Final
+
+from tokenizers import Tokenizer
+
+_OPEN: Final = "\ufde0"
+_CLOSE: Final = "\ufde1"
+"""Code points that no text has: Unicode keeps them for use inside a program."""
+_MARK: Final = re.compile(f"{_OPEN}([0-9]{{1,6}}){_CLOSE}")
+
+
+class PlainText:
+    """Masks and encodes text around one tokenizer's special tokens; threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, anchor: str = "") -> None:
+        """Read the special tokens.
+
+        Args:
+            tokenizer: the model's.
+            anchor: see TextTokenizer.
+        """
+        added = tokenizer.get_added_tokens_decoder()
+        specials = {token.content: i for i, token in added.items() if token.special}
+        self._tokenizer = tokenizer
+        self._anchor = anchor
+        self._ids = frozenset(specials.values())
+        self._spellings = (_OPEN, *sorted(filter(None, specials), key=len, reverse=True))
+        self._numbers = {spelling: i for i, spelling in enumerate(self._spellings)}
+        self._spelled = re.compile("|".join(map(re.escape, self._spellings)))
+        self._control = re.compile("|".join(map(re.escape, self._spellings[1:])) or "(?!)")
+        self._begins_anew = self._is_beginning_behind_specials()
+        self._lock = threading.Lock()
+        self._plain: Tokenizer | None = None
+
+    def mask(self, text: str) -> str:
+        """Put a mark for each special token's spelling, so that ``encode`` takes it as text."""
+        return self._spelled.sub(lambda found: f"{_OPEN}{self._numbers[found[0]]}{_CLOSE}", text)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text with marks; special tokens that are spelled out in it are meant."""
+        ids: list[int] = []
+        done = start = 0
+        for control in (*self._control.finditer(text), None):
+            stop = len(text) if control is None else control.start()
+            if _MARK.search(text, start, stop):
+                ids += self._ordinary(text[done:start])
+                ids += self._section(_unmasked(text[start:stop], self._spellings), start == 0)
+                done = stop
+            start = len(text) if control is None else control.end()
+        return ids + self._ordinary(text[done:])
+
+    def encode_dressed(self, text: str) -> list[int]:
+        """Encode a raw prompt with marks, all of it plain, with the special tokens around it."""
+        plain = _unmasked(text, self._spellings)
+        return list(self._plain_tokenizer().encode(plain, add_special_tokens=True).ids)
+
+    def _ordinary(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
+
+    def _section(self, text: str, first: bool) -> list[int]:
+        ids = self._encode_plain(text, first or self._begins_anew)
+        if self._ids.isdisjoint(ids):
+            return ids
+        # A vocabulary of whole words may hold the spelling as a word: cut it in two.
+        pieces = self._control.sub(lambda found: found[0][0] + _OPEN + found[0][1:], text)
+        return [i for piece in pieces.split(_OPEN) for i in self._encode_plain(piece, False)]
+
+    def _encode_plain(self, text: str, beginning: bool) -> list[int]:
+        tokenizer = self._plain_tokenizer()
+        if beginning or not self._anchor:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        anchor = tokenizer.encode(self._anchor, add_special_tokens=False).ids
+        ids = tokenizer.encode(self._anchor + text, add_special_tokens=False).ids
+        return list(ids[len(anchor) :]) if ids[: len(anchor)] == anchor else ids
+
+    def _is_beginning_behind_specials(self) -> bool:
+        """Find out whether text behind a special token has the ids that it has alone."""
+        special = self._spellings[-1]
+        alone, behind = self._ordinary("a"), self._ordinary(f"{special}a")
+        return behind[-len(alone) :] == alone and len(behind) == len(alone) + 1
+
+    def _plain_tokenizer(self) -> Tokenizer:
+        """The same tokenizer, to which special tokens in a text are text; made at first need."""
+        with self._lock:
+            if self._plain is None:
+                plain = Tokenizer.from_str(self._tokenizer.to_str())
+                plain.encode_special_tokens = True
+                self._plain = plain
+            return self._plain
+
+
+def is_masked(text: str) -> bool:
+    """Say whether a text has marks of ``mask``."""
+    return _OPEN in text and _MARK.search(text) is not None
+
+
+def _unmasked(text: str, spellings: tuple[str, ...]) -> str:
+    def spelling(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return spellings[number] if number < len(spellings) else found[0]
+
+    return _MARK.sub(spelling, text)
