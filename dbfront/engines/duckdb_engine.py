@@ -201,7 +201,7 @@ class DuckDbEngine:
 
     def _kept_names(self, config: DuckDbConfig) -> KeptNames:
         rows = self._root.execute(_ENGINE_NAMES).fetchall()
-        (database,) = self._root.execute("SELECT lower(current_database())").fetchone() or ("",)
+        ((database,),) = self._root.execute("SELECT lower(current_database())").fetchall()
         return KeptNames(
             frozenset(name for (name,) in rows),
             frozenset({"main", "public", "pg_catalog", database}),
