@@ -116,6 +116,11 @@ def assumptions(estimate: Estimate) -> list[str]:
         texts.append("prompts at the default rate: no node has measured its own yet")
     if not forecast.token_s:
         texts.append("answers take no time: no node has measured its rate yet")
+    if forecast.unanswered:
+        texts.append(
+            f"the directory did not answer for {forecast.unanswered} of {forecast.looked_up} "
+            "prompts: they count as not cached"
+        )
     if forecast.looked_up < len(forecast.calls):
         texts.append(
             f"the cache was looked through for {forecast.looked_up} prompts of "

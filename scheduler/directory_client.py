@@ -31,6 +31,7 @@ RESOLVE_TIMEOUT_S = 5.0
 """For a tenant never seen before: without an answer it would share nothing."""
 
 NOTHING_FOUND = LocateReply()
+"""Stands for every answer that did not come; the directory's own empty answers are others."""
 
 
 class DirectoryClient:

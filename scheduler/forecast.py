@@ -15,9 +15,10 @@ from typing import Final
 from kvcore.clock import Clock
 from kvcore.ids import NodeId
 from kvcore.request import HitTokens
+from metaserver.client import LocateReply
 from scheduler.choice import weigh
 from scheduler.cost import CachedPrefix
-from scheduler.directory_client import DirectoryClient
+from scheduler.directory_client import NOTHING_FOUND, DirectoryClient
 from scheduler.events import ChainLocated, RequestArrived, Stage, WantedModel
 from scheduler.fleet import Fleet
 from scheduler.job import located
@@ -64,6 +65,7 @@ class Forecast:
     Attributes:
         calls: one by one, in the order they were given.
         looked_up: prompts that the directory was asked about.
+        unanswered: those of them that it did not answer for; they count as not cached.
         nodes: nodes that share the work.
         measured: the prefill rates of all of them were measured; else a default stands in.
         wait_s: until the first of them is free.
@@ -74,6 +76,7 @@ class Forecast:
 
     calls: tuple[CallForecast, ...] = ()
     looked_up: int = 0
+    unanswered: int = 0
     nodes: int = 0
     measured: bool = False
     wait_s: float = 0.0
@@ -118,7 +121,12 @@ class Forecaster:
         shared = shared_before(tree)
         step = -(-len(calls) // MOST_LOOKED_UP) or 1
         positions = range(0, len(calls), step)
-        chains = await self._locate([calls[tree.order[at]] for at in positions])
+        asked = [calls[tree.order[at]] for at in positions]
+        replies = await self._locate(asked)
+        chains = [
+            located(call.request.request_id, reply)
+            for call, reply in zip(asked, replies, strict=True)
+        ]
         found: dict[int, CallForecast] = {}
         for at, chain in zip(positions, chains, strict=True):
             if at % _AT_ONCE == 0:
@@ -129,21 +137,20 @@ class Forecaster:
             if index not in found:
                 found[index] = _alike(like, tree.tokens[at], shared[at] * tree.block_tokens[at])
         ordered = [found[index] for index in range(len(calls))]
-        return self._summed(ordered, calls, len(positions), max_in_flight)
+        summed = self._summed(ordered, calls, len(positions), max_in_flight)
+        return replace(summed, unanswered=sum(reply is NOTHING_FOUND for reply in replies))
 
-    async def _locate(self, calls: Sequence[PlannedCall]) -> list[ChainLocated]:
-        chains: list[ChainLocated] = []
+    async def _locate(self, calls: Sequence[PlannedCall]) -> list[LocateReply]:
+        replies: list[LocateReply] = []
         for first in range(0, len(calls), _AT_ONCE):
             some = calls[first : first + _AT_ONCE]
-            chains += await asyncio.gather(*map(self._chain, some))
-        return chains
+            replies += await asyncio.gather(*map(self._reply, some))
+        return replies
 
-    async def _chain(self, call: PlannedCall) -> ChainLocated:
-        request = call.request
-        if not request.use_cache:
-            return ChainLocated(request.request_id)
-        reply = await self._directory.locate(request, call.model.layout)
-        return located(request.request_id, reply)
+    async def _reply(self, call: PlannedCall) -> LocateReply:
+        if not call.request.use_cache:
+            return LocateReply()
+        return await self._directory.locate(call.request, call.model.layout)
 
     def _candidates(self, call: PlannedCall) -> list[NodeRecord]:
         wanted = WantedModel(call.model.name, call.model.revision, call.model.layout)

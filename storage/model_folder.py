@@ -8,6 +8,7 @@ supported is compute's business.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +29,7 @@ FULL_DIGEST_BYTES: Final = 64 << 20
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 64 << 10
 _SMALL_BYTES: Final = 4 * _SAMPLE_BYTES
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*")
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -60,6 +62,17 @@ class ModelFolder:
     weights_bytes: int
 
 
+def _fetch_hint(given: str) -> str:
+    """Say what to give; of a name as model hubs have them, how to make it a folder."""
+    if not _HUB_NAME.fullmatch(given):
+        return "give the folder that holds config.json and *.safetensors"
+    folder = f"models/{given.rpartition('/')[2]}"
+    return (
+        f"models are not fetched by name: `hf download {given} --local-dir {folder}`, "
+        f"then give {folder}"
+    )
+
+
 def inspect_model_folder(path: str | Path) -> ModelFolder:
     """Read everything about a model but its tensors.
 
@@ -72,7 +85,7 @@ def inspect_model_folder(path: str | Path) -> ModelFolder:
     if not folder.is_dir():
         raise ModelFolderError(
             f"there is no model folder {folder}",
-            hint="give the folder that holds config.json and *.safetensors",
+            hint=_fetch_hint(str(path)),
         )
     config = _read_config(folder)
     indexes = [read_tensor_index(file) for file in _weights_files(folder)]

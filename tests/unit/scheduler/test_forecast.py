@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from dbfront.contracts import Prospect
+from dbfront.estimate import Estimate
+from dbfront.explain_text import assumptions
 from kvcore.ids import HostId, NodeId
 from kvcore.node import NodeLoad
 from kvcore.request import HitTokens
@@ -145,6 +148,18 @@ async def test_without_nodes_or_directory_tokens_are_still_counted() -> None:
     assert found.calls[0].busy_s > 0
     await nobody.dispatcher.stop()
     await lonely.dispatcher.stop()
+
+
+async def test_a_directory_that_does_not_answer_is_told(one: Cluster) -> None:
+    known = await one.forecast([prompt(2), prompt(2, first=100)])
+    assert known.unanswered == 0
+    await one.dispatcher.refresh()
+    one.meta.down = True
+    call = PlannedCall(make_request("q", token_ids=tuple(prompt(2))), make_model())
+    lost = await one.dispatcher.forecast([call], max_in_flight=1)
+    assert (lost.looked_up, lost.unanswered) == (1, 1)
+    told = assumptions(Estimate({}, Prospect(lost, (4.0,), learned=True)))
+    assert any("did not answer for 1 of 1 prompts" in text for text in told)
 
 
 async def test_of_many_prompts_some_are_looked_up(

@@ -128,6 +128,9 @@ def refusal(folder: Path) -> ModelFolderError:
 
 def test_each_missing_thing_has_its_own_message(folder: Path) -> None:
     assert "no model folder" in refusal(folder / "nothing").message
+    named = refusal(Path("Qwen/Qwen3-0.6B")).hint
+    assert "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B" in named
+    assert "hf download" not in refusal(folder / "nothing").hint
     (folder / "model.safetensors").unlink()
     assert "no *.safetensors" in refusal(folder).message
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
