@@ -155,6 +155,8 @@ def run(trace: Path, given: Mapping[str, Any], *, plot: Path | None, output: Tex
     from simulator.request import parse  # Importing the command should cost nothing.
     from simulator.run import simulate as answer_question
 
+    if not trace.is_file():
+        raise ConfigError(f"trace {trace} can't be read: there is no such file")
     request = parse({name: _given(value) for name, value in given.items()})
     if plot is not None:
         _check_plot(plot, request)

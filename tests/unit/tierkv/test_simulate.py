@@ -125,3 +125,8 @@ def test_help_teaches_with_examples() -> None:
     told = simulate("--help")
     assert told.count("tierkv simulate trace.jsonl.zst") == 3
     assert "--closed-loop" in told
+
+
+def test_a_trace_that_is_not_there_is_said_before_options(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        simulate(tmp_path / "nothing")
