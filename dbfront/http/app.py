@@ -6,6 +6,7 @@ maps errors to statuses.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping
@@ -62,7 +63,13 @@ def make_app(
     services = Services(config, generator, metrics, checks, sql, clock, error_body)
 
     async def authenticate(request: Request) -> None:
-        request.state.tenant = admit(config, request.method, request.scope["path"], request.headers)
+        path, headers = request.scope["path"], request.headers
+        try:
+            request.state.tenant = admit(config, request.method, path, headers)
+        except AuthenticationError:
+            if "authorization" in headers:
+                await asyncio.sleep(config.failed_login_delay_s)
+            raise
 
     app = FastAPI(
         title="TierKV",

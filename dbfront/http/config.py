@@ -44,6 +44,8 @@ class HttpConfig:
         first_event_wait_s: an error within this time answers with its own HTTP status, a later
             one inside the stream.
         drain_timeout_s: how long ``stop`` waits for running requests.
+        failed_login_delay_s: how long a client waits for the answer to a wrong key, so that keys
+            can't be tried by the hundred.
         default_temperature: of requests that name none; 1.0 is what OpenAI documents.
     """
 
@@ -59,6 +61,7 @@ class HttpConfig:
     keep_alive_interval_s: float = 10.0
     first_event_wait_s: float = 2.0
     drain_timeout_s: float = 5.0
+    failed_login_delay_s: float = 0.5
     default_temperature: float = 1.0
 
     def check(self) -> None:

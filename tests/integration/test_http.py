@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -401,6 +401,20 @@ async def test_keys_are_tenants_and_every_other_path_needs_one(tmp_path: Path) -
                 path = route.path.replace("{model_id:path}", "tiny")
                 status = (await door.raw(method, path)).status
                 assert (status == 401) == (path not in PUBLIC_PATHS), path
+
+
+async def test_a_wrong_key_is_answered_late(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    async with open_door(folder, api_keys={"key-1": "acme"}, failed_login_delay_s=3600) as door:
+        stranger = door.client.with_options(api_key="wrong")
+        guess = asyncio.ensure_future(stranger.models.list())
+        for _ in range(10):
+            await door.client.models.list()
+        assert (await door.raw("GET", "/v1/models")).status == 401
+        assert not guess.done()
+        guess.cancel()
+        with suppress(asyncio.CancelledError):
+            await guess
 
 
 async def test_users_without_keys_close_rest(tmp_path: Path) -> None:
