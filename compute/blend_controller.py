@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compute.load_controller import COMPUTE, Chain, Level, Prompt, Run
+from compute.load_controller import COMPUTE, Chain, Level, Prompt, Run, compute_all_s
 from compute.makespan import pipelined
 from policies.service_time import causal_pairs
 
@@ -64,10 +64,7 @@ def choose_ratio(
         runs: chunk blocks that must be loaded, one layer after the other; empty when all are here.
         level: how they are stored.
     """
-    tokens = prompt.stop - prompt.start
-    steps = tokens / prompt.step_tokens
-    pairs = causal_pairs(prompt.start, tokens)
-    compute_s = prompt.compute_from_s + prompt.cost.seconds(tokens, pairs, steps=steps)
+    compute_s = compute_all_s(prompt)
     loads = _loads(prompt, runs, level)
     hidden = _hidden_ratio(prompt, work, sum(loads))
     ratios = (min(1.0, max(work.min_ratio, hidden)), work.min_ratio)
@@ -122,4 +119,4 @@ def _pass_s(prompt: Prompt, active: float) -> float:
     """Return what computing some of the missing tokens costs; they may be anywhere among them."""
     tokens = prompt.stop - prompt.start
     pairs = causal_pairs(prompt.start, tokens) * active / tokens
-    return prompt.cost.seconds(active, pairs)
+    return prompt.cost.seconds(active, pairs)  # A pass of its own, which shares no step.

@@ -39,6 +39,7 @@ from compute.saves import NOTHING_SAVED, PassSave, Saves
 from compute.sequence import AnswerForm, Phase, make_sequence
 from compute.sequence import Sequence as EngineSequence
 from compute.speculation import verified
+from compute.step_calibration import calibrate_steps
 from compute.tiers import Tiers
 from dmp.pool_node import PoolNode
 from kvcore.clock import Clock
@@ -180,6 +181,7 @@ class Engine:
     def _run(self) -> None:
         busy = False
         with torch.inference_mode():
+            calibrate_steps(self.tiers.figures, self._model, self.pool, self._config, self._clock)
             while self._running:
                 try:
                     idle = self.isolation.idle.is_set() and not self._unfinished

@@ -8,6 +8,7 @@ below zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from policies.service_time import Line, StepCost
 
@@ -67,8 +68,10 @@ class LineFit:
 class StepCostFit:
     """A StepCost fitted to steps of different size and context.
 
-    One step alone tells seconds per token; what the other figures are shows as steps differ.
-    Samples are weighted by 1 / tokens^2, so that the fit is as good for short steps.
+    One step alone tells seconds per token; what the other figures are shows as steps differ. Steps
+    of full batches are all alike, and tell none of them: what was ``calibrated`` then stays in
+    proportion, and only as a whole follows what is measured. Samples are weighted by
+    1 / tokens^2, so that the fit is as good for short steps.
     """
 
     def __init__(self, *, by_seconds: bool = False) -> None:
@@ -80,6 +83,19 @@ class StepCostFit:
         """
         self._products = [[0.0] * 4 for _ in range(4)]
         self._by_seconds = by_seconds
+        self._prior: StepCost | None = None
+
+    def calibrate(self, steps: Sequence[tuple[int, float, float]]) -> None:
+        """Take in what to believe at first.
+
+        Args:
+            steps: tokens, pairs and seconds of steps chosen to differ; few and exact.
+        """
+        exact = StepCostFit(by_seconds=True)
+        for step in steps:
+            exact.add(*step)
+        fits = [fit for columns in _COLUMNS if (fit := exact._solved(columns)) is not None]
+        self._prior = min(fits, key=lambda fit: fit[0])[1]
 
     def add(self, tokens: int, pairs: float, seconds: float) -> None:
         """Take one step in."""
@@ -94,6 +110,41 @@ class StepCostFit:
     @property
     def cost(self) -> StepCost | None:
         """The fit; None before the first step. O(1)."""
+        if self._prior is None:
+            return self._fitted()
+        return self._leaning_on(self._prior) if self._products[0][0] else self._prior
+
+    def _leaning_on(self, prior: StepCost) -> StepCost:
+        """Fit, but where samples can't tell figures apart keep them in the prior's proportion.
+
+        Ridge regression (Hoerl and Kennard 1970) towards the prior as the samples scale it, with
+        each figure in units of what it explains.
+        """
+        matrix = [row[:3] for row in self._products[:3]]
+        target = [row[3] for row in self._products[:3]]
+        shape = (prior.per_token_s, prior.per_pair_s, prior.per_step_s)
+        explained = sum(a * b for a, b in zip(shape, target, strict=True))
+        square = sum(
+            a * b * cell
+            for a, row in zip(shape, matrix, strict=True)
+            for b, cell in zip(shape, row, strict=True)
+        )
+        expected = [explained / square * figure for figure in shape]
+        figures, free = [0.0, 0.0, 0.0], [0, 1, 2]
+        while free:
+            ridge = [[matrix[i][j] * (1 + _LEANING * (i == j)) for j in free] for i in free]
+            pulled = [target[i] + _LEANING * matrix[i][i] * expected[i] for i in free]
+            values = _solve(ridge, pulled) or [expected[i] for i in free]
+            figures = [0.0, 0.0, 0.0]
+            for i, value in zip(free, values, strict=True):
+                figures[i] = value
+            if min(values) >= 0.0:
+                break
+            free = [i for i in free if figures[i] > 0.0]
+        return StepCost(*figures)
+
+    def _fitted(self) -> StepCost | None:
+        """Fit to the samples alone."""
         if not self._products[0][0]:
             return None
         fits = [fit for columns in _COLUMNS if (fit := self._solved(columns)) is not None]
@@ -118,6 +169,8 @@ class StepCostFit:
 _COLUMNS = ((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (1,), (2,))
 """Figures of StepCost tried together, plain ones first; the best without a negative one wins."""
 _STEP_KEPT = 0.85
+_LEANING = 0.02
+"""Pull of the prior: as strong as samples that differ by a seventh of their size."""
 _NOTICEABLE = 2e-3
 """Share of the squares that another figure must explain to be believed: noise explains some."""
 

@@ -30,11 +30,17 @@ class Level:
         codec: its name.
         layer_bytes: stored bytes of one layer of one block.
         decode_bytes_per_s: rate at which it is decoded; infinite when nothing is.
+        read_bytes: one read brings as many layers as fit into this, one at least.
     """
 
     codec: KvCodec
     layer_bytes: float
     decode_bytes_per_s: float = math.inf
+    read_bytes: int = 0
+
+    def reads(self, blocks: int, layers: int) -> float:
+        """Return how many reads bring the layers of so many blocks; not rounded up."""
+        return min(max(1.0, blocks * self.layer_bytes * layers / max(1, self.read_bytes)), layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Run:
     Attributes:
         tier: what readers see.
         blocks: how many.
-        line: what reading one layer of them costs.
+        line: what one read of them costs.
         promote: what bringing them into a node's memory costs first; None when they are there.
         place: runs of one place are read by the same calls and share one latency.
     """
@@ -69,6 +75,8 @@ class Prompt:
         cost: what computing costs.
         compute_from_s: when the node begins to compute this prompt (what is ahead of it).
         load_from_s: when a loader begins to load for it.
+        shares_steps: others' tokens fill the steps that its own are computed in, so that it costs
+            its share of a step and not a whole one.
     """
 
     start: int
@@ -79,6 +87,7 @@ class Prompt:
     cost: StepCost
     compute_from_s: float = 0.0
     load_from_s: float = 0.0
+    shares_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,15 @@ class LoadSeconds:
     layers_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Promoting; moving and decoding all layers; and the latency of each read."""
+
+    promote_s: float = 0.0
+    bytes_s: float = 0.0
+    latency_s: float = 0.0
+
+
 class Chain:
     """What loading the first blocks of a chain costs, for any depth in O(log runs)."""
 
@@ -127,37 +145,49 @@ class Chain:
         self.level = level
         self._layers = layers
         self._ends = [0]
-        self._before = [LoadSeconds(0.0, 0.0)]
-        self._latency: list[LoadSeconds] = []
+        self._before = [_Sums()]
+        self._latency: list[_Sums] = []
         places = set[str]()
         for run in runs:
             known = run.place in places
             places.add(run.place)
             promote_s = run.promote.latency_s if run.promote and not known else 0.0
-            self._latency.append(LoadSeconds(promote_s, 0.0 if known else run.line.latency_s))
+            latency_s = 0.0 if known else run.line.latency_s
+            self._latency.append(_Sums(promote_s, latency_s=latency_s))
             self._before.append(self._through(len(self._latency) - 1, run.blocks))
             self._ends.append(self._ends[-1] + run.blocks)
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """First and last depth that ends in each run."""
-        return [(low + 1, high) for low, high in pairwise(self._ends)]
+        """First and last depth of each piece: in one run, and read in one of three manners.
+
+        Few blocks are read in one go, many layer by layer, and between the number of reads grows
+        with the depth.
+        """
+        fitting = self.level.read_bytes / self.level.layer_bytes
+        turns = (int(fitting / self._layers), int(fitting))
+        ends = sorted({*self._ends, *(turn for turn in turns if turn < self._ends[-1])})
+        return [(low + 1, high) for low, high in pairwise(ends)]
 
     def seconds(self, depth: int) -> LoadSeconds:
         """Predict the load of the first ``depth`` blocks, at least one."""
         index = bisect_left(self._ends, depth) - 1
-        return self._through(index, depth - self._ends[index])
+        sums = self._through(index, depth - self._ends[index])
+        reads = self.level.reads(depth, self._layers)
+        return LoadSeconds(sums.promote_s, sums.bytes_s + sums.latency_s * reads)
 
-    def _through(self, index: int, blocks: int) -> LoadSeconds:
+    def _through(self, index: int, blocks: int) -> _Sums:
         run, before, latency = self.runs[index], self._before[index], self._latency[index]
-        layer_bytes = blocks * self.level.layer_bytes
-        layer_s = latency.layers_s + layer_bytes * (
-            1 / run.line.bytes_per_s + 1 / self.level.decode_bytes_per_s
-        )
+        size_bytes = blocks * self.level.layer_bytes * self._layers
         promote_s = latency.promote_s
         if run.promote is not None:
-            promote_s += layer_bytes * self._layers / run.promote.bytes_per_s
-        return LoadSeconds(before.promote_s + promote_s, before.layers_s + layer_s * self._layers)
+            promote_s += size_bytes / run.promote.bytes_per_s
+        bytes_s = size_bytes * (1 / run.line.bytes_per_s + 1 / self.level.decode_bytes_per_s)
+        return _Sums(
+            before.promote_s + promote_s,
+            before.bytes_s + bytes_s,
+            before.latency_s + latency.latency_s,
+        )
 
 
 def choose(
@@ -172,7 +202,7 @@ def choose(
         budget_s: a level of better quality is preferred while it is predicted to take no longer;
             0.0 asks for the smallest makespan only.
     """
-    compute_s = prompt.compute_from_s + _steps_s(prompt, prompt.start)
+    compute_s = compute_all_s(prompt)
     plans = [_best_depth(prompt, Chain(runs, level, prompt.layers)) for level in levels if runs]
     known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for plan in plans)]
     alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
@@ -186,11 +216,18 @@ def choose(
 
 def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) -> LoadDecision:
     """Predict a plan that was chosen already, beside computing everything."""
-    compute_s = prompt.compute_from_s + _steps_s(prompt, prompt.start)
+    compute_s = compute_all_s(prompt)
     seconds = makespan(prompt, Chain(runs, level, prompt.layers), depth)
     decision = LoadDecision(depth, level.codec, seconds, compute_s)
     known = ((COMPUTE, compute_s), (decision.choice, seconds))
     return replace(decision, alternatives=tuple(sorted(known, key=lambda pair: pair[1])))
+
+
+def compute_all_s(prompt: Prompt) -> float:
+    """Predict when the prompt is computed if nothing is loaded."""
+    first = min(prompt.stop - prompt.start, prompt.step_tokens)
+    first_s = _first_step_s(prompt, prompt.start)
+    return prompt.compute_from_s + first_s + _steps_s(prompt, prompt.start + first)
 
 
 def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
@@ -279,7 +316,8 @@ def _loaded_to(prompt: Prompt, depth: int) -> int:
 
 def _first_step_s(prompt: Prompt, at: int) -> float:
     tokens = min(prompt.stop - at, prompt.step_tokens)
-    return prompt.cost.seconds(tokens, causal_pairs(at, tokens))
+    steps = tokens / prompt.step_tokens if prompt.shares_steps else 1.0
+    return prompt.cost.seconds(tokens, causal_pairs(at, tokens), steps=steps)
 
 
 def _steps_s(prompt: Prompt, start: int) -> float:

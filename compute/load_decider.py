@@ -137,6 +137,7 @@ class LoadDecider:
 
     def _prompt(self, start: int, stop: int, ahead: Ahead) -> Prompt:
         cost = self._figures.steps.cost or _UNKNOWN
+        steps_ahead = ahead.tokens / self._step_tokens
         return Prompt(
             start=start,
             stop=stop,
@@ -144,6 +145,10 @@ class LoadDecider:
             layers=self._layout.layers,
             step_tokens=self._step_tokens,
             cost=cost,
-            compute_from_s=cost.per_token_s * ahead.tokens,
+            # What stands ahead attends to as much as it does, as far as anyone can tell.
+            compute_from_s=cost.seconds(
+                ahead.tokens, ahead.tokens * (start + stop) / 2, steps=steps_ahead
+            ),
             load_from_s=ahead.load_s,
+            shares_steps=ahead.tokens > 0,
         )

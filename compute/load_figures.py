@@ -62,20 +62,32 @@ class LoadFigures:
         steps: what computing costs.
     """
 
-    def __init__(self, layout: BlockLayout, *, host: HostId, clock: Clock) -> None:
+    def __init__(
+        self, layout: BlockLayout, *, host: HostId, clock: Clock, read_bytes: int = 0
+    ) -> None:
+        """Make figures of which nothing was measured.
+
+        Args:
+            layout: of the node's blocks.
+            host: whose pool nodes are L2.
+            clock: when things were measured.
+            read_bytes: one read brings as many layers as fit into this, one at least.
+        """
         self.meters = {tier: TierMeter() for tier in Tier}
         self.steps = StepCostFit()
         self._layout = layout
         self._host = host
+        self._read_bytes = read_bytes
         self._clock = clock
         self._reads = {tier: _Path(LineFit(reads_per_load=layout.layers)) for tier in Tier}
         self._promotions = _Path(LineFit())
         self._decodes: dict[KvCodec, Rate] = {}
 
-    def read(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """Take in that one layer of some blocks was read."""
+    def read(self, tier: Tier, size_bytes: int, seconds: float, *, layers: int = 1) -> None:
+        """Take in that one read brought ``layers`` layers of some blocks."""
         self.meters[tier].read(size_bytes, seconds)
-        self._learn(self._reads[tier], size_bytes, seconds)
+        whole = layers == self._layout.layers
+        self._learn(self._reads[tier], size_bytes, seconds, whole=whole)
 
     def lost(self, tier: Tier, size_bytes: int, seconds: float) -> None:
         """Take in that a read took this long and came to nothing."""
@@ -85,15 +97,24 @@ class LoadFigures:
         """Take in what a probe of a copy's path measured."""
         self._learn(self._path(source), size_bytes, seconds, whole=True)
 
-    def gave_up(self, sources: Sequence[tuple[Source, ...]], seconds: float) -> None:
-        """Take in that a load did not end in time, which spent ``seconds`` per layer."""
+    def gave_up(
+        self, sources: Sequence[tuple[Source, ...]], seconds: float, *, layers_ready: int
+    ) -> None:
+        """Take in that a load did not end in ``seconds``, in which so many layers arrived."""
         ways: dict[int, tuple[_Path, int]] = {}
         for copies in sources:
             if copies:
                 path, size = self._path(copies[0]), self._read_size(copies[0])
                 ways[id(path)] = (path, ways.get(id(path), (path, 0))[1] + size)
         for path, size in ways.values():
-            self._learn(path, size, seconds, whole=True)
+            whole = path is self._promotions
+            together = 1 if whole else self.layers_together(size)
+            read_s = seconds / (1 + layers_ready // together)
+            self._learn(path, size * together, read_s, whole=True)
+
+    def layers_together(self, layer_bytes: int) -> int:
+        """Return how many layers one read brings, each of so many bytes for all blocks."""
+        return min(max(1, self._read_bytes // max(1, layer_bytes)), self._layout.layers)
 
     def _read_size(self, source: Source) -> int:
         """Return what one read moves of a block: all that rests, one layer of what does not."""
@@ -121,7 +142,7 @@ class LoadFigures:
         path.refusals = 0
 
     def line(self, tier: Tier) -> Line:
-        """Return what reading one layer of some blocks costs."""
+        """Return what one read of layers of some blocks costs."""
         return self._reads[tier].fit.line or ASSUMED[tier]
 
     def path(self, tier: Tier) -> Line | None:
@@ -144,7 +165,8 @@ class LoadFigures:
         sizes = [self.layer_bytes(at) for copies in sources if (at := copies[0].location)]
         size = sum(sizes) / len(sizes) if sizes else self._layout.stored_layer_bytes
         rate = self._decodes.get(codec)
-        return Level(codec, size, rate.value if rate and rate.value else math.inf)
+        decode = rate.value if rate and rate.value else math.inf
+        return Level(codec, size, decode, self._read_bytes)
 
     def layer_bytes(self, location: Location) -> int:
         """Return the stored bytes of one layer of a block."""

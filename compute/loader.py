@@ -1,13 +1,14 @@
 """Loads blocks from the pool into L1 pages, layer by layer, behind the computation.
 
-Runs in the tiers' worker threads. Layer l of all blocks arrives before layer l + 1 starts, and an
-event per layer lets the engine compute behind it. A block that can't be read shortens the load.
+Runs in the tiers' worker threads. Layer l of all blocks arrives before layer l + 1, and an event
+per layer lets the engine compute behind it; small loads bring several layers, or all, in one read.
+A block that can't be read shortens the load.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compute.copy_stream import copies_beside, wait_for_copies
@@ -24,6 +25,8 @@ from kvcore.location import Location, Tier
 _HOLD_TTL_S = 30.0
 Held = list[tuple[PoolNode, list[Location]]]
 """What must be released after a load."""
+_Targets = Mapping[int, Sequence[memoryview]]
+"""By layer, where the range of each block goes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,12 +104,17 @@ class Loader:
                     node.release(locations)
 
     def _read_layers(self, job: LoadJob, arrived: Callable[[], None]) -> None:
-        for layer, ready in enumerate(job.layer_ready):
+        """Read layer after layer; several at once where they are small, for a call costs more."""
+        layers = len(job.layer_ready)
+        together = self._figures.layers_together(sum(job.sizes[: job.good]))
+        for first in range(0, layers, together):
+            some = range(first, min(first + together, layers))
             if job.given_up:
                 job.good = 0
             if job.good:
-                job.good = self._read_layer(job, layer)
-            ready.set()
+                job.good = self._read_some(job, some)
+            for layer in some:
+                job.layer_ready[layer].set()
             if job.good:
                 arrived()
 
@@ -192,15 +200,18 @@ class Loader:
             held.append((node, [at for at, ok in zip(locations, valid, strict=True) if ok]))
         return gone
 
-    def _read_layer(self, job: LoadJob, layer: int) -> int:
-        """Read one layer of all blocks, one call per node; returns how many blocks are good."""
-        count = job.good
-        window = self._pages.window(layer, job.pages[:count], job.codec, job.sizes[:count])
-        good = count
-        for blocks in _by_node(job, range(count)).values():
-            if not self._read_together(job, layer, blocks, window.ranges):
-                good = min(good, self._read_singly(job, layer, blocks, window.ranges))
-        return self._commit(window, good, job.codec)
+    def _read_some(self, job: LoadJob, layers: range) -> int:
+        """Read layers of all blocks, one call per node; returns how many blocks are good."""
+        good = job.good
+        pages, sizes = job.pages[:good], job.sizes[:good]
+        windows = [self._pages.window(layer, pages, job.codec, sizes) for layer in layers]
+        targets = dict(zip(layers, (window.ranges for window in windows), strict=True))
+        for blocks in _by_node(job, range(good)).values():
+            if not self._read_together(job, blocks, targets):
+                good = min(good, self._read_singly(job, blocks, targets))
+        for window in windows:
+            good = self._commit(window, good, job.codec)
+        return good
 
     def _commit(self, window: LayerWindow, count: int, codec: KvCodec) -> int:
         """Move what was read into the pages; returns how many blocks are good."""
@@ -213,13 +224,15 @@ class Loader:
             self._figures.decoded(codec, size, self._clock.now() - began)
         return window.done
 
-    def _read_together(
-        self, job: LoadJob, layer: int, blocks: Sequence[int], ranges: Sequence[memoryview]
-    ) -> bool:
+    def _read_together(self, job: LoadJob, blocks: Sequence[int], targets: _Targets) -> bool:
         source = job.sources[blocks[0]][0]
         if source.node.node_id in job.lost_nodes:
             return False
-        reads = [RangeRead(_place(job.sources[b][0]), layer, ranges[b]) for b in blocks]
+        reads = [
+            RangeRead(_place(job.sources[block][0]), layer, ranges[block])
+            for layer, ranges in targets.items()
+            for block in blocks
+        ]
         began = self._clock.now()
         with self._absorb() as attempt:
             source.node.read_ranges(reads)
@@ -227,25 +240,29 @@ class Loader:
             job.lost_nodes.add(source.node.node_id)
         if source.key is None:  # Else promoting was measured instead.
             size = sum(len(read.destination) for read in reads)
-            took = self._figures.read if attempt.ok else self._figures.lost
-            took(source.tier, size, self._clock.now() - began)
+            seconds = self._clock.now() - began
+            if attempt.ok:
+                self._figures.read(source.tier, size, seconds, layers=len(targets))
+            else:
+                self._figures.lost(source.tier, size, seconds)
         return attempt.ok
 
-    def _read_singly(
-        self, job: LoadJob, layer: int, blocks: Sequence[int], ranges: Sequence[memoryview]
-    ) -> int:
+    def _read_singly(self, job: LoadJob, blocks: Sequence[int], targets: _Targets) -> int:
         """Find the first block that no copy can give; the blocks before it are good."""
         for block in blocks:
-            if not self._read_one(job, layer, block, ranges[block]):
+            if not self._read_one(job, block, targets):
                 return block
         return len(job.pages)
 
-    def _read_one(self, job: LoadJob, layer: int, block: int, target: memoryview) -> bool:
+    def _read_one(self, job: LoadJob, block: int, targets: _Targets) -> bool:
         for source in job.sources[block]:
             if source.node.node_id in job.lost_nodes:
                 continue
+            place = _place(source)
             with self._absorb() as attempt:
-                source.node.read_ranges([RangeRead(_place(source), layer, target)])
+                source.node.read_ranges(
+                    [RangeRead(place, layer, ranges[block]) for layer, ranges in targets.items()]
+                )
             if attempt.ok:
                 job.tiers[block] = source.tier
                 return True

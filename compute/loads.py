@@ -199,8 +199,9 @@ class Loads:
         now = self._clock.now()
         for loading in [x for x in self.behind.values() if x.deadline_s < now]:
             self._tiers.cache_errors["load_timeout"] += 1
-            layer_s = (now - loading.began_s) / (1 + loading.layers_ready)
-            self._tiers.figures.gave_up(loading.job.sources, layer_s)
+            self._tiers.figures.gave_up(
+                loading.job.sources, now - loading.began_s, layers_ready=loading.layers_ready
+            )
             loading.job.given_up = True  # What is left would only take the line from others.
             self.settle(loading, 0)
         for lookup in list(self._locating.values()):

@@ -61,7 +61,9 @@ class Tiers:
         archive: PoolNode | None = None,
     ) -> None:
         self.cache_errors: Counter[str] = Counter()
-        self.figures = LoadFigures(pages.layout, host=config.host, clock=clock)
+        self.figures = LoadFigures(
+            pages.layout, host=config.host, clock=clock, read_bytes=config.load_read_bytes
+        )
         self.decider = LoadDecider(config, pages.layout, self.figures)
         self.log = LoadLog()
         self.finder = BlockFinder(

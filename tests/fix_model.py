@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ async def running_node(
             await node.check_invariants()
     finally:
         await node.stop()
+
+
+def layerwise_node(*pool_nodes: PoolNode, **more: Any) -> AbstractAsyncContextManager[ComputeNode]:
+    """Start a node that reads layer by layer, however small they are: tests look in between."""
+    return running_node(*pool_nodes, load_read_bytes=0, **more)
 
 
 def write_calibration(folder: Path, *, seed: int = 1) -> str:

@@ -18,7 +18,8 @@ from kvcore.block_key import ChunkNamer
 from kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
 from kvcore.request import BlendSelector, FinishReason
 from tests.fix_blend import DOCS, HEAD, all_given_back, doc_request, exact, hits, known
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_model import answer, make_request
+from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
 
 A, B, C, *_ = DOCS

@@ -23,7 +23,8 @@ from kvcore.errors import (
 )
 from kvcore.layout import KvCodec
 from kvcore.request import FinishReason
-from tests.fix_model import answer, make_request, running_node, write_calibration
+from tests.fix_model import answer, make_request, write_calibration
+from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import DyingPoolNode, MemoryPoolNode
 
 PROMPT = [i * 5 % 128 for i in range(61)]

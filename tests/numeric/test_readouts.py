@@ -18,7 +18,8 @@ from kvcore.errors import RowLevelError, UserError
 from kvcore.request import FinishReason, GenerateRequest
 from tests.fix_blend import DOCS, all_given_back, doc_request, known
 from tests.fix_logits import CASES, Pair, close
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_model import answer, make_request
+from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
 
 LENGTHS = [1, 7, 8, 9, 40, 64, 65, 150]

@@ -20,7 +20,8 @@ from compute.node import ComputeNode  # noqa: E402
 from compute.sequence import Phase, make_sequence  # noqa: E402
 from kvcore.ids import Incarnation  # noqa: E402
 from tests.fix_blend import doc_request, some_tokens  # noqa: E402
-from tests.fix_model import answer, make_request, node_config, running_node  # noqa: E402
+from tests.fix_model import answer, make_request, node_config  # noqa: E402
+from tests.fix_model import layerwise_node as running_node  # noqa: E402
 from tests.fix_pool import MemoryPoolNode  # noqa: E402
 
 PROMPT = some_tokens(31)
@@ -50,7 +51,8 @@ class GatedPoolNode(MemoryPoolNode):
 @contextmanager
 def engine_at_rest(pool: GatedPoolNode, **changes) -> Iterator[Engine]:
     """Make a node whose engine steps only when it is told to."""
-    node = ComputeNode(node_config(**changes), incarnation=Incarnation(2))
+    config = node_config(load_read_bytes=0, **changes)
+    node = ComputeNode(config, incarnation=Incarnation(2))
     node.set_pool_nodes([pool])
     engine = node._engine
     engine.tiers.publisher.start()

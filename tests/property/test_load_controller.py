@@ -44,6 +44,7 @@ levels = st.lists(
         codec=st.sampled_from(KvCodec),
         layer_bytes=st.floats(100, 1e6),
         decode_bytes_per_s=st.just(math.inf) | st.floats(1e5, 1e10),
+        read_bytes=st.sampled_from([0, 1 << 12, 1 << 20]),
     ),
     min_size=1,
     max_size=3,
@@ -64,6 +65,7 @@ def prompts(draw, chain: list[Run]) -> Prompt:
         cost=draw(costs),
         compute_from_s=draw(st.sampled_from([0.0, 0.01, 1.0])),
         load_from_s=draw(st.sampled_from([0.0, 0.05])),
+        shares_steps=draw(st.booleans()),
     )
 
 

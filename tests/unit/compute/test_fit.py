@@ -91,3 +91,44 @@ def test_noise_makes_no_figure_negative_and_predictions_stay_near() -> None:
 def test_pairs_of_a_chunk() -> None:
     assert causal_pairs(0, 3) == 1 + 2 + 3
     assert causal_pairs(10, 2) == 11 + 12
+
+
+TRUE_COST = StepCost(per_token_s=1e-4, per_pair_s=2e-7, per_step_s=0.004)
+
+
+def calibrated() -> StepCostFit:
+    fit = StepCostFit()
+    sizes = (1, 16, 128, 1_024)
+    fit.calibrate([(n, causal_pairs(0, n), TRUE_COST.causal_seconds(0, n)) for n in sizes])
+    return fit
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_steps_that_are_all_alike_scale_what_was_calibrated(slower: float) -> None:
+    """A batch's steps: without a prior all of it was cost per step, none per token."""
+    rng, fit = random.Random(3), calibrated()
+    for _ in range(100):
+        tokens, start = rng.randrange(1_000, 1_048), rng.randrange(0, 40)
+        seconds = TRUE_COST.causal_seconds(start, tokens) * slower * rng.uniform(0.9, 1.1)
+        fit.add(tokens, causal_pairs(start, tokens), seconds)
+    cost = fit.cost
+    assert cost is not None
+    for tokens in (40, 148, 512, 1_024):
+        want = slower * TRUE_COST.causal_seconds(0, tokens)
+        assert cost.causal_seconds(0, tokens) == pytest.approx(want, rel=0.2)
+
+
+def test_steps_that_differ_replace_what_was_calibrated() -> None:
+    fit, want = calibrated(), StepCost(per_token_s=5e-5, per_pair_s=1e-6, per_step_s=0.03)
+    for start, tokens in ((0, 64), (0, 512), (1_000, 512), (4_000, 256), (2_000, 32)) * 4:
+        fit.add(tokens, causal_pairs(start, tokens), want.causal_seconds(start, tokens))
+    assert fit.cost is not None
+    for start, tokens in ((0, 100), (2_000, 300)):
+        seconds = fit.cost.causal_seconds(start, tokens)
+        assert seconds == pytest.approx(want.causal_seconds(start, tokens), rel=0.15)
+
+
+def test_what_was_calibrated_is_believed_before_the_first_step() -> None:
+    fit = calibrated()
+    assert fit.cost is not None
+    assert fit.cost.causal_seconds(100, 50) == pytest.approx(TRUE_COST.causal_seconds(100, 50))

@@ -71,6 +71,13 @@ def test_runs_of_one_place_share_the_latency_of_its_calls() -> None:
     assert [chain.seconds(depth).layers_s for depth in (1, 2, 3)] == [6.0, 12.0, 13.0]
 
 
+def test_few_blocks_pay_the_latency_once_and_many_once_a_layer() -> None:
+    level = Level(KvCodec.NONE, 50.0, read_bytes=1_000)  # Ten layers of two blocks are one read.
+    chain = Chain([Run(Tier.L3, 100, Line(0.5, math.inf))], level, 10)
+    seconds = [chain.seconds(depth).layers_s for depth in (1, 2, 4, 20, 100)]
+    assert seconds == pytest.approx([0.5, 0.5, 1.0, 5.0, 5.0])
+
+
 def test_what_is_ahead_of_the_node_hides_a_load() -> None:
     idle = choose(prompt(), [run(100, 0.9)], [RAW])
     busy = choose(prompt(compute_from_s=200.0), [run(100, 0.9)], [RAW])

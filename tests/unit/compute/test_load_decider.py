@@ -152,7 +152,7 @@ def test_a_load_that_was_given_up_is_remembered() -> None:
     assert decision.depth > 0
     patience_s = rig.decider.patience_s(decision.compute_s, decision.predicted_s)
     assert 0.5 <= patience_s < 30.0
-    rig.figures.gave_up(rig.sources(), patience_s)
+    rig.figures.gave_up(rig.sources(), patience_s, layers_ready=0)
     assert rig.decide(rig.sources()).depth < BLOCKS // 2
 
 
