@@ -1,0 +1,193 @@
+"""Load or compute, for a statement's batch: policy ``auto`` beside ``always`` and ``never``.
+
+Run ``python -m bench.load_choice``. The rows of a table are asked one question after another; what
+is known of their KV lies in a tier below L1. Three nodes, alike but for their policy, share the
+pool and take turns in random order. A cell is a tier, a model, how many calls are in flight, and
+how much of the rows' KV fits L1. Tokens must be the same with every policy.
+
+Printed are a question's seconds with ``auto`` as a multiple of the better of the other two, and by
+how much of what they took its predictions of the time to the first token were off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from bench.compute_node import MODEL, NAMESPACE, THERE
+from bench.load_choice_pool import HOST, open_pool
+from bench.report import Report, finish, make_parser
+from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from compute.node import ComputeNode
+from kvcore.ids import Incarnation, NodeId, new_request_id
+from kvcore.location import Tier
+from kvcore.request import GenerateRequest, SamplingParams
+
+SMALL: Final[dict[str, Any]] = MODEL | {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 4096,
+}
+MODELS: Final = {"small": SMALL, "large": MODEL}
+BLOCK_TOKENS: Final = 64
+ROW_TOKENS: Final = 3 * BLOCK_TOKENS
+QUESTION_TOKENS: Final = 20
+OTHERS: Final = (LoadPolicy.ALWAYS, LoadPolicy.NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One case.
+
+    Attributes:
+        tier: where blocks are that L1 lacks.
+        model: which of MODELS.
+        calls: calls in flight.
+        in_l1: share of the rows' KV that fits L1.
+    """
+
+    tier: Tier
+    model: str
+    calls: int
+    in_l1: float
+
+    @property
+    def name(self) -> str:
+        """Return its metrics' prefix."""
+        return f"{str(self.tier).lower()}_{self.model}_{self.calls}_calls_{self.in_l1:.0%}_in_l1"
+
+    @property
+    def rows(self) -> int:
+        """Rows of its table: some for each place in flight, so that a node is in its stride."""
+        return max(12, self.calls) if self.model == "small" else max(4, min(self.calls, 24))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--only", default="", help="cells whose name contains this")
+    arguments = parser.parse_args(argv)
+    cells = [
+        cell
+        for parts in itertools.product(
+            (Tier.L2, Tier.L3) if arguments.quick else (Tier.L2, Tier.L3, Tier.L4),
+            ("small",) if arguments.quick else MODELS,
+            (1, 100) if arguments.quick else (1, 8, 100),
+            (0.0,) if arguments.quick else (0.0, 0.5),
+        )
+        if arguments.only in (cell := Cell(*parts)).name
+    ]
+    report = Report("load_choice")
+    asyncio.run(_run(report, cells, 4 if arguments.quick else 6, random.Random(arguments.seed)))
+    finish(report, arguments.format)
+
+
+async def _run(report: Report, cells: list[Cell], rounds: int, rng: random.Random) -> None:
+    torch.manual_seed(1)
+    worst = 0.0
+    for cell in cells:
+        worst = max(worst, await _measure(report, cell, rounds, rng))
+    report.add("worst_auto_of_better", worst)
+
+
+async def _measure(report: Report, cell: Cell, rounds: int, rng: random.Random) -> float:
+    vocabulary = MODELS[cell.model]["vocab_size"]
+    rows = [[rng.randrange(10, vocabulary) for _ in range(ROW_TOKENS)] for _ in range(cell.rows)]
+    async with _nodes(cell) as nodes:
+        for node in nodes.values():
+            await _ask(node, cell, rows, [1])
+            if not await node.flush():
+                raise AssertionError("the rows' KV was not published")
+        seconds: dict[LoadPolicy, list[float]] = {policy: [] for policy in nodes}
+        for number in range(rounds):
+            question = [rng.randrange(10, vocabulary) for _ in range(QUESTION_TOKENS)]
+            answers = []
+            for policy, node in sorted(nodes.items(), key=lambda _: rng.random()):
+                took, tokens = await _ask(node, cell, rows, question)
+                answers.append(tokens)
+                if number >= rounds // 2:  # What was learnt cold has faded.
+                    seconds[policy].append(took)
+            if any(other != answers[0] for other in answers):
+                raise AssertionError("other tokens with another policy")
+        error = _prediction_error(nodes[LoadPolicy.AUTO])
+    medians = {policy: statistics.median(took) for policy, took in seconds.items()}
+    ratio = medians[LoadPolicy.AUTO] / min(medians[policy] for policy in OTHERS)
+    report.add(f"{cell.name}_always_of_never", medians[OTHERS[0]] / medians[OTHERS[1]])
+    report.add(f"{cell.name}_auto_of_better", ratio)
+    report.add(f"{cell.name}_prediction_error", error)
+    return ratio
+
+
+def _prediction_error(node: ComputeNode) -> float:
+    """Return the mean error of the predictions as a share of the mean time they took."""
+    known = [r for r in node.load_decisions() if r.predicted_s > 0.0 and r.actual_s > 0.0]
+    if not known:
+        return 0.0
+    errors = [abs(record.predicted_s - record.actual_s) for record in known]
+    return sum(errors) / sum(record.actual_s for record in known)
+
+
+@asynccontextmanager
+async def _nodes(cell: Cell) -> AsyncIterator[dict[LoadPolicy, ComputeNode]]:
+    """Run a node per policy over one pool."""
+    blocks = cell.rows * (ROW_TOKENS // BLOCK_TOKENS)
+    room = (ROW_TOKENS + 2 * BLOCK_TOKENS) // BLOCK_TOKENS * min(cell.rows, cell.calls)
+    async with AsyncExitStack() as stack:
+        nodes: dict[LoadPolicy, ComputeNode] = {}
+        pool = await stack.enter_async_context(open_pool(cell.tier, blocks=blocks))
+        for policy in LoadPolicy:
+            config = ComputeConfig(
+                NodeId(f"compute-{policy}"),
+                HOST if cell.tier is not Tier.L3 else THERE,
+                random_model=RandomModelSpec(MODELS[cell.model], seed=1),
+                l1_pages=2 + max(room, int(cell.in_l1 * blocks)),
+                block_tokens=BLOCK_TOKENS,
+                load_policy=policy,
+                load_timeout_s=60.0,
+            )
+            node = ComputeNode(config, incarnation=Incarnation(1), meta=pool.meta)
+            node.set_pool_nodes([pool.connect(config.host)])
+            await node.start()
+            stack.push_async_callback(node.stop)
+            nodes[policy] = node
+        yield nodes
+
+
+async def _ask(
+    node: ComputeNode, cell: Cell, rows: list[list[int]], question: list[int]
+) -> tuple[float, list[list[int]]]:
+    """Ask one question about all rows; return the seconds and each row's answer."""
+    places = asyncio.Semaphore(cell.calls)
+
+    async def answer(row: list[int]) -> list[int]:
+        tokens: list[int] = []
+        request = GenerateRequest(
+            new_request_id(), "model", (*row, *question), NAMESPACE,
+            sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+        )  # fmt: skip
+        async with places:
+            async for event in node.generate(request):
+                tokens += event.token_ids
+        return tokens
+
+    if cell.in_l1 == 0.0:
+        await node.drop_cache()
+    began = time.perf_counter()
+    answers = await asyncio.gather(*map(answer, rows))
+    return time.perf_counter() - began, list(answers)
+
+
+if __name__ == "__main__":
+    main()

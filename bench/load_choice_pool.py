@@ -1,0 +1,91 @@
+"""The pool below the nodes of bench.load_choice: L2 and L3 in a process of its own, L4 on a disk.
+
+L2 is the process's memory, mapped; L3 the same over TCP, as from another machine. L4 is a node in
+this process whose memory holds an eighth of the blocks; the rest lies in files, and a directory
+tells where, as in a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.pool_ours import OurServer
+from bench.pool_peers import cache_folder
+from dmp.config import DmpConfig
+from dmp.pool_node import PoolNode
+from dmp.transport.inproc import InprocPoolNode
+from dmp.transport.select import connect_pool_node
+from kvcore.ids import HostId, NodeId
+from kvcore.location import Tier
+from metaserver.client import MetaClient
+from metaserver.local import LocalMeta
+from storage.l4 import L4Store
+from tierkv.parts import DmpPart
+
+HOST: Final = HostId("bench")
+"""Where the pool is."""
+_BLOCK_BYTES: Final = 2 << 20
+"""No model's block is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What is below L1.
+
+    Attributes:
+        connect: the pool node as a host sees it.
+        meta: the directory; None where nodes are asked themselves.
+    """
+
+    connect: Callable[[HostId], PoolNode]
+    meta: MetaClient | None = None
+
+
+@asynccontextmanager
+async def open_pool(tier: Tier, *, blocks: int) -> AsyncIterator[Below]:
+    """Run a pool whose blocks are in ``tier`` for a reader on the host it is asked for."""
+    if tier is Tier.L4:
+        async with _on_disk(blocks) as below:
+            yield below
+        return
+    server = OurServer()
+    await asyncio.to_thread(server.start, _BLOCK_BYTES)
+    info = server.info
+    assert info is not None
+    try:
+        yield Below(lambda host: connect_pool_node(info, host=host))
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
+async def _on_disk(blocks: int) -> AsyncIterator[Below]:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-bench-") as memory,
+        tempfile.TemporaryDirectory(dir=cache_folder(), prefix="l4-") as disk,
+    ):
+        extent = 4 << 20
+        config = DmpConfig(
+            NodeId("dmp"), HOST, f"{memory}/segment",
+            capacity_bytes=max(2 * extent, blocks * _BLOCK_BYTES // 8), ready_ahead_bytes=0,
+            extent_bytes=extent, demote_above=0.0,
+        )  # fmt: skip
+        meta = LocalMeta()
+        pool = DmpPart(
+            config,
+            meta,
+            listen=False,
+            open_lower=lambda: L4Store.open(Path(disk), capacity_bytes=4 << 30),
+        )
+        await pool.start()
+        try:
+            yield Below(lambda host: InprocPoolNode(pool.node), meta)
+        finally:
+            await pool.stop()
+            await meta.close()
