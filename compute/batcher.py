@@ -85,9 +85,9 @@ class Batcher:
         return order.seq.loaded_tokens(order.first_block + len(order.pages))
 
     def tokens_ahead(self, seq: Sequence) -> int:
-        """Tokens that are computed before a sequence's own; O(active)."""
-        others = (x for x in self._active.values() if x.phase is Phase.RUNNING and x is not seq)
-        return sum(x.length - x.computed for x in others if x.rank < seq.rank)
+        """Tokens that are computed before a sequence's own, behind loads too; O(active)."""
+        others = (x for x in self._active.values() if x.phase in (Phase.RUNNING, Phase.LOADING))
+        return sum(x.length - self._known(x) for x in others if x.rank < seq.rank)
 
     def sequences(self) -> list[Sequence]:
         """All sequences not ended."""
