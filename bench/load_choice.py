@@ -152,7 +152,7 @@ async def _nodes(cell: Cell) -> AsyncIterator[dict[LoadPolicy, ComputeNode]]:
                 NodeId(f"compute-{policy}"),
                 HOST if cell.tier is not Tier.L3 else THERE,
                 random_model=RandomModelSpec(MODELS[cell.model], seed=1),
-                l1_pages=2 + max(room, int(cell.in_l1 * blocks)),
+                l1_pages=2 + room + int((cell.in_l1 or 1.0) * blocks),
                 block_tokens=BLOCK_TOKENS,
                 load_policy=policy,
                 load_timeout_s=60.0,
@@ -182,7 +182,7 @@ async def _ask(
                 tokens += event.token_ids
         return tokens
 
-    if cell.in_l1 == 0.0:
+    if cell.in_l1 == 0.0:  # Pages enough for the batch, but empty.
         await node.drop_cache()
     began = time.perf_counter()
     answers = await asyncio.gather(*map(answer, rows))

@@ -106,13 +106,19 @@ class LoadDecider:
             tokens: tokens in the block.
             context_tokens: tokens up to its end.
         """
-        cost = self._figures.steps.cost
-        if self._policy is not LoadPolicy.AUTO or cost is None:
+        if self._policy is not LoadPolicy.AUTO or self._figures.steps.cost is None:
             return self._policy is not LoadPolicy.NEVER
+        return self.spared_s(tier, codec, tokens=tokens, context_tokens=context_tokens) > 0.0
+
+    def spared_s(self, tier: Tier, codec: KvCodec, *, tokens: int, context_tokens: int) -> float:
+        """Return the seconds that loading a block takes less than computing it; 0.0: none."""
+        cost = self._figures.steps.cost
+        if self._policy is LoadPolicy.NEVER or cost is None:
+            return 0.0
         level = self._figures.level(codec, [])
         rates = 1 / self._figures.line(tier).bytes_per_s + 1 / level.decode_bytes_per_s
-        compute_s = cost.seconds(tokens, causal_pairs(context_tokens - tokens, tokens), steps=0.0)
-        return level.layer_bytes * self._layout.layers * rates < compute_s
+        compute_s = cost.causal_seconds(context_tokens - tokens, tokens, steps=0.0)
+        return max(0.0, compute_s - level.layer_bytes * self._layout.layers * rates)
 
     def lookup_patience_s(self, start: int, stop: int) -> float:
         """Return how long a lookup may take that may spare computing ``[start, stop)``."""

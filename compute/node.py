@@ -379,6 +379,7 @@ class ComputeNode:
             hit_tokens=meter.hit_tokens,
             stored_tokens=self._stored_tokens,
             evicted_blocks=pool.evicted_blocks,
+            alloc_failures=self._engine.tiers.publisher.dropped_blocks,
         )
 
     def _read_stats(self, tier: Tier) -> TierStats:

@@ -1,8 +1,8 @@
 """Writes blocks to the pool behind the computation, layer by layer while a pass runs.
 
-One thread carries out what the engine posts, so the engine never waits for the pool; too many
-blocks in flight mean that some are simply not published. The pages of a job stay referenced until
-it is done.
+One thread carries out what the engine posts. Where too many blocks are in flight the engine waits
+a little if that is expected to be worth it, else some are simply not published; a pool that is slow
+or silent is not waited for. The pages of a job stay referenced until it is done.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import torch
 from compute.block_puts import BlockPuts, PublishJob, SaveDone
 from compute.finder import Absorb, BlockFinder
 from compute.frame_puts import FramesPut, put_frames
+from compute.meter import Rate
 from compute.pages import L1Pages
 from kvcore.clock import Clock
 from kvcore.ids import BlockKey
 
 _log = logging.getLogger(__name__)
 _Work = Callable[[], None]
+_PATIENCE_MARGIN = 2.0
+"""A wait that is expected to be worth it may take so many times as long; then it is given up."""
 
 
 class Publication:
@@ -80,6 +83,10 @@ class Publisher:
         self._done = done
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._pending_blocks = 0
+        self._ending_blocks = 0
+        self._pace = Rate()
+        self._paced_s = 0.0
+        self._came_late = False
         self._idle = threading.Condition()
         self._copies = _side_stream(pages.kv.device) if pages.kv.is_cuda else None
         self._thread = threading.Thread(target=self._run, name="tierkv-publish", daemon=True)
@@ -93,20 +100,25 @@ class Publisher:
         self._work.put(None)
         self._thread.join()
 
-    def offer(self, job: PublishJob) -> bool:
+    def offer(self, job: PublishJob, *, patience_s: float = 0.0) -> bool:
         """Queue blocks whose pages are complete; False when too many are in flight."""
-        publication = self.begin([job])
+        publication = self.begin([job], patience_s=patience_s)
         if publication is None:
             return False
         publication.computed(self._pages.layout.layers)
         publication.end([job])
         return True
 
-    def begin(self, jobs: Sequence[PublishJob]) -> Publication | None:
+    def begin(self, jobs: Sequence[PublishJob], *, patience_s: float = 0.0) -> Publication | None:
         """Take blocks whose pages are being computed; None when none of them can be taken.
 
         Jobs beyond the bound are dropped, but for those that are a must.
+
+        Args:
+            jobs: whose blocks.
+            patience_s: wait for room if it is expected to take no longer.
         """
+        self._await_room(sum(len(job.blocks) for job in jobs), patience_s)
         taken = tuple(job for job in jobs if self._admit(job))
         if not taken:
             return None
@@ -128,6 +140,8 @@ class Publisher:
         self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]
     ) -> None:
         """Have blocks sealed or aborted, and their owner told."""
+        with self._idle:
+            self._ending_blocks += sum(len(job.blocks) for job in jobs)
         self._work.put(lambda: self._end(jobs, puts, kept))
 
     @property
@@ -144,6 +158,23 @@ class Publisher:
         """Wait until everything offered so far is published or given up; False on timeout."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending_blocks == 0, timeout_s)
+
+    def _await_room(self, blocks: int, patience_s: float) -> None:
+        """Wait until so many blocks more are within the bound, or nothing is in flight.
+
+        A wait that was in vain is the last one until something was published.
+        """
+        most = max(0, self._queue_blocks - blocks)
+        surplus = self._pending_blocks - most
+        if surplus <= 0 or self._came_late or not self._pace.value:
+            return
+        # Of a pass that has not ended nothing leaves while its engine waits here.
+        if surplus > self._ending_blocks or surplus / self._pace.value > patience_s:
+            return
+        with self._idle:
+            self._came_late = not self._idle.wait_for(
+                lambda: self._pending_blocks <= most, _PATIENCE_MARGIN * patience_s
+            )
 
     def _admit(self, job: PublishJob) -> bool:
         with self._idle:
@@ -181,8 +212,13 @@ class Publisher:
             self.write_time_s += self._clock.now() - began
             for job in jobs:
                 self._done(job, [b for b in job.blocks if b.key in lost and job in kept])
+            blocks = sum(len(job.blocks) for job in jobs)
             with self._idle:
-                self._pending_blocks -= sum(len(job.blocks) for job in jobs)
+                self._pace.add(blocks, self.write_time_s - self._paced_s)
+                self._paced_s = self.write_time_s
+                self._pending_blocks -= blocks
+                self._ending_blocks -= blocks
+                self._came_late = False
                 self._idle.notify_all()
 
     def _put_frames(self, kept: Sequence[PublishJob]) -> FramesPut:

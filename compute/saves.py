@@ -92,10 +92,13 @@ class Saves:
         if not self._enabled or not self._tiers.finder.nodes:
             return NOTHING_SAVED
         jobs = [job for chunk in chunks for job in self._jobs(chunk)]
-        publication = self._tiers.publisher.begin(jobs) if jobs else None
-        if publication is None:
+        if not jobs:
             return NOTHING_SAVED
         ends = {chunk.seq.seq_id: chunk.start + chunk.count for chunk in chunks}
+        patience_s = sum(self._patience_s(job, ends[job.seq_id]) for job in jobs)
+        publication = self._tiers.publisher.begin(jobs, patience_s=patience_s)
+        if publication is None:
+            return NOTHING_SAVED
         for job in publication.jobs:
             self._taken(job, ends[job.seq_id])
         return PassSave(publication)
@@ -128,13 +131,18 @@ class Saves:
         if codec is None:
             return
         job = _job(seq, blocks, codec)
+        patience_s = self._patience_s(job, seq.computed)
         if not self._tiers.finder.nodes:
             self._owed.note(job, blocks)
-        elif self._tiers.publisher.offer(job):
+        elif self._tiers.publisher.offer(job, patience_s=patience_s):
             self._taken(job, seq.computed)
             seq.published_tokens += len(blocks) * seq.block_tokens
         else:
             seq.unsaved.extend(range(seq.committed - len(blocks), seq.committed))
+
+    def _patience_s(self, job: PublishJob, context_tokens: int) -> float:
+        """Return how long room for a job may be waited for: what its blocks take to compute."""
+        return len(job.blocks) * self._tiers.saving_patience_s(context_tokens, job.codec)
 
     def demote(self, seq: EngineSequence) -> None:
         """Save what the pool lacks of a sequence that is about to lose its pages, if worth it.

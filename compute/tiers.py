@@ -228,8 +228,22 @@ class Tiers:
 
     def worth_saving(self, tokens: int, context_tokens: int, codec: KvCodec) -> bool:
         """Whether a block that is about to go is loaded faster than these tokens are computed."""
-        tier = Tier.L2 if self.finder.home is not None else Tier.L3
-        return self.decider.worth_saving(tier, codec, tokens=tokens, context_tokens=context_tokens)
+        return self.decider.worth_saving(
+            self._saves_to, codec, tokens=tokens, context_tokens=context_tokens
+        )
+
+    def saving_patience_s(self, context_tokens: int, codec: KvCodec) -> float:
+        """Return how long a full block's way to the pool may be waited for: what it spares once."""
+        return self.decider.spared_s(
+            self._saves_to,
+            codec,
+            tokens=self._layout.block_tokens,
+            context_tokens=context_tokens,
+        )
+
+    @property
+    def _saves_to(self) -> Tier:
+        return Tier.L2 if self.finder.home is not None else Tier.L3
 
     def avoided(self, sources: Sequence[tuple[Source, ...]]) -> None:
         """Take note that these blocks were found and not worth loading; probe them when due."""

@@ -1,0 +1,119 @@
+"""The write-behind thread: what is worth it is waited for, a silent pool is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from compute.batch_plan import FullBlock
+from compute.block_puts import PublishJob
+from compute.finder import Attempt, BlockFinder
+from compute.pages import L1Pages
+from compute.publisher import Publisher
+from kvcore.block_key import ROOT_PARENT
+from kvcore.clock import SystemClock
+from kvcore.ids import HostId
+from kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tests.fix_dmp import block_key
+from tests.fix_pool import MemoryPoolNode
+
+LAYOUT = BlockLayout(2, 1, 8, KvDtype.FLOAT32, 8)
+LONG_S = 30.0
+
+
+class GatedPoolNode(MemoryPoolNode):
+    """Seals when its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def seal(self, grants):
+        assert self.gate.wait(LONG_S)
+        return super().seal(grants)
+
+
+class Rig:
+    """A publisher with room for two blocks on their way."""
+
+    def __init__(self) -> None:
+        self.pool = GatedPoolNode()
+        finder = BlockFinder(
+            host=HostId("here"), directory=None, absorb=self.absorb, promote=lambda node, keys: ()
+        )
+        finder.set_nodes([self.pool])
+        self.publisher = Publisher(
+            L1Pages(LAYOUT, 9, device=torch.device("cpu")),
+            finder,
+            model="m",
+            queue_blocks=2,
+            absorb=self.absorb,
+            clock=SystemClock(),
+            done=lambda job, lost: None,
+        )
+
+    @contextmanager
+    def absorb(self) -> Iterator[Attempt]:
+        yield Attempt()
+
+    def offer(self, name: str, patience_s: float = 0.0) -> bool:
+        blocks = tuple(
+            FullBlock(block_key(f"{name}{i}"), ROOT_PARENT, page=1 + i) for i in range(2)
+        )
+        job = PublishJob(1, blocks, "tenant", KvCodec.NONE)
+        return self.publisher.offer(job, patience_s=patience_s)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    rig.publisher.start()
+    assert rig.offer("first") and rig.publisher.flush(LONG_S)
+    rig.pool.gate.clear()
+    assert rig.offer("slow")
+    try:
+        yield rig
+    finally:
+        rig.pool.gate.set()
+        rig.publisher.stop()
+
+
+def test_blocks_that_nobody_waits_for_are_dropped_and_counted(rig: Rig) -> None:
+    assert not rig.offer("late")
+    assert rig.publisher.dropped_blocks == 2
+
+
+def test_blocks_that_are_worth_it_are_waited_for(rig: Rig) -> None:
+    taken: list[bool] = []
+    waiting = threading.Thread(target=lambda: taken.append(rig.offer("worth", LONG_S)))
+    waiting.start()
+    rig.pool.gate.set()
+    waiting.join(LONG_S)
+    assert taken == [True] and rig.publisher.dropped_blocks == 0
+    assert rig.publisher.flush(LONG_S)
+    assert len(rig.pool.sealed_keys) == 6
+
+
+def test_a_silent_pool_is_waited_for_once(rig: Rig) -> None:
+    assert not rig.offer("in vain", 0.05)
+    assert not rig.offer("again", LONG_S)
+    rig.pool.gate.set()
+    assert rig.publisher.flush(LONG_S)
+    assert rig.offer("better", LONG_S)
+
+
+def test_blocks_of_a_pass_that_goes_on_are_not_waited_for(rig: Rig) -> None:
+    rig.pool.gate.set()
+    assert rig.publisher.flush(LONG_S)
+    block = FullBlock(block_key("open"), ROOT_PARENT, page=5)
+    one = PublishJob(2, (block,), "tenant", KvCodec.NONE)
+    publication = rig.publisher.begin([one])
+    assert publication is not None
+    assert not rig.offer("behind it", LONG_S)
+    publication.end([])
+    assert rig.publisher.flush(LONG_S) and rig.offer("after it")
