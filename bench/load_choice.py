@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for parts in itertools.product(
             (Tier.L2, Tier.L3) if arguments.quick else (Tier.L2, Tier.L3, Tier.L4),
             ("small",) if arguments.quick else MODELS,
-            (1, 100) if arguments.quick else (1, 8, 100),
+            (8,) if arguments.quick else (1, 8, 100),
             (0.0,) if arguments.quick else (0.0, 0.5),
         )
         if arguments.only in (cell := Cell(*parts)).name

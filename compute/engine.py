@@ -140,7 +140,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="tierkv-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the engine thread and the tiers' threads."""
+        """Measure what steps cost, for a moment; then start the engine's and the tiers' threads."""
+        calibrate_steps(self.tiers.figures, self._model, self.pool, self._config, self._clock)
         self.tiers.start()
         self._thread.start()
 
@@ -181,7 +182,6 @@ class Engine:
     def _run(self) -> None:
         busy = False
         with torch.inference_mode():
-            calibrate_steps(self.tiers.figures, self._model, self.pool, self._config, self._clock)
             while self._running:
                 try:
                     idle = self.isolation.idle.is_set() and not self._unfinished

@@ -125,7 +125,7 @@ class ComputeNode:
     async def start(self) -> None:
         """Start the engine; the running event loop becomes the node's."""
         self._loop = asyncio.get_running_loop()
-        self._engine.start()
+        await asyncio.to_thread(self._engine.start)
         self._running = True
 
     @property

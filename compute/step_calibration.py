@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 import numpy as np
+import torch
 
 from compute.batch import ChunkInput, build_batch
 from compute.config import ComputeConfig
@@ -34,13 +35,14 @@ def calibrate_steps(
 
     Args:
         figures: takes in what they cost.
-        model: what computes; called in the thread that computes.
+        model: what computes; nothing else uses it yet.
         pool: gives pages and gets them back.
         config: has the tokens of the longest step.
         clock: what measures.
     """
     try:
-        figures.steps.calibrate(_measured(model, pool, config.max_batch_tokens, clock))
+        with torch.inference_mode():
+            figures.steps.calibrate(_measured(model, pool, config.max_batch_tokens, clock))
     except Exception:  # noqa: BLE001 - whatever a kernel raises; requests will meet it, and tell.
         _log.warning("measuring what steps cost failed: requests will tell", exc_info=True)
 

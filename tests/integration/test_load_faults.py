@@ -16,7 +16,8 @@ from compute.node import ComputeNode
 from dmp.pool_node import RangeRead
 from kvcore.errors import TierKVError, TransportError
 from kvcore.request import FinishReason
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_model import answer, make_request
+from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
 
 pytestmark = pytest.mark.integration

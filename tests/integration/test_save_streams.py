@@ -18,7 +18,8 @@ from dmp.pool_node import PutGrant, RangeWrite
 from kvcore.errors import TierKVError
 from kvcore.location import Location
 from kvcore.request import FinishReason
-from tests.fix_model import answer, make_request, running_node
+from tests.fix_model import answer, make_request
+from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
 
 pytestmark = pytest.mark.integration

@@ -33,7 +33,7 @@ class GatedPoolNode(MemoryPoolNode):
         self.gate = threading.Event()
         self.gate.set()
 
-    def seal(self, grants):
+    def seal(self, grants):  # type: ignore[no-untyped-def]
         assert self.gate.wait(LONG_S)
         return super().seal(grants)
 
