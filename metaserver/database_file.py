@@ -1,18 +1,22 @@
 """The meta server's SQLite file: opened, copied at each change, and set aside when it is damaged.
 
 Only metaserver/namespaces.py works with it. Beside FILE lie FILE.backup, a copy from the last
-change, FILE.secret, the cluster secret where none is configured, and FILE.bad, once there was a
-damaged one. A damaged file must not keep the meta server from starting: the copy takes its place.
+change, FILE.secret, the cluster secret where none is configured, FILE.lock, which its owner holds,
+and FILE.bad, once there was a damaged one. A damaged file must not keep the meta server from
+starting: the copy takes its place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import sqlite3
 from pathlib import Path
 from typing import Final
+
+from kvcore.errors import ConfigError
 
 log = logging.getLogger(__name__)
 MEMORY: Final = ":memory:"
@@ -39,13 +43,16 @@ class DatabaseFile:
     def __init__(self, database: str) -> None:
         self.trouble = ""
         self._database = database
+        self._lock_fd: int | None = None
 
     def open(self) -> sqlite3.Connection:
         """Open the file, making it, or putting its copy in the place of a damaged one.
 
         Raises:
             sqlite3.Error, OSError: it can't be used, for another reason than damage.
+            ConfigError: a running meta server has it.
         """
+        self._lock()
         try:
             return _open(self._database)
         except sqlite3.Error as error:
@@ -59,6 +66,29 @@ class DatabaseFile:
         log.critical("%s", self.trouble)
         self._remove()
         return _open(self._database)
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _lock(self) -> None:
+        """Take FILE.lock; the kernel frees it however the process ends."""
+        if self._database == MEMORY:
+            return
+        lock = self._beside("lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise ConfigError(
+                f"meta.database = {self._database!r} is owned by a running meta server",
+                hint="stop that one, or give this one a file of its own",
+            ) from None
+        self._lock_fd = fd
 
     def back_up(self, connection: sqlite3.Connection) -> None:
         """Copy the database; a failure is only logged, the database itself is whole."""

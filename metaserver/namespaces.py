@@ -58,7 +58,7 @@ class NamespaceStore:
             default_policy: of tenants without a namespace; exact reuse when not given.
 
         Raises:
-            ConfigError: the file can't be opened or is no such database.
+            ConfigError: the file can't be opened, is no such database, or another process has it.
         """
         self._lock = threading.Lock()
         self._file = DatabaseFile(database)
@@ -72,7 +72,11 @@ class NamespaceStore:
                 self._connection.close()
                 raise
             self._file.back_up(self._connection)
+        except ConfigError:
+            self._file.close()
+            raise
         except (sqlite3.Error, OSError) as error:
+            self._file.close()
             raise ConfigError(
                 f"meta.database = {database!r} can't be used: {error}",
                 hint="name a file in a directory this process may write, or :memory:",
@@ -138,6 +142,7 @@ class NamespaceStore:
         """Close the database; the object can't be used afterwards."""
         with self._lock:
             self._connection.close()
+            self._file.close()
 
     def _write(self, namespace: Namespace) -> None:
         with self._connection:

@@ -8,6 +8,7 @@ import inspect
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from dbfront.admin_views import SettingRow
@@ -393,6 +394,7 @@ async def test_database_file(tmp_path: Path, generator: InstantGenerator) -> Non
     assert generator.prompts == ["x"]
     with pytest.raises(ConfigError, match="hides the admin views"):
         DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "tierkv.db")), generator)
+    duckdb.connect(tmp_path / "tierkv.db", config={"threads": 1}).close()  # Nothing has it open.
     with pytest.raises(ConfigError, match="can't open"):
         DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "no" / "a.db")), generator)
 

@@ -231,3 +231,15 @@ def test_a_policy_this_version_does_not_know_is_named(tmp_path: Path, stored: st
         database.execute("UPDATE namespaces SET policy = ?", (stored,))
     with pytest.raises(ConfigError, match="policy of namespace team"):
         NamespaceStore(str(tmp_path / "meta.db"))
+
+
+def test_a_second_owner_of_the_database_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    path = str(tmp_path / "meta.sqlite")
+    first = NamespaceStore(path)
+    with pytest.raises(ConfigError, match="owned by a running meta server"):
+        NamespaceStore(path)
+    first.put(Namespace("acme", ("a",)))
+    first.close()
+    second = NamespaceStore(path)
+    assert [namespace.name for namespace in second.namespaces()] == ["acme"]
+    second.close()
