@@ -95,8 +95,9 @@ def place_calls(
         return Placement({})
     stop_after = _stop_after_rows(tree)
     if stop_after is not None:
+        makes_rows = {_unnested_call(item) for item in tree.expressions}
         for number, place in walk.places.items():
-            if place.clause == "WHERE":
+            if place.clause == "WHERE" or number in makes_rows:
                 walk.places[number] = replace(place, filters=True)
     return Placement(walk.places, stop_after, tree, marks)
 
@@ -308,8 +309,9 @@ _COMPARISONS: Final = (
 def _stop_after_rows(tree: exp.Expr) -> int | None:
     """Return LIMIT's number when its first rows are final although calls are unanswered.
 
-    That is so when nothing but conjuncts that need an answer to be true stands between the calls
-    and the rows: no order, no groups, no aggregates, and no call elsewhere but the select list.
+    That is so when nothing but conjuncts that need an answer to be true, or one UNNEST of an
+    answer, stands between the calls and the rows: no order, no groups, no aggregates, and no call
+    elsewhere but the select list.
     """
     if not isinstance(tree, exp.Select) or not isinstance(tree.args.get("limit"), exp.Limit):
         return None
@@ -322,7 +324,9 @@ def _stop_after_rows(tree: exp.Expr) -> int | None:
             return None
         if name in _SOURCES and any(map(has_site, _expressions(value))):
             return None
-    if not all(map(plain_output, tree.expressions)):
+    unnested = [item for item in tree.expressions if _unnested_call(item) is not None]
+    rest = [item for item in tree.expressions if item not in unnested]
+    if not all(map(plain_output, rest)) or (unnested and any(map(has_site, rest))):
         return None
     where = tree.args.get("where")
     conjuncts = (
@@ -331,9 +335,18 @@ def _stop_after_rows(tree: exp.Expr) -> int | None:
         else ([where.this] if where else [])
     )
     filters = [conjunct for conjunct in conjuncts if has_site(conjunct)]
-    if not filters or not all(map(_needs_answer, filters)):
+    if len(unnested) > 1 or not (filters or unnested) or not all(map(_needs_answer, filters)):
         return None
     return int(count.name)
+
+
+def _unnested_call(item: exp.Expr) -> int | None:
+    """Return the number of the call that an output makes rows of; unanswered, it makes none."""
+    node = item.this if isinstance(item, exp.Alias) else item
+    if not isinstance(node, exp.Unnest | exp.Explode):
+        return None
+    arguments = children_of(node)
+    return site_number(arguments[0]) if len(arguments) == 1 else None
 
 
 def has_site(node: exp.Expr) -> bool:

@@ -32,7 +32,7 @@ from sql.row_bound import row_bound
 from sql.row_sources import row_sources
 from sql.same_calls import call_identities
 from sql.select_list import missing_aliases
-from sql.statement import StatementKind, classify
+from sql.statement import StatementKind, classify, command_name
 from sql.static_prefix import static_prefix
 from sql.stream_plan import StreamPlan, stream_plan, top_plan
 from sql.stream_shape import NotStreamableError
@@ -254,7 +254,8 @@ def _filters(
     early = early_rows(tokens, placement, rewriter)
     if early is not None:
         return early, True
-    may_stop = stops_early(placement.tree, ordered=False)
+    may_stop = placement.stop_after_rows is not None
+    may_stop = may_stop or stops_early(placement.tree, ordered=False)
     return filter_plan(tokens, placement, rewriter), may_stop
 
 
@@ -348,10 +349,8 @@ def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position
     # PostgreSQL runs a MERGE under a savepoint; DuckDB has none, and no SELECT meets its calls.
     merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
     if kind not in _MAY_HOLD_CALLS and not merges:
-        words = 2 if kind is StatementKind.CREATE else 1
-        what = " ".join(token.upper for token in tokens[:words])
         raise FeatureNotSupportedError(
-            f"{what} can't hold AI calls",
+            f"{command_name(tokens)} can't hold AI calls",
             position=position,
             hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
             "and use the table it fills here.",

@@ -6,6 +6,7 @@ SHOW, BEGIN ISOLATION LEVEL ...), and the first keywords are enough to know who 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -80,6 +81,20 @@ _FIRST_WORD: Final[dict[str, StatementKind]] = {
 _AFTER_WITH: Final = frozenset(
     {"SELECT", "VALUES", "FROM", "TABLE", "INSERT", "UPDATE", "DELETE", "MERGE"}
 )
+
+
+_NOT_SHOWN: Final = frozenset(
+    {"OR", "REPLACE", "TEMP", "TEMPORARY", "LOCAL", "GLOBAL", "UNLOGGED", "RECURSIVE", "UNIQUE"}
+)
+
+
+def command_name(tokens: Sequence[Token]) -> str:
+    """Name a statement to people: ``CREATE MATERIALIZED VIEW``, ``ALTER TABLE``, ``PREPARE``."""
+    words = [token.upper for token in tokens[:8] if token.upper not in _NOT_SHOWN]
+    count = {"CREATE": 2, "ALTER": 2, "DROP": 2}.get(words[0], 1) if words else 0
+    if words[1:2] == ["MATERIALIZED"]:
+        count = 3
+    return " ".join(words[:count])
 
 
 def split_statements(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -18,3 +19,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near is not None:
         return f"Did you mean {near}?"
     return f"Known names: {', '.join(names)}."
+
+
+_ELSEWHERE: Final = {
+    "ai_sentiment": "ai_classify(text, ['positive', 'neutral', 'negative'])",
+    "ai_translate": "ai_generate(text || E'\\nTranslate this into English.')",
+    "ai_summarize": "ai_generate(text || E'\\nSummarize this.'), or ai_summarize_agg(text)",
+    "ai_gen": "ai_generate(prompt)",
+    "ai_query": "ai_generate(prompt)",
+}
+"""Functions of other databases, and what to write here."""
+
+
+def ai_function_hint(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an AI function that does not exist; empty when none is near."""
+    instead = _ELSEWHERE.get(name.lower())
+    if instead is not None:
+        return f"Use {instead}."
+    near = nearest(name, known)
+    return f"Did you mean {near}?" if near else ""

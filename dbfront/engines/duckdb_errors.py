@@ -22,7 +22,7 @@ from kvcore.errors import (
     UnknownUdfError,
 )
 from sql.functions import AI_FUNCTIONS
-from sql.suggest import did_you_mean
+from sql.suggest import ai_function_hint
 
 _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     # exception type, pattern in the message, SQLSTATE; the first match counts
@@ -85,6 +85,13 @@ _NEW_TABLE: Final = (
 )
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
+_CATALOGUE: Final = re.compile(r"Did you mean \"(?:pg_|duckdb_|sqlite_|pragma_)")
+"""A relation of the engine's own, which no misspelt table is."""
+
+_PROGRAM: Final = re.compile(
+    r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\b.*?\b(?:RETURNS|LANGUAGE|RETURN)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _AI_NAME: Final = re.compile(r"Function with name \"?(ai_\w+)", re.IGNORECASE)
 
 
@@ -122,7 +129,13 @@ def to_tierkv_error(
             position=position,
             hint="Write it without a schema; macros can't hold AI calls."
             if name[1].lower() in AI_FUNCTIONS
-            else did_you_mean(name[1], AI_FUNCTIONS),
+            else ai_function_hint(name[1], AI_FUNCTIONS) or f"There are {', '.join(AI_FUNCTIONS)}.",
+        )
+    if state == "42601" and _PROGRAM.match(engine_text):
+        return FeatureNotSupportedError(
+            "the embedded database has no functions of the user's own in SQL or other languages",
+            position=position,
+            hint="CREATE MACRO f(a) AS an expression is the nearest; AI calls can't stand in it.",
         )
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
@@ -171,7 +184,8 @@ def _split_hint(message: str) -> tuple[str, str]:
     found = _HINT.search(message)
     if found is None:
         return message.strip(), ""
-    return message[: found.start()].strip(), found[1].strip()
+    hint = "" if _CATALOGUE.match(found[1]) else found[1].strip()
+    return message[: found.start()].strip(), hint
 
 
 def _position(facts: dict[str, Any], engine_text: str) -> int:

@@ -16,7 +16,7 @@ from sql.lexer import Token, TokenKind, string_value, tokenize
 from sql.plan import MAX_FORMS, StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql
 from sql.settings import parse_setting, setting_command, setting_spec
-from sql.statement import StatementKind, classify, statement_spans
+from sql.statement import StatementKind, classify, command_name, statement_spans
 
 _MARKS: Final = re.compile(
     rb"(?i)\b(?:"
@@ -183,7 +183,7 @@ def _refuse_stored_calls(tokens: list[Token], kind: StatementKind, offset: int) 
     for token in tokens:
         if token.kind is TokenKind.STRING and _calls_in(string_value(token)):
             raise FeatureNotSupportedError(
-                f"{tokens[0].upper} can't hold AI calls: PostgreSQL would run them by itself",
+                f"{command_name(tokens)} can't hold AI calls: PostgreSQL would run them by itself",
                 position=offset + token.start + 1,
                 hint="Call the AI in the statement that the client sends, and hand the answer over "
                 "as an argument.",

@@ -11,7 +11,7 @@ from typing import Final
 
 from dbfront.postgres import messages
 from sql.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
-from sql.suggest import nearest
+from sql.suggest import ai_function_hint
 
 _NAME: Final = re.compile(rb"\b(ai_\w+)\(")
 _STATE: Final = b"C42883\0"
@@ -37,5 +37,4 @@ def hinted(data: bytes) -> bytes:
 def _hint(name: str) -> str | None:
     if name in AI_FUNCTIONS or name == PROMPT_TEMPLATE:
         return _NOT_SEEN
-    near = nearest(name, [*AI_FUNCTIONS, PROMPT_TEMPLATE])
-    return near and f"Did you mean {near}?"
+    return ai_function_hint(name, [*AI_FUNCTIONS, PROMPT_TEMPLATE]) or None

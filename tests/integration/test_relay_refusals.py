@@ -34,6 +34,7 @@ def refused(relay: RunningRelay, sql: str, way: str) -> psycopg.errors.Diagnosti
     [
         ("SELECT ai_summarise_agg(body) FROM docs", "Did you mean ai_summarize_agg?"),
         ("SELECT ai_generate(body), ai_fliter('x', body) FROM docs", "Did you mean ai_filter?"),
+        ("SELECT ai_sentiment(body) FROM docs", "Use ai_classify("),
         ("SELECT public.ai_generate('x')", "without a schema"),
         ("SELECT ai_xyzzy(body) FROM docs", "No function matches"),
         ("SELECT lowr(body) FROM docs", "No function matches"),

@@ -7,9 +7,11 @@ import re
 import threading
 from collections.abc import Sequence
 
+import duckdb
 import pytest
 
 from dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
+from dbfront.engines.duckdb_errors import to_tierkv_error
 from dbfront.question_runner import Sent
 from dbfront.session import DuckDbSession, DuckDbSqlServer
 from kvcore.errors import (
@@ -67,6 +69,40 @@ async def test_limit_with_answers_in_the_select_list(
     selected = [prompt for prompt in generator.prompts if prompt.startswith("s")]
     assert len(selected) < 80
     assert len(generator.prompts) < 1000
+
+
+async def test_limit_stops_an_unnest_of_answers(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    await session.execute("CREATE TABLE big AS SELECT i AS id, 'p' || i AS p FROM range(5000) r(i)")
+    query = "SELECT id, unnest(ai_classify_multi(p, ['red', 'blue'])) FROM big"
+    found = await rows(session, f"{query} LIMIT 4")
+    assert len(generator.prompts) == 64 * 2
+    assert len(found) == 4 and found == (await rows(session, f"{query} WHERE id < 64"))[:4]
+
+
+@pytest.mark.parametrize(
+    ("sql", "state", "hint"),
+    [
+        ("SELECT * FROM doc", "42P01", 'Did you mean "docs"?'),
+        ("SELECT ai_sentiment('x')", "42883", "Use ai_classify("),
+        ("SELECT ai_xyzzy('x')", "42883", "There are ai_generate"),
+        ("CREATE FUNCTION f(a text) RETURNS text LANGUAGE sql AS 'x'", "0A000", "CREATE MACRO"),
+    ],
+)
+async def test_hints_name_what_helps(
+    session: DuckDbSession, sql: str, state: str, hint: str
+) -> None:
+    with pytest.raises(TierKVError) as caught:
+        await session.execute(sql)
+    assert caught.value.sqlstate == state
+    assert caught.value.hint.startswith(hint)
+
+
+def test_no_misspelt_table_is_one_of_the_engines_own() -> None:
+    said = 'Catalog Error: Table with name nosuch does not exist!\nDid you mean "pg_sequences"?'
+    told = to_tierkv_error(duckdb.CatalogException(said), "TABLE nosuch", lambda at: at)
+    assert (told.message, told.hint) == ("Table with name nosuch does not exist!", "")
 
 
 async def test_limit_zero_makes_no_call(

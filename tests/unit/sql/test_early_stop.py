@@ -37,6 +37,23 @@ def test_filters_that_need_an_answer_may_stop(dialect: Dialect, where: str, stop
     assert plan.stop_after_rows == (3 if stops else None)
 
 
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize(
+    ("items", "stops"),
+    [
+        ("unnest(ai_classify_multi(b, ARRAY['a', 'b']))", True),
+        ("k, unnest(ai_classify_multi(b, ARRAY['a', 'b'])) AS x", True),
+        ("ai_generate(b), unnest(ai_classify_multi(b, ARRAY['a', 'b']))", False),
+        ("unnest(ai_classify_multi(b, ARRAY['a', 'b'])), unnest(l)", False),
+        ("unnest(coalesce(ai_classify_multi(b, ARRAY['a', 'b']), l))", False),
+    ],
+)
+def test_one_unnest_of_answers_may_stop(dialect: Dialect, items: str, stops: bool) -> None:
+    plan = plan_statement(f"SELECT {items} FROM t LIMIT 3", dialect=dialect)
+    assert plan.stop_after_rows == (3 if stops else None)
+    assert plan.stops_early == (stops and dialect is Dialect.POSTGRES)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -47,6 +47,20 @@ def test_state_position_and_hint(sql: str, state: str, at: str, dialect: Dialect
     assert moved.position == error.position + len("/* ä */\n ")
 
 
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("CREATE OR REPLACE TEMP VIEW v AS SELECT ai_generate('x')", "CREATE VIEW"),
+        ("CREATE MATERIALIZED VIEW v AS SELECT ai_generate('x')", "CREATE MATERIALIZED VIEW"),
+        ("CREATE UNIQUE INDEX ON t (ai_generate(b))", "CREATE INDEX"),
+        ("ALTER TABLE t ADD COLUMN z text DEFAULT ai_generate('x')", "ALTER TABLE"),
+    ],
+)
+def test_what_cant_hold_calls_has_its_whole_name(sql: str, name: str) -> None:
+    for dialect in Dialect:
+        assert refused(sql, dialect).message == f"{name} can't hold AI calls"
+
+
 def test_too_many_different_calls() -> None:
     calls = [f"ai_generate('question {number}')" for number in range(MAX_FORMS + 1)]
     sql = f"SELECT {', '.join(calls)}"
