@@ -7,17 +7,20 @@ relation gets a sorted subquery of its own below the filters; ``OFFSET 0`` keeps
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sqlglot import exp
 
 from sql.clauses import Range, SelectClauses, select_clauses, split_at
+from sql.dialect import Dialect
 from sql.filter_plan import VALUE_NAMES, FilterPlan, quoted_name
 from sql.lexer import Token
-from sql.placement import Placement, has_site, plain_output
-from sql.rewrite import Piece, SqlRewriter
-from sql.statement import main_verb
+from sql.placement import Placement, children_of, has_site, plain_output, site_number
+from sql.rewrite import Piece, RewrittenSql, SqlRewriter
+from sql.statement import StatementKind, main_verb
 from sql.stream_shape import conjuncts_of
 
 _CLAUSES: Final = frozenset(
@@ -26,6 +29,11 @@ _CLAUSES: Final = frozenset(
 )
 _SOURCES: Final = frozenset({"with", "from", "joins", "laterals", "order", "limit", "offset"})
 _NOT_OF_A_SUBQUERY: Final = VALUE_NAMES | {"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"}
+
+
+_CALLED: Final = re.compile(r"tierkv\.ai_call\((\d+, )")
+_NEVER: Final = "pg_catalog.current_setting('tierkv.round', true) OPERATOR(pg_catalog.=) 'never'"
+"""False, which PostgreSQL does not know: what stands behind it is read, and never computed."""
 
 
 def stops_early(tree: exp.Expr | None, *, ordered: bool) -> bool:
@@ -83,6 +91,124 @@ def early_rows(
     filters = tuple(rewriter.rewrite(("(", span, ")")) for part, span in spans if has_site(part))
     tail = rewriter.rewrite((" ", (clauses.order[1], clauses.last)))
     return FilterPlan(rewriter.rewrite(head), filters, tail)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRows:
+    """A query whose AI calls can be answered while its rows are fetched.
+
+    Attributes:
+        rows: the query; it makes its calls row by row.
+        stages: queries of one row per row before the filters, in one order. Each makes calls that
+            need the answers of those before; the last one says first whether the row passes.
+    """
+
+    rows: RewrittenSql
+    stages: tuple[RewrittenSql, ...]
+
+
+def cursor_rows(
+    tokens: list[Token], placement: Placement, rewriter: SqlRewriter, kind: StatementKind
+) -> CursorRows | None:
+    """Write a SELECT of one table for a cursor; None where that would not surely mean the same."""
+    tree = placement.tree
+    if kind is not StatementKind.QUERY or rewriter.dialect is not Dialect.POSTGRES:
+        return None
+    clauses = select_clauses(tokens, main_verb(tokens))
+    if not isinstance(tree, exp.Select) or clauses is None or not _only_plain(tree):
+        return None
+    where = tree.args.get("where")
+    parts = conjuncts_of(where.this) if where is not None else []
+    name = _only_relation(tree)
+    columns = None if name is None else _columns(tree, parts, name)
+    keys: list[Piece] | None = [] if clauses.order is None else _keys(tokens, tree, clauses)
+    wrong = len(parts) != len(clauses.conjuncts) or len(tree.expressions) != len(clauses.items)
+    if name is None or columns is None or keys is None or wrong:
+        return None
+    spans = list(zip(parts, clauses.conjuncts, strict=True))
+    plain: list[Piece] = [" WHERE TRUE"]
+    for part, span in spans:
+        plain += [] if has_site(part) else [" AND (", span, ")"]
+    filters: list[Range] = [span for part, span in spans if has_site(part)]
+    ends = [span[0] for span in clauses.conjuncts[:1]] or [(clauses.order or (0, 0))[0] + 1]
+    source_end = ends[0] - 1 if where is not None or clauses.order else clauses.last
+    source: list[Piece] = [(clauses.items[-1][1], source_end)]
+    base: list[Piece] = [" ", *source, *plain]
+    passes = _nested(filters)
+    rows: list[Piece] = [(0, clauses.items[-1][1])]
+    if keys:
+        base = [f" FROM (SELECT {columns} ", *source, *plain, *keys]
+        base.append(f" OFFSET 0) AS {quoted_name(name)}")
+        rows += [*base, " WHERE " if filters else "", *passes]
+    else:
+        rows += [*base, *_beside(["FALSE"], passes)]
+        base += _beside(passes, ["TRUE"])
+    read = f"{quoted_name(name)}.*" if columns == "*" else columns
+    base = [f", CASE WHEN {_NEVER} THEN pg_catalog.num_nulls({read}) END", *base]
+    head: list[Piece] = [(0, clauses.items[0][0]), " "]
+    stages: list[list[Piece]] = [
+        [*head, "(", *_nested(filters[: at + 1]), ")", *base] for at in range(len(filters))
+    ]
+    asked: list[Piece] = []
+    for item, span in zip(tree.expressions, clauses.items, strict=True):
+        if has_site(item):
+            asked += [", " if asked else "", _without_alias(tokens, item, span)]
+    case: list[Piece] = ["CASE WHEN ", *(passes or ["TRUE"]), " THEN "]
+    last = [*head, *case, "TRUE END"]
+    if asked:
+        last += [", ", *case, "pg_catalog.num_nulls(", *asked, ") END"]
+    stages.append([*last, *base])
+    return CursorRows(
+        _for_later(rewriter.rewrite(rows)),
+        tuple(_for_later(rewriter.rewrite(stage, named=False)) for stage in stages),
+    )
+
+
+def _for_later(text: RewrittenSql) -> RewrittenSql:
+    """Have calls see what was learnt since the query began."""
+    return replace(text, text=_CALLED.sub(r"tierkv.ai_next(\1", text.text))
+
+
+def _beside(never: list[Piece], told: list[Piece]) -> list[Piece]:
+    """Write a condition that costs the planner as much with the two the other way round."""
+    if not never or not told:
+        return []
+    return [f" AND CASE WHEN {_NEVER} THEN ", *never, " ELSE ", *told, " END"]
+
+
+def _nested(filters: list[Range]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for span in filters[:-1]:
+        pieces += ["CASE WHEN (", span, ") THEN "]
+    for span in filters[-1:]:
+        pieces += ["(", span, ")"]
+    return [*pieces, " END" * (len(filters) - 1)] if filters else []
+
+
+def _only_plain(tree: exp.Select) -> bool:
+    """Say whether nothing in it gives other rows, or fails on NULL for an answer, a second time."""
+    if tree.args.get("limit") or tree.args.get("offset") or tree.args.get("with_"):
+        return False
+    if any(value and key.strip("_") not in _CLAUSES for key, value in tree.args.items()):
+        return False
+    source = tree.args.get("from_") or tree.args.get("from")
+    table = source.this if source is not None else None
+    named = {"this", "db", "catalog", "alias"}
+    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
+        return False
+    if any(value and key not in named for key, value in table.args.items()):
+        return False
+    nodes = [node for node in tree.walk() if site_number(node) is not None]
+    if any(has_site(child) for node in nodes for child in children_of(node)):
+        return False
+    ordered = tree.args.get("order")
+    keys = [key.this for key in ordered.expressions] if ordered is not None else []
+    where = tree.args.get("where")
+    parts = conjuncts_of(where.this) if where is not None else []
+    for part in (*tree.expressions, *parts, *keys):
+        if not plain_output(part) or (has_site(part) and part.find(exp.Coalesce, exp.Concat)):
+            return False
+    return not any(map(has_site, keys))
 
 
 def _nodes(value: object) -> Iterator[exp.Expr]:

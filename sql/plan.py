@@ -20,7 +20,7 @@ from sql.changes import query_writes, with_writes, writing_bodies
 from sql.clauses import begins_clause
 from sql.collect import CollectForm, collect_form, columns_form
 from sql.dialect import Dialect
-from sql.early_rows import early_rows, stops_early
+from sql.early_rows import CursorRows, cursor_rows, early_rows, stops_early
 from sql.explain_options import ExplainOptions, explain_options, explaining
 from sql.filter_plan import FilterPlan, filter_plan
 from sql.functions import DOCUMENTS
@@ -98,6 +98,7 @@ class StatementPlan:
         top: how to ask only for the first rows what their order does not need; None elsewhere.
         query_writes: it is a SELECT that changes tables all the same (INTO, a WITH that writes).
         stops_early: PostgreSQL only: a LIMIT may need few rows, so a round asks a few at a time.
+        cursor_rows: PostgreSQL only: how a cursor asks as its rows are fetched; None elsewhere.
         with_writes: a WITH of it writes, and so does ``collect_sql`` then.
     """
 
@@ -123,6 +124,7 @@ class StatementPlan:
     query_writes: bool = False
     stops_early: bool = False
     with_writes: bool = False
+    cursor_rows: CursorRows | None = None
 
     @property
     def writes(self) -> bool:
@@ -232,6 +234,7 @@ def plan_statement(
         query_writes=query_changes,
         with_writes=with_writes(tokens),
         stops_early=may_stop,
+        cursor_rows=cursor_rows(tokens, placement, rewriter, kind),
     )
 
 

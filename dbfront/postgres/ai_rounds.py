@@ -50,6 +50,7 @@ class RelayRounds:
 
     Attributes:
         cancelled: an error to end with as soon as PostgreSQL has finished what it does.
+        sync: own statements end with a Sync, as they must not in a client's batch.
         asking: PostgreSQL is working; what else is waited for can be cancelled at once.
         error: what the last round failed with, if it did.
     """
@@ -80,7 +81,7 @@ class RelayRounds:
         self._forms: dict[int, CallForm] = {form.key: form for form in statement.plan.forms}
         self._analyzes = statement.plan.explain is Explain.ANALYZE
         self._run_once = run_once
-        self._sync = sync
+        self.sync = sync
         self._stop_after = stop_after
         self._room: int | None = None
         self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
@@ -109,7 +110,7 @@ class RelayRounds:
         """
         if self._last is not None:
             self._last.output.close()
-        with self._at_work():
+        with self.at_work():
             await self._fill()
             await self.own(*self._make_room(), _SAVEPOINT)
             self._last = reply = await self._run_once()
@@ -122,7 +123,7 @@ class RelayRounds:
             self.error = error = PostgresError(reply.error)
             if not reply.misses or error.sqlstate.startswith(_NEVER_FOR_NULL):
                 raise error
-            if not self._sync:
+            if not self.sync:
                 # Have PostgreSQL listen again after an error in a batch; the block stays open.
                 await self._exchange.own(sync=True)
         return None
@@ -137,7 +138,7 @@ class RelayRounds:
 
     async def recover(self) -> None:
         """Take back a run that failed by its own error, as if it had not been tried."""
-        if not self._sync:
+        if not self.sync:
             await self._exchange.own(sync=True)
         await self.undo()
 
@@ -151,14 +152,14 @@ class RelayRounds:
         Raises:
             PostgresError: one failed.
         """
-        with self._at_work():
-            reply = await self._exchange.own(*statements, sync=self._sync)
+        with self.at_work():
+            reply = await self._exchange.own(*statements, sync=self.sync)
         if reply.error is not None:
             raise PostgresError(reply.error)
         return reply
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def at_work(self) -> Iterator[None]:
         """Let nobody stop what waits for PostgreSQL's answer; a cancel waits until it is there."""
         before, self.asking = self.asking, True
         try:
@@ -167,6 +168,17 @@ class RelayRounds:
             self.asking = before
         if self.cancelled is not None and not before:
             raise self.cancelled
+
+    def missed(self, reply: Reply) -> dict[tuple[int, str], None]:
+        """Tell the book what a query missed; answers the questions, for ``fill``."""
+        self._statement.book.start_round()
+        self._note(reply)
+        return dict(self._told)
+
+    async def fill(self, told: dict[tuple[int, str], None]) -> None:
+        """Put the book's answers to questions where PostgreSQL finds them."""
+        self._told = dict(told)
+        await self._fill()
 
     def _note(self, reply: Reply) -> None:
         """Tell the book what was missed; remember what it knows already."""

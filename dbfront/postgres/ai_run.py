@@ -112,6 +112,8 @@ class AiRun:
         self._cancelled: TierKVError | None = None
         self._values: SessionValues | None = None
         self._estimate: Estimate | None = None
+        self._over = False
+        self._told: set[bytes] = set()
 
     @property
     def values(self) -> SessionValues:
@@ -183,7 +185,7 @@ class AiRun:
             self._exchange, self._ai, run_once, sync=self._sync, stop_after=stop_after
         )
         started = self._services.clock.now()
-        timer = self._timer()
+        timer = self._timer(self.values.statement_timeout_s)
         failure: BaseException | None = None
         try:
             if self._plan.explain in (Explain.PLAN, Explain.ESTIMATE):
@@ -212,6 +214,53 @@ class AiRun:
         self._ai.report("done")
         self._add_plan(reply)
         return reply
+
+    async def begin_windows(self) -> RelayRounds:
+        """Begin to answer a cursor's calls as its rows are fetched."""
+        assert self._ai is not None
+
+        async def never() -> Reply:
+            raise AssertionError("a cursor's query is not run in rounds")
+
+        self._rounds = RelayRounds(self._exchange, self._ai, never, sync=self._sync)
+        if self.account is not None:
+            await self.account.began()
+        return self._rounds
+
+    async def in_windows(
+        self, work: Coroutine[Any, Any, None], timeout_s: float, last: Callable[[], bool]
+    ) -> None:
+        """Answer calls of a cursor; ``last`` says whether that was all of it.
+
+        Raises:
+            TierKVError: PostgreSQL's own error, or ours.
+        """
+        assert self._rounds is not None
+        self._cancelled = self._rounds.cancelled = None
+        timer = self._timer(timeout_s)
+        try:
+            await self._stoppable(work)
+        except TierKVError as error:
+            self._ended(error)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if last():
+            self.close_windows()
+
+    async def ask_missed(self) -> None:
+        """Have models answer what the book misses."""
+        assert self._ai is not None
+        batch = self._ai.book.next_batch()
+        if self._ai.book.fatal is not None:
+            raise self._ai.book.fatal
+        if batch:
+            await self._ai.evaluate(batch)
+
+    def close_windows(self) -> None:
+        """No rows of the cursor are to come."""
+        self._ended(None)
 
     async def _collect(self, collect_once: RunOnce) -> None:
         """Learn the answers a write needs, so that it writes once: no dead rows, no lost numbers.
@@ -242,7 +291,8 @@ class AiRun:
         return account
 
     def _ended(self, error: BaseException | None) -> None:
-        if self.account is not None:
+        if self.account is not None and not self._over:
+            self._over = True
             self.account.ended(self.stats, error)
 
     async def _explained(self) -> Reply:
@@ -288,8 +338,7 @@ class AiRun:
         self._task.cancel()
         return True
 
-    def _timer(self) -> asyncio.TimerHandle | None:
-        timeout_s = self.values.statement_timeout_s
+    def _timer(self, timeout_s: float) -> asyncio.TimerHandle | None:
         if not timeout_s:
             return None
         late = SqlError("canceling statement due to statement timeout", sqlstate="57014")
@@ -322,6 +371,12 @@ class AiRun:
             for notice in self._ai.notices()
             if self.values.wants(notice.severity)
         ]
+
+    def news(self, parameters: dict[str, str]) -> list[bytes]:
+        """Return what ``notices`` has that was not returned here before."""
+        frames = [frame for frame in self.notices(parameters) if frame not in self._told]
+        self._told.update(frames)
+        return frames
 
 
 def error_frame(

@@ -22,6 +22,7 @@ from dbfront.postgres.extended import Batch, Names
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.simple import SimpleQuery
 from dbfront.postgres.statement import RESETS, Planner, Statement, may_matter
+from dbfront.postgres.windows import Cursors, may_fetch, touches
 from dbfront.statistics import StatementProgress
 from dbfront.view_rows import Row
 from kvcore.errors import TierKVError
@@ -43,6 +44,8 @@ class AiAttendant:
         self._planner = Planner()
         self._names = Names({}, {})
         self._run: AiRun | None = None
+        self._cursors = Cursors(self._exchange, relay.books.parameters, self._planner)
+        self._fetching: dict[bytes, str] = {}
         login = relay.login
         self._client = ClientInfo(
             login.user, login.database, login.application_name, relay.client.peer
@@ -51,23 +54,31 @@ class AiAttendant:
     @property
     def names_matter(self) -> bool:
         """See Attendant."""
-        return bool(self._names)
+        return bool(self._names or self._cursors)
 
     def matters(self, message: bytes) -> bool:
         """See Attendant."""
         kind = message[:1]
+        if self._cursors and self._relay.books.status == "I":
+            self._cursors.clear()
         if kind == b"Q":
             # PostgreSQL drops its unnamed statement and portal, too.
             self._names.prepared.pop(b"", None)
             self._names.portals.pop(b"", None)
-            return may_matter(message)
+            fetches = bool(self._cursors and may_fetch(message))
+            return fetches or b"" in self._cursors or may_matter(message)
         if kind == b"P":
+            self._note_fetch(message)
             return may_matter(message) or messages.names(message)[0] in self._names.prepared
         if kind == b"B":
             portal, statement = messages.names(message)
+            if self._cursors and (statement in self._fetching or portal in self._cursors):
+                return True
             return statement in self._names.prepared or portal in self._names.portals
         if kind == b"E":
-            return message[5:-5] in self._names.portals
+            return message[5:-5] in self._names.portals or message[5:-5] in self._cursors
+        if message[:1] + message[5:6] == b"CP" and message[6:-1] in self._cursors:
+            return True
         return kind == b"C" and message[6:-1] in (
             self._names.prepared if message[5:6] == b"S" else self._names.portals
         )
@@ -85,15 +96,20 @@ class AiAttendant:
 
     def cancel(self) -> bool:
         """See Attendant."""
-        return self._run is not None and self._run.cancel()
+        run = self._cursors.run or self._run
+        return run is not None and run.cancel()
 
     def ended(self) -> None:
         """See Attendant."""
+        self._cursors.clear()
         self._services.sessions.discard(self)
 
     async def _query(self, message: bytes) -> None:
+        await self._cursors.forget("", sync=True)
         parameters = self._relay.books.parameters
-        query = SimpleQuery(self._exchange, parameters, self._make_run, self._refresh)
+        query = SimpleQuery(
+            self._exchange, parameters, self._make_run, self._refresh, self._cursors
+        )
         try:
             statements = self._planner.statements(decoded(message[5:-1], parameters))
         except TierKVError as error:
@@ -102,13 +118,17 @@ class AiAttendant:
                 return
             await query.refuse(error)
             return
-        if all(statement.plan is None for statement in statements):
+        fetches = self._cursors and any(touches(statement.text) for statement in statements)
+        if not fetches and all(statement.plan is None for statement in statements):
             self._relay.pass_on(message)
             return
         await query.run(statements)
 
     async def _batch(self, message: bytes) -> None:
-        batch = Batch(self._relay, self._exchange, self._names, self._make_run, self._refresh)
+        batch = Batch(
+            self._relay, self._exchange, self._names, self._make_run, self._refresh,
+            self._cursors, self._fetching,
+        )  # fmt: skip
         try:
             statement = self._parsed(message)
         except TierKVError as error:
@@ -140,6 +160,8 @@ class AiAttendant:
         Raises:
             UserError: AI calls that can't work.
         """
+        if message[:1] == b"P":
+            self._note_fetch(message)
         if message[:1] != b"P" or not may_matter(message):
             return None
         name, sent = messages.names(message)
@@ -155,6 +177,13 @@ class AiAttendant:
         if len(statements) != 1 or statements[0].plan is None:
             return None
         return statements[0]
+
+    def _note_fetch(self, message: bytes) -> None:
+        """Remember a prepared FETCH; it may be for a cursor that is declared later."""
+        name, text = messages.names(message)
+        self._fetching.pop(name, None)
+        if may_fetch(text):
+            self._fetching[name] = decoded(text, self._relay.books.parameters)
 
     def _make_run(
         self, statement: Statement, block: Block, *, sync: bool, alone: bool = True

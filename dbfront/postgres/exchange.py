@@ -111,6 +111,16 @@ class Reply:
             at += 1 + LENGTH(data, at + 1)[0]
         return messages.row_values(data[at:])
 
+    def all_rows(self) -> Iterator[list[bytes | None]]:
+        """Read the rows of a small result."""
+        data = b"".join(self.output.pieces())
+        at = 0
+        while at < len(data):
+            following = at + 1 + LENGTH(data, at + 1)[0]
+            if data[at] == _DATA_ROW:
+                yield messages.row_values(data[at:following])
+            at = following
+
     def says(self, sqlstate: str) -> bool:
         """Whether a notice of that SQLSTATE is in a small result."""
         return f"\0C{sqlstate}\0".encode() in b"".join(self.output.pieces())

@@ -22,6 +22,7 @@ from dbfront.postgres.exchange import Exchange, Reply
 from dbfront.postgres.relay import Relay
 from dbfront.postgres.simple import MakeRun, Refresh
 from dbfront.postgres.statement import Statement
+from dbfront.postgres.windows import ALL, Bound, Cursors
 from kvcore.errors import TierKVError
 from sql.plan import Explain
 
@@ -75,8 +76,17 @@ class Batch:
     """What is left of one batch."""
 
     def __init__(
-        self, relay: Relay, exchange: Exchange, names: Names, make_run: MakeRun, refresh: Refresh
+        self,
+        relay: Relay,
+        exchange: Exchange,
+        names: Names,
+        make_run: MakeRun,
+        refresh: Refresh,
+        cursors: Cursors,
+        fetching: dict[bytes, str],
     ) -> None:
+        self._cursors = cursors
+        self._fetching = fetching
         self._relay = relay
         self._exchange = exchange
         self._names = names
@@ -191,6 +201,9 @@ class Batch:
     async def _bind(self, message: bytes) -> None:
         portal, name = messages.names(message)
         self._names.portals.pop(portal, None)
+        await self._cursors.forget(portal.decode("utf-8", "replace"), sync=False)
+        if name in self._fetching and not self._aborted:
+            await self._cursors.before(self._fetching[name], sync=False)
         portals = self._names.portals.values()
         if all(earlier.answered and not earlier.suspended for earlier in portals):
             await self._block.renew()
@@ -214,18 +227,29 @@ class Batch:
     async def _close(self, message: bytes) -> None:
         name = message[6:-1]
         (self._names.prepared if message[5:6] == b"S" else self._names.portals).pop(name, None)
+        if message[5:6] == b"P":
+            await self._cursors.forget(name.decode("utf-8", "replace"), sync=False)
         await self._plain(message)
 
     async def _execute(self, message: bytes) -> None:
         name = message[5 : message.index(b"\0", 5)]
         portal = self._names.portals.get(name)
+        rows = int.from_bytes(message[-4:], "big")
+        if name in self._cursors and not self._aborted:
+            await self._cursors.reach(name.decode("utf-8", "replace"), rows or ALL, sync=False)
         if portal is None or portal.answered:
             reply = await self._plain(message)
             self._block.ran(reply.tag)
             return
-        run = self._run_of(portal.prepared)
+        cursor = self._cursors.own_keys(portal.prepared.statement, limited=rows > 0)
+        run = self._make_run(cursor or portal.prepared.statement, self._block, sync=False)
         try:
-            await self._answer(name, portal, message, run)
+            if cursor is None:
+                await self._answer(name, portal, message, run)
+            else:
+                await run.open()
+                self._block.check_cursor(cursor)
+                await self._windowed(cursor, portal, message, run)
         except TierKVError as error:
             await self.fail(error, portal.prepared.statement)
 
@@ -254,6 +278,33 @@ class Batch:
         portal.answered, portal.suspended = True, limited and not reply.complete
         await self._exchange.send(run.notices(self._relay.books.parameters))
         await self._exchange.deliver(reply)
+
+    async def _windowed(
+        self, cursor: Statement, portal: Portal, message: bytes, run: AiRun
+    ) -> None:
+        """Open a cursor whose calls are answered as its rows are fetched."""
+        bound = Bound(portal.bind, portal.prepared.types)
+        parameters = self._relay.books.parameters
+        given, _ = messages.names(portal.bind)
+        name = cursor.cursor if cursor.declare else given.decode("utf-8", "replace")
+        await self._cursors.declare(name, cursor, run, sync=False, bound=bound)
+        parse = messages.framed(
+            b"P", _INNER, b"\0", encoded(cursor.cursor_text, parameters), b"\0", bound.types
+        )
+        # The client's portal runs the text of the cursor from now on.
+        bind = messages.close_portal(given) + messages.bind_to(portal.bind, _INNER)
+        await self._said(_CLOSE_INNER + parse + bind + _CLOSE_INNER)
+        await self._block.end_rounds(run.values, rows_to_come=True)
+        portal.answered = True
+        if not cursor.declare:
+            await self._cursors.reach(name, int.from_bytes(message[-4:], "big"), sync=False)
+        reply = await self._plain(message)
+        portal.suspended = not reply.complete
+
+    async def _said(self, data: bytes) -> None:
+        reply = await self._exchange.ask(data, sync=False, keep_with_misses=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
 
     def _run_of(self, prepared: Prepared) -> AiRun:
         return self._make_run(prepared.statement, self._block, sync=False)

@@ -107,6 +107,14 @@ def with_fields(kind: bytes, values: dict[str, bytes]) -> bytes:
     return framed(kind, *(c.encode() + v + b"\0" for c, v in values.items()), b"\0")
 
 
+def first_of(kind: bytes, frames: bytes) -> bytes:
+    """Return what the first frame of a kind holds; there must be one."""
+    at = 0
+    while frames[at : at + 1] != kind:
+        at += 1 + int.from_bytes(frames[at + 1 : at + 5], "big")
+    return frames[at + 5 : at + 1 + int.from_bytes(frames[at + 1 : at + 5], "big")]
+
+
 def row_values(frame: bytes) -> list[bytes | None]:
     """Read the values of a DataRow frame."""
     values: list[bytes | None] = []
@@ -155,6 +163,12 @@ def bind_again(frame: bytes, portal: bytes, statement: bytes) -> bytes:
     for _ in range(count):
         at += 4 + max(0, int.from_bytes(body[at : at + 4], "big", signed=True))
     return framed(b"B", portal, b"\0", statement, b"\0", body[:at], _INT16(0))
+
+
+def bind_to(frame: bytes, statement: bytes) -> bytes:
+    """Make a Bind of another statement to the same portal, with the same values."""
+    portal, _, body = frame[5:].split(b"\0", 2)
+    return framed(b"B", portal, b"\0", statement, b"\0", body)
 
 
 def mechanisms(frame: bytes) -> list[str] | None:

@@ -21,6 +21,7 @@ _OTHERS: Final = (
     "synchronize_seqscans",
     "max_parallel_workers_per_gather",
     "cursor_tuple_fraction",
+    "plan_cache_mode",
 )
 _LEVELS: Final = ("debug5", "debug4", "debug3", "debug2", "debug1", "log", "notice", "warning")
 

@@ -18,6 +18,7 @@ from dbfront.postgres.block import Block
 from dbfront.postgres.encoding import encoded, shown
 from dbfront.postgres.exchange import Exchange, Reply
 from dbfront.postgres.statement import Statement
+from dbfront.postgres.windows import Cursors
 from kvcore.errors import FeatureNotSupportedError, TierKVError
 from sql.plan import Explain
 from sql.statement import StatementKind
@@ -43,8 +44,14 @@ class SimpleQuery:
     """One Query message."""
 
     def __init__(
-        self, exchange: Exchange, parameters: dict[str, str], make_run: MakeRun, refresh: Refresh
+        self,
+        exchange: Exchange,
+        parameters: dict[str, str],
+        make_run: MakeRun,
+        refresh: Refresh,
+        cursors: Cursors,
     ) -> None:
+        self._cursors = cursors
         self._exchange = exchange
         self._parameters = parameters
         self._make_run = make_run
@@ -99,6 +106,7 @@ class SimpleQuery:
             await self._refresh(statement.views, self._block)
         if statement.has_calls and self._exchange.status != "E":
             return await self._with_calls(statement, alone=alone)
+        await self._cursors.before(statement.text, sync=True)
         if statement.kind in _TRANSACTION:
             return await self._transaction(statement)
         if not alone:
@@ -128,6 +136,8 @@ class SimpleQuery:
         await run.open()
         if alone:
             self._block.check_cursor(statement)
+        if statement.opens_window and not self._block.own:
+            return await self._windowed(statement, run)
         collected = statement.collect_text
         reply = await run.answer(
             lambda: self._run_once(statement),
@@ -140,6 +150,22 @@ class SimpleQuery:
             reply.output.close()
             reply = await self._plain(statement)
         await self._exchange.send(run.notices(self._parameters))
+        return reply
+
+    async def _windowed(self, statement: Statement, run: AiRun) -> Reply:
+        """Declare a cursor whose calls are answered as its rows are fetched."""
+        # What is wrong with it PostgreSQL says of the text whose places are known.
+        checked = messages.parse(b"tierkv check", encoded(statement.engine_text, self._parameters))
+        checked += messages.framed(b"C", b"S", b"tierkv check", b"\0")
+        reply = await self._exchange.ask(checked, sync=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        await self._cursors.declare(statement.cursor, statement, run, sync=True)
+        text = encoded(statement.cursor_text, self._parameters)
+        reply = await self._exchange.ask(messages.query(text), keep_with_misses=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        await self._block.end_rounds(run.values, rows_to_come=True)
         return reply
 
     async def _ask(self, text: str) -> Reply:

@@ -12,7 +12,7 @@ from sql.calls import find_calls
 from sql.dialect import Dialect
 from sql.explain_options import ESTIMATE_OPTION
 from sql.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
-from sql.lexer import Token, TokenKind, string_value, tokenize
+from sql.lexer import Token, TokenKind, name_value, string_value, tokenize
 from sql.plan import MAX_FORMS, StatementPlan, plan_statement
 from sql.rewrite import RewrittenSql
 from sql.settings import parse_setting, setting_command, setting_spec
@@ -95,6 +95,25 @@ class Statement:
         """Whether a DECLARE is WITH HOLD."""
         words = [token.upper for token in tokenize(self.text[: self.declare])]
         return ("WITH", "HOLD") in pairwise(words)
+
+    @property
+    def opens_window(self) -> bool:
+        """Whether it declares a cursor whose calls can be answered as its rows are fetched."""
+        if not self.declare or self.plan is None or self.plan.cursor_rows is None or self.holds:
+            return False
+        words = [token.upper for token in tokenize(self.text[: self.declare])]
+        return "SCROLL" not in words or ("NO", "SCROLL") in pairwise(words)
+
+    @property
+    def cursor(self) -> str:
+        """The name that a DECLARE gives."""
+        return name_value(tokenize(self.text)[1])
+
+    @property
+    def cursor_text(self) -> str:
+        """The DECLARE of a cursor whose calls are answered as its rows are fetched."""
+        assert self.plan is not None and self.plan.cursor_rows is not None
+        return self.text[: self.declare] + self.plan.cursor_rows.rows.text
 
     @property
     def locks_rows(self) -> bool:

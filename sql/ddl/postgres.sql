@@ -88,6 +88,32 @@ BEGIN
 END
 $ai_call$;
 
+-- The same for a cursor that is fetched from while its calls are answered: each call sees what was
+-- learnt since the cursor was opened. The name is as long as the other's.
+CREATE OR REPLACE FUNCTION tierkv.ai_next(form bigint, question text) RETURNS text
+LANGUAGE plpgsql VOLATILE PARALLEL RESTRICTED COST 1000 AS $ai_next$
+BEGIN
+  RETURN tierkv.ai_call(form, question);
+END
+$ai_next$;
+
+-- Whether an answer is there; a rollback to a savepoint takes it away.
+CREATE OR REPLACE FUNCTION tierkv.knows(form bigint, question bytea) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $knows$
+DECLARE
+  asked pg_catalog.text := pg_catalog.convert_from(question, 'UTF8');
+BEGIN
+  IF pg_catalog.to_regclass('pg_temp.tierkv_memo') IS NOT NULL THEN
+    RETURN EXISTS (SELECT FROM pg_temp.tierkv_memo m
+      WHERE m.question OPERATOR(pg_catalog.=) (asked COLLATE pg_catalog."C")
+        AND m.form OPERATOR(pg_catalog.=) knows.form);
+  END IF;
+  RETURN COALESCE((NULLIF(pg_catalog.current_setting(tierkv.answers_setting(asked), true), '')
+    ::pg_catalog.jsonb OPERATOR(pg_catalog.->) pg_catalog.concat(form, ' ', asked)) IS NOT NULL,
+    false);
+END
+$knows$;
+
 -- Makes room for the answers of the statement whose forms are first to last.
 CREATE OR REPLACE FUNCTION tierkv.begin_rounds(first bigint, last bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $begin_rounds$
@@ -100,6 +126,7 @@ BEGIN
   PERFORM pg_catalog.set_config('synchronize_seqscans', 'off', true);
   PERFORM pg_catalog.set_config('max_parallel_workers_per_gather', '0', true);
   PERFORM pg_catalog.set_config('cursor_tuple_fraction', '1', true);
+  PERFORM pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true);
   PERFORM pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true);
   IF pg_catalog.to_regclass('pg_temp.tierkv_memo') IS NOT NULL THEN
     DELETE FROM pg_temp.tierkv_memo m WHERE m.form OPERATOR(pg_catalog.>=) first
