@@ -107,6 +107,7 @@ async def encode_chat(
     Raises:
         UdfArgumentError: there is no user message, or the template refuses the conversation.
     """
+    check_length(sum(len(m.content) for m in messages))
     messages = [replace(m, content=tokenizer.plain(m.content)) for m in messages]
     documents, separator = [*map(tokenizer.plain, documents)], tokenizer.plain(separator)
     at = next((i for i, message in enumerate(messages) if message.role == _USER), None)

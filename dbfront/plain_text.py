@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
@@ -42,8 +43,8 @@ class PlainText:
         self._ids = frozenset(specials.values())
         self._spellings = (_OPEN, *sorted(filter(None, specials), key=len, reverse=True))
         self._numbers = {spelling: i for i, spelling in enumerate(self._spellings)}
-        self._spelled = re.compile("|".join(map(re.escape, self._spellings)))
-        self._control = re.compile("|".join(map(re.escape, self._spellings[1:])) or "(?!)")
+        self._spelled = re.compile(_any_of(self._spellings))
+        self._control = re.compile(_any_of(self._spellings[1:]))
         self._begins_anew = self._is_beginning_behind_specials()
         self._lock = threading.Lock()
         self._plain: Tokenizer | None = None
@@ -108,6 +109,25 @@ class PlainText:
 def is_masked(text: str) -> bool:
     """Say whether a text has marks of ``mask``."""
     return _OPEN in text and _MARK.search(text) is not None
+
+
+def _any_of(spellings: Iterable[str]) -> str:
+    """Write a pattern that tries common beginnings once; models have a thousand special tokens."""
+    trie: dict[str, Any] = {}
+    for spelling in spellings:
+        node = trie
+        for letter in spelling:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return _pattern(trie) if trie else "(?!)"
+
+
+def _pattern(node: dict[str, Any]) -> str:
+    branches = [re.escape(letter) + _pattern(rest) for letter, rest in node.items() if letter]
+    if not branches:
+        return ""
+    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+    return f"(?:{pattern})?" if "" in node else pattern
 
 
 def _unmasked(text: str, spellings: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,17 @@ async def test_text_before_a_spelled_special_token_has_its_usual_ids(tmp_path: P
     other = (await encode_chat(tokenizer, [start, Message("user", SPELLED)])).token_ids
     shared = usual.index(3) + 1
     assert other[:shared] == usual[:shared]
+
+
+def test_of_special_tokens_with_one_beginning_the_longest_is_found() -> None:
+    tokenizer = byte_tokenizer()
+    names = ["<|r|>", "<|r|>s", "<|r_1|>", "<|r_12|>", "<|r"]
+    tokenizer.add_special_tokens(names)
+    plain = PlainText(tokenizer)
+    for name in names:
+        masked = plain.mask(f"a{name}b")
+        assert re.fullmatch("a\ufde0[0-9]+\ufde1b", masked)
+        assert tokenizer.decode(plain.encode(masked)) == f"a{name}b"
 
 
 def test_a_vocabulary_of_words_may_hold_the_spelling() -> None:
