@@ -131,7 +131,7 @@ class _SchedulerCollector(Collector):
             ("located", "Chains the directory was asked for", stats.located),
             ("waits", "Times a request had to wait for room at a node", stats.queued),
             ("rejected", "Requests refused when they came: too many, or too late", stats.rejected),
-            ("leases_reserved", "Chains promised to stay until used", stats.leases_reserved),
+            ("leases_reserved", "Chains kept for requests of this front", stats.leases_reserved),
             ("leases_committed", "Leases ended by use", stats.leases_committed),
             ("leases_aborted", "Leases ended without use", stats.leases_aborted),
             ("leases_lost", "Leases the directory knew nothing of", stats.leases_lost),

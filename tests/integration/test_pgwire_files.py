@@ -8,7 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dbfront.contracts import ClientInfo
 from dbfront.engines.duckdb_engine import DuckDbConfig
+from dbfront.pgwire.catalog.install import catalog_statements
+from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.session import DuckDbSqlServer
 from tests.fix_pgwire import running_pgwire
 
@@ -122,3 +125,20 @@ def test_files_are_queried_in_place_where_allowed(
     assert opened.execute("SELECT n FROM other.kept").fetchone() == (7,)
     opened.execute("DETACH other")
     opened.execute("SET threads = 1")
+
+
+def test_a_catalogue_that_was_left_half_made_is_made_anew() -> None:
+    async def leave_half(sql: DuckDbSqlServer) -> None:
+        session = await sql.open_session(ClientInfo(user="gone"))
+        await session.execute_own(f"ATTACH ':memory:' AS {DATABASE}")
+        for statement in catalog_statements()[:5]:
+            await session.execute_own(statement)
+        await session.close()
+
+    with running_pgwire() as server:
+        server.call(leave_half(server.sql_server))
+        for _ in range(2):
+            with psycopg.connect(server.dsn, autocommit=True) as conn:
+                conn.execute("CREATE TABLE IF NOT EXISTS healed (a INTEGER)")
+                names = conn.execute("SELECT relname FROM pg_class WHERE relname = 'healed'")
+                assert names.fetchall() == [("healed",)]

@@ -59,6 +59,9 @@ _ACTIVITY: Final = (
 )
 """Rows of another view, which the session fills when a statement names it."""
 
+_COMPLETE: Final = "own_complete"
+"""The view that is made last."""
+
 _CATEGORIES: Final = {"bool": "B", "text": "S", "interval": "T", "bytea": "U", "json": "U"}
 
 
@@ -182,10 +185,18 @@ def catalog_statements() -> tuple[str, ...]:
 
 
 async def install(session: SqlSession) -> None:
-    """Make the catalog if this engine does not have it yet; calls must not overlap."""
-    probe = f"SELECT 1 FROM duckdb_databases() WHERE database_name = '{DATABASE}'"
+    """Make the catalog if this engine does not have all of it; calls must not overlap.
+
+    A client that leaves while it is made leaves a part of it behind, which is made anew.
+    """
+    probe = (
+        "SELECT 1 FROM duckdb_views() "
+        f"WHERE database_name = '{DATABASE}' AND view_name = '{_COMPLETE}'"
+    )
     if (await session.execute(probe)).rows:
         return
+    await session.execute_own(f"DETACH DATABASE IF EXISTS {DATABASE}")
     await session.execute_own(f"ATTACH ':memory:' AS {DATABASE}")
     for statement in catalog_statements():
         await session.execute_own(statement)
+    await session.execute_own(f"CREATE VIEW {DATABASE}.main.{_COMPLETE} AS SELECT true AS whole")
