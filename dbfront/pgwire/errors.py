@@ -6,7 +6,7 @@ from typing import Final
 
 from dbfront.contracts import Notice
 from dbfront.pgwire.messages import TooLong
-from kvcore.errors import CancelledByUserError, RetryableError, SqlError, TierKVError
+from kvcore.errors import RetryableError, SqlError, TierKVError
 
 _INTERNAL: Final = "XX000"
 
@@ -65,9 +65,8 @@ def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]
 
 def _retry_detail(error: TierKVError) -> str:
     """Tell a client when to try again, as HTTP does with Retry-After."""
-    if not isinstance(error, RetryableError) or isinstance(error, CancelledByUserError):
-        return ""
-    if error.retry_after_ms <= 0:
+    cancelled = error.sqlstate == "57014"  # By the user or by a timeout: not for later.
+    if cancelled or not isinstance(error, RetryableError) or error.retry_after_ms <= 0:
         return ""
     return f"retry after {error.retry_after_ms} ms"
 

@@ -6,7 +6,13 @@ import pytest
 
 from dbfront.pgwire import messages as m
 from dbfront.pgwire.connection import MAX_AUTH_MESSAGE_BYTES, PgConnection, Phase
-from kvcore.errors import LocalProtocolError, RemoteProtocolError
+from dbfront.pgwire.errors import error_fields
+from kvcore.errors import (
+    CancelledByUserError,
+    LocalProtocolError,
+    OverloadedError,
+    RemoteProtocolError,
+)
 from kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_STARTUP_BYTES
 
 
@@ -142,3 +148,8 @@ def test_our_own_mistakes_are_local_errors() -> None:
         PgConnection().accept_login()
     with pytest.raises(LocalProtocolError):
         PgConnection().send_ready("I")
+
+
+def test_a_cancelled_statement_says_nothing_of_trying_again() -> None:
+    assert error_fields(CancelledByUserError("canceling"))["D"] == ""
+    assert error_fields(OverloadedError("full"))["D"].startswith("retry after ")
