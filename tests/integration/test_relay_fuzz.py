@@ -32,6 +32,13 @@ STATEMENTS = (
     "SELECT {A} AS a, 1 / (length({A}) - length({A}))",
     "nonsense",
     "SELECT nothing, {A} FROM t",
+    "SELECT a AS b, {A} AS a FROM t WHERE {A} <> 'x' ORDER BY 1",
+    "DECLARE c CURSOR FOR SELECT a AS b, {A} AS a FROM t WHERE {A} <> a",
+    "DECLARE c CURSOR FOR SELECT a AS b, {A} AS a FROM t ORDER BY 1",
+    "FETCH c",
+    "FETCH 2 FROM c",
+    "MOVE c",
+    "CLOSE c",
     "SHOW tierkv.max_calls",
     "SET tierkv.max_calls = 77",
 )
@@ -112,7 +119,7 @@ def heard(frames: list[tuple[str, bytes]]) -> list[object]:
     return kept
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_client_hears_the_same(
     postgres: PostgresServer, ai_relay: RunningRelay, seed: int
 ) -> None:
@@ -122,7 +129,11 @@ def test_the_client_hears_the_same(
     relayed = RawClient(ai_relay.dsn)
     try:
         for client in (direct, relayed):
-            client.say(messages.query(b"CREATE TEMP TABLE t (a text)"))
+            client.say(
+                messages.query(
+                    b"CREATE TEMP TABLE t AS SELECT text 'r' || i AS a FROM generate_series(1, 4) i"
+                )
+            )
             client.hear(1)
         told = zip(script, spell(script, answered=True), spell(script, answered=False), strict=True)
         for step, plain, calls in told:
