@@ -24,6 +24,8 @@ from kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens
 
 Int64Array = NDArray[np.int64]
 _NAME = re.compile(limits.NAME_PATTERN)
+PRIORITY_ARRIVALS = 1_000
+"""A request goes before those of one step more of priority that came so many arrivals earlier."""
 
 
 class Phase(StrEnum):
@@ -148,8 +150,11 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key: smaller runs earlier and is preempted later."""
-        return (self.request.priority, self.seq_id)
+        """Sort key: smaller runs earlier and is preempted later.
+
+        A step of priority is worth so many arrivals, so nobody is overtaken for ever.
+        """
+        return (self.seq_id + self.request.priority * PRIORITY_ARRIVALS, self.seq_id)
 
     @property
     def prompt_length(self) -> int:

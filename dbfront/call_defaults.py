@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from kvcore.request import BlendSelector
 from sql.field_reorder import FieldReorder
+
+BULK_PRIORITY: Final = 1
+"""Calls of large statements count as if they had come this many steps of priority later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class CallDefaults:
         chunk_separator: see TextCall.
         field_reorder: how ``context`` fields are ordered.
         priority: lower runs earlier.
+        bulk_calls: calls of a batch above which it is bulk; 0: none is.
         max_retries: tries after the first of a call that may pass when tried again.
     """
 
@@ -42,4 +47,13 @@ class CallDefaults:
     chunk_separator: str = ""
     field_reorder: FieldReorder = FieldReorder.STATS
     priority: int = 0
+    bulk_calls: int = 32
     max_retries: int = 0
+
+    def for_batch(self, calls: int) -> CallDefaults:
+        """Return them for a batch of so many calls: those of bulk go after what a person waits for.
+
+        A priority that the session set stands.
+        """
+        is_bulk = 0 < self.bulk_calls < calls and not self.priority
+        return replace(self, priority=BULK_PRIORITY) if is_bulk else self

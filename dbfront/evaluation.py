@@ -162,10 +162,11 @@ class _Batch:
 
     async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
         """Start all recipes, up to the first thing each asks."""
+        defaults = self._defaults.for_batch(len(calls))
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
-            recipe = start_recipe(Order(call, self._defaults, contexts.get(call, "")))
+            recipe = start_recipe(Order(call, defaults, contexts.get(call, "")))
             self._go_on(_Asking(call, recipe), None)
         await self.count_tokens()
 

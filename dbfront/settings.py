@@ -131,6 +131,7 @@ class SessionSettings:
             chunk_separator=str(self.get("tierkv.chunk_separator")),
             field_reorder=FieldReorder(str(self.get("tierkv.field_reorder"))),
             priority=int(self.get("tierkv.priority") or 0),
+            bulk_calls=int(self.get("tierkv.bulk_calls") or 0),
             max_retries=int(self.get("tierkv.max_retries") or 0),
         )
 

@@ -265,6 +265,12 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
             _whole(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
         ),
         SettingSpec(
+            "tierkv.bulk_calls",
+            32,
+            "a statement that asks more at once lets others go first; 0: none does",
+            _whole(0, limits.MAX_CALLS_PER_STATEMENT),
+        ),
+        SettingSpec(
             "tierkv.dry_run",
             False,
             "count calls and prompt tokens, send nothing, answer NULL",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compute.batcher import Batcher
 from compute.page_pool import PagePool
-from compute.sequence import Phase, Sequence, make_sequence
+from compute.sequence import PRIORITY_ARRIVALS, Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
 from kvcore.location import Tier
 from kvcore.request import FinishReason, GenerateRequest, SamplingParams
@@ -69,6 +69,18 @@ def test_prompts_share_a_budget_in_the_order_of_their_rank() -> None:
     batch.add(sequence(2, 10))
     assert step(batch) == [(2, 10), (1, 6)]
     assert step(batch) == [(2, 1), (1, 14)]
+
+
+def test_what_someone_waits_for_goes_before_bulk_which_fills_the_rest_and_is_not_starved() -> None:
+    batch = batcher()
+    for number in (1, 2):
+        batch.add(sequence(number, 20, priority=1))
+    batch.add(sequence(500, 6))
+    assert step(batch) == [(500, 6), (1, 10)]
+    late = sequence(1 + PRIORITY_ARRIVALS, 6)
+    batch.add(late)
+    assert step(batch) == [(500, 1), (1, 10), (late.seq_id, 5)]
+    assert step(batch)[-1] == (2, 13)
 
 
 def test_who_ranks_last_loses_pages_and_is_computed_again() -> None:

@@ -255,3 +255,35 @@ async def test_budgets_hold_however_rows_are_made(
     with pytest.raises(SqlError, match="max_prompt_tokens allows 300"):
         await session.execute(sql)
     assert generator.calls == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "priority"),
+    [
+        (32, [], 0),
+        (33, [], 1),
+        (33, ["tierkv.bulk_calls = 0"], 0),
+        (5, ["tierkv.bulk_calls = 4"], 1),
+        (33, ["tierkv.priority = -2"], -2),
+    ],
+)
+async def test_a_statement_of_many_calls_is_bulk(
+    session: DuckDbSession,
+    generator: InstantGenerator,
+    rows: int,
+    settings: list[str],
+    priority: int,
+) -> None:
+    for setting in settings:
+        await session.execute(f"SET {setting}")
+    # Not streamed, so that all are asked at once.
+    await session.execute(f"SELECT max(ai_generate('n' || i)) FROM range({rows}) r(i)")
+    assert [call.priority for call in generator.calls] == [priority] * rows
+
+
+async def test_a_calls_own_priority_stands_in_bulk(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    call = """ai_generate('n' || i, options => '{"priority": 0}')"""
+    await session.execute(f"SELECT max({call}) FROM range(40) r(i)")
+    assert {call.priority for call in generator.calls} == {0}
