@@ -76,7 +76,9 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
 _DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|Not enough disk space")
 _LATE_CONSTRAINT: Final = re.compile(
     r"No support for adding \w+ constraints with ALTER TABLE|"
-    r"Adding columns with [A-Z ]+ constraints is not supported"
+    r"Adding columns with [A-Z ]+ constraints is not supported|"
+    # DuckDB 1.5, which says no more.
+    r"No support for that ALTER TABLE option yet|Adding columns with constraints not yet supported"
 )
 _NEW_TABLE: Final = (
     "Write the constraint in CREATE TABLE: make a new table with it, INSERT ... SELECT the rows, "

@@ -18,7 +18,7 @@ from tests.fix_sql import InstantGenerator, answer_text
 pytestmark = pytest.mark.integration
 
 USERS = {"ann": "ann's word", "bob": "bob's word"}
-VICTIM = "SELECT count(ai_generate('p' || (i % 3))) FROM range(400000) r(i)"
+VICTIM = "SELECT count(ai_generate('p' || (i % 3))) FROM range(10000) r(i)"
 NUMBERS = range(12)
 """Sessions of a young front are numbered from 1; forms of the first plan follow 4096 times that."""
 
@@ -65,7 +65,7 @@ def test_nobody_acts_in_anothers_statement(
             for attack in attacks:
                 with pytest.raises(InsufficientPrivilege, match="no client may call"):
                     bob.execute(attack)
-        assert running.result(60) == [(400_000,)] * 3
+        assert running.result(60) == [(10_000,)] * 3
     assert set(generator.prompts) == {"p0", "p1", "p2"}
 
 
