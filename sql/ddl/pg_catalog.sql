@@ -351,11 +351,17 @@ CREATE VIEW pg_stat_all_tables AS SELECT * FROM pg_stat_user_tables;
 -- The session's own values come with the statement, in a session variable of JSON rows.
 CREATE VIEW pg_settings AS
   SELECT row['name'] AS name, row['setting'] AS setting, NULL::VARCHAR AS unit,
-         'TierKV' AS category, row['description'] AS short_desc, NULL::VARCHAR AS extra_desc,
+         CASE WHEN row['name'] LIKE 'tierkv.%' THEN 'Customized Options' ELSE 'TierKV' END
+           AS category, row['description'] AS short_desc, NULL::VARCHAR AS extra_desc,
          'user' AS context, 'string' AS vartype,
-         CASE WHEN row['setting'] = row['default'] THEN 'default' ELSE 'session' END AS source,
+         CASE WHEN row['source'] IS NOT NULL THEN row['source']
+              WHEN row['setting'] = row['default'] THEN 'default' ELSE 'session' END AS source,
          NULL::VARCHAR AS min_val, NULL::VARCHAR AS max_val, NULL::VARCHAR[] AS enumvals,
-         row['default'] AS boot_val, row['default'] AS reset_val, NULL::VARCHAR AS sourcefile,
+         row['default'] AS boot_val,
+         CASE WHEN row['source'] IS NULL THEN row['default']
+              WHEN row['source'] <> 'session' THEN row['setting'] END AS reset_val,
+         NULL::VARCHAR AS sourcefile,
          NULL::INTEGER AS sourceline, false AS pending_restart
   FROM (SELECT unnest(from_json(coalesce(getvariable('tierkv_pg_settings'), '[]'),
-    '[{"name":"VARCHAR","setting":"VARCHAR","default":"VARCHAR","description":"VARCHAR"}]')) AS row);
+    '[{"name":"VARCHAR","setting":"VARCHAR","default":"VARCHAR","description":"VARCHAR",
+       "source":"VARCHAR"}]')) AS row);

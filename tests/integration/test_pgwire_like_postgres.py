@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import generators, pq
 
+from sql.settings import SETTINGS
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tests.fix_postgres import PASSWORD, USER, PostgresServer, RawClient
 
@@ -243,3 +244,23 @@ def test_copy_says_what_postgres_says(
     server: RunningServer, postgres: PostgresServer, sql: str
 ) -> None:
     assert said(server.dsn, sql) == said(postgres.dsn, sql)
+
+
+def test_pg_settings_lists_ours_as_custom_options(server: RunningServer) -> None:
+    ask = """SELECT setting, source, category, short_desc, boot_val, reset_val FROM pg_settings
+             WHERE name = 'tierkv.max_calls'"""
+    about = SETTINGS["tierkv.max_calls"].description
+    with psycopg.connect(server.dsn, autocommit=True) as ours:
+        listed = ours.execute("SELECT name FROM pg_settings WHERE name LIKE 'tierkv.%'").fetchall()
+        assert {name for (name,) in listed} == set(SETTINGS)
+        default = ("1000", "default", "Customized Options", about, "1000", "1000")
+        assert ours.execute(ask).fetchall() == [default]
+        ours.execute("SET tierkv.max_calls = 77")
+        changed = ("77", "session", "Customized Options", about, "1000", None)
+        assert ours.execute(ask).fetchall() == [changed]
+        shown = ours.execute("SHOW tierkv.max_calls").fetchall()
+        assert shown == ours.execute("SELECT current_setting('tierkv.max_calls')").fetchall()
+        [row] = [row for row in ours.execute("SHOW ALL") if row[0] == "tierkv.max_calls"]
+        assert row == ("tierkv.max_calls", "77", about)
+        ours.execute("RESET tierkv.max_calls")
+        assert ours.execute(ask).fetchall() == [default]

@@ -36,6 +36,7 @@ from dbfront.pgwire.catalog.setting_commands import (
     SEARCH_PATH,
     SET_CONFIG_COLUMN,
     SettingCommands,
+    own_row,
 )
 from dbfront.pgwire.catalog.settings import SERVER_VERSION, SPECS, Settings
 from dbfront.pgwire.catalog.transactions import Transactions
@@ -206,8 +207,7 @@ class CatalogSession:
             {"name": name, "setting": value, "default": SPECS[name.lower()].default}
             for name, value, _ in self.settings.all()
         ]
-        for name, value, _ in (await self._inner.execute(OUR_SETTINGS)).rows:
-            rows.append({"name": name, "setting": value, "default": value})
+        rows += map(own_row, (await self._inner.execute(OUR_SETTINGS)).rows)
         rows.append({"name": "TimeZone", "setting": self.settings.time_zone, "default": "UTC"})
         text = _literal(json.dumps(rows))
         await self._inner.execute_own(f"SET VARIABLE tierkv_pg_settings = {text}")

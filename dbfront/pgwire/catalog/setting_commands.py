@@ -16,14 +16,16 @@ from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.catalog.settings import Settings
 from dbfront.pgwire.catalog.transactions import Transactions
 from kvcore.errors import FeatureNotSupportedError, SqlError
+from sql.settings import SETTINGS, show_value
 
 SEARCH_PATH: Final = f"{DATABASE}.main.own_search_path()"
 SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
 OUR_SETTINGS: Final = (
-    "SELECT name, setting, description FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
+    "SELECT name, setting, description, source FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
 )
 _PASSED_ON: Final = {"timezone": "current_setting('TimeZone')", "search_path": SEARCH_PATH}
 _LOCKED: Final = "42501"
+_SOURCES: Final = {"server": "configuration file"}
 
 
 class SettingCommands:
@@ -76,7 +78,9 @@ class SettingCommands:
         columns = self.columns(command)
         if command.name.lower() == "all":
             ours = (await self._inner.execute(OUR_SETTINGS)).rows
-            return StatementResult("SHOW", columns, [*self._settings.all(), *ours])
+            return StatementResult(
+                "SHOW", columns, [*self._settings.all(), *(row[:3] for row in ours)]
+            )
         if command.name.lower() in _PASSED_ON:
             shown = _PASSED_ON[command.name.lower()]
             rows = (await self._inner.execute(f"SELECT {shown}")).rows
@@ -142,6 +146,18 @@ class SettingCommands:
             return (_zone_stays(self._settings.time_zone, "by this server"),)
         self._settings.time_zone = value
         return ()
+
+
+def own_row(row: tuple[str, str, str, str]) -> dict[str, str]:
+    """A row of ``OUR_SETTINGS`` as the view pg_settings reads it."""
+    name, value, description, source = row
+    return {
+        "name": name,
+        "setting": value,
+        "default": show_value(SETTINGS[name].default),
+        "description": description,
+        "source": _SOURCES.get(source, source),
+    }
 
 
 def _zone_stays(zone: str, why: str) -> Notice:
