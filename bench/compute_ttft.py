@@ -147,6 +147,7 @@ async def _play(
                 node.set_pool_nodes([])
                 await asyncio.to_thread(pool.forget_memory)
             node.set_pool_nodes([pool.client])
+            await node.flush()  # Pages that are still being published can't be dropped.
             await node.drop_cache()
         answer = await ask(node, prompt, ANSWER_TOKENS)
         await node.flush()

@@ -112,6 +112,7 @@ async def _alone(
 
 
 async def _round(node: ComputeNode, prompt: list[int], want: object) -> float:
+    await node.flush()  # Pages that are still being published can't be dropped.
     await node.drop_cache()
     got, seconds = await answer(node, prompt)
     if got != want:
