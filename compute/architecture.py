@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compute.rope import RopeConfig, parse_rope
+from compute.rope_config import RopeConfig, parse_rope
 from kvcore import limits
 from kvcore.errors import ModelFolderError
 

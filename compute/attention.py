@@ -6,9 +6,10 @@ pages. No mask is made where the order of tokens says enough; compute/cuda_decod
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from compute.batch import DecodeGroup, ForwardBatch, PrefillSegment, RawWrite
@@ -26,6 +27,7 @@ class PagedAttention:
     def __init__(self, pages: L1Pages) -> None:
         self.pages = pages
         self.scratch = torch.empty(0, dtype=pages.kv.dtype, device=pages.kv.device)
+        self._order_behind = None if pages.kv.device.type == "cpu" else _lower_right()
 
     def write(self, layer: int, batch: ForwardBatch, k: Tensor, v: Tensor) -> None:
         """Store keys (after rope) and values, each ``[tokens, kv_heads, head_dim]``."""
@@ -97,10 +99,10 @@ class PagedAttention:
             attended = scaled_dot_product_attention(
                 queries, keys, values, is_causal=True, enable_gqa=True
             )
-        elif q.device.type == "cpu":
+        elif self._order_behind is None:
             attended = _attend_after_prefix(queries, keys, values, segment.start)
         else:
-            order = causal_lower_right(len(q), segment.context)
+            order = self._order_behind(len(q), segment.context)
             attended = scaled_dot_product_attention(
                 queries, keys, values, attn_mask=order, enable_gqa=True
             )
@@ -116,6 +118,14 @@ class PagedAttention:
         torch.index_select(source, 0, halves, out=target)
         layout = self.pages.layout
         return target.view(2, sequences, -1, layout.kv_heads, layout.head_dim)
+
+
+def _lower_right() -> Callable[[int, int], Tensor]:
+    """Return what makes the causal order of queries behind a prefix, for kernels that know it."""
+    # It brings torch's compiler along, which takes as long as torch itself; the CPU needs neither.
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right
 
 
 def _attend_after_prefix(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:

@@ -58,6 +58,8 @@ class ComputeConfig:
         dtype: ``auto`` (float32 on CPU, bfloat16 on CUDA), ``float32``, ``bfloat16``, ``float16``.
         device: ``auto``, ``cpu`` or ``cuda``.
         l1_bytes: memory for L1 pages when ``l1_pages`` is 0.
+        touch_l1: take L1's memory at the start, so that it can't run out later; else a CPU's is
+            taken as pages are first written, for a process that may do little.
         l1_pages: number of L1 pages; 0 derives it from ``l1_bytes``.
         block_tokens: tokens per block and page.
         max_batch_tokens: tokens computed in one step, at most.
@@ -93,6 +95,7 @@ class ComputeConfig:
     device: str = "auto"
     l1_bytes: int = 512 << 20
     l1_pages: int = 0
+    touch_l1: bool = True
     block_tokens: int = 64
     max_batch_tokens: int = 1_024
     max_running: int = 256

@@ -21,9 +21,11 @@ from compute.codec.calibration import Calibration, load_calibration
 from compute.codec.layer_codec import TORCH_DTYPES
 from compute.config import ComputeConfig, RandomModelSpec
 from compute.cuda_decode import attach_decode_graphs
-from compute.memory_check import check_memory
+from compute.memory_check import check_memory, free_host_bytes
 from compute.model import Decoder
+from compute.model_plan import PagePlan, check_device, choose_dtype, plan_pages
 from compute.pages import L1Pages
+from compute.projection import is_packed
 from compute.weights import Weights, load_weights, random_weights
 from kvcore.errors import ConfigError, ModelFolderError
 from kvcore.layout import BlockLayout, KvDtype
@@ -57,17 +59,18 @@ def load_model(config: ComputeConfig) -> LoadedModel:
         ConfigError: an unknown device or dtype, or too little memory for weights and L1.
     """
     device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    dtype = choose_dtype(config.dtype, on_cpu=device.type == "cpu")
     if config.random_model is not None:
         found = _draw(config.random_model)
     else:
         assert config.model_folder is not None
         found = _read(config.model_folder)
-    layout, num_pages = _plan_pages(config, found.arch, dtype)
-    check_memory(found.arch, layout, num_pages, device)
+    plan = plan_pages(config, found.arch, dtype)
+    layout = plan.layout
+    _check_memory(found.arch, plan, device)
     weights = found.weights(dtype, device)
     calibration = _calibration(config, layout, found.revision)
-    pages = _reserve(layout, num_pages, device, calibration)
+    pages = _reserve(config, plan, device, calibration)
     decoder = Decoder(found.arch, weights, pages)
     if device.type == "cuda":
         attach_decode_graphs(decoder)
@@ -77,7 +80,7 @@ def load_model(config: ComputeConfig) -> LoadedModel:
         revision=found.revision,
         layout=layout,
         # A request longer than all pages together could never run.
-        context_tokens=min(found.arch.context_tokens, (num_pages - 1) * config.block_tokens),
+        context_tokens=min(found.arch.context_tokens, (plan.pages - 1) * config.block_tokens),
         eos_token_ids=found.eos_token_ids,
         architecture=found.arch.name,
         parameters=weights.parameters(),
@@ -122,47 +125,25 @@ def _eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _device(name: str) -> torch.device:
+    check_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device", hint="use device=cpu")
     return torch.device(name)
 
 
-def _dtype(name: str, device: torch.device) -> KvDtype:
-    if name == "auto":
-        return KvDtype.BFLOAT16 if device.type == "cuda" else KvDtype.FLOAT32
-    try:
-        return KvDtype(name)
-    except ValueError:
-        choices = ", ".join(["auto", *KvDtype])
-        raise ConfigError(f"dtype must be one of {choices}, got {name!r}") from None
-
-
-def _plan_pages(
-    config: ComputeConfig, arch: Architecture, dtype: KvDtype
-) -> tuple[BlockLayout, int]:
-    try:
-        layout = BlockLayout(
-            arch.layers,
-            arch.kv_heads,
-            arch.head_dim,
-            dtype,
-            config.block_tokens,
-            config.kv_codec,
-        )
-    except ValueError as error:
-        raise ModelFolderError(str(error)) from error
-    count = config.l1_pages or config.l1_bytes // layout.payload_bytes
-    if count < 2:
-        raise ConfigError(
-            f"compute.l1_capacity of {config.l1_bytes} bytes holds {count} pages of "
-            f"{layout.payload_bytes} bytes",
-            hint=f"give at least {2 * layout.payload_bytes} bytes, better 64 times as much",
-        )
-    return layout, count
+def _check_memory(arch: Architecture, plan: PagePlan, device: torch.device) -> None:
+    """Refuse what the device has no room for; an output head in another order is a copy."""
+    head = (arch.vocab_tokens, arch.hidden)
+    check_memory(
+        arch,
+        plan.layout,
+        plan.pages,
+        device=str(device),
+        free=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes(),
+        copies_head=is_packed(head, TORCH_DTYPES[plan.layout.dtype], device),
+    )
 
 
 def _calibration(config: ComputeConfig, layout: BlockLayout, revision: str) -> Calibration | None:
@@ -182,16 +163,20 @@ def _calibration(config: ComputeConfig, layout: BlockLayout, revision: str) -> C
 
 
 def _reserve(
-    layout: BlockLayout,
-    num_pages: int,
-    device: torch.device,
-    calibration: Calibration | None,
+    config: ComputeConfig, plan: PagePlan, device: torch.device, calibration: Calibration | None
 ) -> L1Pages:
     try:
-        return L1Pages(layout, num_pages, device=device, calibration=calibration)
-    except (RuntimeError, MemoryError) as error:
+        return L1Pages(
+            plan.layout,
+            plan.pages,
+            device=device,
+            calibration=calibration,
+            touched=config.touch_l1,
+        )
+    except (RuntimeError, MemoryError, OSError) as error:
+        size = plan.pages * plan.layout.payload_bytes
         raise ConfigError(
-            f"could not reserve {num_pages * layout.payload_bytes} bytes of {device} memory for L1",
+            f"could not reserve {size} bytes of {device} memory for L1",
             detail=str(error),
             hint="lower compute.l1_capacity",
         ) from error

@@ -1,19 +1,15 @@
 """Whether a model and its L1 pages fit into memory; asked before anything is read or reserved.
 
-Called by compute/loading.py. The operating system would grant more than it has and kill the
-process later, in the middle of somebody's answer; here the refusal says what was needed.
+Called by compute/model_plan.py and compute/loading.py; imports no torch. The operating system would
+grant more than it has and kill the process later, in the middle of somebody's answer; here the
+refusal says what was needed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from compute.architecture import Architecture
-from compute.codec.layer_codec import TORCH_DTYPES
-from compute.projection import is_packed
-from compute.weights import assemble
 from kvcore.errors import ConfigError
 from kvcore.layout import BlockLayout
 
@@ -22,15 +18,29 @@ _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_memory(
-    arch: Architecture, layout: BlockLayout, num_pages: int, device: torch.device
+    arch: Architecture,
+    layout: BlockLayout,
+    num_pages: int,
+    *,
+    device: str,
+    free: int | None,
+    copies_head: bool = False,
 ) -> None:
     """Refuse a model whose weights and pages are larger than what is free.
+
+    Args:
+        arch: of the model.
+        layout: of its blocks; says in which type it computes.
+        num_pages: pages of L1.
+        device: whose memory it is, for the message.
+        free: bytes of it that can be had; None where that can't be told.
+        copies_head: whether an output head that is the embedding is a copy of it.
 
     Raises:
         ConfigError: with the bytes that are needed and the bytes that are free.
     """
-    free = free_bytes(device)
-    weights, pages = weights_bytes(arch, layout, device), num_pages * layout.payload_bytes
+    weights = weights_bytes(arch, layout, copies_head=copies_head)
+    pages = num_pages * layout.payload_bytes
     if free is None or weights + pages <= free:
         return
     raise ConfigError(
@@ -40,24 +50,30 @@ def check_memory(
     )
 
 
-def weights_bytes(arch: Architecture, layout: BlockLayout, device: torch.device) -> int:
-    """Return the size of a model's weights in the type it computes with; reserves nothing."""
-    dtype = TORCH_DTYPES[layout.dtype]
-    head = (arch.vocab_tokens, arch.hidden)
-    # An output head in another order than the embedding is a copy of it.
-    copied = arch.tied and is_packed(head, dtype, device)
-
-    def shape_only(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    parameters = assemble(arch, shape_only).parameters() + copied * arch.vocab_tokens * arch.hidden
+def weights_bytes(arch: Architecture, layout: BlockLayout, *, copies_head: bool = False) -> int:
+    """Return the size of a model's weights in the type it computes with."""
+    head = arch.vocab_tokens * arch.hidden
+    heads = 1 if arch.tied and not copies_head else 2
+    parameters = heads * head + arch.layers * _layer_parameters(arch) + arch.hidden
     return parameters * layout.dtype.itemsize
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Return how much memory of a device can be had; None where the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+def _layer_parameters(arch: Architecture) -> int:
+    """Count what compute/weights.py reads for a layer."""
+    queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    qkv = queries + 2 * keys
+    norms = 2 * arch.hidden + (2 * arch.head_dim if arch.qk_norm else 0)
+    matrices = arch.hidden * (qkv + queries + 3 * arch.inner)
+    biases = (
+        arch.qkv_bias * qkv
+        + arch.out_bias * arch.hidden
+        + arch.mlp_bias * (2 * arch.inner + arch.hidden)
+    )
+    return norms + matrices + biases
+
+
+def free_host_bytes() -> int | None:
+    """Return how much memory this process can have; None where the system does not say."""
     limits = [_available_bytes(), _group_limit_bytes()]
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -7,6 +7,8 @@ have its own of. Page 0 stays zero and pads page tables.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -94,12 +96,24 @@ class L1Pages:
         *,
         device: torch.device,
         calibration: Calibration | None = None,
+        touched: bool = True,
     ) -> None:
+        """Reserve the pages, all zeros.
+
+        Args:
+            layout: of a page.
+            num_pages: pages including the null page.
+            device: whose memory.
+            calibration: tables of entropy-coded KV.
+            touched: take all memory now; else the system gives a CPU's as pages are written.
+        """
         self.layout = layout
         self.codecs = Codecs(layout, calibration, device=device)
         self.num_pages = num_pages
         shape = (layout.layers, num_pages, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
-        self.kv = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
+        dtype = TORCH_DTYPES[layout.dtype]
+        lazy = not touched and device.type == "cpu"
+        self.kv = _mapped(shape, dtype) if lazy else torch.zeros(shape, dtype=dtype, device=device)
         self._bytes = _as_bytes(self.kv) if device.type != "cuda" else None
 
     @property
@@ -205,3 +219,10 @@ def _as_bytes(tensor: Tensor) -> memoryview:
     """View a contiguous CPU tensor as writable bytes without copying."""
     flat = tensor.view(torch.uint8).view(-1).numpy()
     return memoryview(flat)  # type: ignore[arg-type]  # numpy arrays are buffers before 3.12 too.
+
+
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros in memory of the system's own, which it has as zeros until it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

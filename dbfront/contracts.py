@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcore.ids import NodeId, RequestId
 from kvcore.node import ModelInfo
 from kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
 from kvcore.reuse_hint import ReuseHint
-from scheduler.forecast import Forecast
+
+if TYPE_CHECKING:
+    from scheduler.forecast import Forecast  # The command line wants Column and no scheduler.
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,10 @@ class Generation:
         self._observers.append(observer)
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """Models that nodes serve, by name."""
+        """Models that nodes serve, by name; nodes that start when they are needed do so now."""
         models = self._dispatcher.models()
         if not models:
-            await self._dispatcher.refresh()
+            await self._dispatcher.wake()
             models = self._dispatcher.models()
         if models is not self._served:  # The scheduler's own list, until it looks again.
             self._served = models

@@ -12,11 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from dbfront.chat_template import ChatTemplate
 from dbfront.contracts import Message
 from dbfront.plain_text import PlainText, is_masked
 from engines.remote.text_tokens import folder_here
@@ -24,6 +23,9 @@ from kvcore import limits
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
 from kvcore.node import ModelInfo
+
+if TYPE_CHECKING:
+    from dbfront.chat_template import ChatTemplate
 
 THREAD_FROM_CHARS = 20_000
 """Encoding about 20,000 characters takes some milliseconds; longer texts go to a thread."""
@@ -178,6 +180,8 @@ def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer
     Raises:
         ModelFolderError: a file is missing or can't be read.
     """
+    from dbfront.chat_template import ChatTemplate  # jinja2: statements without AI don't wait.
+
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelFolderError(

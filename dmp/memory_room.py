@@ -1,13 +1,17 @@
 """How much memory this process may still take: the machine's, and its control group's.
 
-Asked before a segment is opened or made (dmp/segment_file.py) and before a cluster is started.
+Asked before a segment is opened or made (dmp/segment_file.py), before a cluster is started, and
+when a process starts that will make a segment later (tierkv/embedded_nodes.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from kvcore.errors import ConfigError
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TMPFS: Final = ("tmpfs", "ramfs", "hugetlbfs")
@@ -31,6 +35,33 @@ def is_memory(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
     resolved = folder.resolve()
     mount = next((p for p in (resolved, *resolved.parents) if str(p) in kinds), None)
     return mount is not None and kinds[str(mount)] in _TMPFS
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuse a segment that would not find its memory when it fills up.
+
+    Args:
+        path: where it is to be; its folder has to be there.
+        needed: its bytes.
+
+    Raises:
+        ConfigError: with the bytes that are free, and what to do.
+    """
+    room = os.statvfs(path.parent)
+    free = room.f_bavail * room.f_frsize
+    cure = "lower dmp.capacity, free what stopped clusters left (tierkv pool clean)"
+    if needed > free:
+        raise ConfigError(
+            f"segment {path} needs {needed} bytes but {free} are free in {path.parent}; {cure}, "
+            f"enlarge it (mount -o remount,size=... {path.parent}), or put dmp.segment_dir "
+            "elsewhere"
+        )
+    available = memory_available() if is_memory(path.parent) else None
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"segment {path} needs {needed} bytes but this machine has {available} of memory "
+            f"available; {cure}, or stop what else takes memory"
+        )
 
 
 def _of_machine(proc: Path) -> Iterator[int]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from dmp import geometry as g
 from dmp.geometry import Geometry
-from dmp.memory_room import is_memory, memory_available
+from dmp.memory_room import check_room
 from dmp.segment import Segment
 from kvcore.errors import ConfigError
 
@@ -119,31 +119,12 @@ def _allocate(path: Path, fd: int, geometry: Geometry) -> None:
     that has no memory (dmp/segment_memory.py).
     """
     os.ftruncate(fd, 0)
-    _check_room(path, geometry.file_bytes)
+    check_room(path, geometry.file_bytes)
     try:
         os.ftruncate(fd, geometry.file_bytes)
         os.posix_fallocate(fd, 0, geometry.payload_at)
     except OSError as error:
         raise ConfigError(f"segment {path} can't be allocated: {error.strerror}") from error
-
-
-def _check_room(path: Path, needed: int) -> None:
-    """Refuse a segment that would not find its memory when it fills up."""
-    room = os.statvfs(path.parent)
-    free = room.f_bavail * room.f_frsize
-    cure = "lower dmp.capacity, free what stopped clusters left (tierkv pool clean)"
-    if needed > free:
-        raise ConfigError(
-            f"segment {path} needs {needed} bytes but {free} are free in {path.parent}; {cure}, "
-            f"enlarge it (mount -o remount,size=... {path.parent}), or put dmp.segment_dir "
-            "elsewhere"
-        )
-    available = memory_available() if is_memory(path.parent) else None
-    if available is not None and needed > available:
-        raise ConfigError(
-            f"segment {path} needs {needed} bytes but this machine has {available} of memory "
-            f"available; {cure}, or stop what else takes memory"
-        )
 
 
 def _open_locked(path: Path, wait_s: float) -> int | None:

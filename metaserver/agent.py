@@ -101,6 +101,10 @@ class NodeAgent:
             loops.append(self._follow_holds)
         self._tasks = [asyncio.create_task(self._forever(run)) for run in loops]
 
+    async def joined(self) -> None:
+        """Wait until the meta server knows this node."""
+        await self._registered.wait()
+
     async def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until everything reported so far is in the directory.
 

@@ -7,7 +7,7 @@ hands them in. Failures are raised as they come: the dispatcher decides what the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -27,6 +27,9 @@ from scheduler.events import SeenNode
 
 Connect = Callable[[NodeInfo], ComputeClient]
 """Makes a client for a node; does no I/O itself (gRPC channels connect when first used)."""
+
+StartNodes = Callable[[], Awaitable[Sequence[ComputeClient]]]
+"""Starts the compute nodes of this process, or waits until they are; raises what keeps them."""
 
 FORGET_AFTER_LOOKS = 60
 """Connections to nodes that were missing from so many looks are closed."""
@@ -62,6 +65,7 @@ class ClusterView:
         meta: MetaClient | None = None,
         connect: Connect | None = None,
         fixed: Sequence[ComputeClient] = (),
+        start_nodes: StartNodes | None = None,
         memory: NodeMemory | None = None,
     ) -> None:
         """Watch a cluster, or a fixed set of nodes.
@@ -71,6 +75,7 @@ class ClusterView:
             connect: makes clients of listed nodes.
             fixed: the compute nodes of this process; the list of ``meta`` is then not used for
                 routing, and these clients are not closed here.
+            start_nodes: gives those of ``fixed`` at the first ``wake``; before it there is no node.
             memory: nodes of the last run, asked until the meta server answers for the first time.
         """
         self._memory = memory
@@ -80,6 +85,7 @@ class ClusterView:
         self._meta = meta
         self._connect = connect
         self._fixed = tuple(fixed)
+        self._start_nodes = start_nodes
         self._fixed_by_id: dict[NodeId, ComputeClient] = {}
         self._infos: dict[NodeId, NodeInfo] = {}
         self._missing: dict[NodeId, int] = {}
@@ -91,6 +97,20 @@ class ClusterView:
         """Live nodes whose memory and disks the compute nodes share; 0 when none are listed."""
         return sum(s.info.role is NodeRole.DMP and s.state == "alive" for s in self.nodes)
 
+    @property
+    def asleep(self) -> bool:
+        """Whether the nodes of this process are still to be started."""
+        return self._start_nodes is not None and not self._fixed
+
+    async def wake(self) -> None:
+        """Have the nodes of this process started, if they start when they are needed.
+
+        Raises:
+            TierKVError: they can't start.
+        """
+        if self._start_nodes is not None and not self._fixed:
+            self._fixed = tuple(await self._start_nodes())
+
     async def refresh(self) -> tuple[SeenNode, ...]:
         """Look at the list of compute nodes.
 
@@ -100,7 +120,7 @@ class ClusterView:
         """
         if self._fixed:
             return await self._describe_fixed()
-        if self._meta is None:
+        if self._meta is None or self._start_nodes is not None:
             return ()
         self.nodes = await self._list(self._meta)
         compute = _computing(self.nodes)

@@ -151,6 +151,15 @@ class Dispatcher:
         await self._leases.stop(timeout_s=self.config.locate_timeout_s)
         await self.view.close()
 
+    async def wake(self) -> None:
+        """Have a node for a call that needs one: start those of this process, look at the list.
+
+        Raises:
+            TierKVError: they can't start.
+        """
+        await self.view.wake()
+        await self.refresh()
+
     async def refresh(self) -> None:
         """Look at the list of nodes now; when nobody answers, the old list stays."""
         try:

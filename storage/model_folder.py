@@ -81,14 +81,7 @@ def inspect_model_folder(path: str | Path) -> ModelFolder:
     Raises:
         ModelFolderError: what is missing or broken, and how to get it.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelFolderError(
-            f"there is no model folder {folder}",
-            hint=_fetch_hint(str(path)),
-        )
-    config = _read_config(folder)
-    indexes = [read_tensor_index(file) for file in _weights_files(folder)]
+    folder, config, indexes = _open(path)
     tensors = _join(folder, indexes)
     tokenizer = folder / "tokenizer.json"
     return ModelFolder(
@@ -103,6 +96,30 @@ def inspect_model_folder(path: str | Path) -> ModelFolder:
         has_chat_template=_has_chat_template(folder),
         weights_bytes=sum(_size(t) for index in indexes for t in index.tensors.values()),
     )
+
+
+def read_model_config(path: str | Path) -> dict[str, Any]:
+    """Return the config.json of a model that seems whole; reads the headers of its weights only.
+
+    Raises:
+        ModelFolderError: as ``inspect_model_folder``.
+    """
+    folder, config, indexes = _open(path)
+    _join(folder, indexes)
+    _context_tokens(config)
+    _eos_token_ids(folder, config)
+    return config
+
+
+def _open(path: str | Path) -> tuple[Path, dict[str, Any], list[TensorIndex]]:
+    """Find the parts of a model."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelFolderError(
+            f"there is no model folder {folder}",
+            hint=_fetch_hint(str(path)),
+        )
+    return folder, _read_config(folder), [read_tensor_index(f) for f in _weights_files(folder)]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from kvcore.ids import HostId, NodeId
 from kvcore.layout import KvCodec
 from kvcore.node import NodeRole
 from storage.model_folder import CALIBRATION_NAME
-from tierkv.compute_part import compute_config
+from tierkv.node_config import compute_config
 from tierkv.progress import make_bar
 from tierkv.settings import ComputeSettings
 from tierkv.shipped_model import model_folder

@@ -7,7 +7,6 @@ and ``tierkv --help`` should not. Errors of the tree end as one line and a hint,
 from __future__ import annotations
 
 import asyncio
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ import typer
 from kvcore.errors import TierKVError
 from tierkv.config import LoadedConfig, list_entries, load_config
 from tierkv.connect_command import connect
+from tierkv.leave import leave
 from tierkv.output import OutputFormat
 from tierkv.simulate import simulate
 
@@ -83,14 +83,16 @@ class Switch(StrEnum):
 
 
 def main() -> None:
-    """Run the command line; the console script's entry."""
+    """Run the command line and end the process; the console script's entry."""
     try:
         app(standalone_mode=True)
     except TierKVError as error:
         typer.secho(f"tierkv: {error.message}", fg="red", err=True)
         if error.hint and error.hint not in error.message:
             typer.echo(f"  {error.hint}", err=True)
-        sys.exit(1)
+        leave(1)
+    except SystemExit as end:
+        leave(end.code)
 
 
 def _load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedConfig:

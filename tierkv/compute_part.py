@@ -8,47 +8,17 @@ from __future__ import annotations
 
 import asyncio
 
-from compute.config import ComputeConfig, LoadPolicy
+from compute.config import ComputeConfig
 from compute.node import ComputeNode
 from compute.service import serve_node
 from dmp.transport.select import PathOptions
 from kvcore.clock import Clock, SystemClock
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeRole
+from kvcore.ids import Incarnation
 from kvwire.channels import BoundServer
 from metaserver.agent import NodeAgent
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
 from tierkv.parts import PoolWatcher
-from tierkv.settings import ComputeSettings
-from tierkv.shipped_model import model_folder, model_name
-
-
-def compute_config(
-    settings: ComputeSettings, *, node_id: NodeId, host: HostId, role: NodeRole
-) -> ComputeConfig:
-    """Translate settings into what the room may be told."""
-    return ComputeConfig(
-        node_id=node_id,
-        host=host,
-        role=role,
-        model_folder=str(model_folder(settings)),
-        model_name=model_name(settings),
-        dtype=settings.dtype,
-        device=settings.device,
-        l1_bytes=int(settings.l1_capacity),
-        block_tokens=settings.block_tokens,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_running=settings.max_running,
-        eviction_policy=settings.eviction_policy,
-        load_policy=LoadPolicy(settings.load_policy),
-        kv_codec=settings.kv_codec,
-        kv_calibration=settings.kv_calibration or None,
-        ttft_budget_s=settings.ttft_budget_s,
-        publish=settings.publish,
-        threads=settings.threads,
-        speculative_tokens=settings.speculative_tokens,
-    )
 
 
 class ComputePart:
@@ -108,6 +78,11 @@ class ComputePart:
         info, source = self.node.info(), self.node.report
         self._agent = NodeAgent(self._meta, info, self._reporter, source, on_hold=self.node.hold)
         await self._agent.start()
+
+    async def joined(self) -> None:
+        """Wait until the directory knows this node."""
+        if self._agent is not None:
+            await self._agent.joined()
 
     async def flush(self) -> None:
         """Wait until computed blocks are published and the directory knows L1."""

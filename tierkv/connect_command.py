@@ -29,11 +29,11 @@ from engines.launch import (
     serve_command,
 )
 from kvcore.errors import ConfigError
+from tierkv.cluster_files import CONFIG_FILE, STATE_FILE
 from tierkv.config import load_config
 from tierkv.finding import OK, Finding
 from tierkv.private_files import find_token
 from tierkv.settings import Settings
-from tierkv.up import CONFIG_FILE, STATE_FILE
 
 DEFAULT_POOL: Final = "127.0.0.1:7401"
 """Where docs/pool.md starts a node."""

@@ -18,8 +18,8 @@ from dmp.memory_room import is_memory, memory_available
 from dmp.transport.verbs_device import Discovery, discover
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
 from tierkv.left_memory import CURE, orphans_text
-from tierkv.parts import device_names, segment_prefix
-from tierkv.settings import Settings
+from tierkv.parts import segment_prefix
+from tierkv.settings import Settings, name_list
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -99,7 +99,7 @@ def check_rdma(settings: Settings) -> Finding:
     if settings.dmp.rdma == "off":
         return Finding("path rdma", OPTIONAL, "dmp.rdma is off", "set dmp.rdma to auto")
     return judge_rdma(
-        discover(device_names(settings.dmp.rdma_devices)),
+        discover(name_list(settings.dmp.rdma_devices)),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         capacity_bytes=int(settings.dmp.capacity),
     )

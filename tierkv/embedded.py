@@ -1,36 +1,25 @@
 """A whole cluster in one process: what ``tierkv.connect()`` and ``tierkv sql`` run on.
 
 The same parts as in a real cluster, without sockets between them: meta server, memory pool, compute
-node, front. The pool's segment is private and goes away with the process.
+node, front. The front and the directory are there at once, the others when a call needs them
+(tierkv/embedded_nodes.py). The pool's segment is private and goes away with the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from compute.local import LocalComputeClient
 from dbfront.contracts import ClientInfo
-from dmp.config import DmpConfig
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.ids import HostId, NodeId
-from kvcore.node import NodeRole
 from metaserver.config import MetaConfig
 from metaserver.local import LocalMeta
-from tierkv.compute_part import ComputePart, compute_config, make_compute_part
 from tierkv.config import LoadedConfig
 from tierkv.dbapi import Connection
-from tierkv.disk_tier import disk_tier
+from tierkv.embedded_nodes import EmbeddedNodes
 from tierkv.front_part import FrontPart
 from tierkv.loop_thread import LoopThread
-from tierkv.parts import DmpPart
 from tierkv.settings import Settings
-
-EXTENT_BYTES = 4 << 20
 
 
 class EmbeddedCluster:
@@ -38,12 +27,22 @@ class EmbeddedCluster:
 
     Attributes:
         meta: the directory.
-        pool: the memory pool node.
-        compute: the compute node.
+        nodes: the memory pool and the compute node.
         front: SQL and generation.
     """
 
-    def __init__(self, config: LoadedConfig) -> None:
+    def __init__(
+        self, config: LoadedConfig, *, on_load: Callable[[str], None] | None = None
+    ) -> None:
+        """Make the directory; ``start`` makes the rest.
+
+        Args:
+            config: the process's configuration.
+            on_load: told the model's name when it begins to be loaded.
+
+        Raises:
+            ConfigError: a setting that can't be used.
+        """
         self._config = config
         self.meta = LocalMeta(
             MetaConfig(
@@ -51,46 +50,31 @@ class EmbeddedCluster:
                 default_policy=config.settings.namespace.policy(),
             )
         )
-        self.pool: DmpPart
-        self.compute: ComputePart
+        self.nodes = EmbeddedNodes(config.settings, self.meta, on_load=on_load)
         self.front: FrontPart
 
     async def start(self) -> None:
-        """Start every part.
+        """Start the front; the nodes start with the first call that needs them.
 
         Raises:
             ConfigError: no room for the pool, or a setting that can't be used.
             ModelFolderError: the model can't be served.
         """
-        settings = self._config.settings
-        host = HostId(settings.cluster.host or socket.gethostname())
-        compute = compute_config(
-            settings.compute, node_id=NodeId("compute-0"), host=host, role=NodeRole.COMPUTE
+        await asyncio.to_thread(self.nodes.check)
+        self.front = FrontPart(
+            self._config, self.meta, start_nodes=self.nodes.start, external_access=True
         )
-        self.compute = await make_compute_part(compute, self.meta)
-        pool = _pool_config(settings, host)
-        lower = disk_tier(settings.dmp, pool.node_id, extent_bytes=pool.extent_bytes)
-        self.pool = DmpPart(pool, self.meta, listen=False, open_lower=lower)
-        await self.pool.start()
-        self.compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
-        await self.compute.start()
-        client = LocalComputeClient(self.compute.node)
-        self.front = FrontPart(self._config, self.meta, compute=[client], external_access=True)
         await self.front.start()
 
     async def settle(self) -> None:
         """Wait until computed blocks are in the pool and the directory knows."""
-        await self.compute.flush()
-        await self.pool.flush()
+        await self.nodes.settle()
 
     async def stop(self) -> None:
         """Stop every part, the front first."""
         if hasattr(self, "front"):
             await self.front.stop()
-        if hasattr(self, "compute"):
-            await self.compute.stop()
-        if hasattr(self, "pool"):
-            await self.pool.stop()
+        await self.nodes.stop()
         await self.meta.close()
 
 
@@ -107,49 +91,40 @@ class EmbeddedProcess:
         return Connection(self.loop, self.cluster.front.sql, self.cluster.stop, client)
 
 
-def start_embedded(config: LoadedConfig) -> EmbeddedProcess:
-    """Start an embedded cluster on a loop of its own.
+def start_embedded(
+    config: LoadedConfig, *, on_load: Callable[[str], None] | None = None
+) -> EmbeddedProcess:
+    """Start an embedded cluster on a loop of its own; ``on_load`` as for EmbeddedCluster.
 
     Raises:
         ConfigError, ModelFolderError: as EmbeddedCluster.start.
     """
     loop = LoopThread()
     try:
-        return EmbeddedProcess(loop, loop.run(_start(config)))
+        return EmbeddedProcess(loop, loop.run(_start(config, on_load)))
     except BaseException:
         loop.stop()
         raise
 
 
-def connect_with(config: LoadedConfig, *, user: str = "default") -> Connection:
+def connect_with(
+    config: LoadedConfig,
+    *,
+    user: str = "default",
+    on_load: Callable[[str], None] | None = None,
+) -> Connection:
     """Start an embedded cluster and return a connection to it; closing it stops the cluster."""
-    return start_embedded(config).connect(user=user)
+    return start_embedded(config, on_load=on_load).connect(user=user)
 
 
-async def _start(config: LoadedConfig) -> EmbeddedCluster:
-    cluster = await asyncio.to_thread(EmbeddedCluster, config)
+async def _start(config: LoadedConfig, on_load: Callable[[str], None] | None) -> EmbeddedCluster:
+    cluster = await asyncio.to_thread(EmbeddedCluster, config, on_load=on_load)
     try:
         await cluster.start()
     except BaseException:
         await cluster.stop()
         raise
     return cluster
-
-
-def _pool_config(settings: Settings, host: HostId) -> DmpConfig:
-    name = f"tierkv-{os.getpid()}-{secrets.token_hex(4)}.seg"
-    return DmpConfig(
-        node_id=NodeId("dmp-0"),
-        host=host,
-        segment_path=str(Path(settings.dmp.segment_dir) / name),
-        capacity_bytes=int(settings.dmp.capacity),
-        extent_bytes=EXTENT_BYTES,
-        demote_above=settings.dmp.demote_above,
-        eviction_policy=settings.dmp.eviction_policy,
-        lease_share=settings.dmp.lease_share,
-        scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
-        nameless=True,
-    )
 
 
 def _secret(settings: Settings) -> bytes | None:

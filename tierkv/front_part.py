@@ -6,7 +6,7 @@ embedded cluster uses the same part with its compute node in the process and no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,21 +17,19 @@ from compute.client import ComputeClient
 from dbfront.admin_views import SettingRow
 from dbfront.engines.duckdb_engine import DuckDbConfig
 from dbfront.generation import Generation
-from dbfront.http.metrics import Metrics
 from dbfront.session import DuckDbSqlServer
 from kvcore.clock import SystemClock
 from kvcore.errors import DirectoryUnavailableError, NoNodeError
 from kvcore.ids import NodeId
 from kvcore.node import ModelInfo, NodeInfo, NodeReport
 from metaserver.client import BlockListing, MetaClient, Namespace, NodeState
-from scheduler.cluster_view import ClusterView, NodeMemory
+from scheduler.cluster_view import ClusterView, NodeMemory, StartNodes
 from scheduler.config import SchedulerConfig
 from scheduler.dispatcher import Dispatcher, WaitingRequest
 from scheduler.routing_view import RoutingView
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.front_checks import front_checks
-from tierkv.parts import device_names
-from tierkv.settings import FrontSettings
+from tierkv.settings import FrontSettings, name_list
 from tierkv.statistics_part import statement_log
 
 if TYPE_CHECKING:
@@ -76,6 +74,7 @@ class MetaSource:
 
         The counters of a statement that has just ended are not in any heartbeat yet.
         """
+        await self._need_nodes()
         with _no_directory_is_no_view():
             nodes = await self.meta.list_nodes()
         reports = await self.dispatcher.view.fresh_reports(_REPORT_WITHIN_S)
@@ -88,17 +87,24 @@ class MetaSource:
             for node in nodes
         )
 
+    async def _need_nodes(self) -> None:
+        """Have nodes that start when they are needed: a view of them is a need."""
+        if self.dispatcher.view.asleep:
+            await self.dispatcher.wake()
+
     def own_report(self) -> NodeReport:
         """What this front says of itself with each heartbeat."""
         return NodeReport(cache_errors=self.dispatcher.snapshot().cache_errors)
 
     async def blocks(self, limit: int) -> BlockListing:
         """Copies of blocks, at most ``limit``."""
+        await self._need_nodes()
         with _no_directory_is_no_view():
             return await self.meta.list_blocks(limit)
 
     async def directory(self) -> tuple[tuple[str, int], ...]:
         """What the meta server counts of its blocks and leases."""
+        await self._need_nodes()
         with _no_directory_is_no_view():
             return await self.meta.directory_counts()
 
@@ -134,7 +140,6 @@ class FrontPart:
         dispatcher: sends calls to nodes.
         generation: from text to text.
         sql: opens SQL sessions.
-        metrics: what /metrics shows.
         source: what the admin views show.
         statements: what is counted of statements; closed with ``sql``.
     """
@@ -144,7 +149,7 @@ class FrontPart:
         config: LoadedConfig,
         meta: MetaClient,
         *,
-        compute: Sequence[ComputeClient] = (),
+        start_nodes: StartNodes | None = None,
         memory: NodeMemory | None = None,
         external_access: bool,
     ) -> None:
@@ -153,7 +158,8 @@ class FrontPart:
         Args:
             config: the process's configuration.
             meta: the directory.
-            compute: the compute nodes in this process; none: those the directory lists.
+            start_nodes: starts the compute nodes in this process when they are needed; None: they
+                are those the directory lists.
             memory: the nodes of the last run, for a start without a meta server.
             external_access: what ``front.external_access = auto`` means here.
 
@@ -166,11 +172,9 @@ class FrontPart:
         def connect(info: NodeInfo) -> ComputeClient:
             return compute_client.connect(info.control_address, token=token)
 
-        view = ClusterView(meta=meta, connect=connect, fixed=compute, memory=memory)
+        view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
         self.dispatcher = Dispatcher(view, meta=meta, config=_scheduler_config(settings))
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
-        self.metrics = Metrics(self.dispatcher.snapshot)
-        self.generation.observe(self.metrics.record_call)
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.observe(self.statements.record_call)
@@ -226,8 +230,11 @@ class FrontPart:
     async def open_http(self) -> int:
         """Listen for REST clients only; answers the port."""
         from dbfront.http.config import HttpConfig
+        from dbfront.http.metrics import Metrics
         from dbfront.http.server import HttpServer  # as above: FastAPI
 
+        metrics = Metrics(self.dispatcher.snapshot)
+        self.generation.observe(metrics.record_call)
         settings = self._config.settings.front
         self._http = HttpServer(
             HttpConfig(
@@ -238,11 +245,11 @@ class FrontPart:
                 max_statements=settings.max_http_statements,
                 statement_timeout_s=settings.statement_timeout_s,
                 has_users=bool(settings.users),
-                allowed_hosts=device_names(settings.allowed_hosts.lower()),
+                allowed_hosts=name_list(settings.allowed_hosts.lower()),
                 own_hosts=[self._config.settings.cluster.advertise],
             ),
             self.generation,
-            metrics=self.metrics,
+            metrics=metrics,
             checks=front_checks(self._meta, self.dispatcher, folder=_folder(settings)),
             # With PostgreSQL behind, SQL over REST would show another database's tables.
             sql=None if settings.postgres else self.sql,

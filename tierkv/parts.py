@@ -32,7 +32,7 @@ from kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
 from metaserver.agent import NodeAgent
 from metaserver.client import MetaClient
 from metaserver.reporter import MetaReporter
-from tierkv.settings import Settings
+from tierkv.settings import Settings, name_list
 
 _log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 1.0
@@ -123,6 +123,11 @@ class DmpPart:
         secured = " (TLS)" if self.node.config.tls.serves else ""
         return PathReport("", "tcp", f"{self.address}{secured}")
 
+    async def joined(self) -> None:
+        """Wait until the directory, where there is one, knows this node."""
+        if self._agent is not None:
+            await self._agent.joined()
+
     async def flush(self) -> None:
         """Wait until the directory knows everything this node holds."""
         if self._agent is not None:
@@ -142,7 +147,7 @@ class DmpPart:
 
 def path_options(settings: Settings) -> PathOptions:
     """Translate the settings that say how pool nodes are reached."""
-    devices = device_names(settings.pool.rdma_devices)
+    devices = name_list(settings.pool.rdma_devices)
     return PathOptions(Transport(settings.pool.transport), devices, pool_tls(settings))
 
 
@@ -164,11 +169,6 @@ def segment_prefix(run_dir: Path) -> str:
     """Begin the names of a cluster's segments: its run directory tells it apart from others."""
     cluster = blake2b(str(run_dir.expanduser().resolve()).encode(), digest_size=4).hexdigest()
     return f"tierkv-{cluster}-"
-
-
-def device_names(text: str) -> tuple[str, ...]:
-    """Cut a list at its commas."""
-    return tuple(text.replace(",", " ").split())
 
 
 async def announce(

@@ -31,8 +31,10 @@ from tierkv.config import LoadedConfig
 from tierkv.descriptors import keep_files_private, raise_descriptor_limit
 from tierkv.disk_tier import disk_tier
 from tierkv.log import configure_logging
+from tierkv.node_config import compute_config
 from tierkv.node_home import claim_home, segment_home
-from tierkv.parts import DmpPart, announce, device_names, path_options, segment_prefix
+from tierkv.parts import DmpPart, announce, path_options, segment_prefix
+from tierkv.settings import name_list
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +115,7 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
         token=settings.cluster.token,
         tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
         rdma=settings.dmp.rdma,
-        rdma_devices=device_names(settings.dmp.rdma_devices),
+        rdma_devices=name_list(settings.dmp.rdma_devices),
         owner_folder=_owner_folder(config),
         remove_on_stop=settings.dmp.remove_on_stop,
         demote_above=settings.dmp.demote_above,
@@ -156,7 +158,7 @@ async def _start_compute(
 ) -> dict[str, str]:
     if config.settings.engine.kind:
         return await _start_engine(config, name, stack, role)
-    from tierkv.compute_part import compute_config, make_compute_part  # torch: only this role
+    from tierkv.compute_part import make_compute_part  # torch: only this role
 
     settings = config.settings
     wanted = compute_config(settings.compute, node_id=name, host=_host(config), role=role)

@@ -403,3 +403,8 @@ class Settings(Section):
     pool: PoolSettings = PoolSettings()
     compute: ComputeSettings = ComputeSettings()
     engine: EngineSettings = EngineSettings()
+
+
+def name_list(text: str) -> tuple[str, ...]:
+    """Cut a setting that lists names at its commas."""
+    return tuple(text.replace(",", " ").split())

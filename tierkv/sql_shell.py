@@ -1,8 +1,8 @@
 """``tierkv sql``: run statements in this process and print what they gave.
 
 One command, a file, a pipe or a prompt; rows go to standard output as they come, progress,
-warnings and the summary of AI calls to standard error. The embedded cluster starts with the first
-statement.
+warnings and the summary of AI calls to standard error. What AI calls need is loaded with the first
+of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: 
     interactive = text is None and sys.stdin.isatty()
     if text is None and not interactive:
         text = sys.stdin.read()
-    with connect_with(config) as connection:
+    told = None if quiet or not sys.stderr.isatty() else tell_loading
+    with connect_with(config, on_load=told) as connection:
         shell = Shell(connection, output=output, quiet=quiet)
         if not sys.stdout.isatty():
             watch_reader(sys.stdout.fileno(), shell.reader_left)
@@ -183,6 +184,11 @@ class Shell:
             self.run_text(f"DESCRIBE {name}")
         else:
             typer.echo(help_of(command))
+
+
+def tell_loading(model: str) -> None:
+    """Say why the first AI call takes longer than those behind it."""
+    typer.secho(f"loading model {model} ...", err=True, dim=True)
 
 
 def help_of(command: str) -> str:

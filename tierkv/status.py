@@ -18,11 +18,11 @@ from kvcore.errors import ConfigError, DirectoryUnavailableError
 from kvcore.node import TierStats
 from metaserver import client as meta_client
 from metaserver.client import NodeState
+from tierkv.cluster_files import CONFIG_FILE, STATE_FILE
 from tierkv.config import load_config
 from tierkv.left_memory import CURE, orphans_text
 from tierkv.output import OutputFormat, render_rows
 from tierkv.settings import Settings
-from tierkv.up import CONFIG_FILE, STATE_FILE
 
 COLUMNS = (
     Column("node", "VARCHAR"),

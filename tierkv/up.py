@@ -26,6 +26,7 @@ from urllib.parse import quote
 import typer
 
 from kvcore.errors import ConfigError
+from tierkv.cluster_files import CONFIG_FILE, STATE_FILE
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.descriptors import keep_files_private
 from tierkv.left_memory import CURE, kept_text, orphans_text, require_memory
@@ -33,8 +34,6 @@ from tierkv.private_files import keep_passwords, keep_token
 from tierkv.settings import Settings
 from tierkv.supervisor import ChildSpec, Supervisor, exit_text
 
-STATE_FILE = "cluster.json"
-CONFIG_FILE = "cluster.toml"
 SCRAM: Final = "SCRAM-SHA-256$"
 """How a verifier begins; its password is not known here."""
 

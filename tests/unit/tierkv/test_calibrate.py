@@ -16,7 +16,7 @@ from kvcore.layout import KvCodec  # noqa: E402
 from kvcore.node import NodeRole  # noqa: E402
 from storage.model_folder import CALIBRATION_NAME  # noqa: E402
 from tierkv.calibrate import calibrate  # noqa: E402
-from tierkv.compute_part import compute_config  # noqa: E402
+from tierkv.node_config import compute_config  # noqa: E402
 from tierkv.settings import ComputeSettings  # noqa: E402
 from tierkv.shipped_model import model_folder  # noqa: E402
 

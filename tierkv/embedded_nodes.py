@@ -1,0 +1,216 @@
+"""The memory pool and the compute node of an embedded cluster, started when a call needs them.
+
+Torch, the model and the pool's memory take seconds to have, and many statements call no model. So
+tierkv/embedded.py hands ``start`` to the front, whose first AI call, or view of the cache, awaits
+it. What can be refused without torch is refused before, by ``check``.
+
+States: asleep -> starting -> started -> closed. Calls that come while it starts await one start,
+and go on without it when they are cancelled; after a failure the next call starts anew. ``stop``
+waits for a start under way, which gives up between two of its steps, then stops what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from compute.client import ComputeClient
+from compute.config import ComputeConfig
+from compute.model_plan import check_config
+from dmp.config import DmpConfig
+from dmp.memory_room import check_room
+from kvcore.errors import ConfigError, NoNodeError, TierKVError
+from kvcore.ids import HostId, NodeId
+from kvcore.node import NodeRole
+from metaserver.client import MetaClient
+from tierkv.disk_tier import disk_tier
+from tierkv.node_config import compute_config
+from tierkv.settings import Settings
+
+if TYPE_CHECKING:
+    from dmp.lower_tier import LowerTier
+    from tierkv.compute_part import ComputePart
+    from tierkv.parts import DmpPart
+
+    MakeComputePart = Callable[[ComputeConfig, MetaClient], Awaitable[ComputePart]]
+
+log = logging.getLogger(__name__)
+
+EXTENT_BYTES: Final = 4 << 20
+READY_AHEAD_BYTES: Final = 16 << 20
+"""Of the pool's memory: as much as a short statement fills; a server takes more beforehand."""
+
+
+class EmbeddedNodes:
+    """A pool node and a compute node that start when they are needed.
+
+    ``start`` and ``stop`` belong to one event loop.
+
+    Attributes:
+        compute: the compute node; once started.
+        pool: the memory pool node; once started.
+    """
+
+    def __init__(
+        self, settings: Settings, meta: MetaClient, *, on_load: Callable[[str], None] | None = None
+    ) -> None:
+        """Make them; nothing is started.
+
+        Args:
+            settings: of the process.
+            meta: the directory that they join.
+            on_load: told the model's name when it begins to be loaded, in the event loop.
+
+        Raises:
+            ConfigError: a setting that can't be used.
+        """
+        self.compute: ComputePart
+        self.pool: DmpPart
+        self._meta = meta
+        self._on_load = on_load
+        host = HostId(settings.cluster.host or socket.gethostname())
+        model = compute_config(
+            settings.compute, node_id=NodeId("compute-0"), host=host, role=NodeRole.COMPUTE
+        )
+        self._model = replace(model, touch_l1=False)
+        self._memory = _pool_config(settings, host)
+        self._disk = disk_tier(
+            settings.dmp, self._memory.node_id, extent_bytes=self._memory.extent_bytes
+        )
+        self._starting: asyncio.Task[ComputeClient] | None = None
+        self._closing = False
+
+    @property
+    def started(self) -> bool:
+        """Whether calls are answered."""
+        task = self._starting
+        return task is not None and task.done() and not task.cancelled() and not task.exception()
+
+    def check(self) -> None:
+        """Refuse what can't be served, as far as that can be said without torch.
+
+        Raises:
+            ConfigError: no room for the pool or L1, or no torch.
+            ModelFolderError: the model can't be served.
+        """
+        check_config(self._model)
+        check_room(self._memory.segment_file, self._memory.capacity_bytes)
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError(
+                "AI calls need torch, which is not installed", hint="pip install 'tierkv[compute]'"
+            )
+
+    async def start(self) -> Sequence[ComputeClient]:
+        """Start both unless they are there, and return the compute node's client.
+
+        Raises:
+            ConfigError, ModelFolderError: they can't start; the next call tries again.
+            NoNodeError: ``stop`` was called.
+        """
+        self._go_on()
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(), name="start-nodes")
+            self._starting.add_done_callback(self._note_end)
+        return (await asyncio.shield(self._starting),)
+
+    async def settle(self) -> None:
+        """Wait until computed blocks are in the pool and the directory knows."""
+        if self.started:
+            await self.compute.flush()
+            await self.pool.flush()
+
+    async def stop(self) -> None:
+        """Stop what was started; nothing starts any more."""
+        self._closing = True
+        if self._starting is not None:
+            with suppress(TierKVError):
+                await asyncio.shield(self._starting)
+        await self._stop_parts()
+
+    async def _start(self) -> ComputeClient:
+        try:
+            return await self._start_parts()
+        except BaseException:
+            await self._stop_parts()
+            raise
+
+    async def _start_parts(self) -> ComputeClient:
+        log.info("loading model %s", self._model.model_name)
+        if self._on_load is not None:
+            self._on_load(self._model.model_name)
+        make_part = await asyncio.to_thread(_import_torch)
+        self._go_on()
+        self.compute = await make_part(self._model, self._meta)
+        self._go_on()
+        self.pool = _make_pool(self._memory, self._meta, self._disk)
+        await self.pool.start()
+        self._go_on()
+        return await self._start_compute()
+
+    async def _start_compute(self) -> ComputeClient:
+        from compute.local import LocalComputeClient
+        from dmp.transport.inproc import InprocPoolNode
+
+        self.compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
+        await self.compute.start()
+        # Views that asked for the nodes list them.
+        await self.compute.joined()
+        await self.pool.joined()
+        return LocalComputeClient(self.compute.node)
+
+    async def _stop_parts(self) -> None:
+        if hasattr(self, "compute"):
+            await self.compute.stop()
+            del self.compute
+        if hasattr(self, "pool"):
+            await self.pool.stop()
+            del self.pool
+
+    def _note_end(self, task: asyncio.Task[ComputeClient]) -> None:
+        """Forget a start that failed; its error is told by those who await it."""
+        if task.cancelled() or task.exception() is not None:
+            self._starting = None
+
+    def _go_on(self) -> None:
+        if self._closing:
+            raise NoNodeError("the embedded cluster is closed")
+
+
+def _import_torch() -> MakeComputePart:
+    from tierkv.compute_part import make_compute_part  # Takes seconds: hence all of this file.
+
+    return make_compute_part
+
+
+def _make_pool(
+    config: DmpConfig, meta: MetaClient, open_lower: Callable[[], LowerTier] | None
+) -> DmpPart:
+    from tierkv.parts import DmpPart  # Brings numpy and the pool's transports along.
+
+    return DmpPart(config, meta, listen=False, open_lower=open_lower)
+
+
+def _pool_config(settings: Settings, host: HostId) -> DmpConfig:
+    name = f"tierkv-{os.getpid()}-{secrets.token_hex(4)}.seg"
+    return DmpConfig(
+        node_id=NodeId("dmp-0"),
+        host=host,
+        segment_path=str(Path(settings.dmp.segment_dir) / name),
+        capacity_bytes=int(settings.dmp.capacity),
+        ready_ahead_bytes=READY_AHEAD_BYTES,
+        extent_bytes=EXTENT_BYTES,
+        demote_above=settings.dmp.demote_above,
+        eviction_policy=settings.dmp.eviction_policy,
+        lease_share=settings.dmp.lease_share,
+        scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
+        nameless=True,
+    )
