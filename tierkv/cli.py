@@ -305,12 +305,12 @@ def postgres_sql() -> None:
 
 @app.command()
 def demo(
-    rows: Annotated[int, typer.Option(min=4, help="Records in the table.")] = 200,
+    rows: Annotated[int, typer.Option(min=4, help="Records in the table.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the generated records.")] = 7,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Run the main job: statements over a table, twice, and a chat; with and without cache."""
+    """Show what the cache saves: questions over the same notes, and a chat; with and without."""
     from tierkv.demo import run_demo
 
     raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))

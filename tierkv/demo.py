@@ -1,8 +1,8 @@
-"""``tierkv demo``: the main job on the shipped model, with and without the cache, side by side.
+"""``tierkv demo``: the story of the cache, on the shipped model, with and without it.
 
-A table of generated customer notes, three statements (generate, filter, group by a generated
-label), the same documents asked again with other questions, and a ten-turn chat over REST. Every
-step runs with the cache off and on; answers must be equal, the table shows what was saved.
+Several questions over the same generated customer notes, the first of them once more, and a chat of
+ten turns over REST. Everything runs without the cache first and then with it; answers must be
+equal. ``tierkv/demo_report.py`` prints what that took.
 """
 
 from __future__ import annotations
@@ -10,39 +10,47 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from compute.demo_model.data import INSTRUCTION, Record, make_chats, make_records
 from compute.demo_model.instructions import Head
-from dbfront.contracts import Column
 from dbfront.statistics import AiStats
-from kvcore.request import HitTokens
 from tierkv.config import LoadedConfig, load_config
 from tierkv.dbapi import Connection
-from tierkv.demo_chat import ChatRun, play_chat
+from tierkv.demo_chat import play_chat
+from tierkv.demo_report import StatementRun, Story, print_story
 from tierkv.embedded import EmbeddedProcess, start_embedded
 from tierkv.output import OutputFormat, render_rows
 from tierkv.progress import StatementBar
 
-L1_OF_THE_DEMO = "24MiB"
-"""Smaller than the notes' KV, so that the second pass has to fetch from the pool."""
+L1_OF_THE_DEMO = "16MiB"
+"""Smaller than the notes' KV, so that later questions have to fetch it from the pool."""
 
 OFF = '{"cache": false, "max_tokens": 12}'
 ON = '{"max_tokens": 12}'
+SHOWN_ROWS = 3
+LEAST_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement of the demo; ``%s`` is where the AI call goes."""
+    """One statement of the demo.
+
+    Attributes:
+        title: its name in the table.
+        question: what is asked of each note.
+        statement: SQL; ``%s`` is where the AI call goes.
+        fact: what the notes were made from and the answer must be; empty where there is none.
+        about: what it shows.
+    """
 
     title: str
     question: str
     statement: str
     fact: str
+    about: str
 
 
 ANSWERS = "SELECT id, %s AS answer FROM notes ORDER BY id"
@@ -50,28 +58,23 @@ MATCHES = "SELECT id FROM notes WHERE %s = 'yes' ORDER BY id"
 GROUPS = "SELECT %s AS label, count(*) AS notes FROM notes GROUP BY label ORDER BY label"
 
 STEPS = (
-    Step("generate", "What did the customer buy?", ANSWERS, "product"),
-    Step("filter", "Is the review positive?", MATCHES, "positive"),
-    Step("group by label", "What kind of product is it?", GROUPS, ""),
-    Step("generate again", "Where does the customer live?", ANSWERS, "city"),
-    Step("filter again", "Is the review negative?", MATCHES, "negative"),
-    Step("group again", "What is the review about?", GROUPS, ""),
+    Step("1 first question", "What did the customer buy?", ANSWERS, "product",
+         "The cache is empty: one row computes the instruction, the others load it."),
+    Step("2 second question", "Where does the customer live?", ANSWERS, "city",
+         "Another question about the same notes: their KV is loaded too."),
+    Step("3 a filter", "Is the review positive?", MATCHES, "positive",
+         "The same notes in a WHERE."),
+    Step("4 a GROUP BY", "What kind of product is it?", GROUPS, "",
+         "The same notes, grouped by a generated label."),
+)  # fmt: skip
+REPEATED = replace(
+    STEPS[0], title="5 the first again", about="The first statement once more, with a warm cache."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepRun:
-    """One step as it went: rows, what its AI calls cost, and the wall time in seconds."""
-
-    rows: list[tuple[Any, ...]]
-    columns: tuple[Column, ...]
-    stats: AiStats
-    wall_s: float
 
 
 def run_demo(config: LoadedConfig, *, rows: int, seed: int) -> int:
     """Run everything and print it; 1 when the cache changed an answer."""
-    console = Console(soft_wrap=True, width=max(120, Console().width))
+    console = Console(soft_wrap=True, width=max(LEAST_WIDTH, Console().width))
     config = _with_small_l1(config)
     console.print(f"Starting TierKV in this process; {rows} notes, seed {seed} ...")
     process = start_embedded(config)
@@ -107,13 +110,20 @@ def _run(
     connection.executemany(
         "INSERT INTO notes VALUES (?, ?)", [(r.record_id, r.text) for r in records]
     )
+    counted = connection.execute("SELECT ai_count_tokens(?)", [INSTRUCTION]).fetchone()
+    assert counted is not None, "a SELECT without FROM has a row"
     console.print(
-        f"Each prompt is an instruction of {len(INSTRUCTION.split())} words, a note and a question."
+        f"Each prompt is an instruction of {counted[0]} tokens, then one of the notes, then a "
+        "question.\nFirst everything without the cache ...",
+        highlight=False,
     )
-    off = [_run_step(connection, step, OFF, "cache off") for step in STEPS]
+    warm_up = replace(STEPS[0], statement=ANSWERS.replace("ORDER BY id", "LIMIT 4"))
+    _run_step(connection, warm_up, OFF, "warming up")
+    off = [_run_step(connection, step, OFF, f"{step.title}, without cache") for step in STEPS]
+    console.print("... and now with it.")
     on = []
-    for step in STEPS:
-        on.append(_run_step(connection, step, ON, "cache on"))
+    for step in (*STEPS, REPEATED):
+        on.append(_run_step(connection, step, ON, f"{step.title}, with cache"))
         _print_step(console, step, on[-1], records)
     chat = replace(make_chats(1, seed)[0], head=Head("", INSTRUCTION))
     questions = [m["content"] for m in chat.messages() if m["role"] == "user"]
@@ -121,41 +131,42 @@ def _run(
     chat_off, chat_on = (
         play_chat(f"http://127.0.0.1:{port}/v1", questions, use_cache=use) for use in (False, True)
     )
-    console.print("\n[bold]chat[/bold], ten turns through the openai client:")
-    for question, answer in zip(questions, chat_on.answers, strict=True):
-        console.print(f"  {question.splitlines()[-1]}  ->  {answer}", highlight=False)
-    right = sum(t.answer == a for t, a in zip(chat.turns, chat_on.answers, strict=True))
-    console.print(f"({right} of {len(chat.turns)} answered right)")
-    _print_table(console, off, on, chat_off, chat_on)
-    return _conclude(console, off, on, chat_off, chat_on)
+    titles = [step.title for step in (*STEPS, REPEATED)]
+    story = Story(titles, off, on, chat_off, chat_on, questions, counted[0])
+    print_story(console, story)
+    console.print("Next: .venv/bin/tierkv up    # a cluster for psql and any OpenAI client")
+    if not story.equal:
+        typer.secho("answers with and without the cache differ", fg="red", err=True)
+    return 0 if story.equal else 1
 
 
-def _run_step(connection: Connection, step: Step, options: str, label: str) -> StepRun:
+def _run_step(connection: Connection, step: Step, options: str, label: str) -> StatementRun:
     call = "ai_generate($1 || note || $2, options => $3)"
     cursor = connection.cursor()
     started = time.monotonic()
-    with StatementBar(cursor.session, label=f"{step.title}, {label}"):
+    with StatementBar(cursor.session, label=label):
         cursor.execute(
             step.statement % call, [f"{INSTRUCTION}\n", f"\nQuestion: {step.question}", options]
         )
     wall_s = time.monotonic() - started
     stats: AiStats = getattr(cursor.session, "last_ai_stats")  # noqa: B009 - not in the contract
-    run = StepRun(cursor.fetchall(), cursor.columns, stats, wall_s)
+    run = StatementRun(cursor.fetchall(), cursor.columns, stats, wall_s)
     cursor.close()
     return run
 
 
-def _print_step(console: Console, step: Step, run: StepRun, records: Sequence[Record]) -> None:
-    console.print(f"\n[bold]{step.title}[/bold]: {step.question}")
+def _print_step(console: Console, step: Step, run: StatementRun, records: Sequence[Record]) -> None:
+    console.print(f"\n[bold]{step.title}[/bold]: {step.question}  ({step.about})", highlight=False)
     console.print(f"[dim]{step.statement % 'ai_generate(instruction || note || question)'}[/dim]")
-    shown = render_rows(run.columns, run.rows[:6], OutputFormat.TABLE).splitlines()
+    shown = render_rows(run.columns, run.rows[:SHOWN_ROWS], OutputFormat.TABLE).splitlines()
     console.print("\n".join(shown[:-1]), highlight=False, markup=False)
+    more = "..., " if len(run.rows) > SHOWN_ROWS else ""
     right = _share_right(step, run, records)
     tail = "" if right is None else f", {right:.0%} of the notes answered right"
-    console.print(f"({len(run.rows)} rows{tail})")
+    console.print(f"({more}{len(run.rows)} rows{tail})", highlight=False)
 
 
-def _share_right(step: Step, run: StepRun, records: Sequence[Record]) -> float | None:
+def _share_right(step: Step, run: StatementRun, records: Sequence[Record]) -> float | None:
     """Compare with the facts the notes were made from; None where a step has no such fact."""
     if not step.fact:
         return None
@@ -166,62 +177,3 @@ def _share_right(step: Step, run: StepRun, records: Sequence[Record]) -> float |
         answers = dict(run.rows)
         right = sum(answers[r.record_id] == getattr(r, step.fact) for r in records)
     return right / len(records)
-
-
-def _print_table(
-    console: Console,
-    off: Sequence[StepRun],
-    on: Sequence[StepRun],
-    chat_off: ChatRun,
-    chat_on: ChatRun,
-) -> None:
-    # The calls of a statement wait for one another's prefix, so only a chat has a wait to show.
-    table = Table(title="\nWhat the cache saved (prompt tokens loaded instead of computed)")
-    for name in ("step", "calls", "distinct", "prompt", "hit", "L1", "L2", "L3"):
-        table.add_column(name, justify="left" if name == "step" else "right")
-    for name in ("time off", "time on", "TTFT off", "TTFT on"):
-        table.add_column(name, justify="right")
-    for step, before, after in zip(STEPS, off, on, strict=True):
-        stats = after.stats
-        table.add_row(
-            step.title, str(stats.calls), str(stats.distinct_calls),
-            *_token_cells(stats.prompt_tokens, stats.hit_tokens),
-            f"{before.wall_s:.1f} s", f"{after.wall_s:.1f} s", "", "",
-        )  # fmt: skip
-    turns = str(len(chat_on.answers))
-    tokens = [f"{count:,}" for count in (chat_on.prompt_tokens, chat_on.cached_tokens)]
-    table.add_row(
-        "chat", turns, turns, *tokens, "", "", "",
-        f"{chat_off.wall_s:.1f} s", f"{chat_on.wall_s:.1f} s",
-        f"{chat_off.mean_ttft_s * 1e3:.0f} ms", f"{chat_on.mean_ttft_s * 1e3:.0f} ms",
-    )  # fmt: skip
-    console.print(table)
-
-
-def _token_cells(prompt: int, hits: HitTokens) -> list[str]:
-    return [f"{count:,}" for count in (prompt, hits.total, hits.l1, hits.l2, hits.l3)]
-
-
-def _conclude(
-    console: Console,
-    off: Sequence[StepRun],
-    on: Sequence[StepRun],
-    chat_off: ChatRun,
-    chat_on: ChatRun,
-) -> int:
-    equal = chat_off.answers == chat_on.answers and all(
-        sorted(a.rows) == sorted(b.rows) for a, b in zip(off, on, strict=True)
-    )
-    before = sum(run.wall_s for run in off) + chat_off.wall_s
-    after = sum(run.wall_s for run in on) + chat_on.wall_s
-    prompt = sum(run.stats.prompt_tokens for run in on) + chat_on.prompt_tokens
-    hits = sum(run.stats.hit_tokens.total for run in on) + chat_on.cached_tokens
-    said = "equal answers" if equal else "DIFFERENT ANSWERS: this is a bug"
-    console.print(
-        f"\n[bold]With the cache {after:.1f} s, without {before:.1f} s: {before / after:.1f} times "
-        f"faster; {hits / prompt:.0%} of {prompt:,} prompt tokens were loaded; {said}.[/bold]"
-    )
-    console.print("Next: .venv/bin/tierkv up    # a cluster for psql and any OpenAI client")
-    if not equal:
-        typer.secho("cached and uncached answers differ", fg="red", err=True)
-    return 0 if equal else 1
