@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ paramstyle = "qmark"
 def connect(
     database: str = "",
     *,
-    model: str | Path | None = None,
+    model: str | Path | Sequence[str | Path] | None = None,
     config: str | Path | None = None,
     user: str = "default",
     **settings: Any,
@@ -57,7 +58,8 @@ def connect(
 
     Args:
         database: DuckDB file; empty keeps tables in memory.
-        model: model folder; None takes the small one that is shipped.
+        model: model folder, or several: the first answers calls that name none; None takes the
+            small one that is shipped.
         config: TOML file; None takes ``$TIERKV_CONFIG`` or ``./tierkv.toml`` if there is one.
         user: also the tenant whose cache is used.
         settings: any setting as ``section__key=value``, such as ``compute__l1_capacity="1GiB"``.
@@ -78,7 +80,8 @@ def connect(
     if database:
         flags["front.database"] = database
     if model is not None:
-        flags["compute.model"] = str(model)
+        first, *more = [model] if isinstance(model, (str, Path)) else model
+        flags |= {"compute.model": str(first), "compute.more_models": [str(each) for each in more]}
     try:
         loaded = load_config(Path(config) if config is not None else None, flags=flags)
         return connect_with(loaded, user=user)

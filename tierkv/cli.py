@@ -18,6 +18,7 @@ from tierkv.config import LoadedConfig, list_entries, load_config
 from tierkv.connect_command import connect
 from tierkv.leave import leave
 from tierkv.output import OutputFormat
+from tierkv.role_flags import Engine, Role, engine_flags, model_flags, role_flags
 from tierkv.simulate import simulate
 
 app = typer.Typer(
@@ -54,25 +55,12 @@ PostgresOption = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Model folder (Hugging Face layout, safetensors).")
 ]
-
-
-class Role(StrEnum):
-    """What ``tierkv serve`` can start."""
-
-    FRONT = "front"
-    META = "meta"
-    DMP = "dmp"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    COMPUTE = "compute"
-
-
-class Engine(StrEnum):
-    """Which other engine may answer for a compute node."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    OPENAI = "openai"
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="Model folder; may be repeated, and calls that name none mean the first."
+    ),
+]
 
 
 class Switch(StrEnum):
@@ -119,7 +107,7 @@ def sql(
     database: Annotated[
         str | None, typer.Option("--database", "-d", help="DuckDB file; else in memory.")
     ] = None,
-    model: ModelOption = None,
+    models: ModelsOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -132,7 +120,7 @@ def sql(
     """
     from tierkv import sql_shell
 
-    loaded = _load(config, settings, front__database=database, compute__model=model)
+    loaded = _load(config, settings, front__database=database, **model_flags(models))
     if command and file is not None:
         raise typer.BadParameter("give -c or -f, not both")
     text = _read_sql(file) if file else "\n;\n".join(command) if command else None
@@ -152,11 +140,13 @@ def _read_sql(file: Path) -> str:
 def up(
     pg_port: Annotated[int | None, typer.Option(help="PostgreSQL wire port (5433).")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST port (8000).")] = None,
-    model: ModelOption = None,
+    models: ModelsOption = None,
     postgres: PostgresOption = None,
-    compute: Annotated[int, typer.Option(min=0, help="Nodes that prefill and decode.")] = 1,
-    prefill: Annotated[int, typer.Option(min=0, help="Prefill-only nodes.")] = 0,
-    decode: Annotated[int, typer.Option(min=0, help="Decode-only nodes.")] = 0,
+    compute: Annotated[
+        int, typer.Option(min=0, help="Nodes that prefill and decode, per model.")
+    ] = 1,
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill-only nodes, per model.")] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Decode-only nodes, per model.")] = 0,
     dmp: Annotated[
         int, typer.Option(min=0, help="Memory pool nodes, each acting as a host of its own.")
     ] = 1,
@@ -177,7 +167,7 @@ def up(
         front__pg_port=pg_port,
         front__http_port=http_port,
         front__postgres=postgres,
-        compute__model=model,
+        **model_flags(models),
         dmp__remove_on_stop=None if keep else True,
     )
     if prefill or decode:
@@ -230,46 +220,13 @@ def serve(
     """
     from tierkv.serve import serve_role
 
-    flags = _role_flags(role, port, capacity, postgres)
-    flags |= _engine_flags(role, engine, url, api_key_file, model)
+    flags = role_flags(role, port, capacity, postgres)
+    flags |= engine_flags(role, engine, url, api_key_file, model)
     loaded = _load(config, settings, **flags)
     name = node_id or ""
     raise typer.Exit(
         asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
     )
-
-
-def _role_flags(
-    role: Role, port: int | None, capacity: str | None, postgres: str | None
-) -> dict[str, Any]:
-    """Turn --port, --capacity and --postgres into settings of the role's section."""
-    if postgres is not None and role is not Role.FRONT:
-        raise typer.BadParameter("--postgres is for fronts")
-    if capacity is not None and role is not Role.DMP:
-        raise typer.BadParameter("--capacity is for dmp nodes")
-    if port is not None and role is Role.FRONT:
-        raise typer.BadParameter("a front has two ports: --set front.pg_port, front.http_port")
-    section = role.value if role in (Role.META, Role.DMP) else "compute"
-    flags = {"dmp__capacity": capacity, "front__postgres": postgres}
-    return flags | ({f"{section}__port": port} if port is not None else {})
-
-
-def _engine_flags(
-    role: Role, engine: Engine | None, url: str | None, key: Path | None, model: str | None
-) -> dict[str, Any]:
-    """Turn --engine and what belongs to it into settings; --model is the engine's with it."""
-    if (engine or model) and role not in (Role.COMPUTE, Role.PREFILL, Role.DECODE):
-        raise typer.BadParameter("--engine and --model are for compute, prefill and decode nodes")
-    if engine is None:
-        if url is not None or key is not None:
-            raise typer.BadParameter("--url and --api-key-file need --engine")
-        return {"compute__model": model}
-    return {
-        "engine__kind": engine.value,
-        "engine__url": url,
-        "engine__api_key_file": None if key is None else str(key),
-        "engine__model": model,
-    }
 
 
 @app.command()

@@ -117,6 +117,8 @@ def _toml_value(value: Any) -> str:
 
 
 def _render(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(str(part) for part in value) or repr("")
     return repr(value) if isinstance(value, str) and not value else str(value)
 
 
@@ -170,7 +172,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(ENV_PREFIX) or variable == CONFIG_ENV:
             continue
         section, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
-        found[f"{section}.{name}"] = json.loads(text) if text.startswith("{") else text
+        found[f"{section}.{name}"] = json.loads(text) if text[:1] in ("{", "[") else text
     return found
 
 

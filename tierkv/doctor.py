@@ -17,7 +17,7 @@ from pathlib import Path
 
 import typer
 
-from kvcore.errors import ModelFolderError
+from kvcore.errors import ConfigError, ModelFolderError
 from tierkv.config import LoadedConfig
 from tierkv.descriptors import raise_descriptor_limit
 from tierkv.doctor_paths import (
@@ -120,16 +120,18 @@ def check_run_dir(settings: Settings) -> Finding:
 
 
 def check_model(settings: Settings) -> Finding:
-    """A model folder that can be read."""
+    """Model folders that can be read, under different names."""
     from storage.model_folder import inspect_model_folder
-    from tierkv.shipped_model import model_folder
+    from tierkv.shipped_model import model_folder, split_by_model
 
-    folder = model_folder(settings.compute)
+    found = []
     try:
-        model = inspect_model_folder(folder)
-    except ModelFolderError as error:
+        for each in split_by_model(settings.compute):
+            folder = model_folder(each)
+            found.append(f"{folder} (revision {inspect_model_folder(folder).revision[:12]})")
+    except (ModelFolderError, ConfigError) as error:
         return Finding("model", MISSING, error.message, error.hint or "set compute.model")
-    return Finding("model", OK, f"{folder} (revision {model.revision[:12]})")
+    return Finding("model", OK, ", ".join(found))
 
 
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (

@@ -20,6 +20,7 @@ from tierkv.embedded_nodes import EmbeddedNodes
 from tierkv.front_part import FrontPart
 from tierkv.loop_thread import LoopThread
 from tierkv.settings import Settings
+from tierkv.shipped_model import with_default_model
 
 
 class EmbeddedCluster:
@@ -27,7 +28,7 @@ class EmbeddedCluster:
 
     Attributes:
         meta: the directory.
-        nodes: the memory pool and the compute node.
+        nodes: the memory pool and a compute node per model.
         front: SQL and generation.
     """
 
@@ -43,7 +44,7 @@ class EmbeddedCluster:
         Raises:
             ConfigError: a setting that can't be used.
         """
-        self._config = config
+        self._config = config = with_default_model(config)
         self.meta = LocalMeta(
             MetaConfig(
                 cluster_secret=_secret(config.settings),

@@ -1,4 +1,4 @@
-"""The memory pool and the compute node of an embedded cluster, started when a call needs them.
+"""The memory pool and the compute nodes of an embedded cluster, started when a call needs them.
 
 Torch, the model and the pool's memory take seconds to have, and many statements call no model. So
 tierkv/embedded.py hands ``start`` to the front, whose first AI call, or view of the cache, awaits
@@ -35,6 +35,7 @@ from metaserver.client import MetaClient
 from tierkv.disk_tier import disk_tier
 from tierkv.node_config import compute_config
 from tierkv.settings import Settings
+from tierkv.shipped_model import split_by_model
 
 if TYPE_CHECKING:
     from dmp.lower_tier import LowerTier
@@ -51,12 +52,12 @@ READY_AHEAD_BYTES: Final = 16 << 20
 
 
 class EmbeddedNodes:
-    """A pool node and a compute node that start when they are needed.
+    """A pool node and a compute node per model, all started when the first is needed.
 
     ``start`` and ``stop`` belong to one event loop.
 
     Attributes:
-        compute: the compute node; once started.
+        computes: the compute nodes, in the order of their models; once started.
         pool: the memory pool node; once started.
     """
 
@@ -73,20 +74,25 @@ class EmbeddedNodes:
         Raises:
             ConfigError: a setting that can't be used.
         """
-        self.compute: ComputePart
+        self.computes: list[ComputePart] = []
         self.pool: DmpPart
         self._meta = meta
         self._on_load = on_load
         host = HostId(settings.cluster.host or socket.gethostname())
-        model = compute_config(
-            settings.compute, node_id=NodeId("compute-0"), host=host, role=NodeRole.COMPUTE
-        )
-        self._model = replace(model, touch_l1=False)
+        self._models = [
+            replace(
+                compute_config(
+                    model, node_id=NodeId(f"compute-{i}"), host=host, role=NodeRole.COMPUTE
+                ),
+                touch_l1=False,
+            )
+            for i, model in enumerate(split_by_model(settings.compute))
+        ]
         self._memory = _pool_config(settings, host)
         self._disk = disk_tier(
             settings.dmp, self._memory.node_id, extent_bytes=self._memory.extent_bytes
         )
-        self._starting: asyncio.Task[ComputeClient] | None = None
+        self._starting: asyncio.Task[Sequence[ComputeClient]] | None = None
         self._closing = False
 
     @property
@@ -102,7 +108,8 @@ class EmbeddedNodes:
             ConfigError: no room for the pool or L1, or no torch.
             ModelFolderError: the model can't be served.
         """
-        check_config(self._model)
+        for model in self._models:
+            check_config(model)
         check_room(self._memory.segment_file, self._memory.capacity_bytes)
         if importlib.util.find_spec("torch") is None:
             raise ConfigError(
@@ -110,7 +117,7 @@ class EmbeddedNodes:
             )
 
     async def start(self) -> Sequence[ComputeClient]:
-        """Start both unless they are there, and return the compute node's client.
+        """Start all unless they are there, and return the compute nodes' clients.
 
         Raises:
             ConfigError, ModelFolderError: they can't start; the next call tries again.
@@ -120,12 +127,13 @@ class EmbeddedNodes:
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name="start-nodes")
             self._starting.add_done_callback(self._note_end)
-        return (await asyncio.shield(self._starting),)
+        return await asyncio.shield(self._starting)
 
     async def settle(self) -> None:
         """Wait until computed blocks are in the pool and the directory knows."""
         if self.started:
-            await self.compute.flush()
+            for compute in self.computes:
+                await compute.flush()
             await self.pool.flush()
 
     async def stop(self) -> None:
@@ -136,46 +144,49 @@ class EmbeddedNodes:
                 await asyncio.shield(self._starting)
         await self._stop_parts()
 
-    async def _start(self) -> ComputeClient:
+    async def _start(self) -> Sequence[ComputeClient]:
         try:
             return await self._start_parts()
         except BaseException:
             await self._stop_parts()
             raise
 
-    async def _start_parts(self) -> ComputeClient:
-        log.info("loading model %s", self._model.model_name)
-        if self._on_load is not None:
-            self._on_load(self._model.model_name)
-        make_part = await asyncio.to_thread(_import_torch)
-        self._go_on()
-        self.compute = await make_part(self._model, self._meta)
-        self._go_on()
+    async def _start_parts(self) -> Sequence[ComputeClient]:
+        for model in self._models:
+            await self._load(model)
         self.pool = _make_pool(self._memory, self._meta, self._disk)
         await self.pool.start()
         self._go_on()
-        return await self._start_compute()
+        return [await self._start_compute(compute) for compute in self.computes]
 
-    async def _start_compute(self) -> ComputeClient:
+    async def _load(self, model: ComputeConfig) -> None:
+        log.info("loading model %s", model.model_name)
+        if self._on_load is not None:
+            self._on_load(model.model_name)
+        make_part = await asyncio.to_thread(_import_torch)
+        self._go_on()
+        self.computes.append(await make_part(model, self._meta))
+        self._go_on()
+
+    async def _start_compute(self, compute: ComputePart) -> ComputeClient:
         from compute.local import LocalComputeClient
         from dmp.transport.inproc import InprocPoolNode
 
-        self.compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
-        await self.compute.start()
+        compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
+        await compute.start()
         # Views that asked for the nodes list them.
-        await self.compute.joined()
+        await compute.joined()
         await self.pool.joined()
-        return LocalComputeClient(self.compute.node)
+        return LocalComputeClient(compute.node)
 
     async def _stop_parts(self) -> None:
-        if hasattr(self, "compute"):
-            await self.compute.stop()
-            del self.compute
+        while self.computes:
+            await self.computes.pop().stop()
         if hasattr(self, "pool"):
             await self.pool.stop()
             del self.pool
 
-    def _note_end(self, task: asyncio.Task[ComputeClient]) -> None:
+    def _note_end(self, task: asyncio.Task[Sequence[ComputeClient]]) -> None:
         """Forget a start that failed; its error is told by those who await it."""
         if task.cancelled() or task.exception() is not None:
             self._starting = None

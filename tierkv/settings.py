@@ -307,6 +307,11 @@ class ComputeSettings(Section):
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0: any")
     model: str = Field(default="", description="model folder; empty: the small one shipped")
     model_name: str = Field(default="", description="served name; empty: the folder's name")
+    more_models: tuple[str, ...] = Field(
+        default=(),
+        description="folders of further models that up, sql and connect() serve, each by nodes of "
+        "its own",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="compute and KV type; auto: float32 on CPU, bfloat16 on GPU"
     )

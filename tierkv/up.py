@@ -16,9 +16,10 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -31,7 +32,8 @@ from tierkv.config import LoadedConfig, dump_toml
 from tierkv.descriptors import keep_files_private
 from tierkv.left_memory import CURE, kept_text, orphans_text, require_memory
 from tierkv.private_files import keep_passwords, keep_token
-from tierkv.settings import Settings
+from tierkv.settings import ComputeSettings, Settings
+from tierkv.shipped_model import model_name, split_by_model, with_default_model
 from tierkv.supervisor import ChildSpec, Supervisor, exit_text
 
 SCRAM: Final = "SCRAM-SHA-256$"
@@ -62,26 +64,35 @@ class NodePlan:
     overrides: tuple[str, ...] = ()
 
 
-def plan_nodes(shape: ClusterShape, hostname: str) -> list[NodePlan]:
+def plan_nodes(
+    shape: ClusterShape, hostname: str, models: Sequence[ComputeSettings]
+) -> list[NodePlan]:
     """List the dmp and compute children in start order; hosts are dealt out in turn."""
     names = [hostname if shape.hosts == 1 else f"{hostname}-{i}" for i in range(shape.hosts)]
     plans = [NodePlan("dmp", f"dmp-{i}", (f"cluster.host={names[i]}",)) for i in range(shape.dmp)]
-    turn = 0
+    hosts = cycle(names)
     for role, count in (
         ("prefill", shape.prefill),
         ("decode", shape.decode),
         ("compute", shape.compute),
     ):
-        for i in range(count):
-            host = names[turn % shape.hosts]
-            plans.append(NodePlan(role, f"{role}-{i}", (f"cluster.host={host}",)))
-            turn += 1
+        # Of several models each has as many nodes; nodes of one model have no override for it.
+        for i, model in enumerate(model for model in models for _ in range(count)):
+            overrides = (f"cluster.host={next(hosts)}", *_model_overrides(model, models))
+            plans.append(NodePlan(role, f"{role}-{i}", overrides))
     return plans
+
+
+def _model_overrides(model: ComputeSettings, models: Sequence[ComputeSettings]) -> tuple[str, ...]:
+    if len(models) == 1:
+        return ()
+    return (f"compute.model={model.model}", f"compute.model_name={model_name(model)}")
 
 
 async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
     """Run a cluster until SIGINT or SIGTERM; the exit status."""
-    settings = loaded.settings
+    models = split_by_model(loaded.settings.compute)
+    settings = with_default_model(loaded).settings
     for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
         _require_free(settings.front.bind, port, flag=f"--{name}-port")
     run_dir = settings.cluster.run_dir.expanduser()
@@ -94,7 +105,9 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
         stack.enter_context(_own(run_dir))
         settings = _complete(settings, run_dir)
         require_memory(settings, shape.dmp)
-        starting = asyncio.create_task(_start_all(supervisor, settings, shape, run_dir))
+        hostname = settings.cluster.host or socket.gethostname()
+        plans = plan_nodes(shape, hostname, models)
+        starting = asyncio.create_task(_start_all(supervisor, settings, plans, run_dir))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +145,7 @@ def _complete(settings: Settings, run_dir: Path) -> Settings:
 
 
 async def _start_all(
-    supervisor: Supervisor, settings: Settings, shape: ClusterShape, run_dir: Path
+    supervisor: Supervisor, settings: Settings, plans: Sequence[NodePlan], run_dir: Path
 ) -> dict[str, dict[str, Any]]:
     config = run_dir / CONFIG_FILE
     config.touch(mode=0o600)
@@ -148,7 +161,6 @@ async def _start_all(
         ready[plan.node_id] = await supervisor.start(spec, timeout_s=300.0)
 
     await start(NodePlan("meta", "meta"))
-    plans = plan_nodes(shape, settings.cluster.host or socket.gethostname())
     await asyncio.gather(*(start(plan) for plan in plans))
     await start(NodePlan("front", "front"))
     return ready
@@ -241,6 +253,10 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
         f"  SQL   postgresql://{quote(user, safe='')}@{pg_host}:{pg_port}/{database}{by_file}"
     )
     typer.echo(f"  REST  http://{http_host}:{http_port}/v1")
+    if len(models := [model_name(each) for each in split_by_model(settings.compute)]) > 1:
+        default = settings.front.default_model
+        told = (f"{name} (default)" if name == default else name for name in models)
+        typer.echo(f"  Models  {', '.join(told)}")
     typer.echo("\nNow type, in another terminal:")
     typer.echo(
         f"  {before}psql -h {pg_host.strip('[]')} -p {pg_port} -U {shlex.quote(user)} {database} "

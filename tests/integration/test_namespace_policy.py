@@ -53,7 +53,7 @@ def test_a_codec_is_that_of_the_tenants_namespace_and_never_mixed(
         for tenant in ("ann", "carl", "bob", "carl"):
             usage = (await ask(process, tenant, DOCUMENT)).usage
             answers.append((usage.kv_codec, usage.hit_tokens.total))
-            await cluster.nodes.compute.node.drop_cache()
+            await cluster.nodes.computes[0].node.drop_cache()
         return answers
 
     first, second, third, fourth = process.loop.run(told())

@@ -22,6 +22,7 @@ from dbfront.session import DuckDbSession
 from kvcore.errors import CancelledByUserError, ConfigError, ModelFolderError, NoNodeError
 from tierkv.config import load_config
 from tierkv.embedded import EmbeddedCluster
+from tierkv.settings import ComputeSettings
 from tierkv.shipped_model import model_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -210,3 +211,19 @@ async def test_what_can_t_work_is_refused_at_the_start(
     with pytest.raises(error[0], match=error[1]):
         async with started(**settings):
             pytest.fail("it started")
+
+
+def test_several_models_answer_by_name_and_the_first_by_default(tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(model_folder(ComputeSettings()), second)
+    settings = {key.replace(".", "__"): value for key, value in SMALL.items()}
+    with tierkv.connect(model=[second, "tierkv-demo"], **settings) as db:
+        for call in (ASK, ASK.replace("')", "', model => 'tierkv-demo')")):
+            assert db.execute(call).fetchall() == [("kettle",)]
+        used = db.execute("SELECT model_name, calls FROM tierkv.stat_functions ORDER BY 1")
+        assert used.fetchall() == [("second", 1), ("tierkv-demo", 1)]
+        models = db.execute("SELECT model_name FROM tierkv.models ORDER BY 1").fetchall()
+        assert models == [("second",), ("tierkv-demo",)]
+        with pytest.raises(tierkv.Error, match="no model 'third' is served here") as refused:
+            db.execute("SELECT ai_generate('a', model => 'third')")
+        assert "second, tierkv-demo" in str(refused.value)

@@ -7,12 +7,15 @@ from pathlib import Path
 import psycopg.conninfo
 import pytest
 
-from tierkv.settings import Settings
+from kvcore.errors import ConfigError
+from tierkv.config import load_config
+from tierkv.settings import ComputeSettings, Settings
+from tierkv.shipped_model import model_name, split_by_model, with_default_model
 from tierkv.up import ClusterShape, _tell_ready, dialable, plan_nodes
 
 
 def test_one_host_keeps_its_name() -> None:
-    plans = plan_nodes(ClusterShape(), "box")
+    plans = plan_nodes(ClusterShape(), "box", [ComputeSettings()])
     assert [(p.role, p.node_id, p.overrides) for p in plans] == [
         ("dmp", "dmp-0", ("cluster.host=box",)),
         ("compute", "compute-0", ("cluster.host=box",)),
@@ -20,7 +23,9 @@ def test_one_host_keeps_its_name() -> None:
 
 
 def test_several_dmp_nodes_act_as_hosts_and_compute_is_dealt_out() -> None:
-    plans = plan_nodes(ClusterShape(dmp=2, compute=0, prefill=1, decode=2), "box")
+    plans = plan_nodes(
+        ClusterShape(dmp=2, compute=0, prefill=1, decode=2), "box", [ComputeSettings()]
+    )
     assert [(p.node_id, p.overrides[0].partition("=")[2]) for p in plans] == [
         ("dmp-0", "box-0"),
         ("dmp-1", "box-1"),
@@ -28,6 +33,33 @@ def test_several_dmp_nodes_act_as_hosts_and_compute_is_dealt_out() -> None:
         ("decode-0", "box-1"),
         ("decode-1", "box-0"),
     ]
+
+
+def test_each_model_has_nodes_of_its_own() -> None:
+    config = load_config(
+        flags={"compute.model": "/m/llama", "compute.more_models": ["tierkv-demo"]}, environ={}
+    )
+    models = split_by_model(config.settings.compute)
+    plans = plan_nodes(ClusterShape(compute=2), "box", models)
+    assert [(p.node_id, p.overrides[1:]) for p in plans[1:]] == [
+        ("compute-0", ("compute.model=/m/llama", "compute.model_name=llama")),
+        ("compute-1", ("compute.model=/m/llama", "compute.model_name=llama")),
+        ("compute-2", ("compute.model=tierkv-demo", "compute.model_name=tierkv-demo")),
+        ("compute-3", ("compute.model=tierkv-demo", "compute.model_name=tierkv-demo")),
+    ]
+    assert with_default_model(config).settings.front.default_model == "llama"
+    chosen = load_config(
+        flags={"compute.more_models": ["/m/a"], "front.default_model": "a"}, environ={}
+    )
+    assert with_default_model(chosen).settings.front.default_model == "a"
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    compute = ComputeSettings(model="/a/weights", more_models=("/b/weights",))
+    with pytest.raises(ConfigError, match="two models would be called 'weights'"):
+        split_by_model(compute)
+    named = compute.model_copy(update={"model_name": "a"})
+    assert [model_name(each) for each in split_by_model(named)] == ["a", "weights"]
 
 
 def test_the_next_command_dials_what_a_client_here_can_reach() -> None:
