@@ -8,6 +8,7 @@ connections that are open.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import socket
 import struct
@@ -35,6 +36,7 @@ class Fault:
         reset_share: share of chunks at which the connection is reset (RST).
         flip_share: share of chunks in which one bit is flipped.
         flip_from: shorter chunks are not flipped, so that headers and pings pass.
+        flip_until: none is flipped once ``ChaosProxy.flipped`` has reached it.
     """
 
     drop: bool = False
@@ -44,6 +46,7 @@ class Fault:
     reset_share: float = 0.0
     flip_share: float = 0.0
     flip_from: int = 0
+    flip_until: float = math.inf
 
 
 NONE: Final = Fault()
@@ -203,7 +206,9 @@ class ChaosProxy:
         return max(0.0, fault.delay_s + jitter_s) + rate_s
 
     def _flipped(self, chunk: bytes, fault: Fault) -> bytes:
-        if len(chunk) < fault.flip_from or self._random.random() >= fault.flip_share:
+        if len(chunk) < fault.flip_from or self.flipped >= fault.flip_until:
+            return chunk
+        if self._random.random() >= fault.flip_share:
             return chunk
         damaged = bytearray(chunk)
         damaged[self._random.randrange(fault.flip_from // 2, len(chunk))] ^= (

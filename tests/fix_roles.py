@@ -178,7 +178,11 @@ class Roles:
             json.dumps(body | dict(options)).encode(),
             {"content-type": "application/json"},
         )
-        return urllib.request.urlopen(request, timeout=ANSWER_S)
+        try:
+            return urllib.request.urlopen(request, timeout=ANSWER_S)
+        except urllib.error.HTTPError as error:
+            error.add_note(error.read().decode())
+            raise
 
     def stream(self, prompt: Sequence[int], **options: Any) -> Iterator[str]:
         """As ``complete``, over server-sent events: yield the pieces of the text as they come."""
