@@ -94,7 +94,9 @@ class StepCostFit:
         exact = StepCostFit(by_seconds=True)
         for step in steps:
             exact.add(*step)
-        fits = [fit for columns in _COLUMNS if (fit := exact._solved(columns)) is not None]
+        # No model computes a token for nothing, whatever a step that was stopped for long says.
+        columns = [some for some in _COLUMNS if 0 in some]
+        fits = [fit for some in columns if (fit := exact._solved(some)) is not None]
         self._prior = min(fits, key=lambda fit: fit[0])[1]
 
     def add(self, tokens: int, pairs: float, seconds: float) -> None:
