@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvcore.ids import NodeId, RequestId
+from kvcore.ids import RequestId
 from kvcore.node import ModelInfo
+from kvcore.preferred_node import PreferredNode
 from kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
 from kvcore.reuse_hint import ReuseHint
 
@@ -89,7 +90,7 @@ class PreparedCall:
     model: ModelInfo
     request: GenerateRequest
     blend_refusal: str = ""
-    preferred_node: NodeId | None = None
+    preferred_node: PreferredNode | None = None
 
 
 @dataclass(frozen=True, slots=True)

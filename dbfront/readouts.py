@@ -15,9 +15,10 @@ from dbfront.contracts import PreparedCall
 from dbfront.label_trie import LabelWalk
 from kvcore.errors import NodeLostError
 from kvcore.ids import NodeId, RequestId
+from kvcore.preferred_node import PreferredNode
 from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
 
-Submit = Callable[[GenerateRequest, NodeId | None], AsyncGenerator[GenerateEvent, None]]
+Submit = Callable[[GenerateRequest, PreferredNode | None], AsyncGenerator[GenerateEvent, None]]
 """Sends a request, preferably to a node; yields its events."""
 
 
@@ -48,7 +49,8 @@ async def walk_labels(prepared: PreparedCall, walk: LabelWalk, submit: Submit) -
         if last.finish_reason is FinishReason.CANCELLED:
             return last
         walk.answer(last.scores)
-        node = NodeId(last.node_id) if last.node_id else node  # It has the prompt now.
+        if last.node_id:  # It has the prompt now.
+            node = PreferredNode(NodeId(last.node_id), len(prepared.request.token_ids))
     return last
 
 
@@ -57,7 +59,7 @@ def _step_id(request_id: RequestId, step: int) -> RequestId:
 
 
 async def _last_event(
-    request: GenerateRequest, node: NodeId | None, submit: Submit
+    request: GenerateRequest, node: PreferredNode | None, submit: Submit
 ) -> GenerateEvent:
     async with aclosing(submit(request, node)) as events:
         async for event in events:

@@ -51,6 +51,7 @@ def _candidate(candidate: CandidateCost) -> Row:
         "prefill_s": cost.service.prefill_s,
         "service_s": cost.service.total_s,
         "charge": cost.charge,
+        "taken_s": cost.taken_s,
         "harm_s": cost.harm_s,
         "handoff_s": cost.handoff_s,
         "total_s": cost.total_s,

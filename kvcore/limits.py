@@ -63,6 +63,9 @@ MAX_ENGINE_WORK: Final = 1_024
 MAX_CHAIN_BLOCKS: Final = 8_192
 """Blocks in one locate or lookup: 512 K tokens at 64 tokens a block."""
 
+MAX_CHAINS_PER_QUESTION: Final = 256
+"""Chains of one question to the directory; together they have at most MAX_CHAIN_BLOCKS blocks."""
+
 MAX_CHUNKS: Final = 1_024
 """Chunks (documents) in one prompt."""
 

@@ -46,7 +46,7 @@ from metaserver.client import (
     Registration,
     ReportReply,
 )
-from metaserver.locate_reply import chain_of
+from metaserver.locate_reply import chain_of, checked_question
 
 _Value = TypeVar("_Value")
 
@@ -120,6 +120,15 @@ class GrpcMeta:
         )
         return await self._call(
             "Locate", request, lambda reply: wire_locate.locate_reply_from_proto(reply, chain)
+        )
+
+    async def locate_many(
+        self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
+    ) -> list[LocateReply]:
+        asked = checked_question(map(chain_of, chains))
+        request = pb.LocateManyRequest(chains=asked, reserve_s=reserve_s)
+        return await self._call(
+            "LocateMany", request, lambda reply: wire_locate.locate_replies_from_proto(reply, asked)
         )
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:

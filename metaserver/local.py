@@ -31,7 +31,7 @@ from metaserver.client import (
 )
 from metaserver.config import MetaConfig
 from metaserver.hold_streams import HoldStreams
-from metaserver.locate_reply import chain_of
+from metaserver.locate_reply import chain_of, checked_question
 from metaserver.namespaces import NamespaceStore
 from metaserver.state import MetaState
 
@@ -120,6 +120,18 @@ class LocalMeta:
             )
             self._streams.send(located.orders)
             return located.reply
+
+    async def locate_many(
+        self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
+    ) -> list[LocateReply]:
+        return self.locate_chains(checked_question(map(chain_of, chains)), reserve_s=reserve_s)
+
+    def locate_chains(self, chains: Sequence[bytes], *, reserve_s: float) -> list[LocateReply]:
+        """Count what is found of some chains of concatenated keys; see ``locate_many``."""
+        return [
+            self.locate_chain(chain, reader=None, max_replicas=0, reserve_s=reserve_s)
+            for chain in chains
+        ]
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         with self._open():

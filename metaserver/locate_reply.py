@@ -6,7 +6,7 @@ thousands of replicas and a reader looks at few of them, so none is built before
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -34,6 +34,22 @@ def chain_of(keys: Sequence[BlockKey]) -> bytes:
     if len(chain) != len(keys) * BLOCK_KEY_BYTES:
         raise LocalProtocolError(f"block keys have {BLOCK_KEY_BYTES} bytes each")
     return chain
+
+
+def checked_question(chains: Iterable[bytes]) -> list[bytes]:
+    """Return the chains of one question.
+
+    Raises:
+        LocalProtocolError: there are more of them, or of their blocks, than one may have.
+    """
+    asked = list(chains)
+    blocks = sum(map(len, asked)) // BLOCK_KEY_BYTES
+    if len(asked) > limits.MAX_CHAINS_PER_QUESTION or blocks > limits.MAX_CHAIN_BLOCKS:
+        raise LocalProtocolError(
+            f"a locate of {len(asked)} chains, {blocks} blocks; at most "
+            f"{limits.MAX_CHAINS_PER_QUESTION} and {limits.MAX_CHAIN_BLOCKS} go in one call"
+        )
+    return asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from kvwire.v1 import meta_pb2 as pb
 from kvwire.v1 import meta_pb2_grpc as rpc
 from metaserver import wire, wire_locate
 from metaserver.local import LocalMeta
+from metaserver.locate_reply import checked_question
 
 
 class MetaService(rpc.MetaServicer):
@@ -65,6 +66,12 @@ class MetaService(rpc.MetaServicer):
                 reserve_s=request.reserve_s,
             )
             return wire_locate.locate_reply_to_proto(reply)
+
+    async def LocateMany(self, request: pb.LocateManyRequest, context: Any) -> pb.LocateManyReply:
+        async with answering(context):
+            chains = checked_question(map(wire_locate.checked_chain, request.chains))
+            replies = self._meta.locate_chains(chains, reserve_s=request.reserve_s)
+            return pb.LocateManyReply(replies=map(wire_locate.locate_reply_to_proto, replies))
 
     async def ExtendLease(
         self, request: pb.ExtendLeaseRequest, context: Any

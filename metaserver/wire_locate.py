@@ -6,6 +6,7 @@ reading one takes the chain that was asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -75,6 +76,18 @@ def locate_reply_from_proto(message: pb.LocateReply, chain: bytes) -> LocateRepl
         memory_blocks=message.memory_blocks,
         lease=LeaseId(message.lease),
     )
+
+
+def locate_replies_from_proto(
+    message: pb.LocateManyReply, chains: Sequence[bytes]
+) -> list[LocateReply]:
+    """Convert the replies to a locate of ``chains``; RemoteProtocolError when they don't fit."""
+    if len(message.replies) != len(chains):
+        raise RemoteProtocolError(f"{len(message.replies)} replies to {len(chains)} chains")
+    return [
+        locate_reply_from_proto(reply, chain)
+        for reply, chain in zip(message.replies, chains, strict=True)
+    ]
 
 
 def _put_columns(message: pb.LocateReply, columns: ReplicaColumns) -> None:

@@ -7,8 +7,8 @@ only for those that are looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
+from kvcore.preferred_node import PreferredNode
+from policies.service_time import StepCost
 from scheduler.config import SchedulerConfig
 from scheduler.cost import CostSplit, ServiceCost
+from scheduler.credibility import credible, typical
 from scheduler.events import CandidateCost, Stage
 from scheduler.fleet import Fleet, Group
 from scheduler.node_record import NodeRecord, Work
@@ -74,8 +77,9 @@ class Costs(Sequence[CostSplit]):
         service_s: seconds from then to its first token, corrected.
         harm_s: charge for decodes it holds up.
         handoff_s: what passing on the answer adds.
+        taken_s: seconds taken from others.
         total_s: the cost.
-        charge: ``1 + c*Q``.
+        charge: ``c*Q``, for those.
     """
 
     nodes: Sequence[NodeRecord]
@@ -85,8 +89,19 @@ class Costs(Sequence[CostSplit]):
     service_s: Column
     harm_s: Column
     handoff_s: Column
+    taken_s: Column
     total_s: Column
     charge: float
+
+    @property
+    def burden_s(self) -> Column:
+        """Seconds that the request takes at each node, charged; without the wait for its turn."""
+        return (1.0 + self.charge) * self.taken_s + self.harm_s + self.handoff_s
+
+    @property
+    def ttft_s(self) -> Column:
+        """Seconds to the first token: the cost without the charges."""
+        return self.wait_s + self.service_s
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -107,7 +122,7 @@ class Costs(Sequence[CostSplit]):
         service = self.service
         l1, l2, l3, _ = service.reach
         return (
-            *(self.wait_s, self.service_s, self.total_s, self.harm_s, self.handoff_s),
+            *(self.wait_s, self.service_s, self.total_s, self.harm_s, self.handoff_s, self.taken_s),
             *(service.depth, service.load_s, service.prefill_s, l1, l2, l3),
         )
 
@@ -118,17 +133,7 @@ class Costs(Sequence[CostSplit]):
 
     def behind(self, before_s: Column) -> Costs:
         """Return the costs if each node had so many seconds more to do before."""
-        return Costs(
-            self.nodes,
-            self.figures,
-            self.service,
-            self.wait_s + before_s,
-            self.service_s,
-            self.harm_s,
-            self.handoff_s,
-            self.total_s + before_s,
-            self.charge,
-        )
+        return replace(self, wait_s=self.wait_s + before_s, total_s=self.total_s + before_s)
 
     def cheapest(self, count: int) -> list[int]:
         """Return the indices of the cheapest, cheapest first."""
@@ -156,12 +161,14 @@ class Costs(Sequence[CostSplit]):
 
 def _split(values: Sequence[float], charge: float) -> CostSplit:
     """Make the value of one node's cost."""
-    wait_s, service_s, total_s, harm_s, handoff_s, blocks, load_s, prefill_s, *ends = values
+    wait_s, service_s, total_s, harm_s, handoff_s, taken_s, blocks, load_s, prefill_s, *ends = (
+        values
+    )
     depth = int(blocks)
     l1, l2, l3 = (min(depth, int(end)) for end in ends)
     tiers = (l1, l2 - l1, l3 - l2, depth - l3)
     service = ServiceCost(depth, load_s, prefill_s, service_s, tiers)
-    return CostSplit(wait_s, service, total_s, harm_s, handoff_s, charge)
+    return CostSplit(wait_s, service, total_s, harm_s, handoff_s, charge, taken_s)
 
 
 def weigh(
@@ -188,22 +195,51 @@ def weigh(
     figures = fleet.table.figures(group.rows)
     waits = _waits(figures, fleet, now)
     service = serve(request.total_tokens, _reach(request, group), figures, layout, waits)
+    figures = credible(figures, service.ended_s)
     # What a node was learned to add is spread over its wait and its service alike.
     wait_s = figures.factor * waits.compute_s
     service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
     # Who is answered already is not delayed but by the harm below.
     unanswered = np.maximum(figures.outstanding - figures.decodes, 0.0)
     behind = (float(unanswered.sum()) + waiting) / len(group.nodes)
-    charge = 1.0 + config.queue_weight * behind
+    charge = config.queue_weight * behind
     delayed_s = np.maximum(service.prefill_s - figures.decode_step_s, 0.0)
     harm_s = config.decode_harm * figures.decodes * delayed_s
     handoff_s = harm_s * 0.0
     if splits:
         handoff_s = figures.hands_over * _handoff_s(request.total_tokens, figures, layout, config)
-    total_s = wait_s + charge * service_s + harm_s + handoff_s
+    taken_s = _taken_s(request.total_tokens, service, figures, layout)
+    total_s = wait_s + service_s + charge * taken_s + harm_s + handoff_s
     return Costs(
-        group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, total_s, charge
+        *(group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, taken_s, total_s),
+        charge,
     )
+
+
+def _taken_s(tokens: int, service: Service, figures: Figures, layout: BlockLayout) -> Column:
+    """Seconds that the plan at each node takes from others, were all nodes alike.
+
+    What differs between plans counts: tokens to compute and bytes to load. How fast each node was
+    measured to be does not: times the length of a batch's queue, what is noise would decide.
+    """
+    cached: Any = service.depth * layout.block_tokens
+    rest = tokens - cached
+    columns = (figures.token_s, figures.pair_s, figures.step_s)
+    cost = StepCost(*[typical(column) for column in columns])
+    steps: Any = np.maximum(1.0, rest / figures.step_tokens)
+    compute_s: Any = cost.causal_seconds(cached, rest, steps=steps)
+    taken_s: Column = compute_s
+    if not service.load_s.any():
+        return taken_s
+    ends = np.minimum(service.reach, service.depth)
+    blocks = ends[1:] - ends[:-1]
+    reads = np.minimum(blocks, 1.0)
+    load_s = (blocks * typical(figures.byte_s) * layout.stored_bytes).sum(axis=0)
+    load_s += (reads * typical(figures.latency_s) * layout.layers).sum(axis=0)
+    load_s += blocks[2] * (typical(figures.rise_byte_s) * layout.stored_bytes)
+    load_s += reads[2] * typical(figures.rise_latency_s)
+    taken_s = np.maximum(taken_s, load_s)
+    return taken_s
 
 
 def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
@@ -216,35 +252,69 @@ def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
     return direct if any(costs.total_s[i] <= bound for i in direct) else every
 
 
+def wished(
+    costs: Costs, among: Sequence[int], wish: PreferredNode, tokens: int, layout: BlockLayout
+) -> int | None:
+    """Take the node that a plan prefers, unless the call takes much more from others there.
+
+    What the wait is predicted to be does not count: the plan gives a node its next call when one
+    has ended there, so it follows what nodes do, not what they are taken for. What the plan has
+    there counts before the directory knows of it.
+
+    Args:
+        costs: of all candidates.
+        among: indices of those to choose from.
+        wish: what the plan wants.
+        tokens: of the prompt, and of the answer so far.
+        layout: tokens per block.
+
+    Returns:
+        its index; None when it can't be, or should not.
+    """
+    at = next((at for at in among if costs.nodes[at].info.node_id == wish.node_id), None)
+    if at is None:
+        return None
+    rest = tokens - int(costs.service.depth[at]) * layout.block_tokens
+    planned_rest = max(1, tokens - wish.tokens)
+    burden_s = float(costs.burden_s[at]) * min(1.0, planned_rest / rest)
+    least_s = float(costs.burden_s[np.asarray(among)].min())
+    return at if burden_s <= PREFERRED_COST * least_s else None
+
+
 def choose(
     costs: Costs,
     among: Sequence[int],
     *,
     last_node: NodeId | None,
-    preferred: NodeId | None = None,
 ) -> int:
     """Take the cheapest; among equals the session's last node, then the one idle longest.
 
-    Where the plan of a statement prefers a node, that one is taken while it is not much dearer.
+    Nobody waits for a busy node while an idle one would answer sooner, whatever that takes from
+    others: an idle node's seconds are taken from nobody.
 
     Args:
         costs: of all candidates.
         among: indices of those to choose from, at least one.
         last_node: wins among equals.
-        preferred: wins unless it is much dearer.
 
     Returns:
         the index of the chosen candidate.
     """
     some = np.asarray(among)
+    at = _cheapest(costs, some, last_node)
+    idle = some[costs.figures.outstanding[some] == 0.0]
+    if not idle.size or not costs.figures.outstanding[at]:
+        return at
+    other = _cheapest(costs, idle, last_node)
+    return other if costs.ttft_s[other] < costs.ttft_s[at] else at
+
+
+def _cheapest(costs: Costs, some: NDArray[np.intp], last_node: NodeId | None) -> int:
     totals = costs.total_s[some]
-    least = float(totals.min())
-    equal = some[totals <= least * EQUAL_COST]
-    for node_id, bound in ((preferred, PREFERRED_COST), (last_node, EQUAL_COST)):
-        if node_id is not None:
-            for at in some[totals <= least * bound]:
-                if costs.nodes[at].info.node_id == node_id:
-                    return int(at)
+    equal = some[totals <= float(totals.min()) * EQUAL_COST]
+    for at in equal:
+        if costs.nodes[at].info.node_id == last_node:
+            return int(at)
     order = np.lexsort((costs.figures.last_chosen[equal], costs.figures.outstanding[equal]))
     return int(equal[order[0]])
 

@@ -17,8 +17,8 @@ class SchedulerConfig:
 
     Attributes:
         refresh_interval_s: time between two looks at the list of nodes.
-        locate_timeout_s: a directory slower than this answers "no hits"; once its usual pace is
-            known, so does one that takes many times longer than usual.
+        locate_timeout_s: a directory slower than this answers "no hits". Long enough for a front
+            that looks at its sockets late: a wave that is sent blind goes where its KV is not.
         directory_backoff_s: after failures the directory is left alone up to this long.
         lease_s: what a locate finds is kept from eviction until its request is served; a lost front
             keeps it no longer than this.
@@ -53,7 +53,7 @@ class SchedulerConfig:
     """
 
     refresh_interval_s: float = 1.0
-    locate_timeout_s: float = 0.25
+    locate_timeout_s: float = 0.5
     directory_backoff_s: float = 1.0
     lease_s: float = 10.0
     namespace_ttl_s: float = 5.0

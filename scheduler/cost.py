@@ -11,12 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvcore.node import NodeLoad
+from policies.service_time import StepCost
 from scheduler.config import SchedulerConfig
 
 _SLOWEST = 1e-6
 """Tokens or bytes per second."""
 
 _LONGEST_S = 1e6
+
+_LIKE_OTHERS = 1.5
+"""Nodes of a model that differ by less are taken to be equal: what each measured in its first steps
+is no better than that, and what remains is learned from answers (scheduler/learning.py)."""
+
+_UNLIKE_OTHERS = 8.0
+"""A node is not believed to differ by more: one that was stopped in its first step would never get
+the work that proves it wrong."""
+
+_COMPARED_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,7 @@ class ServiceCost:
 
 @dataclass(frozen=True, slots=True)
 class CostSplit:
-    """A candidate's cost: ``wait_s + charge * service.total_s + harm_s + handoff_s``.
+    """A candidate's cost: ``wait_s + service.total_s + charge * taken_s + harm_s + handoff_s``.
 
     Attributes:
         wait_s: until the node begins to compute for the prompt.
@@ -98,7 +109,9 @@ class CostSplit:
         total_s: the cost.
         harm_s: charge for the decodes it would hold up.
         handoff_s: what passing the answer on to another node adds.
-        charge: ``1 + c*Q``, for the delay put on others.
+        charge: ``c*Q``, for the delay put on others.
+        taken_s: seconds that are taken from them: what is computed and loaded, as a typical node
+            does that. How fast this node was seen to be is in the service, and is not charged.
     """
 
     wait_s: float
@@ -106,7 +119,8 @@ class CostSplit:
     total_s: float
     harm_s: float = 0.0
     handoff_s: float = 0.0
-    charge: float = 1.0
+    charge: float = 0.0
+    taken_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -122,7 +136,7 @@ def has_computed(load: NodeLoad) -> bool:
 def typical_load(loads: Sequence[NodeLoad]) -> NodeLoad | None:
     """Return the load of the node that computes neither fast nor slow; None if none measured it."""
     measured = [load for load in loads if has_computed(load)]
-    measured.sort(key=_prefill_tokens_per_s)
+    measured.sort(key=_compared_s)
     return measured[len(measured) // 2] if measured else None
 
 
@@ -137,16 +151,11 @@ def known_rates(
     Args:
         load: what the node tells.
         config: the defaults.
-        typical: another node of its model; while it has computed nothing it is taken to be as fast.
+        typical: another node of its model; while it has computed nothing, or about as fast, it is
+            taken to be as fast.
     """
-    if typical is not None and not has_computed(load):
-        load = replace(
-            load,
-            prefill_tokens_per_s=typical.prefill_tokens_per_s,
-            prefill_token_s=typical.prefill_token_s,
-            prefill_pair_s=typical.prefill_pair_s,
-            prefill_step_s=typical.prefill_step_s,
-        )
+    if typical is not None:
+        load = _compared(load, typical)
     measured = _prefill_tokens_per_s(load)
     return Rates(
         prefill_tokens_per_s=max(_SLOWEST, measured or config.prefill_tokens_per_s),
@@ -160,6 +169,31 @@ def known_rates(
         pair_s=min(load.prefill_pair_s, _LONGEST_S),
         step_tokens=load.step_tokens or math.inf,
     )
+
+
+def _compared(load: NodeLoad, typical: NodeLoad) -> NodeLoad:
+    """Have a node compute as a typical one does, or so many times slower or faster."""
+    slower = 1.0
+    if has_computed(load):
+        slower = _compared_s(load) / max(_compared_s(typical), 1e-12)
+        slower = min(max(slower, 1.0 / _UNLIKE_OTHERS), _UNLIKE_OTHERS)
+        if 1.0 / _LIKE_OTHERS < slower < _LIKE_OTHERS:
+            slower = 1.0
+    return replace(
+        load,
+        prefill_tokens_per_s=typical.prefill_tokens_per_s / slower,
+        prefill_token_s=typical.prefill_token_s * slower,
+        prefill_pair_s=typical.prefill_pair_s * slower,
+        prefill_step_s=typical.prefill_step_s * slower,
+    )
+
+
+def _compared_s(load: NodeLoad) -> float:
+    """Seconds of a prompt by which nodes are compared; finite, whatever a node reports."""
+    if not _is_fitted(load):
+        return min(_COMPARED_TOKENS * _inverse(load.prefill_tokens_per_s), _LONGEST_S)
+    cost = StepCost(load.prefill_token_s, load.prefill_pair_s, load.prefill_step_s)
+    return min(cost.causal_seconds(0, _COMPARED_TOKENS), _LONGEST_S)
 
 
 def _is_fitted(load: NodeLoad) -> bool:

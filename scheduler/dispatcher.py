@@ -20,9 +20,10 @@ from kvcore.errors import (
     TransportError,
     UdfArgumentError,
 )
-from kvcore.ids import NodeId, RequestId
+from kvcore.ids import RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo
+from kvcore.preferred_node import PreferredNode
 from kvcore.request import GenerateEvent, GenerateRequest
 from metaserver.client import LocateReply, MetaClient, NamespaceGrant
 from scheduler.admission import WaitingCall
@@ -200,7 +201,7 @@ class Dispatcher:
         request: GenerateRequest,
         *,
         model: ModelInfo | None = None,
-        preferred_node: NodeId | None = None,
+        preferred_node: PreferredNode | None = None,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Answer a request: yield its tokens as they come, from whichever nodes are needed.
 
@@ -210,7 +211,7 @@ class Dispatcher:
         Args:
             request: its id must not be in use.
             model: the very model it was prepared for; None takes any of the request's name.
-            preferred_node: taken while it costs little more than the best one.
+            preferred_node: taken while the call takes little more from others there.
 
         Yields:
             events; the last one, and only it, has a finish_reason and a usage.

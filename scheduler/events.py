@@ -13,6 +13,7 @@ from enum import StrEnum
 from kvcore.ids import Incarnation, NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.node import ModelInfo, NodeInfo, NodeLoad
+from kvcore.preferred_node import PreferredNode
 from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 
 IDLE = NodeLoad()
@@ -117,7 +118,7 @@ class RequestArrived:
     locatable: bool = False
     splittable: bool = True
     priority: int = 0
-    preferred_node: NodeId | None = None
+    preferred_node: PreferredNode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,11 @@ _FACTOR_WEIGHT = 0.02 / 0.5**2
 """How strongly the two hold on to where they began: a fiftieth of an answer's weight each, in units
 of 20 ms and of one half. Answers of one size can't tell them apart; then a few ms are overhead."""
 
+_SHARED = 4.0
+"""Answers that come together, from the same steps, tell about as much as one."""
+_LEAST_SPREAD = 0.05
+"""Answers that happen to be alike are not exact."""
+
 
 class Correction:
     """``actual = overhead_s + factor * predicted``, least squares of relative errors that fade.
@@ -31,14 +36,17 @@ class Correction:
     Attributes:
         overhead_s: what each answer takes beside the prediction.
         factor: how much slower than predicted the node is.
+        doubt: relative standard error of what the two correct; infinite before any answer.
         answers: how many were learned from.
     """
 
     def __init__(self) -> None:
         self.overhead_s = INITIAL_OVERHEAD_S
         self.factor = 1.0
+        self.doubt = math.inf
         self.answers = 0
         self._learned_s = -math.inf
+        self._count = 0.0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def learn(self, predicted_s: float, actual_s: float, now: float) -> None:
@@ -51,6 +59,7 @@ class Correction:
         self._keep(_KEPT)
         a, b, c, d, e = self._sums
         self._sums = (a + one * one, b + one * x, c + x * x, d + one, e + x)
+        self._count += 1.0
         self.answers += 1
         self._learned_s = now
         self._solve()
@@ -62,6 +71,7 @@ class Correction:
             self._solve()
 
     def _keep(self, share: float) -> None:
+        self._count *= share
         a, b, c, d, e = self._sums
         self._sums = (share * a, share * b, share * c, share * d, share * e)
 
@@ -76,3 +86,12 @@ class Correction:
         # The best factor for the overhead that was allowed.
         factor = (x - mixed * self.overhead_s) / squares
         self.factor = max(LEAST_FACTOR, min(factor, MOST_FACTOR))
+        self.doubt = self._standard_error()
+
+    def _standard_error(self) -> float:
+        """Relative error of an answer, over the root of how many that did not share a step."""
+        a, b, c, d, e = self._sums
+        o, f = self.overhead_s, self.factor
+        squares = self._count - 2 * (o * d + f * e) + o * o * a + 2 * o * f * b + f * f * c
+        spread = math.sqrt(max(0.0, squares) / self._count)
+        return max(spread, _LEAST_SPREAD) / math.sqrt(self._count / _SHARED)

@@ -60,16 +60,20 @@ def weigh_lone(
     wait_s = factor * turn_s
     service_s = factor * ended_s + node.correction.overhead_s - wait_s
     decodes = node.load.decodes_running
-    charge = 1.0 + config.queue_weight * (max(node.outstanding - decodes, 0) + waiting)
+    charge = config.queue_weight * (max(node.outstanding - decodes, 0) + waiting)
     harm_s = config.decode_harm * decodes * max(prefill_s - node.load.decode_step_s, 0.0)
     before_s = awaited_tokens * token_s
-    wait_s, total_s = wait_s + before_s, wait_s + charge * service_s + harm_s + before_s
+    taken_s = StepCost(token_s, rates.pair_s, rates.step_s).causal_seconds(
+        0, tokens, steps=max(1.0, tokens / rates.step_tokens)
+    )
+    total_s = wait_s + service_s + charge * taken_s + harm_s + before_s
+    wait_s += before_s
     service = ServiceCost(0, 0.0, prefill_s, service_s)
     # Prompts that wait share forward passes: each takes as much of one as it has tokens.
     shared = 1.0 - min(1.0, tokens / rates.step_tokens)
     compute_s = (prefill_s - shared * rates.step_s) * factor
     work = Work(tokens, compute_s, predicted_s=ended_s, corrected_s=wait_s + service_s)
-    return LoneCost(CostSplit(wait_s, service, total_s, harm_s, 0.0, charge), work)
+    return LoneCost(CostSplit(wait_s, service, total_s, harm_s, 0.0, charge, taken_s), work)
 
 
 def _turn_s(node: NodeRecord, token_s: float, now: float) -> float:

@@ -212,7 +212,7 @@ class NodeRecord:
             *rate_figures(self.rates),
             *self.account(),
             *(load.decodes_running, load.decode_step_s),
-            *(correction.overhead_s, correction.factor),
+            *(correction.overhead_s, correction.factor, correction.doubt),
             float(self.info.role is NodeRole.PREFILL),
             self.last_chosen,
         )

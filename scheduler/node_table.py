@@ -6,6 +6,7 @@ with a hundred nodes that is fifty times faster than a loop over records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -37,6 +38,7 @@ class Figures(NamedTuple):
         outstanding: requests it has.
         decodes, decode_step_s: requests it decodes, and what a step of that takes.
         overhead_s, factor: what was learned from predictions that were wrong.
+        doubt: relative standard error of what these correct; infinite while nothing was learned.
         hands_over: 1.0 for a node that only prefills.
         last_chosen: serial number of the last request sent there.
     """
@@ -59,6 +61,7 @@ class Figures(NamedTuple):
     decode_step_s: Column
     overhead_s: Column
     factor: Column
+    doubt: Column
     hands_over: Column
     last_chosen: Column
 
@@ -144,6 +147,6 @@ def rate_figures(rates: Rates) -> tuple[float, ...]:
 def figures_of(rates: Rates) -> Figures:
     """Make the figures of one idle node about which nothing else is known."""
     column = [*rate_figures(rates), *[0.0] * (WIDTH - AT["queued"])]
-    column[AT["factor"]] = 1.0
+    column[AT["factor"]], column[AT["doubt"]] = 1.0, math.inf
     values = np.array(column)[:, None]
     return Figures(*[values[at] for at in _SLICES])

@@ -7,6 +7,7 @@ their number in the prefix tree.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcore.ids import NodeId
@@ -19,10 +20,24 @@ class PlanNode:
     Attributes:
         node_id: its name.
         room_blocks: blocks the plan may keep in use there at once; 0 is unknown, no limit.
+        speed: how much a typical node of the model does while this one does 1, inverted: 0.5 is
+            half as fast.
     """
 
     node_id: NodeId
     room_blocks: int = 0
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallsLocated:
+    """Where calls have more of their KV than anywhere else; told before the first NodesSeen.
+
+    Attributes:
+        homes: per call its node; calls that no node has more of are missing.
+    """
+
+    homes: Mapping[int, NodeId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,9 @@ class Cancelled:
     """The statement is over, whatever is still running."""
 
 
-PlanEvent = NodesSeen | NodeLost | CallPrefilled | CallFinished | CallFailed | Cancelled
+PlanEvent = (
+    CallsLocated | NodesSeen | NodeLost | CallPrefilled | CallFinished | CallFailed | Cancelled
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,7 @@ class SendCall:
     Attributes:
         call: its index.
         node_id: where its prefix is, or will be; None: anywhere.
+        resident_tokens: leading tokens of the prompt that the plan has on that node, or will.
         pending_calls: calls not sent yet that share ``pending_tokens`` with it.
         pending_tokens: leading tokens that they share. Without pending calls those it had in common
             with the others of its subtree; 0 when it never had any.
@@ -82,6 +100,7 @@ class SendCall:
 
     call: int
     node_id: NodeId | None
+    resident_tokens: int
     pending_calls: int
     pending_tokens: int
 

@@ -51,9 +51,21 @@ class Lane:
         return self.node.node_id if self.node else None
 
     @property
+    def speed(self) -> float:
+        """How fast the node is, beside a typical one."""
+        return self.node.speed if self.node else 1.0
+
+    @property
     def has_work(self) -> bool:
         """Whether anything is left to send."""
         return bool(self._todo or self._parked or self.runs)
+
+    @property
+    def left(self) -> int:
+        """Calls that have not ended: in flight, or not sent yet."""
+        spans = (*self._todo, *(span for spans in self._parked.values() for span in spans))
+        unsent = sum(stop - first for first, stop in spans) + sum(run.calls for run in self.runs)
+        return len(self.in_flight) + unsent
 
     @property
     def spare_runs(self) -> int:
@@ -96,6 +108,10 @@ class Lane:
     def new_stems(self, position: int) -> list[int]:
         """Stems of a call that are not in use here."""
         return [s for s in self._tree.path(position) if s not in self.resident]
+
+    def has_stem(self, stem: int) -> bool:
+        """Whether a stem and all above it are in use here, so that more calls cost no more."""
+        return all(each in self.resident for each in self._tree.up(stem))
 
     def has_room(self, position: int) -> bool:
         """Whether the call's blocks fit beside those in use; one call always does."""

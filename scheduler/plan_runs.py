@@ -6,8 +6,10 @@ its calls share is computed and kept on one node; runs are small enough to balan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 from scheduler.plan_tree import ROOT, PrefixTree
 
@@ -46,6 +48,14 @@ class Run:
     def calls(self) -> int:
         """How many calls it has."""
         return self.stop - self.first
+
+    def halves(self) -> tuple[Run, Run]:
+        """Cut it in two; it has two calls at least."""
+        middle, work_s = (self.first + self.stop) // 2, self.work_s / 2
+        return (
+            Run(self.first, middle, self.stem, work_s),
+            Run(middle, self.stop, self.stem, work_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +175,47 @@ class _Cutter:
         )
 
 
-def deal(runs: Sequence[Run], hands: int) -> list[list[Run]]:
-    """Give each node neighbouring runs, about equally much work; every run to exactly one."""
-    dealt: list[list[Run]] = [[] for _ in range(hands)]
-    total_s = sum(run.work_s for run in runs)
-    done_s = 0.0
+def deal(
+    runs: Sequence[Run], speeds: Sequence[float], homes: Mapping[int, int] | None = None
+) -> list[list[Run]]:
+    """Give each node its runs: what it has the KV of, and then as much work as it is fast.
+
+    Args:
+        runs: in depth-first order.
+        speeds: of each node, beside one another.
+        homes: per position the node that has more of the call than any other; else it is missing.
+
+    Returns:
+        per node its runs, in depth-first order; every position is in exactly one.
+    """
+    dealt: list[list[Run]] = [[] for _ in speeds]
+    homeless: list[Run] = []
     for run in runs:
-        middle = (done_s + run.work_s / 2) / total_s if total_s else 0.0
-        dealt[min(hands - 1, int(middle * hands))].append(run)
+        for home, piece in _by_home(run, homes or {}):
+            (homeless if home is None else dealt[home]).append(piece)
+    loads_s = [sum(run.work_s for run in hand) for hand in dealt]
+    left_s = sum(run.work_s for run in homeless)
+    fair_s = (sum(loads_s) + left_s) / sum(speeds)
+    lacks_s = [
+        max(0.0, fair_s * speed - load_s) for speed, load_s in zip(speeds, loads_s, strict=True)
+    ]
+    done_s, scale = 0.0, sum(lacks_s) / left_s if left_s else 0.0
+    ends_s = list(accumulate(lacks_s))
+    for run in homeless:
+        middle_s = (done_s + run.work_s / 2) * scale
+        dealt[min(len(dealt) - 1, bisect_right(ends_s, middle_s))].append(run)
         done_s += run.work_s
+    for hand in dealt:
+        hand.sort(key=lambda run: run.first)
     return dealt
+
+
+def _by_home(run: Run, homes: Mapping[int, int]) -> Iterator[tuple[int | None, Run]]:
+    """Cut a run where the home of its calls changes."""
+    if not homes:
+        yield None, run
+        return
+    for home, group in groupby(range(run.first, run.stop), homes.get):
+        positions = list(group)
+        share_s = run.work_s * len(positions) / run.calls
+        yield home, Run(positions[0], positions[-1] + 1, run.stem, share_s)

@@ -6,6 +6,7 @@ scheduler/statement_run.py carries that out. It knows no clock: a plan has an or
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from scheduler.plan_events import (
     CallFailed,
     CallFinished,
     CallPrefilled,
+    CallsLocated,
     Cancelled,
     Hold,
     LetGo,
@@ -62,6 +64,7 @@ class PlanState:
         self.over = not tree.order
         self._effort = effort
         self._max_in_flight = max(1, max_in_flight)
+        self._homes: dict[int, NodeId] = {}
         self._orphans: deque[Run] = deque()
         self._position = {call: at for at, call in enumerate(tree.order)}
         self._lane_of: dict[int, Lane] = {}
@@ -86,6 +89,9 @@ class PlanState:
         if self.over:
             return []
         match event:
+            case CallsLocated():
+                self._homes = dict(event.homes)
+                return []
             case NodesSeen():
                 self._see(event.nodes)
             case NodeLost():
@@ -128,7 +134,14 @@ class PlanState:
     def _begin(self, nodes: tuple[PlanNode, ...]) -> None:
         self.lanes = [Lane(self.tree, node) for node in nodes] or [Lane(self.tree, None)]
         self.runs = cut(self.tree, self._effort, len(self.lanes))
-        for lane, runs in zip(self.lanes, deal(self.runs, len(self.lanes)), strict=True):
+        lane_of = {lane.node_id: number for number, lane in enumerate(self.lanes)}
+        homes = {
+            self._position[call]: lane_of[node_id]
+            for call, node_id in self._homes.items()
+            if node_id in lane_of
+        }
+        speeds = [lane.speed for lane in self.lanes]
+        for lane, runs in zip(self.lanes, deal(self.runs, speeds, homes), strict=True):
             lane.runs.extend(runs)
 
     # -- calls
@@ -197,11 +210,14 @@ class PlanState:
                 return
 
     def _next(self) -> tuple[Lane, int] | None:
-        """Find a call that may go now. All lanes with work have an equal share in flight."""
+        """Find a call that may go now. Lanes share what may be in flight by speed.
+
+        Also when others have nothing left: what a lane has in flight can't be taken over.
+        """
+        share = self._max_in_flight / sum(lane.speed for lane in self.lanes)
         busy = [lane for lane in self.lanes if lane.has_work]
-        share = -(-self._max_in_flight // max(1, len(busy)))
-        for lane in sorted(busy, key=lambda each: len(each.in_flight)):
-            if len(lane.in_flight) >= share:
+        for lane in sorted(busy, key=lambda each: len(each.in_flight) / each.speed):
+            if len(lane.in_flight) >= math.ceil(share * lane.speed):
                 return None
             position = lane.next_position()
             if position is not None and lane.has_room(position):
@@ -214,7 +230,8 @@ class PlanState:
         path = self.tree.path(position)
         for stem in path:
             self._unsent[stem] -= 1
-        return SendCall(self.tree.order[position], lane.node_id, *self._pending(path))
+        resident = self.tree.stems[path[0]].end_tokens if path else 0
+        return SendCall(self.tree.order[position], lane.node_id, resident, *self._pending(path))
 
     def _pending(self, path: list[int]) -> tuple[int, int]:
         """Count the unsent calls that share most with a call, and the tokens they share."""
@@ -229,9 +246,14 @@ class PlanState:
             lane.runs.append(self._orphans.popleft())
             return True
         richest = max(self.lanes, key=lambda each: (each.spare_runs > 0, each.queued_s))
-        if richest is lane or not richest.spare_runs:
+        if richest is lane or not richest.spare_runs or not _ends_sooner(lane, richest):
             return False
-        lane.runs.append(richest.runs.pop())
+        run = richest.runs.pop()
+        if not richest.runs and run.calls > 1 and lane.has_stem(run.stem):
+            # The last one is shared: whoever takes it whole would be the last to end.
+            kept, run = run.halves()
+            richest.runs.append(kept)
+        lane.runs.append(run)
         return True
 
     def _look_ahead(self, lane: Lane) -> list[PlanInstruction]:
@@ -264,3 +286,9 @@ class PlanState:
             lane.check_invariants()
         if unsent:  # Something runs, or something could be sent.
             assert self._lane_of, "a plan with work left has stopped"
+
+
+def _ends_sooner(lane: Lane, richest: Lane) -> bool:
+    """Whether a lane that took over a run would still have no more to do than the other one."""
+    taken = max(1, richest.runs[-1].calls // 2)
+    return len(lane.in_flight) + taken <= richest.left - taken

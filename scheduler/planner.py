@@ -6,14 +6,17 @@ held or loaded ahead, and calls go where they are cheapest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from kvcore.block_key import block_keys
 from kvcore.clock import Clock
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
 from kvcore.request import GenerateRequest
+from metaserver.client import LocateReply
 from scheduler.config import SchedulerConfig
+from scheduler.credibility import speeds
 from scheduler.directory_client import DirectoryClient
 from scheduler.events import Prefetch, WantedModel
 from scheduler.fleet import ALIVE, Fleet
@@ -29,6 +32,15 @@ ROOM_SHARE = 0.75
 
 EXPECTED_ANSWER_TOKENS = 16
 """Nobody knows how long answers get; most calls over tables are classifications."""
+
+
+def home(reply: LocateReply) -> NodeId | None:
+    """The node that has more of a chain in its pages than any other; None when it is a tie."""
+    by_blocks = sorted(reply.coverage, key=lambda each: each.l1_blocks, reverse=True)
+    if not by_blocks or not by_blocks[0].l1_blocks:
+        return None
+    tie = len(by_blocks) > 1 and by_blocks[1].l1_blocks == by_blocks[0].l1_blocks
+    return None if tie else by_blocks[0].node_id
 
 
 class _Remembered:
@@ -79,9 +91,10 @@ class Planner:
         block_bytes = max((c.model.layout.payload_bytes for c in calls), default=1)
 
         def nodes() -> tuple[PlanNode, ...]:
+            found = self._serving(wanted)
             return tuple(
-                PlanNode(r.info.node_id, int(r.info.capacity_bytes * ROOM_SHARE) // block_bytes)
-                for r in self._serving(wanted)
+                PlanNode(r.info.node_id, self._room_blocks(r, block_bytes), speed)
+                for r, speed in zip(found, self._speeds(found), strict=True)
             )
 
         seen = _Remembered(self._fleet, nodes)
@@ -90,11 +103,28 @@ class Planner:
         async def prefetch(request: GenerateRequest, node_id: NodeId) -> None:
             await self._load(request, layouts[request.model], node_id)
 
+        async def find_homes(requests: Mapping[int, GenerateRequest]) -> dict[int, NodeId]:
+            if len(seen.nodes()) < 2:
+                return {}
+            chains = {
+                call: block_keys(
+                    request.namespace_key,
+                    request.token_ids[:-1],
+                    block_tokens=layouts[request.model].block_tokens,
+                )
+                for call, request in requests.items()
+                if request.use_cache
+            }
+            replies = await self._directory.find_all(list(chains.values()))
+            homes = zip(chains, map(home, replies), strict=True)
+            return {call: node for call, node in homes if node is not None}
+
         return StatementRun(
             calls,
             max_in_flight=max_in_flight,
             nodes=seen.nodes,
             effort=self._effort(self._serving(wanted)),
+            find_homes=find_homes,
             keeper=HoldKeeper(self._directory, self._clock),
             prefetch=prefetch,
         )
@@ -110,6 +140,17 @@ class Planner:
             and all(r.serves(model) for model in wanted)
         ]
         return sorted(found, key=lambda r: r.info.node_id)
+
+    def _speeds(self, nodes: Sequence[NodeRecord]) -> list[float]:
+        if len(nodes) < 2:
+            return [1.0] * len(nodes)
+        figures = self._fleet.table.figures(self._fleet.group(nodes).rows)
+        found: list[float] = speeds(figures).tolist()
+        return found
+
+    @staticmethod
+    def _room_blocks(record: NodeRecord, block_bytes: int) -> int:
+        return int(record.info.capacity_bytes * ROOM_SHARE) // block_bytes
 
     def _effort(self, nodes: Sequence[NodeRecord]) -> Effort:
         """What a call costs on the average node; only proportions matter."""

@@ -16,7 +16,7 @@ from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
 from scheduler.admission import WaitQueue
-from scheduler.choice import Costs, Weighed, choose, prefer_direct, weigh
+from scheduler.choice import Costs, Weighed, choose, prefer_direct, weigh, wished
 from scheduler.config import SchedulerConfig
 from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from scheduler.events import CandidateCost, RequestArrived, Stage
@@ -123,7 +123,15 @@ class Router:
             costs = _behind(queue, costs)
         last = self._last_node(request)
         wish = None if request.stage is Stage.DECODE else request.arrived.preferred_node
-        chosen = choose(costs, among, last_node=last, preferred=wish)
+        chosen = (
+            None
+            if wish is None
+            else wished(
+                costs, among, wish, request.total_tokens, layout_of(request, costs.nodes[0])
+            )
+        )
+        if chosen is None:
+            chosen = choose(costs, among, last_node=last)
         alone = len(among) == 1
         has_room = self.has_room(costs.nodes[chosen], alone=alone)
         if not has_room:

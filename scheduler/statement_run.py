@@ -9,7 +9,7 @@ for those.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvcore import limits
 from kvcore.block_key import block_keys
 from kvcore.ids import BlockKey, NodeId
 from kvcore.node import ModelInfo
+from kvcore.preferred_node import PreferredNode
 from kvcore.request import GenerateRequest
 from kvcore.reuse_hint import ReuseHint
 from scheduler.hold_keeper import HoldKeeper
@@ -24,6 +25,7 @@ from scheduler.plan_events import (
     CallFailed,
     CallFinished,
     CallPrefilled,
+    CallsLocated,
     Cancelled,
     Hold,
     LetGo,
@@ -39,6 +41,13 @@ from scheduler.plan_state import PlanState
 from scheduler.plan_tree import PlannedPrompt, build_tree
 
 _NO_HINT = ReuseHint()
+
+HOMES_ASKED = 1_024
+"""Calls of which it is asked where their KV is, before any is sent; those behind are shared out
+evenly, and each is located when it is sent."""
+
+HomeFinder = Callable[[Mapping[int, GenerateRequest]], Awaitable[Mapping[int, NodeId]]]
+"""Finds the node that has more of a call's KV than any other, where there is one."""
 
 Prefetcher = Callable[[GenerateRequest, NodeId], Coroutine[Any, Any, None]]
 """Has a node load a prompt's beginning, if the pool has any of it."""
@@ -64,7 +73,7 @@ class Turn:
 
     call: int
     request: GenerateRequest
-    preferred_node: NodeId | None = None
+    preferred_node: PreferredNode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,7 @@ class StatementRun:
         max_in_flight: int,
         nodes: Callable[[], tuple[PlanNode, ...]] = tuple,
         effort: Effort | None = None,
+        find_homes: HomeFinder | None = None,
         keeper: HoldKeeper | None = None,
         prefetch: Prefetcher | None = None,
     ) -> None:
@@ -108,6 +118,7 @@ class StatementRun:
             max_in_flight: how many turns are given out at once.
             nodes: the nodes that there are now; asked again whenever a call has ended.
             effort: what the calls cost.
+            find_homes: says where calls have their KV, before the first is sent.
             keeper: holds what pending calls share; None: nothing is held.
             prefetch: loads ahead; None: nothing is.
         """
@@ -119,6 +130,9 @@ class StatementRun:
         self._calls = calls
         self._nodes = nodes
         self._seen: tuple[PlanNode, ...] | None = None
+        self._find_homes = find_homes
+        self._placed: frozenset[int] = frozenset()
+        self._begun = asyncio.Lock()
         self._keeper = keeper
         self._prefetch = prefetch
         self._prefetching: set[asyncio.Task[None]] = set()
@@ -140,7 +154,7 @@ class StatementRun:
         ``finished`` or ``failed``.
         """
         if self._seen is None:
-            self._look()
+            await self._begin()
         turn = await self._turns.get()
         if turn is None:
             self._turns.put_nowait(None)
@@ -170,6 +184,18 @@ class StatementRun:
             await asyncio.wait(prefetching)  # Unlike awaiting one, it keeps a cancellation of ours.
         if self._keeper is not None:
             await self._keeper.close()
+
+    async def _begin(self) -> None:
+        """Place the calls: with what is known of where their KV is."""
+        async with self._begun:
+            if self._seen is not None:
+                return
+            if self._find_homes is not None:
+                order = self.state.tree.order[:HOMES_ASKED]
+                requests = {call: self._calls[call].request for call in order}
+                self._handle(CallsLocated(await self._find_homes(requests)))
+                self._placed = frozenset(requests)
+            self._look()
 
     def _look(self) -> None:
         seen = self._nodes()
@@ -203,7 +229,12 @@ class StatementRun:
                 known.next_turn, known.next_turn_s, send.pending_calls, send.pending_tokens
             )
             request = request.with_hint(hint)
-        return Turn(send.call, request, send.node_id)
+        if send.node_id is None:
+            return Turn(send.call, request)
+        # Of a call that was placed where its KV is, or taken from there by an idle node, the
+        # scheduler knows nothing that the plan does not.
+        tokens = len(request.token_ids) if send.call in self._placed else send.resident_tokens
+        return Turn(send.call, request, PreferredNode(send.node_id, tokens))
 
     def _keys(self, stem: int) -> list[BlockKey]:
         """Names of all blocks from the beginning of the prompt to the end of a stem."""

@@ -297,6 +297,11 @@ class FakeMeta:
         self.located.append(tuple(keys))
         return self.reply
 
+    async def locate_many(
+        self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
+    ) -> list[LocateReply]:
+        return [await self.locate(c, max_replicas=0, reserve_s=reserve_s) for c in chains]
+
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         self._check()
         return lease != NO_LEASE

@@ -262,6 +262,32 @@ class LocateRequest(_message.Message):
 Global___LocateRequest: _TypeAlias = LocateRequest  # noqa: Y015
 
 @_typing.final
+class LocateManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAINS_FIELD_NUMBER: _builtins.int
+    RESERVE_S_FIELD_NUMBER: _builtins.int
+    reserve_s: _builtins.float
+    """as in LocateRequest; a lease for each chain"""
+    @_builtins.property
+    def chains(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """concatenated keys each"""
+
+    def __init__(
+        self,
+        *,
+        chains: _abc.Iterable[_builtins.bytes] | None = ...,
+        reserve_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "reserve_s", b"reserve_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateManyRequest: _TypeAlias = LocateManyRequest  # noqa: Y015
+
+@_typing.final
 class ExtendLeaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -515,6 +541,26 @@ class LocateReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocateReply: _TypeAlias = LocateReply  # noqa: Y015
+
+@_typing.final
+class LocateManyReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LocateReply]: ...
+    def __init__(
+        self,
+        *,
+        replies: _abc.Iterable[Global___LocateReply] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateManyReply: _TypeAlias = LocateManyReply  # noqa: Y015
 
 @_typing.final
 class ResolveNamespaceRequest(_message.Message):

@@ -59,6 +59,11 @@ class MetaStub:
                 request_serializer=kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
                 response_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
                 _registered_method=True)
+        self.LocateMany = channel.unary_unary(
+                '/tierkv.v1.Meta/LocateMany',
+                request_serializer=kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.SerializeToString,
+                response_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateManyReply.FromString,
+                _registered_method=True)
         self.ExtendLease = channel.unary_unary(
                 '/tierkv.v1.Meta/ExtendLease',
                 request_serializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
@@ -135,6 +140,13 @@ class MetaServicer:
 
     def Locate(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LocateMany(self, request, context):
+        """Counts only: no replicas are listed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -221,6 +233,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateRequest.FromString,
                     response_serializer=kvwire_dot_v1_dot_meta__pb2.LocateReply.SerializeToString,
+            ),
+            'LocateMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateMany,
+                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.FromString,
+                    response_serializer=kvwire_dot_v1_dot_meta__pb2.LocateManyReply.SerializeToString,
             ),
             'ExtendLease': grpc.unary_unary_rpc_method_handler(
                     servicer.ExtendLease,
@@ -403,6 +420,33 @@ class Meta:
             '/tierkv.v1.Meta/Locate',
             kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
             kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/LocateMany',
+            kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.SerializeToString,
+            kvwire_dot_v1_dot_meta__pb2.LocateManyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class MetaStub:
     Deregister: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DeregisterRequest, _meta_pb2.DeregisterReply]
     ReportEvents: _grpc.UnaryUnaryMultiCallable[_meta_pb2.EventBatch, _meta_pb2.ReportReply]
     Locate: _grpc.UnaryUnaryMultiCallable[_meta_pb2.LocateRequest, _meta_pb2.LocateReply]
+    LocateMany: _grpc.UnaryUnaryMultiCallable[_meta_pb2.LocateManyRequest, _meta_pb2.LocateManyReply]
+    """Counts only: no replicas are listed."""
     ExtendLease: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ExtendLeaseRequest, _meta_pb2.ExtendLeaseReply]
     EndLease: _grpc.UnaryUnaryMultiCallable[_meta_pb2.EndLeaseRequest, _meta_pb2.EndLeaseReply]
     Holds: _grpc.UnaryStreamMultiCallable[_meta_pb2.HoldsRequest, _meta_pb2.HoldOrder]
@@ -55,6 +57,8 @@ class MetaAsyncStub(MetaStub):
     Deregister: _aio.UnaryUnaryMultiCallable[_meta_pb2.DeregisterRequest, _meta_pb2.DeregisterReply]  # type: ignore[assignment]
     ReportEvents: _aio.UnaryUnaryMultiCallable[_meta_pb2.EventBatch, _meta_pb2.ReportReply]  # type: ignore[assignment]
     Locate: _aio.UnaryUnaryMultiCallable[_meta_pb2.LocateRequest, _meta_pb2.LocateReply]  # type: ignore[assignment]
+    LocateMany: _aio.UnaryUnaryMultiCallable[_meta_pb2.LocateManyRequest, _meta_pb2.LocateManyReply]  # type: ignore[assignment]
+    """Counts only: no replicas are listed."""
     ExtendLease: _aio.UnaryUnaryMultiCallable[_meta_pb2.ExtendLeaseRequest, _meta_pb2.ExtendLeaseReply]  # type: ignore[assignment]
     EndLease: _aio.UnaryUnaryMultiCallable[_meta_pb2.EndLeaseRequest, _meta_pb2.EndLeaseReply]  # type: ignore[assignment]
     Holds: _aio.UnaryStreamMultiCallable[_meta_pb2.HoldsRequest, _meta_pb2.HoldOrder]  # type: ignore[assignment]
@@ -101,6 +105,14 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.LocateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.LocateReply, _abc.Awaitable[_meta_pb2.LocateReply]]: ...
+
+    @_abc_1.abstractmethod
+    def LocateMany(
+        self,
+        request: _meta_pb2.LocateManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.LocateManyReply, _abc.Awaitable[_meta_pb2.LocateManyReply]]:
+        """Counts only: no replicas are listed."""
 
     @_abc_1.abstractmethod
     def ExtendLease(

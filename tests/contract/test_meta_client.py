@@ -212,6 +212,23 @@ async def test_an_over_long_chain_is_the_callers_bug(meta: MetaClient) -> None:
         await meta.locate([*longest, KEYS[0]])
 
 
+async def test_many_chains_are_answered_in_their_order(meta: MetaClient) -> None:
+    for node in (DMP, COMPUTE):
+        await meta.register(node)
+    await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2), stored(1, DMP, Tier.L2)))
+    await meta.report_events(inventory(COMPUTE, stored(0, COMPUTE, Tier.L1)))
+    other = [KEYS[2]]
+    replies = await meta.locate_many([KEYS, other, [], KEYS[:1]])
+    assert replies == [await meta.locate(c, max_replicas=0) for c in (KEYS, other, [], KEYS[:1])]
+    assert await meta.locate_many([]) == []
+    held = await meta.locate_many([KEYS, other, KEYS], reserve_s=5.0)
+    assert [reply.lease != NO_LEASE for reply in held] == [True, False, True]
+    assert len({reply.lease for reply in held}) == 3
+    for chains in ([KEYS[:1]] * (limits.MAX_CHAINS_PER_QUESTION + 1), [KEYS[:1] * 4_097] * 2):
+        with pytest.raises(LocalProtocolError, match="at most 256 and 8192"):
+            await meta.locate_many(chains)
+
+
 async def test_reports_are_idempotent_by_sequence(meta: MetaClient) -> None:
     await meta.register(DMP)
     await meta.report_events(inventory(DMP, stored(0, DMP, Tier.L2)))

@@ -33,7 +33,7 @@ def computed(prompts: list[list[int]], calls: list[int]) -> int:
 @given(texts, st.integers(1, 4))
 def test_each_node_gets_one_stretch_of_the_tree(prompts: list[list[int]], nodes: int) -> None:
     tree = tree_of(prompts)
-    dealt = deal(cut(tree, Effort(), nodes), nodes)
+    dealt = deal(cut(tree, Effort(), nodes), [1.0] * nodes)
     positions = [[p for run in lane for p in range(run.first, run.stop)] for lane in dealt]
     assert [p for lane in positions for p in lane] == list(range(len(prompts)))
 
@@ -58,7 +58,7 @@ def test_what_nodes_compute_again_is_at_most_what_the_cuts_share(
 ) -> None:
     """Between two nodes' stretches lies one cut: only the prefix there is computed on both."""
     tree = tree_of(prompts)
-    dealt = deal(cut(tree, Effort(), nodes), nodes)
+    dealt = deal(cut(tree, Effort(), nodes), [1.0] * nodes)
     lanes = [[tree.order[p] for r in lane for p in range(r.first, r.stop)] for lane in dealt]
     apart = sum(computed(prompts, lane) for lane in lanes)
     edges = [(left[-1], right[0]) for left, right in pairwise(lane for lane in lanes if lane)]

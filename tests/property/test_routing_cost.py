@@ -198,7 +198,8 @@ def test_a_busier_node_never_costs_less(
     costs = _weigh({"c1": idle, "c2": busy}, tokens, prefix)
     assert costs[1].total_s >= costs[0].total_s
     for cost in costs:
-        parts = cost.wait_s + cost.charge * cost.service.total_s + cost.harm_s + cost.handoff_s
+        parts = cost.wait_s + cost.service.total_s + cost.charge * cost.taken_s
+        parts += cost.harm_s + cost.handoff_s
         assert math.isclose(parts, cost.total_s)
 
 

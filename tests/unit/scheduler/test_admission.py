@@ -346,9 +346,9 @@ def test_the_charge_for_delaying_others_counts_who_waits() -> None:
         (sent,) = [i for i in instructions if isinstance(i, Dispatch)]
         return sent.candidates[0].cost.charge
 
-    assert charge(script.arrive("q1")) == 1.0
+    assert charge(script.arrive("q1")) == 0.0
     for request_id in ("q2", "q3", "q4"):
         script.arrive(request_id)
     # Nobody is before q2 any more; q2 itself and two others wait.
-    assert charge(finish(script, "q1")) == 1.0 + 3.0 * 3
-    assert charge(finish(script, "q2")) == 1.0 + 3.0 * 2
+    assert charge(finish(script, "q1")) == 3.0 * 3
+    assert charge(finish(script, "q2")) == 3.0 * 2

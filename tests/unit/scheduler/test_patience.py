@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
 from kvcore.clock import ManualClock
 from kvcore.ids import BlockKey, HostId
 from metaserver.client import MAX_LISTED_REPLICAS, LocateReply
@@ -17,37 +15,8 @@ from scheduler.routing_stats import RoutingStats
 from tests.fix_scheduler import LAYOUT, FakeMeta, make_model, make_request
 
 
-def experienced(took_s: float) -> Patience:
-    patience = Patience(longest_s=0.25, backoff_s=1.0)
-    for _ in range(8):
-        patience.answered(took_s)
-    return patience
-
-
-def test_nobody_is_hurried_before_the_pace_is_known() -> None:
-    patience = Patience(longest_s=0.25, backoff_s=1.0)
-    patience.answered(0.001)
-    assert patience.timeout_s() == 0.25
-
-
-@pytest.mark.parametrize(
-    ("took_s", "timeout_s"), [(0.0001, 0.02), (0.01, 0.08), (0.1, 0.25)], ids=str
-)
-def test_an_answer_may_take_eight_times_the_usual(took_s: float, timeout_s: float) -> None:
-    assert experienced(took_s).timeout_s() == pytest.approx(timeout_s)
-
-
-def test_a_directory_that_became_slower_is_given_more_time_each_try() -> None:
-    patience, now, timeouts = experienced(0.001), 0.0, []
-    for _ in range(5):
-        timeouts.append(patience.timeout_s())
-        patience.failed(now)
-        now += 10.0
-    assert timeouts == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.25])
-
-
 def test_after_a_failure_one_question_at_a_time_tries_again() -> None:
-    patience = experienced(0.001)
+    patience = Patience(backoff_s=1.0)
     patience.failed(0.0)
     patience.failed(0.0)
     assert patience.failures == 1
@@ -58,12 +27,12 @@ def test_after_a_failure_one_question_at_a_time_tries_again() -> None:
     patience.failed(0.2)
     assert not patience.may_ask(0.44) and patience.may_ask(0.45)
     patience.ask()
-    patience.answered(0.001)
+    patience.answered()
     assert patience.may_ask(0.45) and patience.failures == 0
 
 
 def test_a_question_that_was_given_up_does_not_silence_the_next() -> None:
-    patience = experienced(0.001)
+    patience = Patience(backoff_s=1.0)
     patience.failed(0.0)
     patience.ask()
     patience.gave_up()
@@ -103,15 +72,53 @@ async def test_of_a_crowd_only_the_first_wait_for_a_directory_that_hangs() -> No
     assert (await locate()).prefix_blocks == 1
     meta.gate.clear()
     await asyncio.gather(*(locate() for _ in range(5)))
-    assert meta.asked == 6
+    assert meta.asked == 2
     assert await locate() == LocateReply()
     clock.advance(1.0)
     await asyncio.gather(*(locate() for _ in range(5)))
-    assert meta.asked == 7
+    assert meta.asked == 3
     meta.gate.set()
     clock.advance(2.0)
     assert (await locate()).prefix_blocks == 1
-    assert stats.cache_errors["directory_unavailable"] == 6
+    assert stats.cache_errors["directory_unavailable"] == 2
+
+
+class SlowMeta(FakeMeta):
+    """Answers a question when it is told to; says what each one held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[list[Sequence[BlockKey]]] = []
+        self.answers: list[asyncio.Future[None]] = []
+
+    async def locate_many(
+        self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
+    ) -> list[LocateReply]:
+        self.questions.append(list(chains))
+        self.answers.append(asyncio.get_running_loop().create_future())
+        await self.answers[-1]
+        return [LocateReply(prefix_blocks=len(chain)) for chain in chains]
+
+
+async def test_a_wave_is_one_question_and_what_comes_meanwhile_the_next() -> None:
+    meta = SlowMeta()
+    client = DirectoryClient(
+        meta, config=SchedulerConfig(), stats=RoutingStats(8), clock=ManualClock()
+    )
+    key = BlockKey(bytes(16))
+    first = [asyncio.create_task(client.find([key] * n)) for n in (1, 2, 3)]
+    while not meta.questions:
+        await asyncio.sleep(0)
+    later = [asyncio.create_task(client.find([key] * n)) for n in (4, 5)]
+    await asyncio.sleep(0)
+    later[0].cancel()
+    meta.answers[0].set_result(None)
+    assert [(await task).prefix_blocks for task in first] == [1, 2, 3]
+    while len(meta.questions) < 2:
+        await asyncio.sleep(0)
+    meta.answers[1].set_result(None)
+    assert (await later[1]).prefix_blocks == 5
+    assert [[len(chain) for chain in asked] for asked in meta.questions] == [[1, 2, 3], [5]]
 
 
 async def test_a_grant_that_ran_out_is_good_while_the_directory_is_away() -> None:

@@ -42,7 +42,7 @@ def sent(instructions: list[PlanInstruction]) -> list[int]:
 
 def test_the_first_call_computes_what_others_share_while_they_wait() -> None:
     plan = plan_of(two_documents())
-    assert [i for i in plan.handle(ONE) if isinstance(i, SendCall)] == [SendCall(0, A, 1, 6)]
+    assert [i for i in plan.handle(ONE) if isinstance(i, SendCall)] == [SendCall(0, A, 6, 1, 6)]
     out = plan.handle(CallPrefilled(0))
     # Call 1 has all it needs; call 2 computes the second document, call 3 waits for it.
     assert sent(out) == [1, 2]
@@ -199,13 +199,13 @@ def test_the_worked_example_of_the_documentation() -> None:
         told += [plan.handle(CallPrefilled(row)), plan.handle(CallFinished(row))]
     assert len(plan.runs) == 2
     assert told == [
-        [SendCall(0, A, 1, 640)],
+        [SendCall(0, A, 640, 1, 640)],
         [Hold(2), Hold(1)],
-        [SendCall(2, A, 2, 128), Hold(3), PrefetchRun(1, A, 3, 640)],
+        [SendCall(2, A, 640, 2, 128), Hold(3), PrefetchRun(1, A, 3, 640)],
         [LetGo(2)],
-        [SendCall(1, A, 1, 640)],
+        [SendCall(1, A, 640, 1, 640)],
         [Hold(3)],
-        [SendCall(3, A, 0, 128)],
+        [SendCall(3, A, 640, 0, 128)],
         [LetGo(3), LetGo(1)],
         [],
     ]

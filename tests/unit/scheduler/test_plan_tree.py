@@ -86,7 +86,7 @@ def test_runs_are_a_partition_in_depth_first_order(
         assert stem.first <= run.first < run.stop <= stem.stop
         assert all(run.stem in [*tree.path(p), 0] for p in range(run.first, run.stop))
         assert run.work_s > 0
-    dealt = deal(runs, nodes)
+    dealt = deal(runs, [1.0] * nodes)
     assert [run for lane in dealt for run in lane] == list(runs)
 
 
@@ -98,7 +98,7 @@ def test_small_subtrees_stay_whole_and_a_big_one_is_cut_below_its_prefix() -> No
     runs = cut(tree_of(big), Effort(), 2)
     assert len(runs) == 8
     assert {tree_of(big).stems[run.stem].end_block for run in runs} == {2}
-    assert [len(lane) for lane in deal(runs, 2)] == [4, 4]
+    assert [len(lane) for lane in deal(runs, [1.0, 1.0])] == [4, 4]
 
 
 def test_a_long_prefix_is_not_computed_twice_for_a_little_balance() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcore.ids import NodeId, RequestId
 from kvcore.node import NodeInfo, NodeLoad
+from kvcore.preferred_node import PreferredNode
 from scheduler.config import SchedulerConfig
 from scheduler.cost import CachedPrefix
 from scheduler.events import (
@@ -28,6 +29,7 @@ def chosen(
     infos: tuple[NodeInfo, ...] = (make_info("c1"), make_info("c2")),
     near: dict[NodeId, CachedPrefix] | None = None,
     waiting: dict[NodeId, int] | None = None,
+    planned_tokens: int = 0,
 ) -> NodeId:
     """Send one request and say where it went."""
     state = SchedulerState(SchedulerConfig(prefill_tokens_per_s=1_000.0))
@@ -35,7 +37,8 @@ def chosen(
     seen = tuple(SeenNode(i, loads.get(i.node_id, NodeLoad())) for i in infos)
     state.handle(NodesSeen(seen), 0.0)
     request_id = RequestId("q")
-    arrived = RequestArrived(request_id, MODEL, PROMPT, locatable=True, preferred_node=preferred)
+    wish = preferred and PreferredNode(preferred, planned_tokens)
+    arrived = RequestArrived(request_id, MODEL, PROMPT, locatable=True, preferred_node=wish)
     state.handle(arrived, 0.0)
     located = ChainLocated(request_id, near or {}, CachedPrefix())
     (dispatch,) = [i for i in state.handle(located, 0.0) if isinstance(i, Dispatch)]
@@ -54,7 +57,8 @@ def test_a_little_more_cost_is_accepted_and_much_more_is_not() -> None:
     assert chosen(C2, near=half) == C2
     most = {C1: CachedPrefix(l1_blocks=8, l2_blocks=8)}  # C2 computes five times as much.
     assert chosen(C2, near=most) == C1
-    assert chosen(C2, waiting={C2: 20 * PROMPT}) == C1
+    assert chosen(C2, near=most, planned_tokens=8 * LAYOUT.block_tokens) == C2
+    assert chosen(C2, waiting={C2: 20 * PROMPT}) == C2  # The plan sends no more there than end.
 
 
 def test_a_wish_for_a_node_that_is_not_there_is_no_wish() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -57,7 +60,8 @@ async def order_of(run: StatementRun) -> list[tuple[int, NodeId | None, ReuseHin
     """Run every call to its end, one by one."""
     turns = []
     while (turn := await run.take()) is not None:
-        turns.append((turn.call, turn.preferred_node, turn.request.hint))
+        wish = turn.preferred_node
+        turns.append((turn.call, wish and wish.node_id, turn.request.hint))
         run.prefilled(turn.call)
         run.finished(turn.call)
     assert await run.take() is None
@@ -147,8 +151,9 @@ class LeasingMeta(FakeMeta):
 async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
     infos = [make_info("c1"), make_info("c2")]
     meta = LeasingMeta(*infos)
+    in_pool = LocateReply(prefix_blocks=3, memory_blocks=3)
     coverage = (NodeCoverage(NodeId("c1"), 0, 3), NodeCoverage(NodeId("c2"), 3, 3))
-    meta.reply = LocateReply(coverage=coverage, prefix_blocks=3, memory_blocks=3)
+    meta.reply = in_pool  # When the plan begins no node has any.
     nodes = {info.node_id: FakeCompute(info) for info in infos}
     dispatcher = Dispatcher(
         ClusterView(meta=meta, connect=lambda info: nodes[info.node_id]),
@@ -160,7 +165,8 @@ async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
         run = dispatcher.open_plan(calls_of(documents=4, questions=4), max_in_flight=2)
         where: dict[int, NodeId | None] = {}
         while (turn := await run.take()) is not None:
-            where[turn.call % 4] = turn.preferred_node  # The document.
+            meta.reply = replace(in_pool, coverage=coverage)
+            where[turn.call % 4] = turn.preferred_node.node_id  # The document.
             answered = dispatcher.submit(
                 turn.request, model=MODEL, preferred_node=turn.preferred_node
             )
@@ -176,6 +182,35 @@ async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
         assert nodes["c2"].prefetched == []  # type: ignore[index]
     finally:
         await dispatcher.stop()
+
+
+async def test_calls_go_where_their_kv_is_and_an_idle_node_takes_some_over() -> None:
+    calls = calls_of(documents=4, questions=4)
+    homes = {call: NodeId("c2") for call in range(len(calls)) if call % 4 in (0, 3)}
+
+    async def find_homes(requests: Mapping[int, GenerateRequest]) -> Mapping[int, NodeId]:
+        assert sorted(requests) == list(range(len(calls)))
+        return homes
+
+    nodes = (PlanNode(NodeId("c1")), PlanNode(NodeId("c2")))
+    run = StatementRun(calls, max_in_flight=16, nodes=lambda: nodes, find_homes=find_homes)
+    where: dict[int, set[NodeId]] = {}
+    while (turn := await run.take()) is not None:
+        assert turn.preferred_node is not None
+        assert turn.preferred_node.tokens == len(turn.request.token_ids)
+        where.setdefault(turn.call % 4, set()).add(turn.preferred_node.node_id)
+        run.prefilled(turn.call)
+    assert where == {0: {"c2"}, 1: {"c1"}, 2: {"c1"}, 3: {"c2"}}
+    homes = dict.fromkeys(range(len(calls)), NodeId("c2"))
+    run = StatementRun(calls, max_in_flight=4, nodes=lambda: nodes, find_homes=find_homes)
+    taken = Counter[NodeId]()
+    while taken.total() < 4:
+        turn = await run.take()
+        assert turn is not None and turn.preferred_node is not None
+        taken[turn.preferred_node.node_id] += 1
+        run.prefilled(turn.call)
+    assert taken == {"c1": 2, "c2": 2}
+    await run.close()
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
