@@ -45,10 +45,11 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Prompts in table order, and what their prefix tree needs."""
+    """Prompts in table order, and what their prefix tree needs: in blocks, and to the token."""
 
     rows: list[AiCall]
     tree: PrefixTree
+    exact: PrefixTree
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,7 +59,12 @@ class Table:
     @property
     def tree_tokens(self) -> int:
         """Tokens that have to be computed when nothing is computed twice."""
-        return self.prompt_tokens - self.tree.shared_tokens
+        return self.prompt_tokens - self.exact.shared_tokens
+
+    @property
+    def tree_blocks(self) -> int:
+        """Blocks that have to be kept so that nothing is computed twice."""
+        return (self.prompt_tokens - self.tree.shared_tokens) // BLOCK_TOKENS
 
     def peak_needed_blocks(self, answered: Sequence[AiCall]) -> int:
         """Count the blocks that rows still to come have in common with earlier ones, at the most.
@@ -130,7 +136,7 @@ async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
     async with plan_cluster(replace(shape, nodes=1)) as cluster:
         table = await _table(cluster, rows)
         block_bytes = cluster.computes[0].node.model.layout.stored_bytes
-    blocks = int(SHARE * table.tree_tokens / BLOCK_TOKENS / nodes)
+    blocks = int(SHARE * table.tree_blocks / nodes)
     shape = replace(shape, l1_pages=blocks + 1, pool_bytes=blocks * block_bytes)
     if nodes == 1:
         report.add("prompt_tokens", table.prompt_tokens)
@@ -158,7 +164,9 @@ async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
     questions = [ask_model(Order(row, CallDefaults()), row.text("prompt")) for row in rows]
     prepared = [await cluster.generation.prepare(question) for question in questions]
     prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]
-    return Table(rows, build_tree(prompts))
+    return Table(
+        rows, build_tree(prompts), build_tree([replace(p, block_tokens=1) for p in prompts])
+    )
 
 
 async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Result:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
 from compute.page_pool import PagePool
+from compute.part_reuse import CopyPart, PartReuse
 from compute.reuse_facts import facts_of, facts_of_hits
 from compute.sequence import Phase, Sequence
 from kvcore.ids import BlockKey
@@ -30,6 +31,7 @@ class Batcher:
 
     Attributes:
         pool: the pages.
+        parts: of blocks, which sequences take over from each other.
         preemptions: how often a sequence lost its pages.
     """
 
@@ -41,8 +43,10 @@ class Batcher:
         max_running: int,
         wants_locate: Callable[[int], bool] = lambda missing_tokens: False,
         demote: Callable[[Sequence], None] = lambda seq: None,
+        copy_part: CopyPart = lambda source, target, tokens: None,
     ) -> None:
         self.pool = pool
+        self.parts = PartReuse(pool, copy_part)
         self.preemptions = 0
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
@@ -229,7 +233,12 @@ class Batcher:
         assert seq.phase is Phase.RUNNING and seq.computed == chunk.start
         taken, finish = seq.extend(tokens, stop_ids)
         seq.computed += chunk.count + min(taken, max(0, len(tokens) - 1))
-        return ChunkOutcome(tokens[:taken], finish, self._commit(seq))
+        full = self._commit(seq)
+        if chunk.start < seq.prompt_length <= seq.computed:
+            self.parts.open_end(seq)
+        if chunk.samples:
+            self._drop_claims(seq)
+        return ChunkOutcome(tokens[:taken], finish, full)
 
     def filling(self, chunk: Chunk) -> tuple[FullBlock, ...]:
         """Name the blocks that computing a chunk makes full, for those who save them meanwhile."""
@@ -262,8 +271,8 @@ class Batcher:
                 facts=facts,
             )
             seq.page_table[block] = page
-            if self._claims.get(key) == seq.seq_id:
-                del self._claims[key]
+            self.parts.committed(seq, block, page)
+            self._unclaim(seq, key)
             blocks.append(FullBlock(key, parent, page, facts=facts))
         seq.committed += len(blocks)
         return tuple(blocks)
@@ -301,10 +310,12 @@ class Batcher:
         )
 
     def _must_wait(self, seq: Sequence, hit_blocks: int) -> bool:
-        """Whether somebody is computing the very block this one would compute next."""
+        """Whether somebody is computing the block this one would compute next, or much of it."""
         seq.blocked_on = None
         if hit_blocks < seq.usable_blocks and seq.keys[hit_blocks] in self._claims:
             seq.blocked_on = seq.keys[hit_blocks]
+        elif seq.request.use_cache:
+            seq.blocked_on = self.parts.worth_waiting_for(seq, hit_blocks)
         return seq.blocked_on is not None
 
     def _enter(self, seq: Sequence, hits: list[int]) -> bool:
@@ -317,12 +328,12 @@ class Batcher:
         if not seq.hits_final:
             seq.hit_tiers = [Tier.L1] * len(hits)
         self._active[seq.seq_id] = seq
-        missing = seq.keys[len(hits) : seq.usable_blocks]
-        seq.claims = [k for k in missing if k not in self._claims and not seq.is_background]
-        self._claims.update(dict.fromkeys(seq.claims, seq.seq_id))
+        self._claim(seq, len(hits))
         wanted = len(seq.missing_keys())
         locate = bool(wanted) and self._wants_locate(
-            seq.loaded_tokens(seq.num_pages + wanted) - seq.computed
+            seq.loaded_tokens(seq.num_pages + wanted)
+            - seq.computed
+            - self.parts.known_tokens(seq, seq.num_pages)
         )
         if locate:
             seq.phase = Phase.LOCATING
@@ -330,19 +341,38 @@ class Batcher:
             self._prefix_ends(seq)
         return locate
 
+    def _claim(self, seq: Sequence, first: int) -> None:
+        """Announce the blocks of a prompt that are missing, the last one even if it is partial."""
+        if seq.is_background or not seq.request.use_cache:
+            return
+        missing = seq.keys[first:]
+        if seq.length % seq.block_tokens and len(seq.keys) == seq.length // seq.block_tokens:
+            missing.append(seq.tail(seq.length)[0])
+        for block, key in enumerate(missing, first):
+            if key not in self._claims:
+                self._claims[key] = seq.seq_id
+                self.parts.claim(seq, block, key)
+                seq.claims.append(key)
+
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence out of the batch and release its pages and claims."""
         del self._active[seq.seq_id]
         self._loads.pop(seq.seq_id, None)
         self._drop_claims(seq)
+        self.parts.keep_end(seq)
         self.pool.release(seq.pages)
         seq.num_pages = seq.computed = seq.committed = 0
+        seq.part_sought = False
 
     def _drop_claims(self, seq: Sequence) -> None:
         for key in seq.claims:
-            if self._claims.get(key) == seq.seq_id:
-                del self._claims[key]
+            self._unclaim(seq, key)
         seq.claims = []
+
+    def _unclaim(self, seq: Sequence, key: BlockKey) -> None:
+        if self._claims.get(key) == seq.seq_id:
+            del self._claims[key]
+            self.parts.unclaim(key)
 
     def _choose(self, fresh: list[int]) -> list[Chunk]:
         """Pick decodes, then prefill chunks, in rank order until the token budget is used."""
@@ -354,6 +384,8 @@ class Batcher:
                 break
             if seq.phase is not Phase.RUNNING:
                 continue  # Preempted a moment ago by one of higher rank.
+            if seq.wants_part and not self._begin_block(seq, fresh, chosen):
+                continue
             count = min(seq.length - seq.computed, budget)
             if seq.is_background and len(self._active) > 1:
                 count = min(count, max(1, self._max_batch_tokens // _BACKGROUND_SHARE))
@@ -375,6 +407,15 @@ class Batcher:
                 fresh.extend(pages)
                 return [_chunk(order.seq, start, count, loading=True)]
         return []
+
+    def _begin_block(self, seq: Sequence, fresh: list[int], chosen: dict[int, Chunk]) -> bool:
+        """Give a sequence its next page, with what is known of that block; False: no page."""
+        if not self._provide_pages(seq, seq.computed + 1, fresh, chosen):
+            return False
+        if self.parts.take(seq):
+            page = int(seq.page_table[seq.num_pages - 1])
+            fresh[:] = [one for one in fresh if one != page]  # One preempted may have had it, too.
+        return True
 
     def _provide_pages(
         self, seq: Sequence, tokens: int, fresh: list[int], chosen: dict[int, Chunk]

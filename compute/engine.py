@@ -94,6 +94,7 @@ class Engine:
             max_running=config.max_running,
             wants_locate=self._wants_locate,
             demote=lambda seq: self._saves.demote(seq),
+            copy_part=model.pages.copy_part,
         )
         self._config = config
         self._model = model

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from compute.part_index import PartIndex
 from kvcore import limits
 from kvcore.block_key import ROOT_PARENT
 from kvcore.hold import HoldOrder
@@ -18,6 +19,8 @@ from policies.holds import Holds
 from policies.leaf_lru import LeafLru
 
 _NONE = 0
+_PARTIAL_SHARE = 16
+"""Where pages are short, at most this part of them holds unfinished blocks: full ones give more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class PagePool:
         num_pages: pages including the null page.
         evicted_blocks: keyed pages whose content was given up, ever.
         holds: pages under lease: at most half of all; requests that need pages win over them.
+        parts: what is in pages, token by token, for prompts that end inside a block; of a page
+            without a key while it is used.
+        _partial: pages whose key is that of an unfinished block, which only ``parts`` finds, that
+            of the oldest use first. They have no children, and nobody is told of them.
         _offered: pages the policy may name; it drops those it named that may not go just then,
             and they are offered again when they may.
     """
@@ -65,6 +72,7 @@ class PagePool:
         self.num_pages = num_pages
         self.evicted_blocks = 0
         self.holds = Holds((num_pages - 1) // 2)
+        self.parts: PartIndex[int] = PartIndex()
         self._policy = policy if policy is not None else LeafLru()
         self._now = now
         self._references = [0] * num_pages
@@ -75,6 +83,7 @@ class PagePool:
         self._facts = [NO_FACTS] * num_pages
         self._page_of: dict[BlockKey, int] = {}
         self._free = list(range(num_pages - 1, 0, -1))  # Popped from the end: low pages first.
+        self._partial: dict[int, None] = {}
         self._cached = 0
         self._events: list[PageEvent] = []
 
@@ -118,7 +127,8 @@ class PagePool:
         if count > self.available:
             return None
         while len(self._free) < count:
-            if not (self._evict_one() or (over_leases and self._leases_give_way())):
+            gone = self._evict_partial() or self._evict_one()
+            if not (gone or (over_leases and self._leases_give_way())):
                 return None
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
@@ -146,6 +156,8 @@ class PagePool:
                 known = replace(known, expectation=Expectation.UNKNOWN)
             self._facts[page] = known
             self._policy.used(page, known, now)
+            if page in self._partial:
+                self._partial[page] = self._partial.pop(page)
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference from each page of a chain, its end first."""
@@ -155,6 +167,7 @@ class PagePool:
             if self._references[page] > 0:
                 continue
             if self._key[page] is None:
+                self.parts.remove(page)
                 self._free.append(page)
             else:
                 self._cached += 1
@@ -169,11 +182,13 @@ class PagePool:
         tenant: str = "",
         session: str = "",
         facts: BlockFacts | None = None,
+        partial: bool = False,
     ) -> int:
         """Make a full, used page findable and return the page to use from now on.
 
         If another page has the key already, the caller's reference moves to that page and its own
-        page is released: one key, one page, and holders of a child always hold its parent.
+        page is released: one key, one page, and holders of a child always hold its parent. With
+        ``partial`` the block is not full: it has no children, and there are no events of it.
         """
         assert self._references[page] > 0 and self._key[page] is None
         known = self._page_of.get(key)
@@ -189,8 +204,24 @@ class PagePool:
         known_facts = facts or BlockFacts(key, None if parent == ROOT_PARENT else parent)
         self._facts[page] = known_facts
         self._policy.entered(page, known_facts, whole_seconds(self._now()))
-        self._events.append(PageEvent(key, True, parent, tenant, session))
+        if partial:
+            self._partial[page] = None
+        else:
+            self._events.append(PageEvent(key, True, parent, tenant, session))
         return page
+
+    def is_shared(self, page: int) -> bool:
+        """Whether a used page has more than one reference."""
+        return self._references[page] > 1
+
+    def is_spare_part(self, page: int) -> bool:
+        """Whether a page is an unfinished block that is in no use and can go at once."""
+        return page in self._partial and self._may_go(page)
+
+    def give_up(self, page: int) -> None:
+        """Forget a cached page without children: what it holds is elsewhere by now."""
+        self._forget(page, whole_seconds(self._now()))
+        self.evicted_blocks -= 1  # Nothing was lost.
 
     def hold(self, order: HoldOrder) -> None:
         """Carry out an order about a lease; blocks that are not here, or beyond half, are not held.
@@ -233,6 +264,16 @@ class PagePool:
             self._offered[page] = True
             self._policy.offer(page)
 
+    def _evict_partial(self) -> bool:
+        """Free the unfinished block that was of no use for longest, if there are many of them."""
+        if len(self._partial) <= self.num_pages // _PARTIAL_SHARE:
+            return False
+        page = next(iter(self._partial))
+        if self._may_go(page):
+            self._forget(page, whole_seconds(self._now()))
+            return True
+        return False
+
     def _evict_one(self) -> bool:
         """Free the unused leaf that is worth least; False if there is none.
 
@@ -270,8 +311,12 @@ class PagePool:
         self._cached -= 1
         del self._page_of[key]
         self._key[page] = None
+        self.parts.remove(page)
         self._free.append(page)
-        self._events.append(PageEvent(key, False))
+        if page in self._partial:
+            del self._partial[page]
+        else:
+            self._events.append(PageEvent(key, False))
         self.evicted_blocks += 1
         parent, self._parent[page] = self._parent[page], _NONE
         if parent != _NONE:
@@ -294,4 +339,8 @@ class PagePool:
             assert self._offered[page] or not self._may_go(page), f"page {page} is forgotten"
             assert not self._offered[page] or self._key[page] is not None
             assert page not in self.holds or self._key[page] is not None
+            assert page not in self._partial or (self._key[page] and not self._children[page])
+            known = self._references[page] > 0 or self._key[page] is not None
+            assert known or page not in self.parts, f"page {page} is free and can be found"
         self.holds.check_invariants()
+        self.parts.check_invariants()

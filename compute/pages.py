@@ -133,6 +133,11 @@ class L1Pages:
         """Zero pages, so that what they held before can't leak through a mask as NaN."""
         self.kv[:, torch.as_tensor(pages, device=self.kv.device)] = 0
 
+    def copy_part(self, source: int, target: int, tokens: int) -> None:
+        """Make the first tokens of a page those of another one, and the rest zero."""
+        self.kv[:, target, :, :tokens] = self.kv[:, source, :, :tokens]
+        self.kv[:, target, :, tokens:] = 0
+
     def read_ranges(
         self, layer: int, pages: Sequence[int], codec: KvCodec | None = None
     ) -> list[memoryview]:

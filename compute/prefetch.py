@@ -112,6 +112,7 @@ class Prefetches:
                     facts=facts_of(seq, block),
                 )
             )
+            self._batcher.parts.committed(seq, block, kept[-1])
         self._end(prefetch, kept)
 
     def _end(self, prefetch: _Prefetch, loaded: list[int]) -> None:

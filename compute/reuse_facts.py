@@ -12,6 +12,7 @@ from typing import Final
 
 from compute.sequence import Sequence
 from kvcore.block_key import ROOT_PARENT
+from kvcore.ids import BlockKey
 from kvcore.reuse_hint import ReuseHint
 from policies.eviction import BlockFacts, Expectation
 
@@ -23,12 +24,26 @@ _FAR_S: Final = 1e9
 def facts_of(seq: Sequence, block: int) -> BlockFacts:
     """Say what a request knows about one of its full blocks, whose key is known by now."""
     key, parent = seq.key_and_parent(block)
-    expectation, expected_in_s = _future(seq, block)
+    expectation, expected_in_s = _future(seq, (block + 1) * seq.block_tokens)
     return BlockFacts(
         key=key,
         parent=None if parent == ROOT_PARENT else parent,
         depth=block,
         tail=block == _tail(seq),
+        expectation=expectation,
+        expected_in_s=expected_in_s,
+        prompt_blocks=_tail(seq) + 1,
+    )
+
+
+def facts_of_end(seq: Sequence, key: BlockKey, parent: BlockKey, stop: int) -> BlockFacts:
+    """Say the same of an unfinished block, which ends at token ``stop``."""
+    expectation, expected_in_s = _future(seq, stop)
+    return BlockFacts(
+        key=key,
+        parent=None if parent == ROOT_PARENT else parent,
+        depth=stop // seq.block_tokens,
+        tail=True,
         expectation=expectation,
         expected_in_s=expected_in_s,
         prompt_blocks=_tail(seq) + 1,
@@ -46,7 +61,7 @@ def facts_of_hits(seq: Sequence, known: Iterable[BlockFacts]) -> list[BlockFacts
     tail = _tail(seq)
     facts = []
     for block, before in enumerate(known):
-        expectation, expected_in_s = _future(seq, block)
+        expectation, expected_in_s = _future(seq, (block + 1) * seq.block_tokens)
         is_tail = block == tail
         if (before.expectation, before.expected_in_s, before.tail) != (
             expectation,
@@ -65,11 +80,11 @@ def _tail(seq: Sequence) -> int:
     return seq.prompt_length // seq.block_tokens - 1
 
 
-def _future(seq: Sequence, block: int) -> tuple[Expectation, float | None]:
+def _future(seq: Sequence, end: int) -> tuple[Expectation, float | None]:
     hint = seq.request.hint
     if hint is None:
         return _NOTHING_SAID
-    expectation = expectation_of(hint, (block + 1) * seq.block_tokens)
+    expectation = expectation_of(hint, end)
     if expectation is not Expectation.TURN or hint.next_turn_s is None:
         return expectation, None
     return expectation, min(hint.next_turn_s, _FAR_S)

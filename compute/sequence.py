@@ -98,6 +98,9 @@ class Sequence:
         committed: leading blocks whose pages are findable (stays 0 without cache).
         phase: see Phase.
         hit_tiers: tier of each leading prompt block that was not recomputed, at first admission.
+        part_tokens: leading tokens of the block behind those that were not recomputed either.
+        part_tier: where they came from.
+        part_sought: what is known of the block it goes on in was looked for.
         claims: block keys this sequence has announced to compute.
         blocked_on: key another sequence is computing, for which this one waits.
         started_s: when its first step was planned; negative until then.
@@ -131,6 +134,9 @@ class Sequence:
     committed: int = 0
     phase: Phase = Phase.WAITING
     hit_tiers: list[Tier] = field(default_factory=list)
+    part_tokens: int = 0
+    part_tier: Tier = Tier.L1
+    part_sought: bool = False
     claims: list[BlockKey] = field(default_factory=list)
     blocked_on: BlockKey | None = None
     started_s: float = -1.0
@@ -177,13 +183,24 @@ class Sequence:
         return self.blend is not None and self.blend.chunks[-1][1] > self.computed
 
     @property
-    def usable_blocks(self) -> int:
-        """Full blocks that may be reused: at least the last token must be computed for logits.
+    def reusable_tokens(self) -> int:
+        """Tokens whose KV may be reused: at least the last one must be computed for logits.
 
         All tokens of a chunk in isolation must be computed, for its keys before rope.
         """
-        last = self.raw_start if self.is_background else self.length - 1
-        return min(len(self.keys), last // self.block_tokens)
+        return self.raw_start if self.is_background else self.length - 1
+
+    @property
+    def usable_blocks(self) -> int:
+        """Full blocks that may be reused."""
+        return min(len(self.keys), self.reusable_tokens // self.block_tokens)
+
+    @property
+    def wants_part(self) -> bool:
+        """Whether a part of the block that it goes on in may be taken over from another one."""
+        ends_with_block = self.computed == self.num_pages * self.block_tokens
+        may = self.request.use_cache and not self.part_sought
+        return may and ends_with_block and self.computed < self.reusable_tokens
 
     @property
     def pages(self) -> list[int]:
@@ -216,6 +233,10 @@ class Sequence:
             if self.request.handoff:
                 return taken + 1, FinishReason.HANDOFF
         return len(tokens), None
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """Return tokens ``[start, stop)`` as they are compared (compute/part_index.py)."""
+        return self.tokens[start:stop].astype("<u4").tobytes()
 
     def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:
         """Name a full block, extending the chain by one when it was just generated."""
@@ -260,6 +281,8 @@ class Sequence:
         counts = dict.fromkeys(Tier, 0)
         for block, tier in enumerate(self.hit_tiers):
             counts[tier] += max(0, min(self.block_tokens, prompt - block * self.block_tokens))
+        whole = len(self.hit_tiers) * self.block_tokens
+        counts[self.part_tier] += max(0, min(self.part_tokens, prompt - whole))
         exact = HitTokens(*(counts[tier] for tier in (Tier.L1, Tier.L2, Tier.L3, Tier.L4)))
         return exact if self.blended is None else exact + self.blended.hits
 

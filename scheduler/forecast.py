@@ -131,11 +131,12 @@ class Forecaster:
         for at, chain in zip(positions, chains, strict=True):
             if at % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-            found[tree.order[at]] = self._weighed(calls[tree.order[at]], chain, shared[at])
+            weighed = self._weighed(calls[tree.order[at]], chain, shared[at])
+            found[tree.order[at]] = _to_the_token(weighed, tree.common[at])
         for at in range(len(calls)):
             index, like = tree.order[at], found[tree.order[at - at % step]]
             if index not in found:
-                found[index] = _alike(like, tree.tokens[at], shared[at] * tree.block_tokens[at])
+                found[index] = _alike(like, tree.tokens[at], tree.common[at])
         ordered = [found[index] for index in range(len(calls))]
         summed = self._summed(ordered, calls, len(positions), max_in_flight)
         return replace(summed, unanswered=sum(reply is NOTHING_FOUND for reply in replies))
@@ -257,6 +258,14 @@ def _found_blocks(chain: ChainLocated, node_id: NodeId, most: int) -> tuple[int,
 
 def _hit_tokens(blocks: tuple[int, int, int, int], block_tokens: int) -> HitTokens:
     return HitTokens(*(count * block_tokens for count in blocks))
+
+
+def _to_the_token(call: CallForecast, common: int) -> CallForecast:
+    """Add what L1 copies of the block in which a call parts from the one before."""
+    hits = call.hits
+    part = min(common, call.prompt_tokens - 1) - (hits.l1 + hits.l2 + hits.l3 + hits.l4)
+    more = HitTokens(max(0, part), 0, 0, 0) if call.node_id else HitTokens()
+    return replace(call, shared_tokens=common, hits=hits + more)
 
 
 def _alike(like: CallForecast, tokens: int, shared_tokens: int) -> CallForecast:

@@ -74,6 +74,8 @@ class PrefixTree:
         deepest: per position the longest stem it has a part in.
         tokens: per position the prompt's length.
         block_tokens: per position.
+        common: per position how many leading tokens the one before has, too: no earlier one has
+            more. A node that computed that one copies them, also where they end inside a block.
     """
 
     order: tuple[int, ...]
@@ -81,6 +83,7 @@ class PrefixTree:
     deepest: tuple[int, ...]
     tokens: tuple[int, ...]
     block_tokens: tuple[int, ...]
+    common: tuple[int, ...]
 
     def path(self, position: int) -> list[int]:
         """Stems of a call, from its deepest one up, without the root."""
@@ -105,7 +108,7 @@ class PrefixTree:
     @property
     def shared_tokens(self) -> int:
         """Tokens that need not be computed, because another call of the statement does."""
-        return sum(s.blocks * s.block_tokens * (s.stop - s.first - 1) for s in self.stems)
+        return sum(self.common)
 
 
 def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
@@ -117,11 +120,13 @@ def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
     order = sorted(
         range(len(prompts)), key=lambda i: (prompts[i].shares, prompts[i].domain, raw[i])
     )
-    shared = [0] * len(order)
+    shared, common = [0] * len(order), [0] * len(order)
     for at in range(1, len(order)):
         left, right = order[at - 1], order[at]
         if _may_share(prompts[left], prompts[right]):
-            shared[at] = _shared_blocks(raw[left], raw[right], 4 * prompts[right].block_tokens)
+            width = 4 * prompts[right].block_tokens
+            shared[at] = _shared_blocks(raw[left], raw[right], width)
+            common[at] = _common_tokens(raw[left], raw[right], shared[at] * width)
     block_tokens = tuple(prompts[i].block_tokens for i in order)
     stems = _stems(shared, block_tokens)
     return PrefixTree(
@@ -130,6 +135,7 @@ def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
         deepest=_deepest(stems, len(order)),
         tokens=tuple(len(prompts[i].token_ids) for i in order),
         block_tokens=block_tokens,
+        common=tuple(common),
     )
 
 
@@ -153,6 +159,13 @@ def _shared_blocks(left: bytes, right: bytes, width: int) -> int:
         if left[block * width : (block + 1) * width] != right[block * width : (block + 1) * width]:
             return block
     raise AssertionError("unequal prompts without an unequal block")
+
+
+def _common_tokens(left: bytes, right: bytes, at: int) -> int:
+    """Count equal leading tokens of prompts that are equal up to byte ``at``."""
+    while at < min(len(left), len(right)) and left[at : at + 4] == right[at : at + 4]:
+        at += 4
+    return at // 4
 
 
 @dataclass(slots=True, eq=False)

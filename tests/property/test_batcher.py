@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,12 @@ class Memory:
         self.cells[page] = [None] * BLOCK
         self.tainted[page] = [False] * BLOCK
 
+    def copy_part(self, source: int, target: int, tokens: int) -> None:
+        assert source != target and target != 0
+        for cells in (self.cells, self.tainted):
+            blank = None if cells is self.cells else False
+            cells[target] = [*cells[source][:tokens], *[blank] * (BLOCK - tokens)]
+
     def read(self, seq: Sequence, count: int) -> list[int]:
         cells = [self.cells[int(seq.page_table[at // BLOCK])][at % BLOCK] for at in range(count)]
         assert [c and c[0] for c in cells] == list(range(count)), "KV of other positions"
@@ -74,6 +81,7 @@ class Driver:
             max_batch_tokens=budget,
             max_running=4,
             wants_locate=lambda missing: rng.random() < 0.5,
+            copy_part=self.memory.copy_part,
         )
         self.loads: list[LoadOrder] = []
         self.zombies: list[LoadOrder] = []
@@ -116,9 +124,20 @@ class Driver:
             if not chunk.loading:
                 self.apply(chunk)
         self.batcher.check_invariants()
-        for page in self.batcher.pool._page_of.values():
-            assert not any(self.memory.tainted[page]), "approximate KV under an exact key"
+        self.check_parts()
         return bool(plan.chunks)
+
+    def check_parts(self) -> None:
+        """Whatever can be found holds the KV of its tokens, exactly."""
+        pool = self.batcher.pool
+        partial = {page for page in pool._page_of.values() if page in pool._partial}
+        for page in {*pool._page_of.values()} - partial:
+            assert not any(self.memory.tainted[page]), "approximate KV under an exact key"
+        for page, (_, raw, _) in pool.parts._entry.items():
+            tokens = np.frombuffer(raw, dtype="<u4").tolist()
+            cells = self.memory.cells[page][: len(tokens)]
+            assert [cell and cell[1] for cell in cells] == tokens, "a part of other tokens"
+            assert not any(self.memory.tainted[page][: len(tokens)]), "an approximate part"
 
     def guess(self, chunk: Chunk) -> Chunk:
         """Put guesses behind a decode: tokens that are right up to some point, or the drafter's."""
