@@ -86,6 +86,13 @@ def load_config(
     return LoadedConfig(settings=_validate(values, sources), sources=sources)
 
 
+def state_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where a user's own files are kept: ``$XDG_STATE_HOME/tierkv``."""
+    env = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    home = Path(env.get("XDG_STATE_HOME") or "")
+    return (home if home.is_absolute() else Path("~/.local/state").expanduser()) / "tierkv"
+
+
 def list_entries(config: LoadedConfig) -> list[ConfigEntry]:
     """Describe every setting, in the order of the sections; secrets are masked."""
     entries = []

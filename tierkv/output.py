@@ -38,6 +38,13 @@ def render_rows(
     return writer.rows(rows) + writer.end()
 
 
+def render_texts(
+    names: Sequence[str], rows: Sequence[tuple[str, ...]], output: OutputFormat
+) -> str:
+    """Return a listing of texts that no statement gave."""
+    return render_rows([Column(name, "text") for name in names], rows, output)
+
+
 class RowWriter:
     """Turns the rows of one result into text as they come.
 

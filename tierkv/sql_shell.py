@@ -15,32 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import typer
 
 from dbfront.statistics import AiStats
-from kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError
-from sql.functions import AI_FUNCTIONS
-from sql.lexer import tokenize
+from kvcore.errors import CancelledByUserError, TierKVError
 from tierkv import dbapi
-from tierkv.config import LoadedConfig
+from tierkv.config import LoadedConfig, state_folder
 from tierkv.embedded import connect_with
 from tierkv.output import OutputFormat, RowWriter
 from tierkv.progress import StatementBar
-
-HELP = """\
-Statements end with ';'.  \\dt lists tables, \\d NAME describes one, \\? is this help, \\q leaves.
-AI calls: ai_generate(prompt [, model => ..] [, system_prompt => ..] [, options => ..]), and more:
-{functions}.
-Views of the cache: SELECT * FROM tierkv.stat_kvcache;""".format(
-    functions=", ".join(sorted(AI_FUNCTIONS))
-)
-LEAVING: Final = frozenset({"\\q", "\\quit", "quit", "exit"})
-"""Words that end the prompt, also with a semicolon behind; no statement is one of them."""
-
-_HELPING: Final = frozenset({"\\?", "\\h", "\\help", "help", "?"})
 
 
 def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
@@ -55,7 +40,10 @@ def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: 
             watch_reader(sys.stdout.fileno(), shell.reader_left)
         if text is not None:
             return 0 if shell.run_text(text) else 1
-        return shell.prompt(config.settings.cluster.run_dir.expanduser() / "history")
+        # Only the prompt needs it, and it takes a while to import.
+        from tierkv.shell_prompt import prompt
+
+        return prompt(shell, connection, state_folder() / "sql_history", output=output)
 
 
 class Shell:
@@ -63,12 +51,16 @@ class Shell:
 
     Writing raises BrokenPipeError when nobody reads any more; whoever runs the command line ends
     quietly then.
+
+    Attributes:
+        timing: the time of each statement is told.
     """
 
     def __init__(self, connection: dbapi.Connection, *, output: OutputFormat, quiet: bool) -> None:
         self._cursor = connection.cursor()
         self._output = output
         self._quiet = quiet
+        self.timing = False
         self._told: AiStats | None = None
         self._giving_rows = self._reader_gone = False
 
@@ -142,61 +134,17 @@ class Shell:
         told, self._told = self._told, stats
         if not self._quiet and stats is not None and stats is not told and stats.calls:
             typer.secho(f"{summarise(stats)}; {seconds:.2f} s", err=True, dim=True)
+        if self.timing:
+            typer.echo(f"Time: {seconds * 1e3:.3f} ms", err=True)
 
     def _fail(self, error: dbapi.Error) -> bool:
         typer.secho(f"ERROR {error.sqlstate}: {error}", fg="red", err=True)
         return False
 
-    def prompt(self, history: Path) -> int:
-        """Read statements from a terminal until the user leaves."""
-        # Only the prompt needs it, and it takes a while to import.
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.history import FileHistory
-
-        history.parent.mkdir(parents=True, exist_ok=True)
-        session: PromptSession[str] = PromptSession(history=FileHistory(str(history)))
-        typer.echo("TierKV. " + HELP)
-        pending = ""
-        while True:
-            try:
-                line = session.prompt("tierkv> " if not pending else "     -> ")
-            except KeyboardInterrupt:
-                pending = ""
-                continue
-            except EOFError:
-                return 0
-            command = line.strip().rstrip(";").lower()
-            if not pending and command in LEAVING:
-                return 0
-            if not pending and (command.startswith("\\") or help_of(command)):
-                self._meta(line.strip().rstrip(";"))
-                continue
-            pending += line + "\n"
-            if is_complete(pending):
-                self.run_text(pending)
-                pending = ""
-
-    def _meta(self, command: str) -> None:
-        word, _, name = command.partition(" ")
-        if word == "\\dt":
-            self.run_text("SHOW TABLES")
-        elif word == "\\d" and name:
-            self.run_text(f"DESCRIBE {name}")
-        else:
-            typer.echo(help_of(command))
-
 
 def tell_loading(model: str) -> None:
     """Say why the first AI call takes longer than those behind it."""
     typer.secho(f"loading model {model} ...", err=True, dim=True)
-
-
-def help_of(command: str) -> str:
-    """Return what to say to a command of the prompt; nothing to what is no command."""
-    word = command.partition(" ")[0].rstrip(";")
-    if word.lower() in _HELPING:
-        return HELP
-    return f"there is no command {word} here; \\? lists those there are" if word[:1] == "\\" else ""
 
 
 def watch_reader(descriptor: int, left: Callable[[], None]) -> None:
@@ -212,15 +160,6 @@ def watch_reader(descriptor: int, left: Callable[[], None]) -> None:
         left()
 
     threading.Thread(target=wait, name="reader-watch", daemon=True).start()
-
-
-def is_complete(text: str) -> bool:
-    """Say whether typed text may run: it ends with ';', which no string or comment holds."""
-    try:
-        tokens = tokenize(text)
-    except SqlSyntaxError:
-        return False
-    return bool(tokens) and tokens[-1].text == ";"
 
 
 def summarise(stats: AiStats) -> str:

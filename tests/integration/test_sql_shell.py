@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -209,3 +217,77 @@ def test_ctrl_c_ends_an_endless_statement() -> None:
         assert "ERROR 57014: canceling statement due to user request" in told
         assert "Traceback" not in told
         assert shell.returncode == 1
+
+
+class Terminal:
+    """``tierkv sql`` on a terminal of its own: types keys and reads what is drawn."""
+
+    def __init__(self, state: Path) -> None:
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        environment = os.environ | {"XDG_STATE_HOME": str(state), "TERM": "xterm"}
+        self._process = subprocess.Popen(
+            COMMAND, stdin=follower, stdout=follower, stderr=follower, env=environment
+        )
+        os.close(follower)
+        self._leader = leader
+        self.drawn = ""
+
+    def __enter__(self) -> Terminal:
+        self.until("tierkv>")
+        return self
+
+    def type(self, keys: str) -> None:
+        os.write(self._leader, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Read until something is drawn; return what was, and forget it."""
+        while text not in self.drawn:
+            assert select.select([self._leader], [], [], 60)[0], (
+                f"not drawn: {text!r}: {self.drawn!r}"
+            )
+            part = os.read(self._leader, 4096).decode(errors="replace")
+            self.drawn += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part)
+            if "\x1b[6n" in part:
+                os.write(self._leader, b"\x1b[1;1R")  # where the cursor is, which it asked
+        read, self.drawn = self.drawn, ""
+        return read
+
+    def wait(self) -> int:
+        """Read to the end, and return the exit status."""
+        with contextlib.suppress(OSError):  # what a closed terminal gives on Linux
+            while os.read(self._leader, 4096):
+                pass
+        return self._process.wait(60)
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._leader)  # the terminal hangs up: it ends whatever it was doing
+        self._process.wait(60)
+
+
+def test_the_prompt_completes_remembers_and_obeys_as_psql(tmp_path: Path) -> None:
+    with Terminal(tmp_path) as terminal:
+        terminal.type("CREATE TABLE colours (shade TEXT);\r")
+        terminal.until("CREATE TABLE\r\n")
+        terminal.type("INSERT INTO col\t VALUES\r('teal');\r")
+        terminal.until("INSERT 0 1")
+        terminal.type("\\timing\r")
+        terminal.until("Timing is on.")
+        terminal.type("SELECT upper(sh\t) FROM colours;\r")
+        assert "TEAL" in terminal.until("Time: ")
+        terminal.type("\\df ai_cou\r")
+        terminal.until("ai_count_tokens | input, [model] | integer")
+        terminal.type("\\dt\r")
+        terminal.until("colours")
+        terminal.type("\\l\r")
+        terminal.until("in memory")
+        terminal.type("ATTACH 'x://ann:pw@host';\r")
+        terminal.until("ERROR")
+        terminal.type("quit\r")
+        assert terminal.wait() == 0
+    with Terminal(tmp_path) as terminal:
+        terminal.type("\x1b[A")  # up
+        terminal.until("quit")
+    kept = (tmp_path / "tierkv" / "sql_history").read_text()
+    assert "+INSERT INTO colours VALUES\n+('teal');\n" in kept
+    assert "ann:pw" not in kept

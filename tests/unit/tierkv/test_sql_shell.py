@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dbfront.statistics import AiStats
 from kvcore.request import HitTokens
-from tierkv.sql_shell import LEAVING, help_of, is_complete, summarise
+from sql.functions import AI_FUNCTIONS
+from tierkv import shell_history
+from tierkv.config import state_folder
+from tierkv.shell_commands import LEAVING, Reply, answer, is_command
+from tierkv.shell_completion import catalog_of, words_for
+from tierkv.shell_prompt import is_complete
+from tierkv.sql_shell import summarise
 
 
 @pytest.mark.parametrize(
@@ -37,12 +45,95 @@ def test_the_summary_tells_of_blending_only_where_there_was_some() -> None:
 
 @pytest.mark.parametrize("command", ["help", "HELP;", "\\?", "\\h"])
 def test_help_is_asked_for_in_any_of_its_spellings(command: str) -> None:
-    told = help_of(command)
-    assert "\\dt lists tables" in told
-    assert all(name in told for name in ("ai_generate", "ai_classify", "ai_extract"))
+    assert is_command(command)
+    told = answer(command, timing=False).text
+    assert all(name in told for name in ("\\dt", "\\df", "\\timing", "ai_generate", "\\q"))
 
 
 def test_an_unknown_command_is_said_to_be_one() -> None:
-    assert help_of("\\timing") == "there is no command \\timing here; \\? lists those there are"
-    assert help_of("SELECT 1") == help_of("helper") == ""
+    assert "there is no command \\x here" in answer("\\x", timing=False).text
+    assert not is_command("SELECT 1")
+    assert not is_command("helper")
     assert {"quit", "exit", "\\q"} <= LEAVING
+
+
+def test_timing_is_switched_or_set() -> None:
+    assert answer("\\timing", timing=False) == Reply(text="Timing is on.", timing=True)
+    assert answer("\\timing", timing=True) == Reply(text="Timing is off.", timing=False)
+    assert answer("\\timing on", timing=True) == Reply(text="Timing is on.", timing=True)
+    assert answer("\\timing maybe", timing=True).timing is None
+
+
+def test_functions_are_listed_with_their_arguments() -> None:
+    listed = answer("\\df ai_count", timing=False)
+    assert listed.rows == (("ai_count_tokens", "input, [model]", "integer"),)
+    assert len(answer("\\df", timing=False).rows) == len(AI_FUNCTIONS)
+
+
+CATALOG = catalog_of(
+    [
+        ("main", "notes", "id"),
+        ("main", "notes", "body"),
+        ("tierkv", "nodes", "role"),
+        ("main", "orders", "total"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "some"),
+    [
+        ("SEL", ["SELECT"]),
+        ("sel", ["select"]),
+        ("SELECT * FROM no", ["notes"]),
+        ("SELECT * FROM notes, or", ["orders"]),
+        ("INSERT INTO ", ["notes", "orders", "tierkv.nodes"]),
+        ("SELECT * FROM tierkv.n", ["tierkv.nodes"]),
+        ("UPDATE notes SET bo", ["body"]),
+        ("SELECT 1; SHOW tierkv.see", ["tierkv.seed"]),
+        ("SELECT bo", ["body"]),
+        ("SELECT * FROM orders WHERE to", ["total"]),
+        ("SELECT * FROM orders WHERE bod", []),
+        ("SELECT * FROM notes n WHERE notes.b", ["notes.body"]),
+        ("SELECT ai_cl", ["ai_classify(", "ai_classify_multi("]),
+        ("SET tierkv.max_ca", ["tierkv.max_calls"]),
+        ("SELECT 'SEL", []),
+        ("SELECT 1 /* SEL", []),
+        ("\\ti", ["\\timing"]),
+        ("\\d no", ["notes"]),
+    ],
+)  # fmt: skip
+def test_tab_offers_what_may_stand_there(text: str, some: list[str]) -> None:
+    assert words_for(text, CATALOG, commands=["\\d", "\\timing"]) == some
+
+
+def test_history_is_private_bounded_and_keeps_whole_statements_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_history, "MAX_ENTRIES", 4)
+    path = tmp_path / "state" / "sql_history"
+    history = shell_history.StatementHistory(path)
+    kept = ["SELECT 1;", "SELECT a,\n  b\nFROM t;", "SELECT ai_count_tokens('x');"]
+    for statement in (
+        *kept,
+        "ATTACH 'postgres://ann:pw@host/db';",
+        "CREATE SECRET s (TYPE s3, KEY_ID 'a');",
+        "ALTER USER ann PASSWORD 'x';",
+        "SELECT '" + "x" * shell_history.MAX_ENTRY_CHARS + "';",
+    ):
+        history.append_string(statement)
+    again = shell_history.StatementHistory(path)
+    assert list(again.load_history_strings()) == kept[::-1]
+    assert path.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
+    for number in range(3):
+        again.append_string(f"SELECT {number};")
+    newest = list(shell_history.StatementHistory(path).load_history_strings())
+    assert newest == ["SELECT 2;", "SELECT 1;"]
+    assert [file.name for file in path.parent.iterdir()] == ["sql_history"]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_state_lies_where_xdg_says() -> None:
+    assert state_folder({"XDG_STATE_HOME": "/x"}) == Path("/x/tierkv")
+    at_home = Path("~/.local/state/tierkv").expanduser()
+    assert state_folder({}) == state_folder({"XDG_STATE_HOME": "relative"}) == at_home
