@@ -18,24 +18,18 @@ from typing import Any, Final
 import numpy as np
 
 from dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
+from dmp.segment_head import FILE_MAGIC, PAGE
 from kvcore import limits
 from kvcore.errors import ConfigError
 
-FILE_MAGIC: Final = b"TIERKVSG"
 LAYOUT_VERSION: Final = 1
 SLOT_MAGIC: Final = 0x534B5654
-PAGE: Final = 4096
 FILE_HEADER: Final = struct.Struct("<8sIIQQQQQ")
 """Magic, layout version, slots per extent, extent count, extent bytes, file bytes, incarnation, and
 the highest generation that may have been given out (0 in files of the first versions)."""
 
 INCARNATION_AT: Final = 40
 GENERATION_AT: Final = 48
-OWNER_AT: Final = 64
-"""Length (u16) and UTF-8 path of the folder of the cluster that the segment belongs to; 0 in files
-of older versions."""
-
-MAX_OWNER_BYTES: Final = 1024
 MAX_COUNTER: Final = 1 << 62
 """Incarnations and generations are below; what claims more is damaged."""
 

@@ -21,6 +21,7 @@ import numpy as np
 from dmp import geometry as g
 from dmp.geometry import Geometry
 from dmp.restored import Column
+from dmp.segment_head import OWNER_AT, pack_owner
 from dmp.segment_memory import SegmentMemory
 from dmp.slots import Slot, SlotState
 from kvcore.errors import ConfigError
@@ -83,9 +84,8 @@ class Segment:
 
     def set_owner(self, folder: str) -> None:
         """Note whose segment this is, for those who find it later."""
-        raw = os.fsencode(folder)
-        raw = raw if len(raw) <= g.MAX_OWNER_BYTES else b""
-        struct.pack_into(f"<H{len(raw)}s", self._view, g.OWNER_AT, len(raw), raw)
+        raw = pack_owner(folder)
+        self._view[OWNER_AT : OWNER_AT + len(raw)] = raw
 
     def keep_only(self, slots: Iterable[Slot]) -> None:
         """Give back the memory of everything but these slots; at a clean stop."""

@@ -17,6 +17,7 @@ from dmp import geometry as g
 from dmp.geometry import Geometry
 from dmp.memory_room import check_room
 from dmp.segment import Segment
+from dmp.segment_head import FILE_MAGIC
 from kvcore.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segm
 def _put_away(path: Path, fd: int, error: ConfigError) -> str:
     """Get a damaged file out of the way; says what was wrong and what became of it."""
     damage = error.message.partition(";")[0]
-    if os.pread(fd, len(g.FILE_MAGIC), 0) == g.FILE_MAGIC:
+    if os.pread(fd, len(FILE_MAGIC), 0) == FILE_MAGIC:
         path.unlink()
         trouble = f"{damage}: its cached blocks are dropped, the pool began empty"
     else:
@@ -101,7 +102,7 @@ def _create(path: Path, geometry: Geometry, *, trouble: str) -> Segment:
 
 def _first_page(geometry: Geometry) -> bytes:
     return g.FILE_HEADER.pack(
-        g.FILE_MAGIC,
+        FILE_MAGIC,
         g.LAYOUT_VERSION,
         geometry.slots_per_extent,
         geometry.extent_count,

@@ -24,7 +24,7 @@ from compute.client import connect
 from dmp.pool import Pool
 from tests.fix_chaos import ChaosProxy
 from tests.fix_cluster import ROOT, free_port, wait_for
-from tierkv.parts import segment_prefix
+from tierkv.cluster_files import segment_prefix
 
 COMPUTE = ("compute-0", "compute-1")
 ANSWER_S = 40.0

@@ -16,9 +16,9 @@ from typing import Final
 
 from dmp.memory_room import is_memory, memory_available
 from dmp.transport.verbs_device import Discovery, discover
+from tierkv.cluster_files import segment_prefix
 from tierkv.finding import MISSING, OK, OPTIONAL, Finding
 from tierkv.left_memory import CURE, orphans_text
-from tierkv.parts import segment_prefix
 from tierkv.settings import Settings, name_list
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")

@@ -18,7 +18,6 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,7 +27,7 @@ from compute.config import ComputeConfig
 from compute.model_plan import check_config
 from dmp.config import DmpConfig
 from dmp.memory_room import check_room
-from kvcore.errors import ConfigError, NoNodeError, TierKVError
+from kvcore.errors import ConfigError, NoNodeError
 from kvcore.ids import HostId, NodeId
 from kvcore.node import NodeRole
 from metaserver.client import MetaClient
@@ -140,8 +139,7 @@ class EmbeddedNodes:
         """Stop what was started; nothing starts any more."""
         self._closing = True
         if self._starting is not None:
-            with suppress(TierKVError):
-                await asyncio.shield(self._starting)
+            await asyncio.wait({self._starting})  # Whatever ended it is told to its callers.
         await self._stop_parts()
 
     async def _start(self) -> Sequence[ComputeClient]:

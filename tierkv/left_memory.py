@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from dmp import geometry as g
 from dmp.memory_room import is_memory, memory_available
+from dmp.segment_head import read_owner
 from kvcore.errors import ConfigError
-from tierkv.parts import segment_prefix
+from tierkv.cluster_files import segment_prefix
 from tierkv.settings import Settings
 
-_LENGTH = struct.Struct("<H")
 CURE = "tierkv pool clean"
 
 
@@ -133,17 +131,9 @@ def _look(path: Path, mine: str) -> LeftSegment | None:
         if found.st_uid != os.geteuid():
             return None
         held = found.st_blocks * 512
-        return LeftSegment(path, held, _owner(fd), path.name.startswith(mine))
+        owner = read_owner(fd)
+        return LeftSegment(path, held, Path(owner) if owner else None, path.name.startswith(mine))
     except OSError:
         return None
     finally:
         os.close(fd)
-
-
-def _owner(fd: int) -> Path | None:
-    raw = os.pread(fd, g.PAGE, 0)
-    if not raw.startswith(g.FILE_MAGIC) or len(raw) < g.PAGE:
-        return None
-    (length,) = _LENGTH.unpack_from(raw, g.OWNER_AT)
-    text = raw[g.OWNER_AT + _LENGTH.size :][: min(length, g.MAX_OWNER_BYTES)]
-    return Path(os.fsdecode(text)) if text else None

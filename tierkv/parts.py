@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
-from pathlib import Path
 from typing import Protocol
 
 from dmp.config import DmpConfig
@@ -163,12 +161,6 @@ def pool_tls(settings: Settings) -> TlsFiles | None:
     files = TlsFiles(pool.tls_cert, pool.tls_key, pool.tls_ca, pool.tls_name)
     client_context(files)
     return files
-
-
-def segment_prefix(run_dir: Path) -> str:
-    """Begin the names of a cluster's segments: its run directory tells it apart from others."""
-    cluster = blake2b(str(run_dir.expanduser().resolve()).encode(), digest_size=4).hexdigest()
-    return f"tierkv-{cluster}-"
 
 
 async def announce(

@@ -27,14 +27,16 @@ from kvcore.node import NodeInfo, NodeReport, NodeRole
 from metaserver import client as meta_client
 from metaserver.client import MetaClient
 from metaserver.config import MetaConfig
+from tierkv.cluster_files import segment_prefix
 from tierkv.config import LoadedConfig
 from tierkv.descriptors import keep_files_private, raise_descriptor_limit
 from tierkv.disk_tier import disk_tier
 from tierkv.log import configure_logging
 from tierkv.node_config import compute_config
 from tierkv.node_home import claim_home, segment_home
-from tierkv.parts import DmpPart, announce, path_options, segment_prefix
+from tierkv.parts import DmpPart, announce, path_options
 from tierkv.settings import name_list
+from tierkv.start_order import await_cluster, import_role
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +61,10 @@ async def serve_role(
     if supervised:
         loop.add_reader(sys.stdin.fileno(), _stop_at_end, stop)
     async with AsyncExitStack() as stack:
+        await asyncio.to_thread(import_role, settings, role)
+        await await_cluster(settings.cluster, role, stop)
+        if stop.is_set():
+            return 0
         told = await _START[role](config, name, stack)
         told["pid"] = str(os.getpid())
         print(json.dumps({"event": "ready", "node": name, **told}), flush=True)

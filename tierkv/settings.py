@@ -48,6 +48,16 @@ class ClusterSettings(Section):
     advertise: str = Field(
         default="", description="name others reach this machine by; empty: the address bound"
     )
+    start_wait_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="longest wait of a starting role for the meta server; then it goes on without",
+    )
+    start_nodes: int = Field(
+        default=0,
+        ge=0,
+        description="compute nodes that a starting front waits for, start_wait_s at the longest",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"
     )

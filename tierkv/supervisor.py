@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import signal
 from collections.abc import Callable
@@ -16,12 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import structlog
-
 from kvcore.errors import NoNodeError
 from tierkv.child_log import keep_short
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MOST_S = 10.0
@@ -42,12 +41,14 @@ class ChildSpec:
         argv: command line.
         log_path: where its standard error goes (appended).
         stop_timeout_s: from SIGTERM to SIGKILL.
+        first: more arguments, for the first start only.
     """
 
     name: str
     argv: tuple[str, ...]
     log_path: Path
     stop_timeout_s: float = 10.0
+    first: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ class Supervisor:
         self.children[spec.name] = child
         self._log_keeper = self._log_keeper or asyncio.create_task(self._keep_logs_short())
         earlier = spec.log_path.stat().st_size if spec.log_path.exists() else 0
-        await self._spawn(child)
+        await self._spawn(child, *spec.first)
         watcher = asyncio.create_task(self._watch(child, first=True), name=f"watch-{spec.name}")
         self._watchers[spec.name] = watcher
         ready = asyncio.create_task(child.is_ready.wait())
@@ -132,14 +133,14 @@ class Supervisor:
                 try:
                     await asyncio.to_thread(keep_short, child.spec.log_path)
                 except OSError as error:
-                    log.warning("log_not_moved", child=child.spec.name, why=str(error))
+                    log.warning("the log of %s stays as long as it is: %s", child.spec.name, error)
 
-    async def _spawn(self, child: Child) -> None:
+    async def _spawn(self, child: Child, *more: str) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         child.is_ready.clear()
         child.memory_kills = memory_kills()
         with child.spec.log_path.open("ab") as errors:
-            child.process = await _create(child.spec.argv, errors)
+            child.process = await _create((*child.spec.argv, *more), errors)
 
     async def _watch(self, child: Child, *, first: bool) -> None:
         """Read ready lines and restart the child whenever it ends."""
@@ -180,7 +181,7 @@ class Supervisor:
             async with asyncio.timeout(child.spec.stop_timeout_s):
                 await process.wait()
         except TimeoutError:
-            log.warning("child_killed", child=child.spec.name)
+            log.warning("%s did not stop in time and was killed", child.spec.name)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

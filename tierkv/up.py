@@ -1,6 +1,6 @@
 """``tierkv up``: a whole cluster on one machine, as supervised child processes.
 
-It picks ports, starts meta, dmp, compute and front in that order, prints where they listen and what
+It picks ports, starts all side by side (tierkv/start_order.py), prints where they listen and what
 to type next, and stops them on Ctrl-C. With several dmp nodes each acts as a host of its own, so
 that L3 is real.
 """
@@ -36,6 +36,8 @@ from tierkv.settings import ComputeSettings, Settings
 from tierkv.shipped_model import model_name, split_by_model, with_default_model
 from tierkv.supervisor import ChildSpec, Supervisor, exit_text
 
+START_S: Final = 300.0
+"""Longest start of a cluster: a large model takes minutes."""
 SCRAM: Final = "SCRAM-SHA-256$"
 """How a verifier begins; its password is not known here."""
 
@@ -152,17 +154,26 @@ async def _start_all(
     config.write_text(dump_toml(settings))
     keep_token(run_dir, settings.cluster.token)
     ready: dict[str, dict[str, Any]] = {}
+    plans = [NodePlan("meta", "meta"), *plans, NodePlan("front", "front")]
+    computing = sum(plan.role not in ("meta", "dmp", "front") for plan in plans)
+    waits = (
+        "--set",
+        f"cluster.start_wait_s={START_S}",
+        "--set",
+        f"cluster.start_nodes={computing}",
+    )
 
     async def start(plan: NodePlan) -> None:
         typer.echo(f"starting {plan.node_id} ...", err=True)
         spec = ChildSpec(
-            plan.node_id, _argv(plan, config), run_dir / "logs" / f"{plan.node_id}.log"
+            plan.node_id,
+            _argv(plan, config),
+            run_dir / "logs" / f"{plan.node_id}.log",
+            first=waits,
         )
-        ready[plan.node_id] = await supervisor.start(spec, timeout_s=300.0)
+        ready[plan.node_id] = await supervisor.start(spec, timeout_s=START_S)
 
-    await start(NodePlan("meta", "meta"))
     await asyncio.gather(*(start(plan) for plan in plans))
-    await start(NodePlan("front", "front"))
     return ready
 
 

@@ -25,6 +25,7 @@ from dmp.pool_node import (
     RangeWrite,
 )
 from dmp.segment import STAMP_BYTES, parse_stamp
+from dmp.segment_head import PAGE
 from dmp.transport.lane_pool import LanePool
 from dmp.transport.pending import as_bytes
 from dmp.transport.rail_board import NoRailError, RailBoard
@@ -47,7 +48,7 @@ _BATCH: Final = 512
 _STAMPS_AT: Final = 8 * _BATCH
 _STAMP_STEP: Final = -(-STAMP_BYTES // 8) * 8
 _INCARNATION_AT: Final = _STAMPS_AT + _STAMP_STEP * _BATCH
-_WORDS: Final = -(-(_INCARNATION_AT + 8) // g.PAGE) * g.PAGE
+_WORDS: Final = -(-(_INCARNATION_AT + 8) // PAGE) * PAGE
 """Bytes at the start of a bounce buffer for checksums, headers and the node's incarnation."""
 
 

@@ -78,6 +78,7 @@ NO_DIRECTORY = {
     "tierkv/front_part.py",
     "tierkv/namespaces.py",
     "tierkv/parts.py",
+    "tierkv/start_order.py",
     "tierkv/status.py",
 }
 """Shells whose own business is the directory: they try again or say that it is away."""

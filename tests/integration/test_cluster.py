@@ -112,6 +112,18 @@ def test_every_door_answers(cluster: Cluster) -> None:
     wait_for(lambda: {row[0] for row in cluster.query(roles)} == everybody, what="every role")
 
 
+def test_only_the_compute_node_loads_torch(cluster: Cluster) -> None:
+    def loads_torch(node: str) -> bool:
+        return "libtorch" in Path(f"/proc/{cluster.pid_of(node)}/maps").read_text()
+
+    assert {node: loads_torch(node) for node in ("meta", "dmp-0", "compute-0", "front")} == {
+        "meta": False,
+        "dmp-0": False,
+        "compute-0": True,
+        "front": False,
+    }
+
+
 def test_files_are_private(cluster: Cluster) -> None:
     files = list(cluster.run_dir.rglob("*"))
     assert any(path.suffix == ".duckdb" for path in files)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dmp.geometry import PAGE
 from dmp.pool_node import RangeRead, RangeWrite
+from dmp.segment_head import PAGE
 from dmp.transport.connection import Peer
 from dmp.transport.rails import Piece
 from dmp.transport.tcp import TcpPoolNode

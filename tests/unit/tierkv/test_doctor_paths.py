@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dmp.transport.verbs_device import Discovery, RdmaPort
+from tierkv.cluster_files import segment_prefix
 from tierkv.config import load_config
 from tierkv.doctor_paths import check_disk, check_rdma, check_shm, check_tcp, judge_rdma
-from tierkv.parts import segment_prefix
 from tierkv.settings import Settings
 
 GIB = 1 << 30
