@@ -121,7 +121,7 @@ async def _run_alone(
     """Run a statement without AI calls; a change of a transaction is noted."""
     change = await _prepare_change(plan, context.transaction)
     if change is None:
-        return await context.connection.run(plan.engine_sql, params)
+        return await context.connection.run(plan.engine_sql, params, last=True)
     sql = plan.engine_sql
     result = change.unwrap(await context.connection.run(change.wrap(sql), params))
     context.transaction.made(change, sql, params, result)

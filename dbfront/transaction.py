@@ -74,7 +74,7 @@ class ClientTransaction:
 
     async def begin(self, text: str = "BEGIN TRANSACTION") -> None:
         """Begin the client's transaction."""
-        await self._connection.command(text)
+        await self._connection.settle(text, last=True)
         self._begin = text
         self._reset("T")
 
@@ -83,13 +83,19 @@ class ClientTransaction:
         commit = commit and self.status == "T"
         self._count_commit(committed=commit and self.changed)
         self._reset("I")
-        try:
-            await self._connection.command("COMMIT" if commit else "ROLLBACK")
-        except SqlError as error:
-            # DuckDB has already ended a transaction whose COMMIT failed.
-            if commit or error.sqlstate != "25P01":
-                raise
+        if commit:
+            await self._connection.settle("COMMIT", last=True)
+        else:
+            await self._roll_back()
         return commit
+
+    async def _roll_back(self) -> None:
+        """Roll back; a transaction that is gone already, as after a failed COMMIT, is no error."""
+        try:
+            await self._connection.settle("ROLLBACK", last=True)
+        except SqlError as error:
+            if error.sqlstate != "25P01":
+                raise
 
     @property
     def may_try(self) -> bool:
@@ -144,15 +150,15 @@ class ClientTransaction:
         if self.status != "I":
             yield
             return
-        await self._connection.command("BEGIN TRANSACTION")
         self._own = True
         try:
+            await self._connection.settle("BEGIN TRANSACTION")
             yield
         except BaseException:
-            await self._connection.command("ROLLBACK")
+            await self._roll_back()
             raise
         else:
-            await self._connection.command("COMMIT")
+            await self._connection.settle("COMMIT", last=True)
         finally:
             self._own = False
 
@@ -163,8 +169,8 @@ class ClientTransaction:
             SqlError: 40001, the client's earlier changes came out differently.
         """
         if self._own:
-            await self._connection.command("ROLLBACK")
-            await self._connection.command("BEGIN TRANSACTION")
+            await self._connection.settle("ROLLBACK")
+            await self._connection.settle("BEGIN TRANSACTION")
             return True
         count = len(self._log.changes)
         if self._log.why_not(count) or self._log.outdated(count):
@@ -173,8 +179,8 @@ class ClientTransaction:
         return True
 
     async def _begin_again(self, count: int) -> None:
-        await self._connection.command("ROLLBACK")
-        await self._connection.command(self._begin)
+        await self._connection.settle("ROLLBACK")
+        await self._connection.settle(self._begin)
         await self._log.redo(count)
 
     # Savepoints.

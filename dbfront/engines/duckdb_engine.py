@@ -22,6 +22,7 @@ from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import is_disk_full, to_tierkv_error
 from dbfront.engines.raised_errors import RaisedErrors
+from dbfront.engines.thread_work import to_its_end
 from dbfront.simulations import Simulations
 from kvcore.errors import ConfigError, SqlError, TierKVError
 from sql.dialect import Dialect, engine_function
@@ -39,7 +40,6 @@ Window = Sequence[Sequence[str | None]]
 
 _MOST_SECRET: Final = 2**63 // MAX_FORMS - 2
 """Keys of forms are BIGINT: about 51 bits of each are the statement's secret number."""
-_INTERRUPT_AGAIN_S: Final = 0.05
 _COPY_BATCH_ROWS: Final = 4096
 _NOT_NULL: Final = "must not be NULL"
 _ENGINE_NAMES: Final = (
@@ -271,6 +271,8 @@ class DuckDbConnection:
         sql: RewrittenSql,
         params: Mapping[str, Any] | None = None,
         book: AnswerBook | None = None,
+        *,
+        last: bool = False,
     ) -> EngineResult:
         """Run one statement to its end.
 
@@ -278,12 +280,13 @@ class DuckDbConnection:
             sql: the statement.
             params: values by parameter name; those it does not use are ignored.
             book: what its AI calls look into.
+            last: a cancel that did not stop it is ignored, as nothing of the statement follows.
 
         Raises:
             TierKVError: the engine's error, translated.
         """
         used = {name: value for name, value in (params or {}).items() if name in sql.parameters}
-        return await self._in_thread(lambda: self._run(sql, used, book))
+        return await self._in_thread(lambda: self._run(sql, used, book), last=last)
 
     async def open_rows(
         self, sql: RewrittenSql, params: Mapping[str, Any] | None = None
@@ -339,8 +342,14 @@ class DuckDbConnection:
         return self._beside
 
     async def command(self, text: str) -> EngineResult:
-        """Run a statement of our own making, such as BEGIN."""
+        """Run a statement of our own making."""
         return await self.run(RewrittenSql(text, (), ()))
+
+    async def settle(self, text: str, *, last: bool = False) -> None:
+        """Run BEGIN, COMMIT or ROLLBACK; a cancel never stops it. ``last`` is as of ``run``."""
+        sql, loop = RewrittenSql(text, (), ()), asyncio.get_running_loop()
+        future = loop.run_in_executor(self._thread, lambda: self._run(sql, {}, None))
+        await to_its_end(future, None, last=last)
 
     async def set_variable(self, name: str, value: str) -> None:
         """Set a session variable that admin views unpack."""
@@ -427,19 +436,13 @@ class DuckDbConnection:
             # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
             raise TierKVError(f"the engine failed: {error}") from error
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], *, last: bool = False) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # An interrupt that comes before the query starts is lost, so it is repeated.
-            while not future.done():
-                self._simulations.cancel(self._number)
-                self._cursor.interrupt()
-                await asyncio.wait([future], timeout=_INTERRUPT_AGAIN_S)
-            if not future.cancelled():
-                future.exception()
-            raise
+        return await to_its_end(future, self._interrupt, last=last)
+
+    def _interrupt(self) -> None:
+        self._simulations.cancel(self._number)
+        self._cursor.interrupt()
 
 
 def _secret_number() -> int:

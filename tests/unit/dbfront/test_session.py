@@ -604,3 +604,54 @@ async def test_a_statement_cancelled_before_its_first_step_leaves_nothing_behind
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert inspect.getcoroutinestate(statement) == inspect.CORO_CLOSED
+
+
+WITH_CALLS = [
+    "INSERT INTO mine SELECT ai_generate(body) FROM docs",
+    "WITH m AS (INSERT INTO mine SELECT ai_generate(body) FROM docs RETURNING 1) FROM m",
+    "SELECT id FROM docs WHERE ai_generate(body) = 'x'",
+]
+
+
+@pytest.mark.parametrize("sql", WITH_CALLS)
+async def test_a_cancel_that_comes_again_and_again_leaves_the_session_usable(
+    session: DuckDbSession, generator: InstantGenerator, sql: str
+) -> None:
+    """As Ctrl-C twice, or a cancel beside statement_timeout: the next one meets the ROLLBACK."""
+    await session.execute("CREATE TABLE mine (a VARCHAR)")
+    generator.gate = asyncio.Event()
+    running = asyncio.create_task(session.execute(sql))
+    await generator.started.wait()
+    while not running.done():
+        await session.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(CancelledByUserError):
+        await running
+    assert session.transaction_status == "I"
+    assert await rows(session, "SELECT count(*) FROM mine") == [(0,)]
+    generator.gate = None
+    assert await tag(session, WITH_CALLS[0]) == "INSERT 0 60"
+
+
+@pytest.mark.parametrize("sql", [WITH_CALLS[0], "INSERT INTO mine SELECT body FROM docs", "COMMIT"])
+async def test_a_cancel_at_any_step_writes_all_or_nothing_and_says_which(
+    session: DuckDbSession, sql: str
+) -> None:
+    await session.execute("CREATE TABLE mine (a VARCHAR)")
+    for steps in range(0, 120, 3):
+        await session.execute("DELETE FROM mine")
+        if sql == "COMMIT":
+            await session.execute("BEGIN")
+            await session.execute("INSERT INTO mine SELECT body FROM docs")
+        running = asyncio.create_task(session.execute(sql))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await session.cancel()
+        try:
+            await running
+            written = 60
+        except CancelledByUserError:
+            written = 0
+        if session.transaction_status != "I":
+            await session.execute("ROLLBACK")
+        assert await rows(session, "SELECT count(*) FROM mine") == [(written,)], steps

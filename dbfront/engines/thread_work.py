@@ -1,0 +1,43 @@
+"""Waiting for work that runs in the engine's thread, where a cancel can't reach it by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+_INTERRUPT_AGAIN_S: Final = 0.05
+
+T = TypeVar("T")
+
+
+async def to_its_end(
+    future: asyncio.Future[T], interrupt: Callable[[], None] | None, *, last: bool
+) -> T:
+    """Wait until the work is done, however often the waiting is cancelled.
+
+    Args:
+        future: the work.
+        interrupt: asks the work to stop; called again and again after a cancel, because one that
+            comes before the work starts is lost. None: it must not be stopped.
+        last: nothing of the statement follows, so a cancel that did not stop it came too late.
+
+    Raises:
+        asyncio.CancelledError: the waiting was cancelled, and the work was stopped or done.
+        Exception: the work's own error. It goes before a cancel that could not stop the work.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        stopping = cancelled is not None and interrupt is not None
+        try:
+            await asyncio.wait([future], timeout=_INTERRUPT_AGAIN_S if stopping else None)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        if cancelled is not None and interrupt is not None and not future.done():
+            interrupt()
+    failed = future.exception()
+    if cancelled is None or (last and failed is None):
+        return future.result()
+    if failed is not None and interrupt is None:
+        raise failed
+    raise cancelled
