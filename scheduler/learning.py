@@ -26,8 +26,9 @@ of 20 ms and of one half. Answers of one size can't tell them apart; then a few 
 
 _SHARED = 4.0
 """Answers that come together, from the same steps, tell about as much as one."""
-_LEAST_SPREAD = 0.05
-"""Answers that happen to be alike are not exact."""
+_USUAL_SPREAD, _USUAL_WEIGHT = 0.3, 4.0
+"""How far answers are off that a good correction was made for; as if so many had been seen. A few
+that happen to be alike are not exact."""
 
 
 class Correction:
@@ -93,5 +94,6 @@ class Correction:
         a, b, c, d, e = self._sums
         o, f = self.overhead_s, self.factor
         squares = self._count - 2 * (o * d + f * e) + o * o * a + 2 * o * f * b + f * f * c
-        spread = math.sqrt(max(0.0, squares) / self._count)
-        return max(spread, _LEAST_SPREAD) / math.sqrt(self._count / _SHARED)
+        usual = _USUAL_WEIGHT * _USUAL_SPREAD * _USUAL_SPREAD
+        variance = (max(0.0, squares) + usual) / (self._count + _USUAL_WEIGHT)
+        return math.sqrt(variance * _SHARED / self._count)

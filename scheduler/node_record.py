@@ -8,6 +8,8 @@ idle.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +41,27 @@ class Work:
     load_bytes: tuple[float, float, float] = _NO_BYTES
     predicted_s: float = 0.0
     corrected_s: float = 0.0
+
+
+class Peak(NamedTuple):
+    """The most we had at a node between two looks at it: requests, tokens, and bytes by tier."""
+
+    in_flight: int
+    waiting_tokens: int
+    load_bytes: tuple[float, float, float]
+
+
+NOTHING = Peak(0, 0, _NO_BYTES)
+LOOKS_COMPARED = 3
+"""A report may be so many looks old: the node tells the meta server, and that tells us. What was
+ours then must not be taken for that of others."""
+
+
+def max_of(peaks: Iterable[Peak]) -> Peak:
+    """The most of each over several times between looks."""
+    in_flight, waiting_tokens, load_bytes = zip(*peaks, strict=True)
+    l2, l3, l4 = map(max, zip(*load_bytes, strict=True))
+    return Peak(max(in_flight), max(waiting_tokens), (l2, l3, l4))
 
 
 class Account(NamedTuple):
@@ -99,9 +122,7 @@ class NodeRecord:
     last_chosen: int = 0
     _work: dict[RequestId, tuple[Work, float]] = field(default_factory=dict)
     _bytes: tuple[float, float, float] = _NO_BYTES
-    _peak_in_flight: int = 0
-    _peak_waiting_tokens: int = 0
-    _peak_bytes: tuple[float, float, float] = _NO_BYTES
+    _peaks: deque[Peak] = field(default_factory=lambda: deque([NOTHING], maxlen=LOOKS_COMPARED))
 
     @property
     def outstanding(self) -> int:
@@ -117,22 +138,22 @@ class NodeRecord:
     def observe(self, seen: SeenNode, rates: Rates, now: float) -> None:
         """Take over a heartbeat.
 
-        What it reports beyond the most we had there since the last look belongs to other fronts.
+        What it reports beyond the most we had there lately belongs to other fronts.
         """
         load = seen.load
         self.info, self.load, self.state, self.seen_s = seen.info, load, seen.state, now
         self.rates = rates
         reported = load.requests_running + load.requests_waiting
-        self.others_in_flight = max(0, reported - self._peak_in_flight)
-        self.others_waiting_tokens = max(0, load.waiting_prefill_tokens - self._peak_waiting_tokens)
-        ours = self._peak_bytes
+        most = max_of(self._peaks)
+        self.others_in_flight = max(0, reported - most.in_flight)
+        self.others_waiting_tokens = max(0, load.waiting_prefill_tokens - most.waiting_tokens)
+        ours = most.load_bytes
         self.others_bytes = (
             max(0.0, load.l2_queued_bytes - ours[0]),
             max(0.0, load.l3_queued_bytes - ours[1]),
             max(0.0, load.l4_queued_bytes - ours[2]),
         )
-        self._peak_in_flight, self._peak_waiting_tokens = self.in_flight, self.waiting_tokens
-        self._peak_bytes = self._bytes
+        self._peaks.append(self._now())
         self.correction.fade(now)
         self._note()
 
@@ -142,11 +163,11 @@ class NodeRecord:
         self.waiting_tokens += work.tokens
         self._work[request_id] = (work, now)
         self._move_bytes(work, 1.0)
-        self._peak_in_flight = max(self._peak_in_flight, self.in_flight)
-        self._peak_waiting_tokens = max(self._peak_waiting_tokens, self.waiting_tokens)
-        l2, l3, l4 = map(max, self._peak_bytes, self._bytes)
-        self._peak_bytes = (l2, l3, l4)
+        self._peaks[-1] = max_of((self._peaks[-1], self._now()))
         self._note()
+
+    def _now(self) -> Peak:
+        return Peak(self.in_flight, self.waiting_tokens, self._bytes)
 
     def answered(self, request_id: RequestId, now: float) -> None:
         """Its first token came: what it was to do before is done, and took so long."""

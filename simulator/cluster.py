@@ -17,6 +17,7 @@ from policies.service_time import pipelined_evenly
 from simulator.gate import LoadGate
 from simulator.job import NOWHERE, AheadLoad, Job, Lookup, look_up
 from simulator.node import SimNode
+from simulator.noise import Noise
 from simulator.options import GB, ClusterOptions
 from simulator.pool import SimPool, Write
 from simulator.pool_link import PoolLink
@@ -53,6 +54,7 @@ class Cluster:
         model: what computing takes.
         layout: of one block.
         nodes: by number.
+        noise: what does not go as predicted.
         pool: what they share; of no capacity without a pool.
         ledger: what happened.
     """
@@ -69,6 +71,7 @@ class Cluster:
             SimNode(i, self._cache(options.local_gb, i), constants.cluster)
             for i in range(options.nodes)
         ]
+        self.noise = Noise(on=options.noise, nodes=options.nodes, seed=options.seed)
         self.pool = SimPool(
             self._cache(options.pool_gb, options.nodes),
             PoolLink(options.pool_gbps * GB),
@@ -244,6 +247,7 @@ class Cluster:
             self._load(job, node, now, idle_from_s=now)
         reused = (job.local_blocks + job.loaded_blocks) * self.options.block_tokens
         compute_s = self.model.prefill_s(reused, job.prompt.input_tokens - reused)
+        compute_s *= self.noise.factor(node.index, now)
         end_s = now + compute_s
         if job.load is not None:
             end_s = pipelined_evenly(

@@ -62,6 +62,7 @@ class ClusterOptions:
         model: name in the constants file.
         block_tokens: tokens per id of the trace.
         seed: of everything that is left to chance.
+        noise: nodes don't take the predicted time, and news comes late (simulator/noise.py).
     """
 
     nodes: int = 1
@@ -78,6 +79,7 @@ class ClusterOptions:
     model: str = DEFAULT_MODEL
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     seed: int = 0
+    noise: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= limits.MAX_SIMULATED_NODES:

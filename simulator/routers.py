@@ -13,6 +13,7 @@ from typing import Protocol
 
 from simulator.job import Job, Lookup
 from simulator.node import SimNode
+from simulator.noise import Noise
 from simulator.options import ClusterOptions
 from simulator.pool import SimPool
 from simulator.serving_model import Constants, ServingModel
@@ -60,6 +61,7 @@ class ClusterView(Protocol):
     constants: Constants
     model: ServingModel
     nodes: list[SimNode]
+    noise: Noise
     pool: SimPool
 
     def look_up(self, job: Job) -> Lookup: ...

@@ -48,6 +48,7 @@ class TierKvRouter:
         state: the scheduler's core.
         _jobs: live requests by id.
         _seen_s: when it last saw the nodes' loads.
+        _told: what each node last told.
     """
 
     def __init__(self, cluster: ClusterView, *, requests: int) -> None:
@@ -67,6 +68,7 @@ class TierKvRouter:
         self._infos = [_info(index, cluster) for index in range(len(cluster.nodes))]
         self._numbers = {info.node_id: index for index, info in enumerate(self._infos)}
         self._seen_s = float("-inf")
+        self._told: dict[int, NodeLoad] = {}
 
     def arrived(self, job: Job, now: float) -> Sequence[Order]:
         request_id = RequestId(str(job.prompt.number))
@@ -127,6 +129,8 @@ class TierKvRouter:
 
     def _located(self, request_id: RequestId) -> ChainLocated:
         """Answer as the directory would."""
+        if self._cluster.noise.locate_is_late():
+            return ChainLocated(request_id)
         found = self._cluster.look_up(self._jobs[request_id])
         near = {
             info.node_id: CachedPrefix(l1_blocks=local, l2_blocks=local)
@@ -137,8 +141,10 @@ class TierKvRouter:
         return ChainLocated(request_id, near=near, pool=pool)
 
     def _look(self) -> NodesSeen:
-        nodes = zip(self._infos, self._cluster.nodes, strict=True)
-        seen = tuple(SeenNode(info, self._load(node)) for info, node in nodes)
+        for node in self._cluster.nodes:
+            if node.index not in self._told or not self._cluster.noise.heartbeat_is_late():
+                self._told[node.index] = self._load(node)
+        seen = tuple(SeenNode(info, self._told[n]) for n, info in enumerate(self._infos))
         # All nodes share one link; a router that is not to see its queue is told of no sharing.
         sees_queue = self._cluster.options.gate in (Gate.LIVE, Gate.OFF)
         return NodesSeen(seen, pool_nodes=1 if sees_queue else 0)

@@ -120,6 +120,19 @@ def test_our_own_requests_in_a_report_are_not_counted_twice() -> None:
     assert record.outstanding == 1
 
 
+def test_what_was_ours_when_a_late_report_was_made_is_not_taken_for_others() -> None:
+    script = Script(make_info("c1"))
+    script.arrive("q1")
+    load = NodeLoad(requests_running=1, waiting_prefill_tokens=100)
+    script.do(RequestFinished(RequestId("q1")))
+    record = script.state.fleet.records[NodeId("c1")]
+    told = []
+    for _ in range(4):  # The same report again and again: the node has not told anything new.
+        script.do(NodesSeen((SeenNode(make_info("c1"), load),)))
+        told.append((record.others_in_flight, record.others_waiting_tokens))
+    assert told == [(0, 0), (0, 0), (0, 0), (1, 100)]
+
+
 def test_a_locatable_prompt_is_located_only_when_there_is_a_choice() -> None:
     assert dispatched(Script(make_info("c1")).arrive("q1", locatable=True))
     script = Script(make_info("c1"), make_info("c2"))

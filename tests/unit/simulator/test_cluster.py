@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from simulator.cluster import Cluster
+from simulator.noise import LEAST, MOST, SLOWED, Noise
 from simulator.options import GB, ClusterOptions, Gate, RouterName
 from simulator.results import Ledger
 from simulator.serving_model import Constants, ServingModel, load_constants
@@ -53,6 +55,26 @@ def options(**more: object) -> ClusterOptions:
 
 def run(load: Workload, constants: Constants = CONSTANTS, **more: object) -> Ledger:
     return Cluster(load, options(**more), constants).run()
+
+
+@pytest.mark.parametrize("router", [RouterName.TIERKV, RouterName.CONDUCTOR])
+def test_noise_is_the_seeds_and_bounded(router: RouterName) -> None:
+    load = workload(*(request(10.0 * at, "abc"[: at % 4]) for at in range(40)))
+    usual, *noisy = (
+        ttfts(run(load, nodes=3, router=router, noise=on, seed=seed))
+        for on, seed in ((False, 1), (True, 1), (True, 1), (True, 2))
+    )
+    assert noisy[0] == noisy[1] != noisy[2]
+    assert usual not in noisy
+
+
+def test_a_prefill_takes_half_to_twice_its_time_and_more_in_a_slow_phase() -> None:
+    noise = Noise(on=True, nodes=2, seed=5)
+    factors = [noise.factor(0, 0.01 * at) for at in range(50_000)]
+    assert min(factors) >= 0.99 * LEAST / ((MOST - LEAST) / math.log(MOST / LEAST))
+    assert MOST < max(factors) <= SLOWED * MOST
+    assert 1.0 < sum(factors) / len(factors) < SLOWED
+    assert Noise(on=False, nodes=1, seed=5).factor(0, 9.0) == 1.0
 
 
 def ttfts(ledger: Ledger) -> list[float]:
