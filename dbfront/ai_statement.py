@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from dbfront.announcement import MOST_SAMPLED, announce_batch, announce_stream
 from dbfront.answers import AnswerBook
 from dbfront.blame import blame
 from dbfront.call_accounts import CallAccounts
@@ -98,6 +99,7 @@ class AiStatement:
         self._returning = ReturningWatch(plan)
         self._blend_refusal = ""
         self._accounts = CallAccounts(plan.forms, defaults, account)
+        self._announced: Notice | None = None
 
     async def check_constants(self) -> None:
         """Refuse unknown models and unusable options before anything runs, rows or no rows.
@@ -205,6 +207,8 @@ class AiStatement:
         """Answer one batch of distinct calls and note the answers in the book."""
         local = sum(AI_FUNCTIONS[call.function].local for call in batch)
         self._spending.add_calls(len(batch) - local, local=local)
+        if self._spending.is_large and self._announced is None:
+            await self._announce(all_known=len(batch) - local == self._spending.calls)
         self.report("llm")
         started = self._clock.now()
         summary = PlanSummary()
@@ -226,7 +230,20 @@ class AiStatement:
             self.stats.llm_s += model_s
             self.trace.batch_ended(summary, model_s)
 
-    def report(self, phase: str) -> None:
+    async def _announce(self, *, all_known: bool) -> None:
+        """Tell the client how large the statement is, before its calls are made."""
+        calls = self._spending.calls
+        if all_known:
+            weighing = estimate(
+                self.book, self.plan, self._generator, self._defaults, self._contexts,
+                most=MOST_SAMPLED,
+            )  # fmt: skip
+            self._announced = await announce_batch(calls, weighing)
+        else:
+            self._announced = announce_stream(calls, self.stats)
+        self.report("llm", self._announced)
+
+    def report(self, phase: str, notice: Notice | None = None) -> None:
         """Tell whoever watches how far the statement is."""
         if self._on_progress is not None:
             self._on_progress(
@@ -236,12 +253,15 @@ class AiStatement:
                     calls_done=self.stats.distinct_calls,
                     calls_total=self._spending.calls,
                     stats=self.stats,
+                    notice=notice,
                 )
             )
 
     def notices(self) -> tuple[Notice, ...]:
         """Return what the client is told beside the rows."""
         notices = self._failures.notices(self._spending.calls + self._spending.local_calls)
+        if self._announced is not None:
+            notices.insert(0, self._announced)
         if self._policy.dry_run:
             notices.append(self._spending.rehearsed())
         if self._stopped_at_default_length:

@@ -19,6 +19,7 @@ class ErrorPolicy:
         on_error: ``null``, ``error``, or ``auto``: null in reads, error in writes.
         max_error_ratio: share of failures above which the statement fails anyway.
         max_calls: most distinct calls.
+        notice_calls: of more, the client is told before they are made.
         max_prompt_tokens: most tokens it may send.
         max_completion_tokens: most tokens it may have generated.
         dry_run: nothing is sent; calls are counted and give NULL.
@@ -27,6 +28,7 @@ class ErrorPolicy:
     on_error: str = "auto"
     max_error_ratio: float = 1.0
     max_calls: int = 1000
+    notice_calls: int = 0
     max_prompt_tokens: int = 0
     max_completion_tokens: int = 0
     dry_run: bool = False
@@ -59,6 +61,12 @@ class Spending:
         self.calls += count
         self.local_calls += local
         self._check("AI calls", self.calls, "tierkv.max_calls", self._policy.max_calls)
+
+    @property
+    def is_large(self) -> bool:
+        """True when the client is to be told how many calls there are."""
+        allowed = self._policy.notice_calls
+        return bool(allowed) and self.calls > allowed and not self._policy.dry_run
 
     def add_wave(self, wave: Sequence[PreparedCall]) -> None:
         """Count requests that are about to be sent at the same time.

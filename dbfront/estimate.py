@@ -137,6 +137,8 @@ async def estimate(
     generator: TextGenerator,
     defaults: CallDefaults,
     contexts: ContextFields,
+    *,
+    most: int = MOST_PREPARED,
 ) -> Estimate:
     """Estimate what the next batch of a book would take.
 
@@ -146,6 +148,7 @@ async def estimate(
         generator: makes prompts and weighs them; nothing is streamed from it.
         defaults: the session's settings.
         contexts: writes the calls' contexts.
+        most: calls whose prompts are made, about; of more, some are taken evenly.
 
     Raises:
         UserError: a call that would end the statement.
@@ -156,7 +159,7 @@ async def estimate(
         form.key: FormEstimate(book.lookups[form.key], known=form.key in known)
         for form in plan.forms
     }
-    step = -(-len(batch) // MOST_PREPARED) or 1
+    step = -(-len(batch) // most) or 1
     questions = _Questions(generator, defaults)
     written = await contexts.written(batch)
     for number, call in enumerate(batch[::step]):

@@ -103,6 +103,7 @@ class SessionSettings:
             on_error=str(self.get("tierkv.on_error")),
             max_error_ratio=float(self.get("tierkv.max_error_ratio") or 0),
             max_calls=int(self.get("tierkv.max_calls") or 0),
+            notice_calls=int(self.get("tierkv.notice_calls") or 0),
             max_prompt_tokens=int(self.get("tierkv.max_prompt_tokens") or 0),
             max_completion_tokens=int(self.get("tierkv.max_completion_tokens") or 0),
             dry_run=bool(self.get("tierkv.dry_run")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dbfront.contracts import PlanSummary, TextAnswer
+from dbfront.contracts import Notice, PlanSummary, TextAnswer
 from kvcore.request import HitTokens
 
 
@@ -101,6 +101,7 @@ class StatementProgress:
         calls_done: distinct calls answered.
         calls_total: distinct calls known so far.
         stats: the statement's counters, live.
+        notice: what the client should be told now; it is among the result's notices, too.
     """
 
     phase: str
@@ -108,3 +109,4 @@ class StatementProgress:
     calls_done: int
     calls_total: int
     stats: AiStats
+    notice: Notice | None = None

@@ -235,6 +235,12 @@ SETTINGS: Final[dict[str, SettingSpec]] = {
             _whole(0, limits.MAX_CALLS_PER_STATEMENT),
         ),
         SettingSpec(
+            "tierkv.notice_calls",
+            1000,
+            "a statement with more distinct calls says so, with an estimate; 0: none does",
+            _whole(0, limits.MAX_CALLS_PER_STATEMENT),
+        ),
+        SettingSpec(
             "tierkv.request_timeout", 0.0, "time for one call, such as 30s; 0: none", _seconds
         ),
         SettingSpec(

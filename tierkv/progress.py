@@ -7,9 +7,10 @@ pipe. It never changes what a statement does.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dbfront.contracts import SqlSession
+from dbfront.contracts import Notice, SqlSession
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,29 +40,41 @@ def make_bar(console: Console | None = None) -> Progress:
 
 
 class StatementBar:
-    """Shows calls done and calls known of one session while the block runs."""
+    """Shows calls done and calls known of one session while the block runs.
+
+    ``on_notice`` is told, on the event loop, what the statement has to say before its rows.
+    """
 
     def __init__(
-        self, session: SqlSession, *, label: str = "AI calls", enabled: bool = True
+        self,
+        session: SqlSession,
+        *,
+        label: str = "AI calls",
+        enabled: bool = True,
+        on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
         self._session: Any = session
         self._label = label
         self._progress = make_bar() if enabled and sys.stderr.isatty() else None
         self._task: Any = None
+        self._on_notice = on_notice
 
     def __enter__(self) -> StatementBar:
         if self._progress is not None:
             self._progress.start()
-            self._session.on_progress = self._show
+        self._session.on_progress = self._show
         return self
 
     def _show(self, progress: Any) -> None:
-        assert self._progress is not None
+        if progress.notice is not None and self._on_notice is not None:
+            self._on_notice(progress.notice)
+        if self._progress is None:
+            return
         if self._task is None:
             self._task = self._progress.add_task(self._label, total=progress.calls_total)
         self._progress.update(self._task, completed=progress.calls_done, total=progress.calls_total)
 
     def __exit__(self, *exc: object) -> None:
+        self._session.on_progress = None
         if self._progress is not None:
-            self._session.on_progress = None
             self._progress.stop()

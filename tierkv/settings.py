@@ -85,7 +85,10 @@ class FrontSettings(Section):
         default="", description="folder of request traces tierkv.simulate may read; empty: none"
     )
     max_calls: int = Field(
-        default=1000, ge=0, description="AI calls a statement may make; 0: any number"
+        default=1000,
+        ge=0,
+        description="AI calls a statement may make; 0: any number, which is the default of "
+        "tierkv sql and connect()",
     )
     stats_path: str = Field(
         default="",

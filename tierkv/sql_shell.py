@@ -19,6 +19,7 @@ from typing import Any
 
 import typer
 
+from dbfront.contracts import Notice
 from dbfront.statistics import AiStats
 from kvcore.errors import CancelledByUserError, TierKVError
 from tierkv import dbapi
@@ -62,6 +63,7 @@ class Shell:
         self._quiet = quiet
         self.timing = False
         self._told: AiStats | None = None
+        self._told_early: Notice | None = None
         self._giving_rows = self._reader_gone = False
 
     def reader_left(self) -> None:
@@ -114,7 +116,10 @@ class Shell:
         self, batches: Iterator[Sequence[tuple[Any, ...]]]
     ) -> Sequence[tuple[Any, ...]] | None:
         """Wait for rows; the bar is gone when they are printed, for it writes on the terminal."""
-        with StatementBar(self._cursor.session, enabled=not self._quiet):
+        bar = StatementBar(
+            self._cursor.session, enabled=not self._quiet, on_notice=self._tell_early
+        )
+        with bar:
             return next(batches, None)
 
     def _write(self, text: str) -> None:
@@ -125,11 +130,15 @@ class Shell:
         if self._reader_gone and self._giving_rows:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
+    def _tell_early(self, notice: Notice) -> None:
+        """Print what a running statement has to say; the bar begins again below it."""
+        self._told_early = notice
+        _tell_notice(notice)
+
     def _tell(self, seconds: float) -> None:
         for notice in self._cursor.notices:
-            typer.secho(f"{notice.severity}: {notice.message}", fg="yellow", err=True)
-            if notice.detail:
-                typer.echo(f"  {notice.detail}", err=True)
+            if notice is not self._told_early:
+                _tell_notice(notice)
         stats: AiStats | None = getattr(self._cursor.session, "last_ai_stats", None)
         told, self._told = self._told, stats
         if not self._quiet and stats is not None and stats is not told and stats.calls:
@@ -140,6 +149,15 @@ class Shell:
     def _fail(self, error: dbapi.Error) -> bool:
         typer.secho(f"ERROR {error.sqlstate}: {error}", fg="red", err=True)
         return False
+
+
+def _tell_notice(notice: Notice) -> None:
+    # The carriage return and the erased line take away what the bar has drawn there.
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    typer.secho(f"{clear}{notice.severity}: {notice.message}", fg="yellow", err=True)
+    for text in (notice.detail, notice.hint):
+        if text:
+            typer.echo(f"  {text}", err=True)
 
 
 def tell_loading(model: str) -> None:

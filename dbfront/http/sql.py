@@ -6,6 +6,7 @@ For scripts that have curl and no database driver; the statement runs in a sessi
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -35,6 +36,7 @@ from sql.lexer import read_ahead
 from sql.statement import statement_spans
 
 NDJSON: Final = "application/x-ndjson"
+_SET: Final = re.compile(r"SET (tierkv\.\w+) = ('[^']*'|[\w.]+)")
 ROWS_AT_ONCE: Final = 1_000
 """Rows of a whole result that are written before the client is waited for."""
 
@@ -189,7 +191,18 @@ def _statement(session: SqlSession, body: SqlBody) -> Iterator[str]:
         with _placed(body.sql):
             yield statements[0]
     except TierKVError as error:
+        error.hint = in_body(error.hint)
         raise StatementError(error) from error
+
+
+def in_body(hint: str) -> str:
+    """Put a hint to SET something as this door takes it: sessions end with their request."""
+
+    def as_field(found: re.Match[str]) -> str:
+        value = found[2] if found[2].isdigit() else '"' + found[2].strip("'") + '"'
+        return f'put "settings": {{"{found[1]}": {value}}} into the body'
+
+    return _SET.sub(as_field, hint)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 
-from dbfront.contracts import RowStream, StatementResult
+from dbfront.contracts import Notice, RowStream, StatementResult
 from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
 from dbfront.pgwire.binary_format import binary_encoder
@@ -22,6 +22,7 @@ from dbfront.pgwire.replies import Encoder, Field
 from dbfront.pgwire.stream import WRITE_HIGH_BYTES, PgStream
 from dbfront.pgwire.text_format import text_encoder
 from dbfront.pgwire.types import pg_type
+from dbfront.statistics import StatementProgress
 from kvcore.errors import CancelledByUserError, DeadlineError, SqlError, TierKVError
 from kvcore.limits import MAX_RESULT_COLUMNS
 
@@ -50,6 +51,7 @@ class Exchange:
         self._pending = bytearray()
         self._cancels: set[asyncio.Task[None]] = set()
         self._timed_out = False
+        self._told: Notice | None = None
         stream.on_hangup = self.cancel
 
     async def next_message(self) -> m.FrontendMessage | None:
@@ -118,10 +120,20 @@ class Exchange:
 
     def send_notices(self, result: StatementResult) -> None:
         """Send what the statement had to say, and settings that changed."""
+        told, self._told = self._told, None
         for notice in result.notices:
-            self.send(replies.notice_response(notice_fields(notice)))
+            if notice is not told:
+                self.send(replies.notice_response(notice_fields(notice)))
         for name, value in self.session.settings.take_changes():
             self.send(replies.parameter_status(name, value))
+
+    def tell(self, progress: StatementProgress) -> None:
+        """Send at once what a running statement has to say; its rows may take a while."""
+        if progress.notice is not None:
+            self._told = progress.notice
+            self.send(replies.notice_response(notice_fields(progress.notice)))
+            self.stream.write(bytes(self._pending))
+            self._pending.clear()
 
     def send_error(self, error: BaseException) -> None:
         """Send an error that ends the statement but not the connection."""

@@ -12,7 +12,7 @@ import logging
 import secrets
 import ssl
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from dbfront.contracts import ClientInfo, SqlServer
 from dbfront.pgwire import messages as m
@@ -208,6 +208,8 @@ class ClientHandler:
         inner = await self._lobby.sql_server.open_session(client)
         session = CatalogSession(inner, client, self._lobby.config.session_settings)
         self._exchange = exchange = Exchange(self._connection, self._stream, session)
+        watched: Any = inner  # Not in the contract: a session may tell nothing while it runs.
+        watched.on_progress = exchange.tell
         await session.start(self._lobby.install_lock)
         self._lobby.handlers[session.pid] = self
         for name, value in session.settings.reported():

@@ -212,6 +212,8 @@ async def test_an_error_after_rows_is_the_last_line(door: Door, generator: HeldG
     error = ending["error"]
     assert (error["sqlstate"], error["code"]) == ("53400", "sql_error")
     assert "max_calls" in error["message"]
+    assert 'put "settings": {"tierkv.max_calls": ' in error["message"]
+    assert "SET " not in error["message"]
 
 
 async def test_failed_calls_are_told_with_the_ending(door: Door, generator: HeldGenerator) -> None:

@@ -154,3 +154,24 @@ async def test_a_call_as_a_driver_makes_it(port: int) -> None:
             return conn.pgconn.exec_params(text, [None, b"p7"], [2278, 25]).get_value(0, 0)
 
     assert await asyncio.to_thread(call) == (answer_text("p7") or "").encode()
+
+
+async def test_a_large_statement_is_announced_before_its_answers(
+    port: int, generator: HeldGenerator
+) -> None:
+    conn = await psycopg.AsyncConnection.connect(
+        f"host=127.0.0.1 port={port} user=ann dbname=main sslmode=disable", autocommit=True
+    )
+    told: list[str | None] = []
+    heard = asyncio.Event()
+    conn.add_notice_handler(lambda said: (told.append(said.message_primary), heard.set()))
+    await conn.execute("SET tierkv.notice_calls = 100")
+    whole = asyncio.create_task(
+        conn.execute("SELECT count(ai_generate('p' || i)) FROM range(200) r(i)")
+    )
+    await heard.wait()
+    generator.release.set()
+    assert await (await whole).fetchone() == (200,)
+    assert len(told) == 1
+    assert str(told[0]).startswith("this statement makes at least 200 AI calls: about ")
+    await conn.close()

@@ -227,3 +227,10 @@ def test_several_models_answer_by_name_and_the_first_by_default(tmp_path: Path) 
         with pytest.raises(tierkv.Error, match="no model 'third' is served here") as refused:
             db.execute("SELECT ai_generate('a', model => 'third')")
         assert "second, tierkv-demo" in str(refused.value)
+
+
+def test_only_a_chosen_limit_refuses_many_calls_in_one_process() -> None:
+    settings = {key.replace(".", "__"): value for key, value in SMALL.items()}
+    for chosen, limit in (({}, "0"), ({"front__max_calls": 3}, "3")):
+        with tierkv.connect(**settings, **chosen) as db:
+            assert db.execute("SHOW tierkv.max_calls").fetchall() == [(limit,)]

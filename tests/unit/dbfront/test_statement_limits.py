@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from dbfront.contracts import StatementResult
 from dbfront.session import DuckDbSession
+from dbfront.statistics import StatementProgress
 from kvcore.errors import (
     DeadlineError,
     FeatureNotSupportedError,
@@ -73,6 +75,45 @@ async def test_completion_tokens_are_bounded_by_what_answers_may_have(
 
 
 # -- dry runs
+
+
+async def test_a_large_statement_is_announced_with_an_estimate_before_its_calls(
+    session: DuckDbSession, generator: InstantGenerator
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def watch(progress: StatementProgress) -> None:
+        if progress.notice is not None:
+            seen.append((progress.notice.message, len(generator.calls)))
+
+    session.on_progress = watch
+    await session.execute("SET tierkv.notice_calls = 20")
+    result = await session.execute("SELECT max(ai_generate('body ' || i)) FROM range(20) r(i)")
+    assert result.notices == ()
+    result = await session.execute("SELECT max(ai_generate('body ' || i)) FROM range(30) r(i)")
+    (notice,) = result.notices
+    tokens = sum(len(f"user: body {n}") for n in range(30))
+    assert notice.message.startswith(
+        f"this statement makes at least 30 AI calls: about {tokens} prompt tokens, "
+    )
+    assert [(notice.message, 20)] == seen
+    await session.execute("SET tierkv.notice_calls = 0")
+    result = await session.execute("SELECT max(ai_generate('body ' || i)) FROM range(30) r(i)")
+    assert result.notices == ()
+
+
+async def test_a_stream_is_announced_by_what_it_took_so_far(session: DuckDbSession) -> None:
+    await session.execute("SET tierkv.notice_calls = 20")
+    await session.execute("SET tierkv.max_concurrency = 8")
+    stream = await session.execute_rows("SELECT ai_generate('p' || i) FROM range(40) r(i)")
+    assert not isinstance(stream, StatementResult)
+    while await stream.next_rows():
+        pass
+    assert stream.result is not None
+    (notice,) = stream.result.notices
+    assert "has come to " in notice.message
+    assert "AI calls and goes on; so far " in notice.message
+    await stream.close()
 
 
 async def test_a_dry_run_counts_and_sends_nothing(
