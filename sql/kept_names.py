@@ -50,7 +50,7 @@ class KeptNames:
         engine_names: functions and types of the engine, in lower case.
         everybodys: schemas, and databases, in which everybody looks names up.
         others: other people run statements in this database, so definitions may not run text,
-            and macros may not have names of the engine's functions.
+            macros may not have names of the engine's functions, and nothing may be attached.
     """
 
     engine_names: frozenset[str]
@@ -75,6 +75,8 @@ def refuse_kept(tokens: list[Token], kept: KeptNames) -> None:
                 _refuse_running_text(statement)
         elif verb in ("ATTACH", "DETACH") or [t.upper for t in statement[:3]] == _COPY_DATABASE:
             _check_schemas(statement, "DATABASE")
+            if verb == "ATTACH" and kept.others:
+                raise _attach_refused(statement[0])
         elif verb in ("SET", "RESET", "PRAGMA", "USE"):
             _check_setting(statement)
 
@@ -208,6 +210,16 @@ def _check_path(value: list[Token]) -> None:
                 position=token.start + 1,
                 hint=f"Write the schema before the name: {SCHEMA}.nodes.",
             )
+
+
+def _attach_refused(token: Token) -> SqlError:
+    """One in memory is refused too: all users see it, and it hides schemas of its name."""
+    return SqlError(
+        "ATTACH is not allowed: a database would be attached for all users",
+        sqlstate="42501",
+        position=token.start + 1,
+        hint="front.external_access = on allows it. CREATE SCHEMA, or TEMP tables, need none.",
+    )
 
 
 def _refused(token: Token, what: str) -> SqlError:
