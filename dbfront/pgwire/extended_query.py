@@ -20,7 +20,7 @@ from dbfront.pgwire.exchange import Exchange, encoders, expand_formats, result_f
 from dbfront.pgwire.implicit import ImplicitTransaction
 from dbfront.pgwire.inference.lookup import infer_types
 from dbfront.pgwire.portals import Portal, PreparedStatement, bind, placing_errors, prepare
-from dbfront.pgwire.simple_query import check_text
+from dbfront.pgwire.simple_query import check_text, simple_query
 from dbfront.pgwire.sql_tokens import first_word, replace_parameters, tokens
 from dbfront.pgwire.types import PgType, pg_type
 from dbfront.pgwire.void_parameters import without_void
@@ -87,10 +87,13 @@ class ExtendedQuery:
             await self._close_portals(*self._portals)
         self._exchange.send(self._exchange.connection.send_ready(status))
 
-    async def forget_unnamed(self) -> None:
-        """A simple Query drops the unnamed statement and portal."""
+    async def query(self, sql: str) -> None:
+        """Answer a simple Query: it drops the unnamed statement and portal, and ends the batch."""
         self._statements.pop("", None)
         await self._close_portals("")
+        await simple_query(self._exchange, sql, self._implicit)
+        if self._exchange.session.transaction_status == "I":
+            await self._close_portals(*self._portals)
 
     async def _close_portals(self, *names: str) -> None:
         for name in names:

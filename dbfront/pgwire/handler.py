@@ -24,7 +24,6 @@ from dbfront.pgwire.connection import PgConnection
 from dbfront.pgwire.errors import TooManyConnectionsError, error_fields, too_long
 from dbfront.pgwire.exchange import Exchange
 from dbfront.pgwire.extended_query import ExtendedQuery
-from dbfront.pgwire.simple_query import simple_query
 from dbfront.pgwire.startup import Startup
 from dbfront.pgwire.stream import PgStream
 from kvcore.errors import (
@@ -225,8 +224,7 @@ class ClientHandler:
         while (message := await exchange.next_message()) is not None:
             match message:
                 case m.Query(sql):
-                    await extended.forget_unnamed()
-                    await simple_query(exchange, sql)
+                    await extended.query(sql)
                 case m.Sync():
                     await extended.sync()
                 case m.Terminate():

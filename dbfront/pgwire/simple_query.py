@@ -18,9 +18,15 @@ from sql.lexer import read_ahead
 from sql.statement import statement_spans
 
 
-async def simple_query(exchange: Exchange, sql: str) -> None:
-    """Answer a Query message up to and with ReadyForQuery; errors go to the client."""
-    implicit = ImplicitTransaction(exchange.session)
+async def simple_query(exchange: Exchange, sql: str, implicit: ImplicitTransaction) -> None:
+    """Answer a Query message up to and with ReadyForQuery; errors go to the client.
+
+    Args:
+        exchange: the connection.
+        sql: the statements.
+        implicit: the connection's. A batch without Sync may have opened it: the query joins it and
+            ends it, as in PostgreSQL.
+    """
     failed = True
     try:
         check_text(sql)
@@ -28,10 +34,11 @@ async def simple_query(exchange: Exchange, sql: str) -> None:
             statements = exchange.session.split(sql)
         if not statements:
             exchange.send(replies.EMPTY_QUERY)
+        together = implicit if len(statements) > 1 or implicit.active else None
         for number, statement in enumerate(statements):
             async with read_ahead(statement):
                 with _placed_in(sql, number):
-                    await _one(exchange, statement, implicit if len(statements) > 1 else None)
+                    await _one(exchange, statement, together)
         failed = False
         await implicit.finish(failed=False)
     except TierKVError as error:

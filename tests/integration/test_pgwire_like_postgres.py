@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import generators, pq
 
+from dbfront.postgres import messages
 from sql.settings import SETTINGS
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tests.fix_postgres import PASSWORD, USER, PostgresServer, RawClient
@@ -244,6 +245,29 @@ def test_copy_says_what_postgres_says(
     server: RunningServer, postgres: PostgresServer, sql: str
 ) -> None:
     assert said(server.dsn, sql) == said(postgres.dsn, sql)
+
+
+@pytest.mark.parametrize("then", ["INSERT INTO unsynced VALUES (2)", "selec", "SELECT nothing", ""])
+def test_a_query_ends_a_batch_that_had_no_sync(
+    server: RunningServer, postgres: PostgresServer, then: str
+) -> None:
+    bind = messages.framed(b"B", b"p\0\0", bytes(6))
+    insert = messages.parse(b"", b"INSERT INTO unsynced VALUES (1)") + bind + messages.execute(b"p")
+    heard = []
+    for dsn in (server.dsn, postgres.dsn):
+        with psycopg.connect(dsn, autocommit=True) as before:
+            before.execute("CREATE TABLE unsynced (a INT)")
+        client = RawClient(dsn)
+        client.say(insert + messages.query(then.encode()))
+        frames = client.hear(1)
+        client.say(messages.query(b"INSERT INTO unsynced VALUES (3)"))
+        frames += client.hear(1)
+        client.close()
+        with psycopg.connect(dsn, autocommit=True) as after:
+            kept = after.execute("SELECT a FROM unsynced ORDER BY a").fetchall()
+            after.execute("DROP TABLE unsynced")
+        heard.append(([kind for kind, _ in frames], frames[-1], kept))
+    assert heard[0] == heard[1]
 
 
 def test_pg_settings_lists_ours_as_custom_options(server: RunningServer) -> None:
