@@ -105,6 +105,8 @@ class AiAttendant:
         self._services.sessions.discard(self)
 
     async def _query(self, message: bytes) -> None:
+        if self._relay.books.skipping:
+            return  # PostgreSQL would not read it either.
         await self._cursors.forget("", sync=True)
         parameters = self._relay.books.parameters
         query = SimpleQuery(
@@ -139,7 +141,9 @@ class AiAttendant:
                 self._relay.pass_on(message)
                 return
             await batch.take(message, statement)
-        while (message := await self._relay.next_message())[:1] not in (b"S", b"Q", b"F"):
+        while (message := await self._relay.next_message())[:1] != b"S":
+            if message[:1] in (b"Q", b"F") and not batch.failed:
+                break
             if message[:1] == b"X":
                 raise ConnectionResetError("the client said goodbye")
             try:

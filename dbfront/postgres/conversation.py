@@ -40,7 +40,8 @@ class Conversation:
         parameters: what PostgreSQL last reported of its settings.
         sent: messages of the extended protocol that the client sent.
         answered: how many of them were answered.
-        failed: an error came since the last ReadyForQuery: PostgreSQL skips to the next Sync.
+        failed: an error came since the last ReadyForQuery.
+        skipping: it was in a batch: PostgreSQL reads nothing but the next Sync.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Conversation:
         self.parameters: dict[str, str] = {}
         self.sent = 0
         self.answered = 0
-        self.failed = False
+        self.failed = self.skipping = False
         self._last_end = 0
         self._ends: deque[tuple[int, int]] = deque()  # kind, value of ``sent`` at that message
         self._copying_in = False
@@ -89,7 +90,7 @@ class Conversation:
         """Note a message that goes to PostgreSQL."""
         if kind in _ASKS:
             self.sent += 1
-        elif kind in _ENDS:
+        elif kind in _ENDS and (kind == _SYNC or not self.skipping):
             # In COPY from the client PostgreSQL ignores Sync, which clients send early.
             if not (kind == _SYNC and self._copying_in):
                 self._ends.append((kind, self.sent))
@@ -122,11 +123,14 @@ class Conversation:
             self.answered += 1
         elif kind == _READY:
             self.status = chr(data[at + 5])
-            self.failed = self._copying_in = False
+            self.failed = self.skipping = self._copying_in = False
             if self._ends:
                 self.answered = self._ends.popleft()[1]
         elif kind == _ERROR:
             self.failed, self._copying_in = True, False
+            self.skipping |= self.answered < (self._ends[0][1] if self._ends else self.sent)
+            while self.skipping and self._ends and self._ends[0][0] != _SYNC:
+                self._ends.popleft()
         elif kind in _COPY_STARTS:
             self._copying_in = True
             while self._ends and self._ends[0][0] == _SYNC:

@@ -141,6 +141,11 @@ class Batch:
             await self._exchange.send([replies.ready_for_query(self._exchange.status)])
 
     @property
+    def failed(self) -> bool:
+        """Whether an error came, so that everything before the Sync is skipped."""
+        return self._failed
+
+    @property
     def _aborted(self) -> bool:
         """Whether the client's block is aborted, and nothing of this batch may have ended it."""
         block = self._block

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dbfront.pgwire import messages as frontend
+from kvcore.errors import RemoteProtocolError
 
 _LENGTH: Final = struct.Struct("!I")
 _INT32: Final = struct.Struct("!i").pack
@@ -149,9 +150,15 @@ def cancel_request(pid: int, secret: bytes) -> bytes:
 
 
 def names(frame: bytes) -> tuple[bytes, bytes]:
-    """Read the first two strings of a message: Parse and Bind begin with them."""
-    first, second = frame[5:].split(b"\0", 2)[:2]
-    return first, second
+    """Read the first two strings of a message: Parse and Bind begin with them.
+
+    Raises:
+        RemoteProtocolError: they do not end.
+    """
+    strings = frame[5:].split(b"\0", 2)
+    if len(strings) < 3:
+        raise RemoteProtocolError("malformed message: a string does not end")
+    return strings[0], strings[1]
 
 
 def bind_again(frame: bytes, portal: bytes, statement: bytes) -> bytes:

@@ -301,6 +301,47 @@ def test_batches_in_any_pieces(ai_relay: RunningRelay, seed: int | None) -> None
         raw.close()
 
 
+BATCHES_WITHOUT_SYNC = (
+    ("P selec", "Q SELECT {}"),
+    ("P selec", "P SELECT {}", "Q SELECT 4"),
+    ("P selec", "Q SELECT 5", "Q SELECT {}"),
+    ("P SELECT {}, nothing", "Q SELECT {}"),
+    ("P SELECT {}", "Q SELECT {}"),
+)
+
+
+@pytest.mark.parametrize("said", BATCHES_WITHOUT_SYNC)
+def test_a_query_before_the_sync_is_answered_as_postgres_does(
+    ai_relay: RunningRelay, postgres: PostgresServer, said: tuple[str, ...]
+) -> None:
+    """After an error PostgreSQL reads nothing but the Sync, not even a query."""
+
+    def heard(dsn: str, call: str) -> list[str]:
+        raw = RawClient(dsn)
+        try:
+            for each in said:
+                text = each[2:].replace("{}", call).encode()
+                raw.say(messages.query(text) if each[0] == "Q" else messages.parse(b"", text))
+            raw.say(messages.SYNC)
+            kinds = "".join(kind for kind, _ in raw.hear(2 if said[0] == "P SELECT {}" else 1))
+            raw.say(messages.query(f"SELECT {call}".encode()))
+            return [kinds, "".join(kind for kind, _ in raw.hear(1))]
+        finally:
+            raw.close()
+
+    assert heard(ai_relay.dsn, "ai_generate('x')") == heard(postgres.dsn, "lower('x')")
+
+
+def test_a_parse_whose_name_does_not_end_is_refused(ai_relay: RunningRelay) -> None:
+    raw = RawClient(ai_relay.dsn)
+    raw.say(messages.framed(b"P", b"no end"))
+    heard = b""
+    while piece := raw.socket.recv(65536):
+        heard += piece
+    assert b"C08P01\0" in heard
+    raw.close()
+
+
 def test_transactions_inside_a_batch(ai_relay: RunningRelay) -> None:
     raw = RawClient(ai_relay.dsn)
 

@@ -57,6 +57,29 @@ def test_an_error_answers_all_up_to_the_sync() -> None:
     assert books.settled
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_query_after_an_error_in_a_batch_is_not_answered(told: bool) -> None:
+    books = Conversation()
+    said(books, "P" if told else "PQF")
+    books.server_data(ERROR)
+    assert books.skipping and books.settled
+    said(books, "QFS" if told else "S")
+    assert not books.settled
+    books.server_data(READY)
+    assert books.settled and not books.skipping
+
+
+def test_an_error_of_a_query_ends_with_its_own_ready() -> None:
+    books = Conversation()
+    said(books, "PBESQQ")
+    books.server_data(PARSED + BOUND + COMPLETE + READY + ERROR)
+    assert books.failed and not books.skipping
+    books.server_data(READY)
+    assert not books.settled
+    books.server_data(COMPLETE + READY)
+    assert books.settled
+
+
 def test_a_sync_that_comes_early_in_copy_is_not_answered() -> None:
     books = Conversation()
     said(books, "PBES")
