@@ -73,7 +73,7 @@ def connect(
     # Torch and DuckDB take seconds to import; `tierkv --help` and role processes don't need both.
     from kvcore.errors import TierKVError
     from tierkv.config import load_config
-    from tierkv.dbapi import translate_error
+    from tierkv.dbapi_errors import translate_error
     from tierkv.embedded import connect_with
 
     flags = {key.replace("__", ".", 1): value for key, value in settings.items()}

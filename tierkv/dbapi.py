@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # for its exit hook, see the end of this file
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,40 @@ from dbfront.contracts import (
 )
 from kvcore import errors
 from sql.parameters import parameter_types
+from tierkv.dbapi_errors import (
+    DatabaseError as DatabaseError,
+)
+from tierkv.dbapi_errors import (  # PEP 249 has them here
+    DataError as DataError,
+)
+from tierkv.dbapi_errors import (
+    Error as Error,
+)
+from tierkv.dbapi_errors import (
+    IntegrityError as IntegrityError,
+)
+from tierkv.dbapi_errors import (
+    InterfaceError as InterfaceError,
+)
+from tierkv.dbapi_errors import (
+    InternalError as InternalError,
+)
+from tierkv.dbapi_errors import (
+    NotSupportedError as NotSupportedError,
+)
+from tierkv.dbapi_errors import (
+    OperationalError as OperationalError,
+)
+from tierkv.dbapi_errors import (
+    ProgrammingError as ProgrammingError,
+)
+from tierkv.dbapi_errors import (
+    Warning as Warning,
+)
+from tierkv.dbapi_errors import (
+    translate_error as translate_error,
+)
+from tierkv.frames import QueryResult
 from tierkv.loop_thread import LoopThread
 
 apilevel = "2.0"
@@ -33,72 +67,6 @@ threadsafety = 1
 paramstyle = "qmark"
 
 Parameters = Sequence[Any] | Mapping[str, Any]
-
-
-class Warning(Exception):  # PEP 249 names it so
-    """An important warning (PEP 249)."""
-
-
-class Error(Exception):
-    """Root of the errors here; ``sqlstate``, ``detail`` and ``hint`` as from the server."""
-
-    def __init__(self, cause: errors.TierKVError) -> None:
-        parts = [cause.message, cause.detail, f"HINT: {cause.hint}" if cause.hint else ""]
-        super().__init__("\n".join(part for part in parts if part))
-        self.sqlstate = cause.sqlstate
-        self.detail = cause.detail
-        self.hint = cause.hint
-
-
-class InterfaceError(Error):
-    """Wrong use of this module, such as a closed connection."""
-
-
-class DatabaseError(Error):
-    """An error of the database."""
-
-
-class DataError(DatabaseError):
-    """A problem with the processed data (class 22)."""
-
-
-class OperationalError(DatabaseError):
-    """Not the caller's fault: no node, overload, timeout, cancel."""
-
-
-class IntegrityError(DatabaseError):
-    """A constraint was violated (class 23)."""
-
-
-class InternalError(DatabaseError):
-    """A bug in TierKV."""
-
-
-class ProgrammingError(DatabaseError):
-    """SQL, a name or an argument is wrong (class 42)."""
-
-
-class NotSupportedError(DatabaseError):
-    """A feature TierKV does not have (class 0A)."""
-
-
-_BY_CLASS = {
-    "22": DataError,
-    "23": IntegrityError,
-    "42": ProgrammingError,
-    "0A": NotSupportedError,
-    "XX": InternalError,
-}
-
-
-def translate_error(error: errors.TierKVError) -> Error:
-    """Wrap an error of the tree in its PEP 249 class, by SQLSTATE."""
-    if isinstance(error, errors.RetryableError):
-        return OperationalError(error)
-    kind = _BY_CLASS.get(error.sqlstate[:2])
-    if kind is None:
-        kind = ProgrammingError if isinstance(error, errors.UserError) else OperationalError
-    return kind(error)
 
 
 class Cursor:
@@ -285,6 +253,28 @@ class Cursor:
         start, self._position = self._position, len(self._rows())
         return list(self._rows()[start:])
 
+    def df(self) -> Any:
+        """Return all rows not fetched yet as a pandas.DataFrame.
+
+        Raises:
+            Error: pandas is not installed, or the statement gave no rows.
+        """
+        return self._frame(QueryResult.df)
+
+    def arrow(self) -> Any:
+        """Return all rows not fetched yet as a pyarrow.Table; see ``df``."""
+        return self._frame(QueryResult.arrow)
+
+    def pl(self) -> Any:
+        """Return all rows not fetched yet as a polars.DataFrame; see ``df``."""
+        return self._frame(QueryResult.pl)
+
+    def _frame(self, make: Callable[[QueryResult], Any]) -> Any:
+        left = self._rows()[self._position :]
+        frame = make(QueryResult(self.columns, left))
+        self._position += len(left)
+        return frame
+
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         while (row := self.fetchone()) is not None:
             yield row
@@ -349,6 +339,16 @@ class Connection:
         """Run SQL once per parameter row on the default cursor."""
         self._check_open()
         return self._default.executemany(sql, rows)
+
+    def sql(self, sql: str, parameters: Parameters | None = None) -> QueryResult:
+        """Run SQL on the default cursor and return all it gave, for ``df()`` and the like.
+
+        Unlike the cursor that ``execute`` returns, a result stays what it is when more is run.
+        """
+        self._check_open()
+        cursor = self._default.execute(sql, parameters)
+        rows = cursor.fetchall() if cursor.description is not None else []
+        return QueryResult(cursor.columns, rows, cursor.command_tag, cursor.notices)
 
     def begin(self) -> None:
         """Begin a transaction on the default cursor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,7 +127,7 @@ def test_a_script_that_ends_with_a_traceback_stops_its_cluster() -> None:
     )
     assert done.stdout == "[(42,)]\n"
     assert done.returncode == 1
-    assert "tierkv.dbapi.ProgrammingError" in done.stderr.splitlines()[-1]
+    assert "ProgrammingError: syntax error" in done.stderr.splitlines()[-1]
 
 
 def test_a_pipe_gets_rows_and_the_summary_and_nothing_else() -> None:
@@ -138,3 +139,65 @@ def test_a_pipe_gets_rows_and_the_summary_and_nothing_else() -> None:
     assert done.stdout == "a\n1\nb\nfalse\n"
     (line,) = done.stderr.splitlines()
     assert line.startswith("1 calls (1 run)")
+
+
+FRAME_SQL = """
+SELECT i::INTEGER AS a, CASE WHEN i = 1 THEN NULL ELSE i END AS a, 'x' || i AS text,
+       i / 4 AS share, (i::DECIMAL(6, 2)) AS price, i > 0 AS big,
+       DATE '2024-01-01' + i::INTEGER AS day, [i, NULL] AS items, {'k': i} AS pair,
+       ai_count_tokens('some words') > 0 AS counted
+FROM range(?) r(i)
+"""
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+def test_results_become_data_frames_where_their_library_is_there(
+    connection: tierkv.Connection, rows: int
+) -> None:
+    result = connection.sql(FRAME_SQL, [rows])
+    connection.sql("SELECT 'another statement does not change it'")
+    names = ["a", "a_1", "text", "share", "price", "big", "day", "items", "pair", "counted"]
+    made = 0
+    if importlib.util.find_spec("pandas"):
+        frame = result.df()
+        assert list(frame.columns) == names
+        assert len(frame) == rows
+        kinds = [str(kind) for kind in frame.dtypes]
+        assert kinds[0] == "int32"
+        assert (kinds[1], kinds[3]) == ("float64" if rows else "int64", "float64")
+        assert kinds[6].startswith("datetime64")
+        made += 1
+    if importlib.util.find_spec("pyarrow"):
+        table = result.arrow()
+        assert (table.column_names, table.num_rows) == (names, rows)
+        kinds = [str(kind) for kind in table.schema.types]
+        assert kinds[:5] == ["int32", "int64", "string", "double", "decimal128(6, 2)"]
+        assert kinds[7].startswith("list<")
+        made += 1
+    if importlib.util.find_spec("polars"):
+        polars_frame = connection.execute(FRAME_SQL, [rows]).pl()
+        assert (polars_frame.columns, polars_frame.height) == (names, rows)
+        assert [str(kind) for kind in polars_frame.dtypes][:3] == ["Int32", "Int64", "String"]
+        made += 1
+    if not made:
+        pytest.skip("needs pandas, pyarrow or polars")
+
+
+@pytest.mark.parametrize(
+    ("method", "library"), [("df", "pandas"), ("arrow", "pyarrow"), ("pl", "polars")]
+)
+def test_a_frame_without_its_library_says_what_to_install(
+    connection: tierkv.Connection, monkeypatch: pytest.MonkeyPatch, method: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(tierkv.Error, match=f"needs {library}, which is not installed") as refused:
+        getattr(connection.sql("SELECT 1"), method)()
+    assert f"pip install {library}" in str(refused.value)
+
+
+def test_a_result_shows_itself_and_is_rows(connection: tierkv.Connection) -> None:
+    result = connection.sql("SELECT i AS n FROM range(30) r(i)")
+    assert len(result) == 30
+    assert result.fetchall()[:2] == list(result)[:2] == [(0,), (1,)]
+    assert repr(result).splitlines()[-1] == "(30 rows, the first 20 shown)"
+    assert repr(connection.sql("CREATE OR REPLACE TABLE shown (n INTEGER)")) == "CREATE TABLE"
