@@ -14,6 +14,7 @@ BENCHES ?= bench
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
 CLIENTS_VENV := .venv-clients
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
+ROOMS := compute dbfront dmp engines kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
 .PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench quality proto format clean model
@@ -28,6 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q $(ROOMS)
 	touch $(STAMP)
 
 environments: $(DUCKDB15)/.installed $(CLIENTS_VENV)/.installed .venv-sglang/.installed .venv-interfaces/.installed ## Make those that CI's tests need
@@ -91,8 +93,7 @@ test-slow: setup ## Run the slow tests too
 check: setup ## Lint, types, import contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy compute dbfront dmp engines kvcore kvwire metaserver policies scheduler \
-	  simulator sql storage tierkv
+	$(BIN)/mypy $(ROOMS)
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/house
 

@@ -33,6 +33,7 @@ from kvcore.node import NodeRole
 from metaserver.client import MetaClient
 from tierkv.disk_tier import disk_tier
 from tierkv.node_config import compute_config
+from tierkv.quick_import import collecting_nothing
 from tierkv.settings import Settings
 from tierkv.shipped_model import split_by_model
 
@@ -195,7 +196,8 @@ class EmbeddedNodes:
 
 
 def _import_torch() -> MakeComputePart:
-    from tierkv.compute_part import make_compute_part  # Takes seconds: hence all of this file.
+    with collecting_nothing():
+        from tierkv.compute_part import make_compute_part  # Takes seconds: hence all of this file.
 
     return make_compute_part
 

@@ -16,6 +16,7 @@ from typing import Final
 from kvcore.errors import DirectoryUnavailableError
 from metaserver import client as meta_client
 from metaserver.client import MetaClient
+from tierkv.quick_import import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
 
 LOOK_EVERY_S: Final = 0.02
@@ -31,10 +32,12 @@ _ENGINE: Final = ("tierkv.engine_part",)
 def import_role(settings: Settings, role: str) -> None:
     """Import what a role runs on, before it waits for others."""
     compute = _ENGINE if settings.engine.kind else _COMPUTE
-    for name in _PARTS.get(role, compute):
-        importlib.import_module(name)
+    names = _PARTS.get(role, compute)
     if role == "front" and not settings.front.postgres:
-        importlib.import_module("dbfront.pgwire.server")
+        names += ("dbfront.pgwire.server",)
+    with collecting_nothing():
+        for name in names:
+            importlib.import_module(name)
 
 
 async def await_cluster(cluster: ClusterSettings, role: str, stop: asyncio.Event) -> None:
