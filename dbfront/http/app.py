@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from dbfront.contracts import SqlServer, TextGenerator
 from dbfront.http.access import admit
+from dbfront.http.api_docs import docs_router
 from dbfront.http.chat import chat_router
 from dbfront.http.completions import completions_router
 from dbfront.http.config import HttpConfig
@@ -83,6 +84,7 @@ def make_app(
         app.include_router(router(services))
     if sql is not None:
         app.include_router(sql_router(services, sql))
+    app.include_router(docs_router(app))
     for kind in (
         TierKVError,
         FieldError,

@@ -23,7 +23,7 @@ def chat_router(services: Services) -> APIRouter:
     """Make the endpoint."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", summary="A conversation in, a message out")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
         call = body.to_call(tenant_of(request), services.config.default_temperature)

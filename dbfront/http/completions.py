@@ -26,7 +26,7 @@ def completions_router(services: Services) -> APIRouter:
     """Make the endpoint."""
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", summary="Raw prompts in, continuations out")
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         calls = body.to_calls(tenant_of(request), services.config.default_temperature)

@@ -26,6 +26,7 @@ TierKV answers here:
   POST /v1/sql                one SQL statement; {"sql": "SELECT 1"}
   GET  /readyz?verbose        what works and what does not
   GET  /metrics               for Prometheus
+  GET  /docs                  this, with fields and examples
 
 SQL clients connect to the PostgreSQL port (front.pg_port, 5433), which `tierkv up` prints.
 """
@@ -39,19 +40,19 @@ def health_router(services: Services) -> APIRouter:
     router = APIRouter()
 
     @router.head("/")
-    @router.get("/")
+    @router.get("/", summary="What is where, as text")
     async def welcome() -> Response:
         return PlainTextResponse(WELCOME)
 
     @router.head("/livez")
-    @router.get("/livez")
+    @router.get("/livez", summary="The process answers")
     async def livez() -> dict[str, str]:
         return {"status": "ok"}
 
     @router.head("/readyz")
-    @router.get("/readyz")
+    @router.get("/readyz", summary="200 while requests can be served")
     @router.head("/health")
-    @router.get("/health")
+    @router.get("/health", summary="The same as /readyz")
     async def readyz(request: Request) -> Response:
         results = await _run_checks(services)
         wrong = {name: reason for name, reason in results.items() if reason}
@@ -64,7 +65,7 @@ def health_router(services: Services) -> APIRouter:
             body["checks"] = {name: reason or "ok" for name, reason in results.items()}
         return JSONResponse(body, status_code=503 if failing else 200)
 
-    @router.get("/metrics")
+    @router.get("/metrics", summary="Counters for Prometheus")
     async def metrics() -> Response:
         services.metrics.register_models(m.name for m in await services.generator.models())
         text, content_type = services.metrics.render()

@@ -18,12 +18,12 @@ def models_router(services: Services) -> APIRouter:
     """Make the endpoints."""
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", summary="Served models")
     async def list_models() -> dict[str, Any]:
         models = await services.generator.models()
         return {"object": "list", "data": [_model_json(services, model) for model in models]}
 
-    @router.get("/v1/models/{model_id:path}")
+    @router.get("/v1/models/{model_id:path}", summary="One served model")
     async def get_model(model_id: str) -> dict[str, Any]:
         models = await services.generator.models()
         for model in models:

@@ -137,28 +137,66 @@ class CallBody(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    session_id: str | None = None
-    cache_salt: Annotated[str, Field(pattern=f"^(?:{limits.NAME_PATTERN})$")] | None = None
-    priority: int | None = None
-    ignore_eos: bool | None = None
-    use_cache: bool | None = None
-    documents: Annotated[list[Document], Field(max_length=limits.MAX_CHUNKS)] | None = None
-    chunk_separator: str | None = None
-    blend: bool | None = None
-    recompute_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    selector: BlendSelector | None = None
-    reuse: Reuse | None = None
+    model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = Field(
+        default=None,
+        description="name of a served model; left out: the default, or the only one",
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        default=None, description="0 is greedy; 1 when left out"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="share of the probability that is sampled from"
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = Field(
+        default=None, description="most tokens of the answer"
+    )
+    stop: str | list[str] | None = Field(
+        default=None, description="text, or up to 16 texts, at which the answer ends"
+    )
+    seed: int | None = Field(default=None, description="makes sampling repeatable")
+    stream: bool | None = Field(
+        default=None, description="answer server-sent events while the model generates"
+    )
+    stream_options: StreamOptions | None = Field(
+        default=None, description="include_usage: the last event carries the usage"
+    )
+    user: str | None = Field(default=None, description="names the conversation, as session_id does")
+    safety_identifier: str | None = Field(
+        default=None, description="names the conversation, as session_id does"
+    )
+    prompt_cache_key: str | None = Field(
+        default=None, description="names the conversation, as session_id does"
+    )
+    session_id: str | None = Field(
+        default=None,
+        description="names the conversation: among equally good nodes it returns to its last",
+    )
+    cache_salt: Annotated[str, Field(pattern=f"^(?:{limits.NAME_PATTERN})$")] | None = Field(
+        default=None, description="only requests of the same key and salt share blocks"
+    )
+    priority: int | None = Field(default=None, description="-100 to 100; lower runs earlier")
+    ignore_eos: bool | None = Field(
+        default=None, description="go on at the end token, for benchmarks"
+    )
+    use_cache: bool | None = Field(default=None, description="false neither reads nor publishes KV")
+    documents: Annotated[list[Document], Field(max_length=limits.MAX_CHUNKS)] | None = Field(
+        default=None,
+        description="texts, or objects with text and title; they stand before the prompt",
+    )
+    chunk_separator: str | None = Field(
+        default=None,
+        description="what stands between two of these in the message is a document, too",
+    )
+    blend: bool | None = Field(
+        default=None, description="false: exact although the namespace allows blending"
+    )
+    recompute_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="least share of reused document tokens that are computed again"
+    )
+    selector: BlendSelector | None = Field(default=None, description="which of them")
+    reuse: Reuse | None = Field(
+        default=None, description="what is known of the next turn; an answer never changes by it"
+    )
 
     @property
     def include_usage(self) -> bool:
@@ -251,9 +289,25 @@ class ChatMessage(BaseModel):
 class ChatBody(CallBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)]
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "messages": [
+                        {"role": "user", "content": "Mia bought a kettle. Question: What is it?"}
+                    ],
+                    "temperature": 0,
+                    "max_tokens": 16,
+                }
+            ]
+        }
+    )
+
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)
+    ] = Field(description="the conversation so far; the last message is answered")
     max_completion_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = (
-        None
+        Field(default=None, description="most tokens of the answer; as many as fit when left out")
     )
 
     def to_call(self, tenant: str, default_temperature: float) -> TextCall:
@@ -269,7 +323,15 @@ class ChatBody(CallBody):
 class CompletionBody(CallBody):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"prompt": "Customer: Jonas", "max_tokens": 4, "temperature": 0}]
+        }
+    )
+
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+        description="text or token ids, one or up to 1,024; no chat template is applied"
+    )
 
     def to_calls(self, tenant: str, default_temperature: float) -> list[TextCall]:
         """Make one call per prompt; OpenAI's limit here is 16 tokens unless told otherwise."""
@@ -312,10 +374,30 @@ class SqlBody(BaseModel):
     ``settings`` are SET for this statement only.
     """
 
-    sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)]
-    params: list[Any] | dict[str, Any] | None = None
-    stream: bool = False
-    settings: dict[SettingName, str | int | float | bool] = {}
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "sql": "SELECT ai_generate($1) AS answer",
+                    "params": ["Mia bought a kettle. Question: What did she buy?"],
+                    "settings": {"tierkv.max_tokens": 16},
+                }
+            ]
+        }
+    )
+
+    sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)] = Field(
+        description="one statement"
+    )
+    params: list[Any] | dict[str, Any] | None = Field(
+        default=None, description="values of $1, $2 ...; an object for $name"
+    )
+    stream: bool = Field(
+        default=False, description="answer a line per row while the statement runs (NDJSON)"
+    )
+    settings: dict[SettingName, str | int | float | bool] = Field(
+        default={}, description="tierkv settings of this statement, such as tierkv.max_calls"
+    )
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:

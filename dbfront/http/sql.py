@@ -46,7 +46,7 @@ def sql_router(services: Services, sql: SqlServer) -> APIRouter:
     router = APIRouter()
     bounds = _Bounds(services.config.max_statements, services.config.statement_timeout_s)
 
-    @router.post("/v1/sql")
+    @router.post("/v1/sql", summary="One SQL statement in, columns and rows out")
     async def run_sql(request: Request) -> Response:
         body = await read_body(request, SqlBody)
         client = ClientInfo(user=tenant_of(request), application_name="http")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -470,6 +471,37 @@ async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
             await door.client.close()
             await server.stop()
             await sql.close()
+
+
+async def test_the_api_describes_itself_without_the_internet(door: Door) -> None:
+    told = await door.raw("GET", "/openapi.json")
+    document = told.json()
+    assert (told.status, document["openapi"][:2]) == (200, "3.")
+    bodies = document["components"]["schemas"]
+    for path, kind in (("/v1/chat/completions", "ChatBody"), ("/v1/completions", "CompletionBody")):
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert content["schema"]["$ref"] == f"#/components/schemas/{kind}"
+        assert bodies[kind]["examples"]
+        assert all("description" in field for field in bodies[kind]["properties"].values())
+        for example in bodies[kind]["examples"]:
+            answered = await door.raw("POST", path, json.dumps(example).encode())
+            assert answered.status == 200
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', told.body.decode()))
+    assert named <= bodies.keys()
+    page = await door.raw("GET", "/docs")
+    assert page.status == 200
+    assert page.headers["content-type"].startswith("text/html")
+    text = page.body.decode()
+    assert "POST /v1/chat/completions" in text and "max_completion_tokens" in text
+    assert "src=" not in text and "https:" not in text
+
+
+async def test_the_description_asks_for_a_key_like_everything(tmp_path: Path) -> None:
+    async with open_door(write_model_folder(tmp_path), api_keys={"key-1": "ann"}) as door:
+        for path in ("/docs", "/openapi.json"):
+            assert (await door.raw("GET", path)).status == 401
+            known = await door.raw("GET", path, b"", authorization="Bearer key-1")
+            assert known.status == 200
 
 
 async def test_stopping_the_server_cancels_what_does_not_end(door: Door) -> None:
