@@ -22,11 +22,21 @@ class LoadOrder:
         seq: whose blocks.
         first_block: index of the first of them in the prompt.
         pages: where they go.
+        part_tokens: of the last block only so many tokens count; 0: it is whole, or a tail.
     """
 
     seq: Sequence
     first_block: int
     pages: tuple[int, ...]
+    part_tokens: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Leading tokens of the sequence that have KV when all blocks are there."""
+        blocks = self.first_block + len(self.pages)
+        if self.part_tokens:
+            return (blocks - 1) * self.seq.block_tokens + self.part_tokens
+        return self.seq.loaded_tokens(blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
+from compute.known_blocks import KnownBlocks
 from compute.page_pool import PagePool
 from compute.part_reuse import CopyPart, PartReuse
 from compute.reuse_facts import facts_of, facts_of_hits
@@ -44,9 +45,10 @@ class Batcher:
         wants_locate: Callable[[int], bool] = lambda missing_tokens: False,
         demote: Callable[[Sequence], None] = lambda seq: None,
         copy_part: CopyPart = lambda source, target, tokens: None,
+        known: KnownBlocks | None = None,
     ) -> None:
         self.pool = pool
-        self.parts = PartReuse(pool, copy_part)
+        self.parts = PartReuse(pool, copy_part, known)
         self.preemptions = 0
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
@@ -83,10 +85,7 @@ class Batcher:
     def _known(self, seq: Sequence) -> int:
         """Tokens that have KV, or will have when their load is over."""
         order = self._loads.get(seq.seq_id)
-        return seq.computed if order is None else self._loaded_tokens(order)
-
-    def _loaded_tokens(self, order: LoadOrder) -> int:
-        return order.seq.loaded_tokens(order.first_block + len(order.pages))
+        return seq.computed if order is None else order.stop
 
     def tokens_ahead(self, seq: Sequence) -> int:
         """Tokens that are computed before a sequence's own, behind loads too; O(active)."""
@@ -117,15 +116,19 @@ class Batcher:
         if seq is self._background:
             self._background = None
 
-    def located(self, seq: Sequence, blocks: int) -> LoadOrder | None:
-        """Take note that ``blocks`` more blocks can be loaded; answers the order to do so."""
+    def located(self, seq: Sequence, blocks: int, part_tokens: int = 0) -> LoadOrder | None:
+        """Take note that ``blocks`` more blocks can be loaded; answers the order to do so.
+
+        With ``part_tokens`` the last of them is another prompt's, which begins with so many tokens
+        of this one.
+        """
         if seq.phase is not Phase.LOCATING:
             return None
         pages = self.pool.allocate(blocks) if blocks else None
         if not pages:
             self._prefix_ends(seq)
             return None
-        order = LoadOrder(seq, seq.num_pages, tuple(pages))
+        order = LoadOrder(seq, seq.num_pages, tuple(pages), part_tokens)
         self.pool.acquire(pages)
         seq.add_pages(pages)
         seq.phase = Phase.LOADING
@@ -143,9 +146,12 @@ class Batcher:
             surplus = seq.pages[good:]
             seq.num_pages = good
             self.pool.release(surplus)
+        in_part = order.part_tokens if len(tiers) == len(order.pages) else 0
+        seq.computed = order.stop if in_part else seq.loaded_tokens(good)
         if not seq.hits_final:
-            seq.hit_tiers.extend(tiers)
-        seq.computed = seq.loaded_tokens(good)
+            seq.hit_tiers.extend(tiers[:-1] if in_part else tiers)
+            if in_part:
+                seq.part_tier, seq.part_tokens = tiers[-1], in_part
         self._prefix_ends(seq)
         self._commit(seq)
 
@@ -329,12 +335,8 @@ class Batcher:
             seq.hit_tiers = [Tier.L1] * len(hits)
         self._active[seq.seq_id] = seq
         self._claim(seq, len(hits))
-        wanted = len(seq.missing_keys())
-        locate = bool(wanted) and self._wants_locate(
-            seq.loaded_tokens(seq.num_pages + wanted)
-            - seq.computed
-            - self.parts.known_tokens(seq, seq.num_pages)
-        )
+        sparable = self.parts.below_l1(seq)
+        locate = sparable > 0 and self._wants_locate(sparable)
         if locate:
             seq.phase = Phase.LOCATING
         else:
@@ -397,7 +399,7 @@ class Batcher:
 
     def _choose_loading(self, ready: Collection[int], fresh: list[int]) -> list[Chunk]:
         for seq_id, order in self._loads.items():
-            start = self._loaded_tokens(order)
+            start = order.stop
             count = min(order.seq.length - start, self._max_batch_tokens)
             if seq_id not in ready or order.seq.blend is not None:
                 continue  # Chunks may be blended from where the load ends.

@@ -95,6 +95,7 @@ class Engine:
             wants_locate=self._wants_locate,
             demote=lambda seq: self._saves.demote(seq),
             copy_part=model.pages.copy_part,
+            known=self.tiers.known,
         )
         self._config = config
         self._model = model
@@ -216,9 +217,8 @@ class Engine:
     def _submit(
         self, seq_id: int, request: GenerateRequest, arrival_s: float, form: AnswerForm | None
     ) -> None:
-        block_tokens = self._config.block_tokens
         seq = make_sequence(
-            seq_id, request, arrival_s=arrival_s, block_tokens=block_tokens, form=form
+            seq_id, request, arrival_s=arrival_s, block_tokens=self._config.block_tokens, form=form
         )
         self._sequences[seq_id] = seq
         complete = form is not None and form.complete

@@ -20,6 +20,7 @@ from compute.load_controller import LoadDecision
 from compute.load_decider import Ahead
 from compute.load_log import LoadRecord
 from compute.loader import LoadJob
+from compute.pool_parts import PoolPart, part_wanted
 from compute.sequence import Phase, Sequence
 from compute.tiers import Tiers
 from kvcore.clock import Clock
@@ -88,10 +89,14 @@ class Loads:
         lookup = _Lookup(seq, self._clock.now() + patience_s)
         self._locating[seq.seq_id] = lookup
         self._tiers.locate(
-            seq, lambda found: self._inbox.post(lambda: self._located(lookup, found))
+            seq,
+            lambda found, part: self._inbox.post(lambda: self._located(lookup, found, part)),
+            part=part_wanted(seq, self._batcher.parts.known_tokens(seq, seq.num_pages)),
         )
 
-    def _located(self, lookup: _Lookup, found: list[tuple[Source, ...]]) -> None:
+    def _located(
+        self, lookup: _Lookup, found: list[tuple[Source, ...]], part: PoolPart | None
+    ) -> None:
         """Turn an answer of the pool into a load, or into computing."""
         seq = lookup.seq
         if self._locating.get(seq.seq_id) is not lookup:
@@ -100,12 +105,15 @@ class Loads:
         if seq.phase is not Phase.LOCATING:
             return
         decision = self._decide(seq, found)
-        order = self._batcher.located(seq, decision.depth)
+        sources, part_tokens = found[: decision.depth], 0
+        if part is not None and self._wants(part, seq, decision.depth, len(found)):
+            sources, part_tokens = [*sources, part.copies], part.tokens
+        order = self._batcher.located(seq, len(sources), part_tokens)
         if order is None:
             return
         job = self._tiers.load(
             order,
-            found[: decision.depth],
+            sources,
             arrived=lambda: self._inbox.post(_wake_up),
             ended=lambda job: self._inbox.post(lambda: self._load_ended(order, job)),
         )
@@ -114,7 +122,7 @@ class Loads:
         deadline_s = now + patience_s
         expected_s = now + decision.predicted_s
         tier_bytes = Counter[Tier]()
-        for copies in found[: decision.depth]:
+        for copies in sources:
             tier_bytes[copies[0].tier] += self._tiers.figures.stored_bytes(copies[0])
         self.behind[seq.seq_id] = BehindLoad(
             order,
@@ -123,6 +131,14 @@ class Loads:
             began_s=now,
             expected_s=expected_s,
             tier_bytes=tier_bytes,
+        )
+
+    def _wants(self, part: PoolPart, seq: Sequence, depth: int, found: int) -> bool:
+        """Whether a block behind those that are loaded is loaded for the part that counts."""
+        codec = self._tiers.codec_of(seq.request) or KvCodec.NONE
+        start = (seq.num_pages + found) * seq.block_tokens
+        return depth == found and self._tiers.worth_loading(
+            part, codec, start=start, alone=not depth
         )
 
     def queued_bytes(self, tier: Tier) -> int:

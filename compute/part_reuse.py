@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from compute.known_blocks import KnownBlocks
 from compute.page_pool import PagePool
 from compute.part_index import Item, Part, PartIndex, scope_of
 from compute.reuse_facts import facts_of_end
@@ -36,9 +37,17 @@ _WORTH_WAITING = 4
 class PartReuse:
     """The parts of blocks that sequences of one page pool give and take."""
 
-    def __init__(self, pool: PagePool, copy: CopyPart) -> None:
+    def __init__(self, pool: PagePool, copy: CopyPart, known: KnownBlocks | None = None) -> None:
+        """Begin with nothing.
+
+        Args:
+            pool: the pages.
+            copy: how one is copied.
+            known: is told of full blocks, for parts of those that L1 has no more.
+        """
         self._pool = pool
         self._copy = copy
+        self._known = known
         self._claims: PartIndex[BlockKey] = PartIndex()
 
     def take(self, seq: Sequence) -> bool:
@@ -67,6 +76,17 @@ class PartReuse:
         part = _find(self._pool.parts, seq, block)
         return part.tokens if part is not None else 0
 
+    def below_l1(self, seq: Sequence) -> int:
+        """Return how many tokens behind a sequence's whole pages only the pool may have."""
+        block, wanted = seq.num_pages, len(seq.missing_keys())
+        if wanted:
+            return seq.loaded_tokens(block + wanted) - seq.computed - self.known_tokens(seq, block)
+        if self._known is None or not seq.wants_part or seq.blend is not None:
+            return 0
+        stop = min(seq.reusable_tokens, seq.computed + seq.block_tokens)
+        part = self._known.find(_scope(seq, block), seq.token_bytes(seq.computed, stop))
+        return part.tokens - self.known_tokens(seq, block) if part is not None else 0
+
     def worth_waiting_for(self, seq: Sequence, block: int) -> BlockKey | None:
         """Return the announced block that shares much more with a sequence's than L1 has."""
         claimed = _find(self._claims, seq, block) if len(self._claims) else None
@@ -88,7 +108,11 @@ class PartReuse:
     def committed(self, seq: Sequence, block: int, page: int) -> None:
         """Let others take parts of a block that became findable as a whole."""
         start = block * seq.block_tokens
-        self._add(seq, block, page, start + seq.block_tokens)
+        stop = start + seq.block_tokens
+        self._add(seq, block, page, stop)
+        if self._known is not None:
+            key, _ = seq.key_and_parent(block)
+            self._known.note(_scope(seq, block), seq.token_bytes(start, stop), key)
 
     def open_end(self, seq: Sequence) -> None:
         """Let others take parts of a computed prompt's last block, which the answer goes on in."""

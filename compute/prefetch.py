@@ -70,7 +70,7 @@ class Prefetches:
         seq.add_pages(hits)
         self._open.add(prefetch)
         self._tiers.locate(
-            seq, lambda found: self._inbox.post(lambda: self._located(prefetch, found))
+            seq, lambda found, part: self._inbox.post(lambda: self._located(prefetch, found))
         )
 
     def give_up(self) -> None:

@@ -17,6 +17,7 @@ from compute.blend.lookup import FoundChunks, PromptChunk, find_chunks
 from compute.block_puts import SaveDone
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Attempt, BlockFinder, Directory, Source
+from compute.known_blocks import KnownBlocks
 from compute.level_picker import LevelPicker, Wanted
 from compute.load_decider import LoadDecider
 from compute.load_figures import PROBE_PAUSE_S, LoadFigures
@@ -24,6 +25,7 @@ from compute.load_log import LoadLog
 from compute.loader import Loader, LoadJob, make_job
 from compute.meter import Rate, TierMeter
 from compute.pages import L1Pages
+from compute.pool_parts import PartWanted, PoolPart, find_part, worth_loading
 from compute.probe import probe
 from compute.publisher import Publisher
 from compute.sequence import Sequence as EngineSequence
@@ -36,6 +38,8 @@ from kvcore.location import Location, Tier
 from kvcore.request import GenerateRequest, HitTokens
 
 _log = logging.getLogger(__name__)
+LocateAnswer = Callable[[list[tuple[Source, ...]], PoolPart | None], None]
+"""Takes whole blocks in a row, and perhaps one behind them that counts in part."""
 
 
 class Tiers:
@@ -48,6 +52,7 @@ class Tiers:
         log: what it chose.
         finder: knows the pool nodes.
         publisher: the write-behind thread.
+        known: blocks by their tokens, which prompts take in part.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Tiers:
             clock=clock,
             done=published,
         )
+        self.known = KnownBlocks()
         self._policy = config.load_policy
         self._layout = pages.layout
         self._pages = pages
@@ -172,15 +178,22 @@ class Tiers:
         return None
 
     def locate(
-        self, seq: EngineSequence, answer: Callable[[list[tuple[Source, ...]]], None]
+        self, seq: EngineSequence, answer: LocateAnswer, *, part: PartWanted | None = None
     ) -> None:
-        """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread."""
+        """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread.
+
+        Args:
+            seq: whose blocks.
+            answer: takes whole blocks, and one that counts in part.
+            part: what may be taken in part; None: nothing.
+        """
         codec = self.codec_of(seq.request)
         keys = seq.missing_keys() if codec is not None else []
         wanted = Wanted(keys, seq.num_pages * self._layout.block_tokens, self._left_s(seq))
         # The directory may not have heard yet of what was saved a moment ago, here or elsewhere.
         thorough = seq.request.resumed_tokens > 0 or seq.hits_final
-        self._workers.submit(self._locate, wanted, codec, thorough, answer)
+        part = part if codec is not None else None
+        self._workers.submit(self._locate, wanted, part, codec, thorough, answer)
 
     def _left_s(self, seq: EngineSequence) -> float | None:
         """Return what is left of the time to the first token; None without a budget."""
@@ -192,22 +205,53 @@ class Tiers:
     def _locate(
         self,
         wanted: Wanted,
+        part: PartWanted | None,
         codec: KvCodec | None,
         thorough: bool,
-        answer: Callable[[list[tuple[Source, ...]]], None],
+        answer: LocateAnswer,
     ) -> None:
         found: list[tuple[Source, ...]] = []
+        more: PoolPart | None = None
         began = self._clock.now()
         try:
-            found = self.finder.find(wanted.keys, thorough=thorough)
-            if codec is KvCodec.ADAPTIVE:
-                found = self._levels.pick(wanted, found, thorough=thorough)
+            found = self._find(wanted, codec, thorough=thorough)
+            if part is not None:
+                more = find_part(
+                    part,
+                    len(found),
+                    known=self.known,
+                    find=lambda keys, start: self._find(
+                        Wanted(keys, start, wanted.left_s), codec, thorough=thorough
+                    ),
+                    worth_asking=self._worth_asking,
+                )
         except Exception:  # noqa: BLE001 - worker's outermost frame; no answer would hang a request.
             self.cache_errors["internal"] += 1
             _log.exception("looking blocks up failed")
         self._locate_s.add(1.0, self._clock.now() - began)
         self._locate_again_s = self._clock.now() + PROBE_PAUSE_S
-        answer(found)
+        answer(found, more)
+
+    def _find(
+        self, wanted: Wanted, codec: KvCodec | None, *, thorough: bool
+    ) -> list[tuple[Source, ...]]:
+        found = self.finder.find(wanted.keys, thorough=thorough)
+        if codec is not KvCodec.ADAPTIVE:
+            return found
+        return self._levels.pick(wanted, found, thorough=thorough)
+
+    def _worth_asking(self, tokens: int, start: int) -> bool:
+        """Whether computing some tokens takes longer than a look-up."""
+        cost, per_s = self.figures.steps.cost, self._locate_s.value
+        if self._policy is LoadPolicy.ALWAYS or cost is None or not per_s:
+            return True
+        return cost.causal_seconds(start, tokens, steps=0.0) > 1.0 / per_s
+
+    def worth_loading(self, part: PoolPart, codec: KvCodec, *, start: int, alone: bool) -> bool:
+        """Whether a block is loaded for what counts of it (compute/pool_parts.py)."""
+        if self._policy is LoadPolicy.ALWAYS:
+            return True
+        return worth_loading(part, codec, self.figures, start=start, alone=alone)
 
     def locate_chunks(
         self, chunks: Sequence[PromptChunk], answer: Callable[[FoundChunks], None]

@@ -68,7 +68,7 @@ async def test_namespaces_of_every_codec_share_a_node(tables) -> None:
         assert [tokens for tokens, _ in warm[:2]] == want  # Codec none comes first, and is exact.
         for (_, last), codec in zip(warm[::2], KvCodec, strict=True):
             assert last.usage is not None
-            assert last.usage.hit_tokens.l2 == 56 and last.usage.kv_codec is codec
+            assert last.usage.hit_tokens.l2 == 60 and last.usage.kv_codec is codec
         assert node.report().cache_errors == ()
         layout = node.model.layout
     for codec in KvCodec:
@@ -196,7 +196,7 @@ async def test_adaptive_loads_coarse_when_time_is_short_and_fine_when_not(tables
             pool.read_ranges = spying  # type: ignore[method-assign]
             _, last = await ask(node, KvCodec.ADAPTIVE)
             pool.read_ranges = plain  # type: ignore[method-assign]
-            assert last.usage is not None and last.usage.hit_tokens.l2 == 56
+            assert last.usage is not None and last.usage.hit_tokens.l2 == 60
             read.append(levels)
     assert read == [{Level.FINE}, {Level.FINE, Level.COARSE}]  # The first block is always fine.
 
@@ -210,7 +210,7 @@ async def test_adaptive_goes_on_with_coarse_blocks_where_fine_ones_are_gone(tabl
         for key in keys[3:]:
             del pool._sealed[key]
         _, last = await ask(node, KvCodec.ADAPTIVE)
-        assert last.usage is not None and last.usage.hit_tokens.l2 == 56
+        assert last.usage is not None and last.usage.hit_tokens.l2 == 60
 
 
 def test_the_nodes_own_codec_without_tables_is_refused_at_start(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ async def test_layers_compute_while_later_layers_load() -> None:
         await stopped_behind_layer(node, 1)  # Until layer 0 is computed, layer 1 can't arrive.
         pool.gate.set()
         got, last = await begun
-        assert got == want and last.usage.hit_tokens.l2 == 56
+        assert got == want and last.usage.hit_tokens.l2 == 60
 
 
 async def stopped_behind_layer(node, layer: int, *, count: int = 1) -> None:
@@ -121,7 +121,7 @@ async def test_others_are_answered_while_one_waits_for_a_late_layer() -> None:
         assert not pool.gate.is_set() and not begun.done()
         pool.gate.set()
         tokens, last = await begun
-        assert tokens == want and last.usage.hit_tokens.l2 == 56
+        assert tokens == want and last.usage.hit_tokens.l2 == 60
 
 
 async def test_what_waits_for_a_late_layer_is_cancelled_at_once() -> None:
@@ -135,7 +135,7 @@ async def test_what_waits_for_a_late_layer_is_cancelled_at_once() -> None:
         _, last = await asyncio.wait_for(begun, 10)
         assert last.finish_reason is FinishReason.CANCELLED
         assert not pool.gate.is_set() and not node._engine._loads.behind
-        assert node._engine.pool.used == 7  # The loader still writes there.
+        assert node._engine.pool.used == 8  # The loader still writes there.
         pool.gate.set()
         await pages_in_use(node, 0)
         assert (await answer(node, make_request(PROMPT)))[0] == want
@@ -153,7 +153,7 @@ async def test_several_wait_for_late_layers_each_behind_its_own_load() -> None:
         pool.gate.set()
         got = await asyncio.gather(*begun)
         assert [tokens for tokens, _ in got] == want
-        assert [last.usage.hit_tokens.l2 for _, last in got] == [56, 56]
+        assert [last.usage.hit_tokens.l2 for _, last in got] == [60, 60]
 
 
 async def test_layers_that_come_between_the_answers_of_others_give_the_same_tokens() -> None:
@@ -197,7 +197,7 @@ async def test_a_late_load_is_given_up_and_its_pages_stay_out_of_use() -> None:
         assert got == want and last.usage.hit_tokens.total == 0
         assert dict(node.report().cache_errors)["load_timeout"] == 1
         await node.flush()
-        await pages_in_use(node, 7)  # The late loader may still write there.
+        await pages_in_use(node, 8)  # The late loader may still write there.
         pool.gate.set()
         await pages_in_use(node, 0)
 
@@ -416,7 +416,7 @@ async def saved_again(node: ComputeNode, pool: MemoryPoolNode) -> None:
         assert await node.flush()
     await node.drop_cache()
     _, last = await answer(node, make_request(PROMPT))
-    assert last.usage is not None and last.usage.hit_tokens.l2 == 56
+    assert last.usage is not None and last.usage.hit_tokens.l2 == 60
 
 
 async def test_a_failure_is_no_reason_to_try_again_at_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kvcore.ids import NamespaceKey
 from tests.fix_model import answer, make_request, running_node
+from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode
 
 BLOCK = 8
 DONOR = random.Random(1).choices(range(128), k=2 * BLOCK + 3)
@@ -132,3 +133,61 @@ async def test_hits_are_those_of_the_prefix_tree(seed) -> None:
         answers = [await answer(node, make_request(p, sampling={"max_tokens": 1})) for p in prompts]
         hits = sum(last.usage.hit_tokens.l1 for _, last in answers)
     assert 0.98 * best <= hits <= best, f"{seed=}"
+
+
+async def test_the_pool_gives_parts_of_blocks_that_l1_has_no_more() -> None:
+    """Every length of the common part; what only an unfinished block had is computed again."""
+    pool = MemoryPoolNode()
+    prompts = [parting(k, 2 * BLOCK + 5) for k in range(2 * BLOCK + 4)]
+    want = await oracle(prompts)
+    async with running_node(pool) as node:
+        await answer(node, make_request(DONOR, sampling={"max_tokens": 1}))
+        for k, prompt in enumerate(prompts):
+            await node.flush()
+            await node.drop_cache()
+            got, last = await answer(node, make_request(prompt))
+            assert got == want[k], f"{k} tokens in common"
+            assert last.usage.hit_tokens.l2 == last.usage.hit_tokens.total
+            assert last.usage.hit_tokens.l2 >= min(k, 2 * BLOCK)
+        assert node.report().cache_errors == ()
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+async def test_a_part_that_turns_out_bad_is_computed(layer) -> None:
+    prompt = parting(BLOCK + 4, 2 * BLOCK + 5)
+    want = await oracle([prompt])
+    pool = CorruptingPoolNode(2, layer)
+    async with running_node(pool) as node:
+        await answer(node, make_request(DONOR))
+        await node.flush()
+        await node.drop_cache()
+        got, last = await answer(node, make_request(prompt))
+    assert got == want[0] and last.usage.hit_tokens.l2 == BLOCK
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_the_pool_gives_all_of_the_tree_that_is_in_full_blocks(seed) -> None:
+    """Each prompt finds L1 empty, so only what full blocks hold can be had."""
+    pool, size = MemoryPoolNode(), (8, 16)[seed]
+    prompts = forest(random.Random(seed), 40, longest=90)
+    want = await oracle(prompts)
+    saved = [p[: len(p) // size * size] for p in prompts]
+    best = sum(
+        max((common_tokens(p[:-1], other) for other in saved[:i]), default=0)
+        for i, p in enumerate(prompts)
+    )
+    hits = 0
+    async with running_node(pool, block_tokens=size, l1_pages=200) as node:
+        for prompt, tokens in zip(prompts, want, strict=True):
+            got, last = await answer(node, make_request(prompt))
+            assert got == tokens, f"{seed=}"
+            hits += last.usage.hit_tokens.l2
+            assert last.usage.hit_tokens.l1 == 0
+            await node.flush()
+            await node.drop_cache()
+    assert hits >= 0.98 * best, f"{seed=}"
+
+
+def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -18,6 +18,7 @@ from compute.batch_plan import Chunk, LoadOrder
 from compute.batcher import Batcher
 from compute.drafts import Drafts
 from compute.page_pool import PagePool
+from compute.pool_parts import part_wanted
 from compute.sequence import Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
 from kvcore.location import Tier
@@ -230,8 +231,10 @@ class Driver:
                 start = (order.first_block + i) * BLOCK
                 self.memory.tainted[page] = [False] * BLOCK
                 for at in range(start, start + BLOCK):
-                    token = int(order.seq.tokens[at])
-                    self.memory.cells[page][at % BLOCK] = (at, token) if i < good else (-1, -1)
+                    cell = (-1, -1)  # Of a part the rest is another prompt's.
+                    if i < good and at < order.stop:
+                        cell = (at, int(order.seq.tokens[at]))
+                    self.memory.cells[page][at % BLOCK] = cell
         self.batcher.loaded(order, (Tier.L2,) * good)
         self.zombies.append(order)
         self.end_behind(order)
@@ -241,7 +244,10 @@ class Driver:
         for seq in self.locating:
             wanted = seq.usable_blocks - seq.num_pages
             blocks = self.rng.randint(0, max(0, wanted))
-            order = self.batcher.located(seq, blocks)
+            room = seq.reusable_tokens - (seq.num_pages + blocks) * BLOCK
+            part = self.rng.randint(0, max(0, min(BLOCK - 1, room)))
+            part = 0 if part_wanted(seq, 0) is None else part
+            order = self.batcher.located(seq, blocks + (part > 0), part)
             if order is not None:
                 self.loads.append(order)
         self.locating.clear()
