@@ -12,9 +12,8 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
-from compute.known_blocks import KnownBlocks
 from compute.page_pool import PagePool
-from compute.part_reuse import CopyPart, PartReuse
+from compute.part_reuse import PartReuse
 from compute.reuse_facts import facts_of, facts_of_hits
 from compute.sequence import Phase, Sequence
 from kvcore.ids import BlockKey
@@ -44,11 +43,10 @@ class Batcher:
         max_running: int,
         wants_locate: Callable[[int], bool] = lambda missing_tokens: False,
         demote: Callable[[Sequence], None] = lambda seq: None,
-        copy_part: CopyPart = lambda source, target, tokens: None,
-        known: KnownBlocks | None = None,
+        parts: PartReuse | None = None,
     ) -> None:
         self.pool = pool
-        self.parts = PartReuse(pool, copy_part, known)
+        self.parts = parts or PartReuse(pool, lambda source, target, tokens: None)
         self.preemptions = 0
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running

@@ -32,6 +32,7 @@ from compute.load_report import LoadReport
 from compute.loads import Loads
 from compute.model import Decoder, Outputs
 from compute.page_pool import PageEvent, PagePool
+from compute.part_reuse import PartReuse
 from compute.prefetch import Answer, Prefetches
 from compute.readouts import read_out
 from compute.sampler import Sampler
@@ -94,8 +95,7 @@ class Engine:
             max_running=config.max_running,
             wants_locate=self._wants_locate,
             demote=lambda seq: self._saves.demote(seq),
-            copy_part=model.pages.copy_part,
-            known=self.tiers.known,
+            parts=PartReuse(self.pool, model.pages.copy_part, self.tiers.known),
         )
         self._config = config
         self._model = model

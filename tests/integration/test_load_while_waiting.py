@@ -110,7 +110,9 @@ async def test_a_waiting_call_s_blocks_are_brought_up(cancelled: bool) -> None:
             assert [e.token_ids for e in warm] == [e.token_ids for e in cold]
             usage = warm[-1].usage
             assert usage is not None
-            assert usage.hit_tokens.l1 >= 380 and usage.hit_tokens.total == usage.hit_tokens.l1
+            # What of its last block can be had comes when it is admitted.
+            assert usage.hit_tokens.l1 >= 380
+            assert usage.hit_tokens.total - usage.hit_tokens.l1 < 8
         front.state.check_invariants()
         assert not front.state.requests and not front.state.ahead.loading
         await front.stop()

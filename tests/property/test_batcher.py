@@ -18,6 +18,7 @@ from compute.batch_plan import Chunk, LoadOrder
 from compute.batcher import Batcher
 from compute.drafts import Drafts
 from compute.page_pool import PagePool
+from compute.part_reuse import PartReuse
 from compute.pool_parts import part_wanted
 from compute.sequence import Phase, Sequence, make_sequence
 from kvcore.ids import NamespaceKey, RequestId
@@ -77,12 +78,13 @@ class Driver:
     def __init__(self, pages: int, budget: int, rng: random.Random) -> None:
         self.rng = rng
         self.memory = Memory(pages)
+        pool = PagePool(pages)
         self.batcher = Batcher(
-            PagePool(pages),
+            pool,
             max_batch_tokens=budget,
             max_running=4,
             wants_locate=lambda missing: rng.random() < 0.5,
-            copy_part=self.memory.copy_part,
+            parts=PartReuse(pool, self.memory.copy_part),
         )
         self.loads: list[LoadOrder] = []
         self.zombies: list[LoadOrder] = []
