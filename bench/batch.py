@@ -1,0 +1,186 @@
+"""A statement's batch on a cluster of real processes: who gets its calls, and who waits beside it.
+
+Run ``python -m bench.batch``. First several equal compute nodes answer questions about the same
+rows, one statement after another: how the calls are shared, how many of a later question's rows go
+to the node that has their KV, and how many are placed although nothing is known of them. Then one
+node answers a large statement while somebody chats: the chat's time to its first token beside what
+it is alone, and the statement's seconds, with ``tierkv.bulk_calls`` as it comes and 0, in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from openai import OpenAI
+
+from bench.report import Report, finish, make_parser
+from bench.start_time import ROOT, TIERKV, free_port
+from compute.demo_model.data import INSTRUCTION, make_records
+
+QUESTIONS = ("What did the customer buy?", "Where does the customer live?", "Who is it?")
+CHAT = "Question {number}: where does Jonas Ortiz live? He lives in Vienna."
+PAUSE_S = 0.3
+"""Between two turns of the chat."""
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[tuple[str, str]]:
+    """Run ``tierkv up``; yield the addresses for SQL and REST."""
+    pg_port, http_port = free_port(), free_port()
+    with tempfile.TemporaryDirectory(prefix="tierkv-bench-") as folder:
+        command = [
+            *TIERKV, "up", "--compute", str(nodes), "--pg-port", str(pg_port),
+            "--http-port", str(http_port), "--set", f"cluster.run_dir={folder}",
+            "--set", "dmp.remove_on_stop=true", "--set", "compute.threads=1",
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if line.startswith("TierKV is up"):
+                        break
+                else:
+                    raise RuntimeError("tierkv up did not start")
+                dsn = f"host=127.0.0.1 port={pg_port} user=tierkv dbname=main"
+                yield dsn, f"http://127.0.0.1:{http_port}/v1"
+            finally:
+                process.send_signal(signal.SIGINT)
+
+
+def connect(dsn: str, rows: int, seed: int) -> Session:
+    """Connect and make the table of notes."""
+    session = psycopg.connect(dsn, autocommit=True)
+    session.execute("CREATE TABLE IF NOT EXISTS notes (id INTEGER, note VARCHAR)")
+    with session.cursor() as cursor:
+        records = make_records(rows, seed)
+        cursor.executemany(
+            "INSERT INTO notes VALUES (%s, %s)", [(r.record_id, r.text) for r in records]
+        )
+    return session
+
+
+def ask(session: Session, question: str) -> float:
+    """Ask about every note; return the seconds."""
+    began_s = time.perf_counter()
+    session.execute(
+        "SELECT ai_generate(%s || note || %s, options => '{\"max_tokens\": 8}') FROM notes",
+        (INSTRUCTION + "\n", "\nQuestion: " + question),
+    ).fetchall()
+    return time.perf_counter() - began_s
+
+
+def share(report: Report, *, nodes: int, rows: int, seed: int) -> None:
+    """Report who got the calls of each statement."""
+    with cluster(nodes) as (dsn, _), connect(dsn, rows, seed) as session:
+        for number, question in enumerate(QUESTIONS, 1):
+            seconds = ask(session, question)
+            log = session.execute(
+                "SELECT node_id, candidates FROM tierkv.routing_log"
+                " ORDER BY decided_at DESC LIMIT %s",
+                (rows,),
+            ).fetchall()
+            weighed = [json.loads(c) if isinstance(c, str) else c for _, c in log]
+            counts = Counter(node for node, _ in log)
+            near = [[c["reused_blocks"].get("L1", 0) for c in each] for each in weighed]
+            name = f"{nodes}_nodes_question_{number}"
+            report.add(f"{name}_s", seconds)
+            report.add(f"{name}_most_of_mean", max(counts.values()) * nodes / rows)
+            report.add(
+                f"{name}_least_of_mean",
+                min(counts.values()) * nodes / rows * (len(counts) == nodes),
+            )
+            if number > 1:
+                report.add(f"{name}_rows_to_their_kv", sum(b[0] == max(b) for b in near) / rows)
+                report.add(f"{name}_decided_blind", sum(not any(b) for b in near) / rows)
+
+
+class Chat:
+    """Somebody who asks short questions over REST."""
+
+    def __init__(self, url: str) -> None:
+        self._client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+        self._model = self._client.models.list().data[0].id
+        self._number = 0
+
+    def first_token_s(self) -> float:
+        """Ask; return the seconds to the first text."""
+        self._number += 1
+        message = {"role": "user", "content": CHAT.format(number=self._number)}
+        began_s = time.perf_counter()
+        stream = self._client.chat.completions.create(
+            model=self._model,
+            messages=[message],
+            max_tokens=8,
+            stream=True,  # type: ignore[call-overload,list-item]
+        )
+        seconds = 0.0
+        for chunk in stream:
+            if not seconds and chunk.choices and chunk.choices[0].delta.content:
+                seconds = time.perf_counter() - began_s
+        return seconds
+
+
+def beside(session: Session, chat: Chat) -> tuple[float, list[float]]:
+    """Chat while a statement runs; return its seconds, and the chat's to each first token."""
+    took: list[float] = []
+    thread = threading.Thread(target=lambda: took.append(ask(session, QUESTIONS[0])))
+    thread.start()
+    seconds = []
+    while thread.is_alive():
+        thread.join(PAUSE_S)
+        seconds.append(chat.first_token_s())
+    return took[0], seconds[:-1] or seconds
+
+
+def yielding(report: Report, *, rows: int, rounds: int, seed: int) -> None:
+    """Report what a chat waits beside a large statement, and what that costs the statement."""
+    with cluster(1) as (dsn, url), connect(dsn, rows, seed) as session:
+        session.execute("SET tierkv.cache = off")
+        chat = Chat(url)
+        alone_s = statistics.median(chat.first_token_s() for _ in range(10))
+        usual = session.execute("SHOW tierkv.bulk_calls").fetchall()[0][0]
+        ways = {"bulk_first_come": 0, "bulk_yields": usual}
+        statement_s: dict[str, list[float]] = {way: [] for way in ways}
+        waits_s: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way, calls in ways.items():
+                session.execute(f"SET tierkv.bulk_calls = {calls}")
+                seconds, waited_s = beside(session, chat)
+                statement_s[way].append(seconds)
+                waits_s[way] += waited_s
+    report.add("chat_alone_ttft_p50_s", alone_s)
+    for way in ways:
+        report.add(f"{way}_chat_ttft_p50_s", statistics.median(waits_s[way]))
+        report.add(f"{way}_chat_ttft_most_s", max(waits_s[way]))
+        report.add(f"{way}_statement_s", statistics.median(statement_s[way]))
+    first, yields = (statistics.median(statement_s[way]) for way in ways)
+    report.add("bulk_throughput_kept", first / yields)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--nodes", type=int, default=3, help="equal compute nodes")
+    arguments = parser.parse_args(argv)
+    quick = arguments.quick
+    report = Report("batch")
+    share(report, nodes=arguments.nodes, rows=60 if quick else 150, seed=arguments.seed)
+    yielding(report, rows=150 if quick else 600, rounds=1 if quick else 3, seed=arguments.seed)
+    finish(report, arguments.format)
+
+
+if __name__ == "__main__":
+    main()
