@@ -38,7 +38,8 @@ class SchedulerConfig:
         ttft_slo_s: target for the time to the first token; a request that can't meet it because of
             those before it is refused at once. 0.0: none.
         prefetches_per_node: waiting requests whose blocks a node loads ahead at a time.
-        queue_weight: ``c`` of ``wait + (1 + c*Q) * service``; 3 kept long-context clusters stable.
+        queue_weight: ``c`` of ``wait + service + c*Q * taken``; of 1, 3 and 8 the last kept nodes
+            that don't take the predicted time stable at full load (docs/performance.md).
         decode_harm: how much a second counts for which a prefill holds up one running decode,
             beside a second to the first token; a reader notices a pause less than a wait.
         handoff_s: time to pass a request from a prefill to a decode node, but for its KV.
@@ -68,7 +69,7 @@ class SchedulerConfig:
     priority_step_s: float = 10.0
     ttft_slo_s: float = 0.0
     prefetches_per_node: int = 2
-    queue_weight: float = 3.0
+    queue_weight: float = 8.0
     decode_harm: float = 0.05
     handoff_s: float = 0.005
     direct_tokens: int = 512

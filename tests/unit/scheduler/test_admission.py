@@ -350,5 +350,5 @@ def test_the_charge_for_delaying_others_counts_who_waits() -> None:
     for request_id in ("q2", "q3", "q4"):
         script.arrive(request_id)
     # Nobody is before q2 any more; q2 itself and two others wait.
-    assert charge(finish(script, "q1")) == 3.0 * 3
-    assert charge(finish(script, "q2")) == 3.0 * 2
+    assert charge(finish(script, "q1")) == script.state.config.queue_weight * 3
+    assert charge(finish(script, "q2")) == script.state.config.queue_weight * 2
