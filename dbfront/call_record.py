@@ -50,7 +50,7 @@ class LiveCall:
         started_s: monotonic start.
         started_wall_s: the same for people.
         completion_tokens: tokens so far.
-        ttft_s: 0.0 until the first token.
+        ttft_s: 0.0 until the first token; at the end a statement's calls have the node's.
         node_id: who answers; empty until the first token.
         usage: set at the end.
         outcome: how it ended; CANCELLED until it is known.

@@ -138,7 +138,7 @@ async def estimate(
     defaults: CallDefaults,
     contexts: ContextFields,
     *,
-    most: int = MOST_PREPARED,
+    most: int | None = None,
 ) -> Estimate:
     """Estimate what the next batch of a book would take.
 
@@ -148,7 +148,7 @@ async def estimate(
         generator: makes prompts and weighs them; nothing is streamed from it.
         defaults: the session's settings.
         contexts: writes the calls' contexts.
-        most: calls whose prompts are made, about; of more, some are taken evenly.
+        most: calls whose prompts are made, about (MOST_PREPARED); of more, some are taken evenly.
 
     Raises:
         UserError: a call that would end the statement.
@@ -159,7 +159,7 @@ async def estimate(
         form.key: FormEstimate(book.lookups[form.key], known=form.key in known)
         for form in plan.forms
     }
-    step = -(-len(batch) // most) or 1
+    step = -(-len(batch) // (most or MOST_PREPARED)) or 1
     questions = _Questions(generator, defaults)
     written = await contexts.written(batch)
     for number, call in enumerate(batch[::step]):

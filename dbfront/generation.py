@@ -361,6 +361,8 @@ class Generation:
         live.outcome = Outcome(reason.value)
         if event is not None and not live.node_id:
             live.node_id = event.node_id  # an empty answer has no other event
+        if event is not None and event.ttft_s and _is_one_of_many(live.prepared.call):
+            live.ttft_s = event.ttft_s
         return TextEvent(
             finish_reason=reason,
             usage=usage,
@@ -406,6 +408,15 @@ class Generation:
                         embedding=event.embedding,
                     )
         raise NodeLostError("the answer ended without an end")
+
+
+def _is_one_of_many(call: TextCall) -> bool:
+    """True for a statement's calls, whose time to first token is the node's, from its arrival.
+
+    How long a call waits here for those before it says nothing of a node or of its cache. A walk
+    over labels asks several times; its time is the front's.
+    """
+    return not call.origin and not call.labels
 
 
 def _guide_of_labels(call: TextCall, model: ModelInfo) -> str:

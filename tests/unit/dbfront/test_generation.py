@@ -48,6 +48,14 @@ async def test_an_answer_is_its_stream_gathered(folder: Path) -> None:
         assert [p.finish_reason for p in parts if p.finish_reason] == [FinishReason.LENGTH]
 
 
+async def test_a_statements_call_has_the_nodes_time_to_first_token(folder: Path) -> None:
+    async with running_front(folder) as front:
+        assert (await answer(front)).ttft_s == 0.002  # what the node says, without the wait here
+        chat = await answer(front, origin="chat.completions")
+        assert chat.ttft_s > 0
+        assert chat.ttft_s != 0.002
+
+
 async def test_a_stop_string_cuts_the_answer_and_the_work(folder: Path) -> None:
     async with running_front(folder) as front:
         front.node.hits = HitTokens(l1=3)
