@@ -188,8 +188,15 @@ def _argv(plan: NodePlan, config: Path) -> tuple[str, ...]:
 @contextmanager
 def _own(run_dir: Path) -> Iterator[None]:
     """Hold the run directory, so that two clusters never share one."""
-    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (run_dir / "lock").open("w") as lock:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        opened = (run_dir / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.run_dir {run_dir} can't be used: {error.strerror}",
+            hint="give a folder that this account may write: --set cluster.run_dir=FOLDER",
+        ) from None
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,7 +11,7 @@ from kvcore.errors import ConfigError
 from tierkv.config import load_config
 from tierkv.settings import ComputeSettings, Settings
 from tierkv.shipped_model import model_name, split_by_model, with_default_model
-from tierkv.up import ClusterShape, _tell_ready, dialable, plan_nodes
+from tierkv.up import ClusterShape, _own, _tell_ready, dialable, plan_nodes
 
 
 def test_one_host_keeps_its_name() -> None:
@@ -86,3 +86,14 @@ def test_the_printed_login_works_when_pasted_and_shows_no_password(
     assert (file.parent, file.read_text()) == (folder, "*:*:*:ann:p\\:w\n")
     assert file.stat().st_mode & 0o077 == 0
     assert f"PGPASSFILE='{file}' psql" in out
+
+
+@pytest.mark.parametrize("place", ["file", "file/inside", "folder/taken"])
+def test_a_run_dir_that_cannot_be_used_is_told_with_the_cure(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder/taken/lock").mkdir(parents=True)
+    run_dir = tmp_path / place
+    message = f"cluster.run_dir {run_dir} can't be used"
+    with pytest.raises(ConfigError, match=message) as told, _own(run_dir):
+        pytest.fail("it can't be held")
+    assert "--set cluster.run_dir=FOLDER" in told.value.hint
