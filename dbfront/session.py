@@ -31,7 +31,7 @@ from dbfront.settings import SessionSettings
 from dbfront.statement_entry import StatementEntry
 from dbfront.statement_input import check_length, named_parameters
 from dbfront.statement_log import StatementLog
-from dbfront.statement_rows import StatementRows
+from dbfront.statement_rows import StatementRows, release
 from dbfront.statistic_store import StatisticStore
 from dbfront.statistic_views import VIEWS as STATISTIC_VIEWS
 from dbfront.statistic_views import statistic_rows
@@ -186,8 +186,7 @@ class DuckDbSession:
             raise SqlError("the session is already running a statement", sqlstate="55000")
         self._cancelling = False
         self._running = task = asyncio.create_task(self._noting_failure(work))
-        # Cancelled before its first step, the task never comes to its work.
-        task.add_done_callback(lambda _: work.close())
+        task.add_done_callback(lambda done: release(done, work))
         return task
 
     async def _keep_rows(self) -> None:

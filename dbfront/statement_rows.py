@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from dbfront.contracts import Column, StatementResult
@@ -124,3 +124,10 @@ class StatementRows:
             await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             change.cancel()
+
+
+def release(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> None:
+    """Free what a statement leaves when its task ends, whether or not its client is still there."""
+    work.close()  # A task that is cancelled before its first step never comes to its work.
+    if not task.cancelled():
+        task.exception()  # After a hang-up no code asks for it, and asyncio would log it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import json
 from pathlib import Path
@@ -604,6 +605,23 @@ async def test_a_statement_cancelled_before_its_first_step_leaves_nothing_behind
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert inspect.getcoroutinestate(statement) == inspect.CORO_CLOSED
+
+
+async def test_the_error_of_a_statement_whose_client_left_is_not_logged(
+    session: DuckDbSession,
+) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    async def work() -> None:
+        raise SqlError("nobody reads this")
+
+    task = await session._start(work())
+    await asyncio.wait([task])
+    session._running = None
+    del task
+    gc.collect()
+    assert told == []
 
 
 WITH_CALLS = [
