@@ -95,7 +95,8 @@ class StepCostFit:
         for step in steps:
             exact.add(*step)
         # No model computes a token for nothing, whatever a step that was stopped for long says.
-        columns = [some for some in _COLUMNS if 0 in some]
+        longest = max(tokens for tokens, _, _ in steps)
+        columns = [c for c in _COLUMNS if 0 in c and (1 not in c or longest >= _SHOWS_PAIRS)]
         fits = [fit for some in columns if (fit := exact._solved(some)) is not None]
         self._prior = min(fits, key=lambda fit: fit[0])[1]
 
@@ -173,6 +174,8 @@ _COLUMNS = ((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (1,), (2,))
 _STEP_KEPT = 0.85
 _LEANING = 0.02
 """Pull of the prior: as strong as samples that differ by a seventh of their size."""
+_SHOWS_PAIRS = 256
+"""Tokens of a step in which attention's pairs cost enough to be seen beside its tokens."""
 _NOTICEABLE = 2e-3
 """Share of the squares that another figure must explain to be believed: noise explains some."""
 

@@ -26,10 +26,12 @@ _LONGEST_S = 0.1
 """A step that is expected to take longer is not tried: a large model starts hardly later."""
 _GROWTH = 8
 """Each step is so many times the last one."""
-_LEAST_SIZES = 2
-"""Steps of one size can't tell cost per token from cost per step."""
+_LEAST_SIZES = 3
+"""Steps of few tokens can't tell cost per token from cost per step."""
 _TRIES = 3
 """The shortest of so many counts: a busy machine stops a step for longer than it takes."""
+_BUDGET_S = 1.0
+"""What is measured by then has to do."""
 
 
 def calibrate_steps(
@@ -58,9 +60,10 @@ def _measured(
     context = min(max_tokens, model.arch.context_tokens, pool.available * block_tokens)
     samples: list[tuple[int, float, float]] = []
     tokens = 1
+    end_s = clock.now() + _BUDGET_S
     _step_s(model, pool, tokens, clock)  # The first one warms up.
-    while tokens <= context:
-        seconds = _shortest_s(model, pool, tokens, clock)
+    while tokens <= context and (clock.now() < end_s or not samples):
+        seconds = _shortest_s(model, pool, tokens, clock, end_s)
         samples.append((tokens, causal_pairs(0, tokens), seconds))
         if seconds * _GROWTH > _LONGEST_S and len(samples) >= _LEAST_SIZES:
             break
@@ -68,10 +71,10 @@ def _measured(
     return samples
 
 
-def _shortest_s(model: Decoder, pool: PagePool, tokens: int, clock: Clock) -> float:
-    """Compute one prompt some times, or once if it is long, and return the least seconds."""
+def _shortest_s(model: Decoder, pool: PagePool, tokens: int, clock: Clock, end_s: float) -> float:
+    """Compute one prompt some times, or until ``end_s``, and return the least seconds."""
     took = [_step_s(model, pool, tokens, clock)]
-    while len(took) < _TRIES and sum(took) < _LONGEST_S:
+    while len(took) < _TRIES and clock.now() < end_s:
         took.append(_step_s(model, pool, tokens, clock))
     return min(took)
 

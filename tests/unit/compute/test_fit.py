@@ -132,3 +132,22 @@ def test_what_was_calibrated_is_believed_before_the_first_step() -> None:
     fit = calibrated()
     assert fit.cost is not None
     assert fit.cost.causal_seconds(100, 50) == pytest.approx(TRUE_COST.causal_seconds(100, 50))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(1, 1.0, 0.124)],
+        [(1, 1.0, 0.088), (8, 36.0, 0.003)],
+        [(1, 1.0, 0.002), (8, 36.0, 0.029), (64, 2_080.0, 0.289)],
+    ],
+)
+def test_short_steps_of_a_busy_machine_don_t_foretell_ages(
+    steps: list[tuple[int, float, float]],
+) -> None:
+    """Cost per pair of tokens once said a day for a batch of 200 rows."""
+    fit = StepCostFit()
+    fit.calibrate(steps)
+    assert fit.cost is not None
+    longest, _, seconds = steps[-1]
+    assert 0.0 < fit.cost.causal_seconds(0, 1_024) <= 1.5 * seconds * 1_024 / longest + 0.2
