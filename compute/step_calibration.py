@@ -30,7 +30,7 @@ _LEAST_SIZES = 3
 """Steps of few tokens can't tell cost per token from cost per step."""
 _TRIES = 3
 """The shortest of so many counts: a busy machine stops a step for longer than it takes."""
-_BUDGET_S = 1.0
+_BUDGET_S = 0.4
 """What is measured by then has to do."""
 
 

@@ -40,8 +40,12 @@ def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
 
 @pytest.fixture(scope="module")
 def split(start_cluster: Callable[..., Cluster]) -> Cluster:
-    """Prefill on one host, decode on another: their only common memory is the pool over TCP."""
-    return start_cluster("--dmp", "2", "--prefill", "1", "--decode", "1")
+    """Prefill on one host, decode on another: their only common memory is the pool over TCP.
+
+    A busy machine may find that computing so little is faster; what is passed on is loaded here.
+    """
+    always = ("--set", "compute.load_policy=always")
+    return start_cluster("--dmp", "2", "--prefill", "1", "--decode", "1", *always)
 
 
 def make_prompts(seed: int, count: int = 4) -> list[list[int]]:
