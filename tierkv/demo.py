@@ -132,12 +132,22 @@ def _run(
         play_chat(f"http://127.0.0.1:{port}/v1", questions, use_cache=use) for use in (False, True)
     )
     titles = [step.title for step in (*STEPS, REPEATED)]
-    story = Story(titles, off, on, chat_off, chat_on, questions, counted[0])
+    shared = counted[0] + _template_tokens(connection, off[0])
+    story = Story(titles, off, on, chat_off, chat_on, questions, shared)
     print_story(console, story)
     console.print("Next: .venv/bin/tierkv up    # a cluster for psql and any OpenAI client")
     if not story.equal:
         typer.secho("answers with and without the cache differ", fg="red", err=True)
     return 0 if story.equal else 1
+
+
+def _template_tokens(connection: Connection, run: StatementRun) -> int:
+    """Tokens per prompt of the first statement that the chat template added, rounded up."""
+    texts = [f"{INSTRUCTION}\n", f"\nQuestion: {STEPS[0].question}"]
+    counted = connection.execute("SELECT sum(ai_count_tokens($1 || note || $2)) FROM notes", texts)
+    row = counted.fetchone()
+    assert row is not None, "an aggregate has a row"
+    return -(-(run.stats.prompt_tokens - int(row[0])) // run.stats.requests)
 
 
 def _run_step(connection: Connection, step: Step, options: str, label: str) -> StatementRun:

@@ -129,7 +129,7 @@ def _print_statements(console: Console, story: Story) -> None:
         )  # fmt: skip
     console.print(table, highlight=False)
     console.print(
-        f"Every prompt begins with the same {story.instruction_tokens:,} tokens of instruction. "
+        f"Every prompt begins with the same {story.instruction_tokens:,} tokens, the instruction. "
         '"loaded of notes" counts what\nwas loaded beyond them: KV of the notes themselves, kept '
         "from an earlier question.",
         highlight=False,
