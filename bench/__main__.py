@@ -11,6 +11,7 @@ import sys
 
 from bench import (
     block_layers,
+    block_size,
     chat_reuse,
     codec,
     compute,
@@ -34,8 +35,8 @@ from bench.report import parse_arguments
 
 parse_arguments(__doc__)
 _SCRIPTS = [
-    start_time, reattach, block_layers, codec, front_overhead, chat_reuse, pipeline, split,
-    controller, slow_path, decoding, compute, routing_decision, meta, plan, field_order,
+    start_time, reattach, block_layers, block_size, codec, front_overhead, chat_reuse, pipeline,
+    split, controller, slow_path, decoding, compute, routing_decision, meta, plan, field_order,
     router, sizing, sql,
 ]  # fmt: skip
 for script in _SCRIPTS:

@@ -1,4 +1,4 @@
-"""The pipeline benchmark runs, compares its tokens and reports every metric; none is judged."""
+"""The benchmarks of layers and of block sizes run and report every metric; no time is judged."""
 
 from __future__ import annotations
 
@@ -27,3 +27,17 @@ def test_every_ratio_has_both_ways_beside_the_formula() -> None:
                 assert metrics[f"load_{ratio}x_{way}_of_{beside}"] > 0
         assert metrics[f"load_{ratio}x_speedup_over_whole"] > 0
     assert metrics["load_1x_formula_speedup"] == pytest.approx(2 / (1 + 1 / 12))
+
+
+def test_every_size_of_blocks_reuses_what_the_prefix_tree_has() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.block_size", "--quick", "--format", "json",
+         "--prompts", "4"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    for size in (16, 64):
+        assert metrics[f"rows_{size}_l1_hit_share"] >= 0.98 * metrics["rows_tree_share"]
+        assert metrics[f"rows_{size}_pool_hit_share"] >= 0.98 * metrics["rows_tree_share"]
+        assert metrics[f"rows_{size}_directory_blocks"] > 0
