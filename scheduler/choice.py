@@ -17,10 +17,9 @@ from kvcore.ids import NodeId
 from kvcore.layout import BlockLayout
 from kvcore.node import NodeRole
 from kvcore.preferred_node import PreferredNode
-from policies.service_time import StepCost
 from scheduler.config import SchedulerConfig
 from scheduler.cost import CostSplit, ServiceCost
-from scheduler.credibility import credible, typical
+from scheduler.credibility import TypicalRates, credible
 from scheduler.events import CandidateCost, Stage
 from scheduler.fleet import Fleet, Group
 from scheduler.node_record import NodeRecord, Work
@@ -208,7 +207,7 @@ def weigh(
     handoff_s = harm_s * 0.0
     if splits:
         handoff_s = figures.hands_over * _handoff_s(request.total_tokens, figures, layout, config)
-    taken_s = _taken_s(request.total_tokens, service, figures, layout)
+    taken_s = _taken_s(request.total_tokens, service, figures, layout, group.typical)
     total_s = wait_s + service_s + charge * taken_s + harm_s + handoff_s
     return Costs(
         *(group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, taken_s, total_s),
@@ -216,7 +215,9 @@ def weigh(
     )
 
 
-def _taken_s(tokens: int, service: Service, figures: Figures, layout: BlockLayout) -> Column:
+def _taken_s(
+    tokens: int, service: Service, figures: Figures, layout: BlockLayout, usual: TypicalRates
+) -> Column:
     """Seconds that the plan at each node takes from others, were all nodes alike.
 
     What differs between plans counts: tokens to compute and bytes to load. How fast each node was
@@ -224,20 +225,18 @@ def _taken_s(tokens: int, service: Service, figures: Figures, layout: BlockLayou
     """
     cached: Any = service.depth * layout.block_tokens
     rest = tokens - cached
-    columns = (figures.token_s, figures.pair_s, figures.step_s)
-    cost = StepCost(*[typical(column) for column in columns])
     steps: Any = np.maximum(1.0, rest / figures.step_tokens)
-    compute_s: Any = cost.causal_seconds(cached, rest, steps=steps)
+    compute_s: Any = usual.cost.causal_seconds(cached, rest, steps=steps)
     taken_s: Column = compute_s
     if not service.load_s.any():
         return taken_s
     ends = np.minimum(service.reach, service.depth)
     blocks = ends[1:] - ends[:-1]
     reads = np.minimum(blocks, 1.0)
-    load_s = (blocks * typical(figures.byte_s) * layout.stored_bytes).sum(axis=0)
-    load_s += (reads * typical(figures.latency_s) * layout.layers).sum(axis=0)
-    load_s += blocks[2] * (typical(figures.rise_byte_s) * layout.stored_bytes)
-    load_s += reads[2] * typical(figures.rise_latency_s)
+    load_s = (blocks * usual.byte_s * layout.stored_bytes).sum(axis=0)
+    load_s += (reads * usual.latency_s * layout.layers).sum(axis=0)
+    load_s += blocks[2] * (usual.rise_byte_s * layout.stored_bytes)
+    load_s += reads[2] * usual.rise_latency_s
     taken_s = np.maximum(taken_s, load_s)
     return taken_s
 

@@ -8,13 +8,13 @@ shrinkage, James and Stein 1961).
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.service_time import StepCost
-from scheduler.node_table import Column, Figures
+from scheduler.node_table import Column, Columns, Figures
 
 _COMPARED_TOKENS = 512
 _ALIKE = 1.25
@@ -28,6 +28,28 @@ def typical(values: NDArray[Any]) -> Any:
     """Return the middle value of each row, as a column that goes with any node's; O(n log n)."""
     ordered = np.sort(values, axis=-1)
     return ordered[..., values.shape[-1] // 2, None]
+
+
+class TypicalRates(NamedTuple):
+    """How fast a typical node of some computes and loads; see ``node_table.Figures``."""
+
+    cost: StepCost
+    byte_s: Columns
+    latency_s: Columns
+    rise_byte_s: Column
+    rise_latency_s: Column
+
+
+def typical_rates(figures: Figures) -> TypicalRates:
+    """Take the middle of each figure."""
+    columns = (figures.token_s, figures.pair_s, figures.step_s)
+    return TypicalRates(
+        StepCost(*[float(typical(column)[0]) for column in columns]),
+        typical(figures.byte_s),
+        typical(figures.latency_s),
+        typical(figures.rise_byte_s),
+        typical(figures.rise_latency_s),
+    )
 
 
 def credible(figures: Figures, predicted_s: Column) -> Figures:

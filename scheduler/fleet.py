@@ -17,6 +17,7 @@ from kvcore.ids import NodeId, RequestId
 from kvcore.node import ModelInfo, NodeLoad, NodeRole
 from scheduler.config import SchedulerConfig
 from scheduler.cost import known_rates, typical_load
+from scheduler.credibility import TypicalRates, typical_rates
 from scheduler.events import SeenNode, Stage, WantedModel
 from scheduler.node_record import NodeRecord
 from scheduler.node_table import NodeTable
@@ -36,11 +37,13 @@ class Group:
         nodes: in their order.
         rows: their rows in the table.
         positions: where in the order each is.
+        typical: how fast a typical one of them is.
     """
 
     nodes: Sequence[NodeRecord]
     rows: NDArray[np.intp]
     positions: Mapping[NodeId, int]
+    typical: TypicalRates
 
 
 class Fleet:
@@ -130,7 +133,8 @@ class Fleet:
         if known is not None and known.nodes is nodes:
             return known
         rows = np.array([record.row for record in nodes], dtype=np.intp)
-        group = Group(nodes, rows, {r.info.node_id: at for at, r in enumerate(nodes)})
+        positions = {r.info.node_id: at for at, r in enumerate(nodes)}
+        group = Group(nodes, rows, positions, typical_rates(self.table.figures(rows)))
         if any(found is nodes for found in self._lists.values()):
             self._groups[id(nodes)] = group
         return group
