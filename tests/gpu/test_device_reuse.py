@@ -46,7 +46,8 @@ async def test_the_pool_as_the_only_source(host, device) -> None:
             assert await node.flush()
             await node.drop_cache()
             got, last = await answer(node, make_request(prompt))
-            assert got == tokens and last.usage.hit_tokens.total == (len(prompt) - 1) // 8 * 8
+            assert got == tokens
+            assert last.usage.hit_tokens.total >= (len(prompt) - 1) // 8 * 8
 
 
 async def test_preemption_keeps_answers(device) -> None:
