@@ -21,7 +21,7 @@ def test_every_router_is_measured_under_every_load_with_and_without_pool(tmp_pat
     assert {(c.router, c.pool, c.load) for c in cells} == {
         (name, pool, load) for name in TWO for pool in (False, True) for load in range(3)
     }
-    assert all(0.0 < cell.p50_s <= cell.p99_s for cell in cells)
+    assert all(0.0 < cell.p50_s <= cell.p99_s and 0.0 <= cell.attained <= 1.0 for cell in cells)
     lines = table(SCENE, cells).splitlines()
     assert len(lines) == 2 + len(TWO)
     assert all(line.count("|") == 8 for line in lines)
@@ -33,7 +33,7 @@ def test_docs_are_changed_between_the_markers_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = [
-        Cell(SCENE.name, name, pool, load, 1.0, 0.5, 123.4, 0.9)
+        Cell(SCENE.name, name, pool, load, 1.0, 0.5, 123.4, 0.9, 0.98)
         for name in TWO
         for pool in (False, True)
         for load in range(3)
