@@ -39,12 +39,14 @@ class BlendDecision:
         recompute_ratio: share of reused tokens to compute again; None: compute all, exactly.
         predicted_s: seconds until the prompt is computed.
         compute_s: the same when all is computed.
+        pass_s: seconds of computing a blended pass, by what steps cost; 0.0 when all is computed.
         alternatives: predictions by name (``compute``, or ``blend:`` and ratio), best first.
     """
 
     recompute_ratio: float | None
     predicted_s: float
     compute_s: float
+    pass_s: float = 0.0
     alternatives: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -54,7 +56,7 @@ class BlendDecision:
 
 
 def choose_ratio(
-    prompt: Prompt, work: BlendWork, runs: Sequence[Run], level: Level
+    prompt: Prompt, work: BlendWork, runs: Sequence[Run], level: Level, *, slower: float = 1.0
 ) -> BlendDecision:
     """Choose how much of the reused tokens to compute again.
 
@@ -63,18 +65,21 @@ def choose_ratio(
         work: what blending it would compute.
         runs: chunk blocks that must be loaded, one layer after the other; empty when all are here.
         level: how they are stored.
+        slower: how many times what steps cost a blended pass was seen to take: it shares no step,
+            and moves keys about.
     """
     compute_s = compute_all_s(prompt)
     loads = _loads(prompt, runs, level)
-    hidden = _hidden_ratio(prompt, work, sum(loads))
+    hidden = _hidden_ratio(prompt, work, sum(loads), slower)
     ratios = (min(1.0, max(work.min_ratio, hidden)), work.min_ratio)
-    known = {ratio: _makespan(prompt, work, loads, ratio) for ratio in ratios}
+    known = {ratio: _makespan(prompt, work, loads, ratio, slower) for ratio in ratios}
     named = [(COMPUTE, compute_s), *((_name(ratio), seconds) for ratio, seconds in known.items())]
     alternatives = tuple(sorted(named, key=lambda pair: pair[1]))
     for ratio, seconds in known.items():  # The hidden one first: as good for the time, and better.
         if seconds < compute_s:
-            return BlendDecision(ratio, seconds, compute_s, alternatives)
-    return BlendDecision(None, compute_s, compute_s, alternatives)
+            pass_s = sum(_computes(prompt, work, ratio))
+            return BlendDecision(ratio, seconds, compute_s, pass_s, alternatives)
+    return BlendDecision(None, compute_s, compute_s, 0.0, alternatives)
 
 
 def _name(ratio: float) -> str:
@@ -92,15 +97,17 @@ def _loads(prompt: Prompt, runs: Sequence[Run], level: Level) -> list[float]:
     return loads
 
 
-def _hidden_ratio(prompt: Prompt, work: BlendWork, load_s: float) -> float:
+def _hidden_ratio(prompt: Prompt, work: BlendWork, load_s: float, slower: float) -> float:
     """Return the ratio at which computing takes as long as loading; may be outside [0, 1]."""
-    none_s, all_s = (sum(_computes(prompt, work, ratio)) for ratio in (0.0, 1.0))
+    none_s, all_s = (slower * sum(_computes(prompt, work, ratio)) for ratio in (0.0, 1.0))
     free_s = load_s - prompt.compute_from_s - none_s
     return free_s / (all_s - none_s) if all_s > none_s else 1.0
 
 
-def _makespan(prompt: Prompt, work: BlendWork, loads: Sequence[float], ratio: float) -> float:
-    computes = _computes(prompt, work, ratio)
+def _makespan(
+    prompt: Prompt, work: BlendWork, loads: Sequence[float], ratio: float, slower: float
+) -> float:
+    computes = [slower * seconds for seconds in _computes(prompt, work, ratio)]
     return max(pipelined(loads, computes), prompt.compute_from_s + sum(computes))
 
 

@@ -90,12 +90,15 @@ class LoadDecider:
         """
         prompt = self._prompt(start, stop, ahead)
         runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
-        decision = choose_ratio(prompt, work, runs, level)
+        slower = self._figures.blend_slower.value
+        decision = choose_ratio(prompt, work, runs, level, slower=slower)
         if self._policy is LoadPolicy.NEVER and sources:
             return replace(decision, recompute_ratio=None, predicted_s=decision.compute_s)
         if self._policy is LoadPolicy.AUTO and prompt.cost is not _UNKNOWN:
+            if decision.recompute_ratio is None:
+                self._figures.blend_refused()
             return decision
-        return replace(decision, recompute_ratio=work.min_ratio)
+        return replace(decision, recompute_ratio=work.min_ratio, pass_s=0.0)
 
     def worth_saving(self, tier: Tier, codec: KvCodec, *, tokens: int, context_tokens: int) -> bool:
         """Whether loading one more block from a tier is faster than computing its tokens again.

@@ -30,6 +30,9 @@ PROBE_BYTES = 1 << 20
 PROBE_S = 0.05
 """What a probe reads at most, in bytes and in predicted seconds; one layer of one block at least.
 """
+BLEND_ASSUMED = 1.5
+"""How many times what steps cost a blended pass is taken to take, until one was measured."""
+_FORGET_REFUSED_BLEND = 1.01
 _FORGET_PESSIMISM = 1.05
 """Decoding can't be probed: each refusal raises its assumed rate a little, until it is tried."""
 
@@ -60,6 +63,7 @@ class LoadFigures:
     Attributes:
         meters: what was looked for in and loaded from each tier, for the views.
         steps: what computing costs.
+        blend_slower: how many times as long a blended pass takes, per second of what steps cost.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class LoadFigures:
         """
         self.meters = {tier: TierMeter() for tier in Tier}
         self.steps = StepCostFit()
+        self.blend_slower = Rate(BLEND_ASSUMED)
         self._layout = layout
         self._host = host
         self._read_bytes = read_bytes
@@ -82,6 +87,15 @@ class LoadFigures:
         self._reads = {tier: _Path(LineFit(reads_per_load=layout.layers)) for tier in Tier}
         self._promotions = _Path(LineFit())
         self._decodes: dict[KvCodec, Rate] = {}
+
+    def blended(self, expected_s: float, seconds: float) -> None:
+        """Take in what a blended pass took, beside what steps cost."""
+        self.blend_slower.add(seconds, expected_s)
+        self.blend_slower.value = max(1.0, self.blend_slower.value)
+
+    def blend_refused(self) -> None:
+        """Believe a little less of what nobody measures while it is avoided; then it is tried."""
+        self.blend_slower.value = max(1.0, self.blend_slower.value / _FORGET_REFUSED_BLEND)
 
     def read(self, tier: Tier, size_bytes: int, seconds: float, *, layers: int = 1) -> None:
         """Take in that one read brought ``layers`` layers of some blocks."""

@@ -54,6 +54,8 @@ class BlendRun:
         pages: of every chunk by name; the run holds one reference on each page.
         load: chunks that come from the pool; None when all were in L1, or the load was given up.
         deadline_s: when the load counts as failed.
+        expected_s: what computing it was to take, by what steps cost; 0.0: unknown.
+        computed_s: what it took so far.
     """
 
     chunk: Chunk
@@ -62,6 +64,8 @@ class BlendRun:
     pages: dict[BlockKey, list[int]]
     load: ChunkLoad | None = None
     deadline_s: float = 0.0
+    expected_s: float = 0.0
+    computed_s: float = 0.0
     _steps: Generator[int, None, BlendOutcome] | None = field(default=None, repr=False)
     _next_layer: int = 0
 
@@ -131,6 +135,7 @@ class BlendRun:
     def _keep(self, uses: list[PromptChunk]) -> None:
         self.uses = uses
         self._steps, self._next_layer = None, 0
+        self.expected_s = 0.0  # What it takes now is another pass.
 
     def _plan(self) -> BlendPlan:
         seq = self.chunk.seq

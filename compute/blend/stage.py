@@ -169,7 +169,8 @@ class Blends:
         assert seq.blend is not None and decision.recompute_ratio is not None
         blend = replace(seq.blend, recompute_ratio=decision.recompute_ratio)
         work = Chunk(seq, seq.computed, seq.length - seq.computed, samples=True)
-        run = self._runs[seq.seq_id] = BlendRun(work, blend, uses, pages)
+        run = BlendRun(work, blend, uses, pages, expected_s=decision.pass_s)
+        self._runs[seq.seq_id] = run
         if loads:
             run.deadline_s = now + self._tiers.decider.patience_s(decision.compute_s)
             run.load = self._load(run, loads, sources)
@@ -232,6 +233,7 @@ class Blends:
 
     def go_on(self, run: BlendRun) -> BlendOutcome | None:
         """Compute one layer of a pass; its outcome after the last one."""
+        began_s = self._clock.now()
         try:
             outcome = run.go_on(self._decoder)
         except RuntimeError:  # Torch's. A pass takes a whole prompt at once: memory may not do.
@@ -239,6 +241,7 @@ class Blends:
             _log.exception("a blending pass failed, its prompt is computed exactly")
             self._compute_exactly(run)
             return None
+        run.computed_s += self._clock.now() - began_s
         if outcome is None and not run.uses:
             self._compute_exactly(run)
         return outcome
@@ -247,6 +250,7 @@ class Blends:
         """Turn a blended sequence into one that decodes; chunks that were loaded stay in L1."""
         seq = run.chunk.seq
         seq.blended = run.spared(outcome)
+        self._tiers.figures.blended(run.expected_s, run.computed_s)
         loaded = run.load.first_block if run.load is not None else {}
         for use in {use.name: use for use in run.uses if use.name in loaded}.values():
             run.pages[use.name] = [

@@ -127,6 +127,14 @@ def test_a_load_slower_than_computing_all_means_computing_all() -> None:
     assert decision.predicted_s == decision.compute_s == pytest.approx(100.0)
 
 
+def test_passes_that_were_seen_to_be_slow_are_blended_only_while_that_is_faster() -> None:
+    slow = choose_ratio(prompt(stop=1_000), WORK, [], RAW, slower=2.5)
+    assert slow.predicted_s == pytest.approx(2.5 * 32) and slow.pass_s == pytest.approx(32)
+    slower = choose_ratio(prompt(stop=1_000), WORK, [], RAW, slower=3.5)
+    assert slower.recompute_ratio is None and slower.predicted_s == pytest.approx(100.0)
+    assert slower.pass_s == 0.0
+
+
 def test_scanning_costs_whole_layers_and_asking_the_question_costs_a_pass() -> None:
     scanned = choose_ratio(prompt(stop=1_000), BlendWork(800, 0.15, scan_layers=2), [], RAW)
     assert scanned.predicted_s == pytest.approx(2 * 10 + 8 * 3.2)

@@ -199,6 +199,28 @@ def test_blending_over_a_slow_path(policy: str, ratio: float | None) -> None:
     assert here.recompute_ratio == 0.15  # Nothing is loaded: the policy has nothing to say.
 
 
+def test_blending_is_given_up_where_passes_take_longer_than_computing_and_tried_again() -> None:
+    rig = Rig(LoadPolicy.AUTO)
+    rig.computes(0.01)
+    work = BlendWork(reused_tokens=70, min_ratio=0.15)
+    ask = {"start": 0, "stop": TOKENS + 1}
+
+    def blends() -> bool:
+        return rig.decider.decide_blend([], KvCodec.NONE, work, **ask).recompute_ratio is not None
+
+    assert blends()
+    for _ in range(8):
+        rig.figures.blended(0.1, 2.0)
+    assert rig.figures.blend_slower.value > 10 and not blends()
+    tries = 1
+    while not blends():
+        tries += 1
+    assert 50 < tries < 1_000
+    for _ in range(20):
+        rig.figures.blended(0.1, 0.01)  # A GPU's clock says when work was handed over.
+    assert rig.figures.blend_slower.value == 1.0
+
+
 def test_the_log_counts_by_kind_and_says_what_came_of_each(caplog) -> None:
     log = LoadLog()
     others = (("none:3", 0.5), ("compute", 2.0))
