@@ -626,7 +626,12 @@ async def test_the_error_of_a_statement_whose_client_left_is_not_logged(
 
 WITH_CALLS = [
     "INSERT INTO mine SELECT ai_generate(body) FROM docs",
-    "WITH m AS (INSERT INTO mine SELECT ai_generate(body) FROM docs RETURNING 1) FROM m",
+    pytest.param(
+        "WITH m AS (INSERT INTO mine SELECT ai_generate(body) FROM docs RETURNING 1) FROM m",
+        marks=pytest.mark.skipif(
+            int(duckdb.__version__.split(".")[0]) < 2, reason="the WITH of this DuckDB can't write"
+        ),
+    ),
     "SELECT id FROM docs WHERE ai_generate(body) = 'x'",
 ]
 
