@@ -23,11 +23,12 @@ _LIKE_OTHERS = 1.5
 """Nodes of a model that differ by less are taken to be equal: what each measured in its first steps
 is no better than that, and what remains is learned from answers (scheduler/learning.py)."""
 
-_UNLIKE_OTHERS = 8.0
+UNLIKE_OTHERS = 8.0
 """A node is not believed to differ by more: one that was stopped in its first step would never get
 the work that proves it wrong."""
 
-_COMPARED_TOKENS = 512
+COMPARED_TOKENS = 512
+"""Of the prompt by which nodes are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ def _compared(load: NodeLoad, typical: NodeLoad) -> NodeLoad:
     slower = 1.0
     if has_computed(load):
         slower = _compared_s(load) / max(_compared_s(typical), 1e-12)
-        slower = min(max(slower, 1.0 / _UNLIKE_OTHERS), _UNLIKE_OTHERS)
+        slower = min(max(slower, 1.0 / UNLIKE_OTHERS), UNLIKE_OTHERS)
         if 1.0 / _LIKE_OTHERS < slower < _LIKE_OTHERS:
             slower = 1.0
     return replace(
@@ -191,9 +192,9 @@ def _compared(load: NodeLoad, typical: NodeLoad) -> NodeLoad:
 def _compared_s(load: NodeLoad) -> float:
     """Seconds of a prompt by which nodes are compared; finite, whatever a node reports."""
     if not _is_fitted(load):
-        return min(_COMPARED_TOKENS * _inverse(load.prefill_tokens_per_s), _LONGEST_S)
+        return min(COMPARED_TOKENS * _inverse(load.prefill_tokens_per_s), _LONGEST_S)
     cost = StepCost(load.prefill_token_s, load.prefill_pair_s, load.prefill_step_s)
-    return min(cost.causal_seconds(0, _COMPARED_TOKENS), _LONGEST_S)
+    return min(cost.causal_seconds(0, COMPARED_TOKENS), _LONGEST_S)
 
 
 def _is_fitted(load: NodeLoad) -> bool:

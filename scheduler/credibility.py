@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.service_time import StepCost
+from scheduler.cost import COMPARED_TOKENS, UNLIKE_OTHERS
 from scheduler.node_table import Column, Columns, Figures
 
-_COMPARED_TOKENS = 512
 _ALIKE = 1.25
-_MOST_APART = 8.0
 
 DOUBTED = 2.0
 """A difference of less than so many standard errors is none."""
@@ -87,9 +86,9 @@ def speeds(figures: Figures) -> Column:
     if not known.any():
         return np.ones(known.shape)
     cost: Any = StepCost(*[cast(Any, c) for c in (figures.token_s, figures.pair_s, figures.step_s)])
-    own_s = cost.causal_seconds(0, _COMPARED_TOKENS)
+    own_s = cost.causal_seconds(0, COMPARED_TOKENS)
     figures = credible(figures, own_s)
     seconds = figures.factor * own_s + figures.overhead_s
-    speed = np.clip(typical(seconds[known]) / seconds, 1.0 / _MOST_APART, _MOST_APART)
+    speed = np.clip(typical(seconds[known]) / seconds, 1.0 / UNLIKE_OTHERS, UNLIKE_OTHERS)
     alike: Column = np.where(known & (np.abs(np.log(speed)) > np.log(_ALIKE)), speed, 1.0)
     return alike

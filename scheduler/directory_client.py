@@ -81,13 +81,6 @@ class DirectoryClient:
         self._stats.located += 1
         return await self._wave.find(keys[: limits.MAX_CHAIN_BLOCKS], reserve_s=reserve_s)
 
-    async def find_all(self, chains: Sequence[Sequence[BlockKey]]) -> list[LocateReply]:
-        """Ask where many chains are, in few questions; failures mean nowhere."""
-        self._stats.located += len(chains)
-        asked = [chain[: limits.MAX_CHAIN_BLOCKS] for chain in chains]
-        replies = await asyncio.gather(*(self._wave.find(c, reserve_s=0.0) for c in asked))
-        return list(replies)
-
     async def _ask_all(
         self, chains: list[Sequence[BlockKey]], reserve_s: float
     ) -> list[LocateReply]:

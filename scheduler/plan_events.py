@@ -20,8 +20,7 @@ class PlanNode:
     Attributes:
         node_id: its name.
         room_blocks: blocks the plan may keep in use there at once; 0 is unknown, no limit.
-        speed: how much a typical node of the model does while this one does 1, inverted: 0.5 is
-            half as fast.
+        speed: of what a typical node of the model does in a time; 0.5 is half as fast.
     """
 
     node_id: NodeId

@@ -6,10 +6,10 @@ held or loaded ahead, and calls go where they are cheapest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from kvcore.block_key import block_keys
 from kvcore.clock import Clock
 from kvcore.ids import NodeId, RequestId
 from kvcore.layout import BlockLayout
@@ -104,20 +104,7 @@ class Planner:
             await self._load(request, layouts[request.model], node_id)
 
         async def find_homes(requests: Mapping[int, GenerateRequest]) -> dict[int, NodeId]:
-            if len(seen.nodes()) < 2:
-                return {}
-            chains = {
-                call: block_keys(
-                    request.namespace_key,
-                    request.token_ids[:-1],
-                    block_tokens=layouts[request.model].block_tokens,
-                )
-                for call, request in requests.items()
-                if request.use_cache
-            }
-            replies = await self._directory.find_all(list(chains.values()))
-            homes = zip(chains, map(home, replies), strict=True)
-            return {call: node for call, node in homes if node is not None}
+            return await self._homes(requests, layouts) if len(seen.nodes()) > 1 else {}
 
         return StatementRun(
             calls,
@@ -128,6 +115,17 @@ class Planner:
             keeper=HoldKeeper(self._directory, self._clock),
             prefetch=prefetch,
         )
+
+    async def _homes(
+        self, requests: Mapping[int, GenerateRequest], layouts: Mapping[str, BlockLayout]
+    ) -> dict[int, NodeId]:
+        """Find the node that has more of a call's KV than any other, where there is one."""
+        asked = {call: request for call, request in requests.items() if request.use_cache}
+        replies = await asyncio.gather(
+            *(self._directory.locate(each, layouts[each.model]) for each in asked.values())
+        )
+        homes = zip(asked, map(home, replies), strict=True)
+        return {call: node for call, node in homes if node is not None}
 
     def _serving(self, wanted: Collection[WantedModel]) -> list[NodeRecord]:
         """Nodes that can begin every call of the statement, by name."""
