@@ -18,7 +18,6 @@ from dbfront.answers import AnswerBook
 from dbfront.contracts import (
     ClientInfo,
     Column,
-    Notice,
     RowStream,
     StatementDescription,
     StatementResult,
@@ -36,7 +35,7 @@ from dbfront.statistic_store import StatisticStore
 from dbfront.statistic_views import VIEWS as STATISTIC_VIEWS
 from dbfront.statistic_views import statistic_rows
 from dbfront.statistics import AiStats, StatementProgress
-from dbfront.transaction import ClientTransaction
+from dbfront.transaction import ClientTransaction, warned
 from dbfront.view_rows import Row, timestamp
 from kvcore.clock import Clock, SystemClock
 from kvcore.errors import CancelledByUserError, SqlError, TierKVError
@@ -85,6 +84,7 @@ class DuckDbSession:
         self._transaction = ClientTransaction(connection)
         self._pid = pid
         self._running: asyncio.Task[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._rows: StatementRows | None = None
         self._cancelling = False
 
@@ -168,7 +168,12 @@ class DuckDbSession:
             self._running.cancel()
 
     async def close(self) -> None:
-        """Stop what runs, roll back, and free the session."""
+        """Stop what runs, roll back, and free the session; who asks again waits for the first."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         await self.cancel()
         if self._running is not None:
             await asyncio.wait([self._running])
@@ -243,7 +248,7 @@ class DuckDbSession:
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
             account.planned(kind.value, holds_calls=False)
-            return await self._transaction_statement(kind, sql)
+            return await self._transaction.block_statement(kind, tokens, self.settings)
         if kind is StatementKind.SAVEPOINT:
             account.planned(kind.value, holds_calls=False)
             await self._keep_rows()
@@ -292,27 +297,6 @@ class DuckDbSession:
         self.last_ai_stats = stats
         self.total_ai_stats.add(stats)
 
-    async def _transaction_statement(self, kind: StatementKind, sql: str) -> StatementResult:
-        transaction = self._transaction
-        if kind is StatementKind.BEGIN:
-            transaction.check_usable()
-            if transaction.status != "I":
-                return _warned("BEGIN", "there is already a transaction in progress", "25001")
-            read_only = "READ ONLY" in " ".join(token.upper for token in tokenize(sql))
-            await transaction.begin("BEGIN TRANSACTION READ ONLY" if read_only else "BEGIN")
-            self.settings.begin()
-            return StatementResult("BEGIN")
-        commit = kind is StatementKind.COMMIT
-        if transaction.status == "I":
-            tag = "COMMIT" if commit else "ROLLBACK"
-            return _warned(tag, "there is no transaction in progress", "25P01")
-        committed = False
-        try:
-            committed = await transaction.finish(commit=commit)
-        finally:
-            self.settings.end(committed=committed)
-        return StatementResult("COMMIT" if committed else "ROLLBACK")
-
     def _setting(self, command: SettingCommand) -> StatementResult:
         if command.verb == "SHOW":
             value = self.settings.show(command.name)
@@ -321,7 +305,7 @@ class DuckDbSession:
         local = command.local
         if local and self._transaction.status == "I":
             setting_spec(command.name)
-            return _warned("SET", "SET LOCAL can only be used in transaction blocks", "25P01")
+            return warned("SET", "SET LOCAL can only be used in transaction blocks", "25P01")
         self.settings.set(command.name, command.value, local=local)
         return StatementResult(command.verb)
 
@@ -493,7 +477,3 @@ class DuckDbSqlServer:
         rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
         reset = None if reset_s is None else timestamp(reset_s)
         return [row | {"stats_reset": reset} for row in rows]
-
-
-def _warned(tag: str, message: str, sqlstate: str) -> StatementResult:
-    return StatementResult(tag, notices=(Notice("WARNING", message, sqlstate=sqlstate),))

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dbfront.answers import AnswerBook
-from dbfront.contracts import StatementResult
+from dbfront.contracts import Notice, StatementResult
 from dbfront.engines.duckdb_engine import DuckDbConnection, EngineResult
 from dbfront.redo_log import PendingChange, RedoLog
+from dbfront.settings import SessionSettings
 from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 from sql.lexer import Token, TokenKind
 from sql.repeating import change_text
@@ -71,6 +72,29 @@ class ClientTransaction:
                 sqlstate="25P02",
                 hint="ROLLBACK, or ROLLBACK TO a savepoint; then try again.",
             )
+
+    async def block_statement(
+        self, kind: StatementKind, tokens: list[Token], settings: SessionSettings
+    ) -> StatementResult:
+        """Run the client's BEGIN, COMMIT or ROLLBACK, with what it means for settings."""
+        if kind is StatementKind.BEGIN:
+            self.check_usable()
+            if self.status != "I":
+                return warned("BEGIN", "there is already a transaction in progress", "25001")
+            read_only = "READ ONLY" in " ".join(token.upper for token in tokens)
+            await self.begin("BEGIN TRANSACTION READ ONLY" if read_only else "BEGIN")
+            settings.begin()
+            return StatementResult("BEGIN")
+        commit = kind is StatementKind.COMMIT
+        if self.status == "I":
+            tag = "COMMIT" if commit else "ROLLBACK"
+            return warned(tag, "there is no transaction in progress", "25P01")
+        committed = False
+        try:
+            committed = await self.finish(commit=commit)
+        finally:
+            settings.end(committed=committed)
+        return StatementResult("COMMIT" if committed else "ROLLBACK")
 
     async def begin(self, text: str = "BEGIN TRANSACTION") -> None:
         """Begin the client's transaction."""
@@ -259,3 +283,8 @@ def _savepoint_name(tokens: list[Token]) -> str:
         raise SqlSyntaxError("a savepoint needs a name")
     word = names[0]
     return word.text[1:-1] if word.kind is TokenKind.QUOTED else word.text.lower()
+
+
+def warned(tag: str, message: str, sqlstate: str) -> StatementResult:
+    """Say that a statement was run but changed nothing, and why."""
+    return StatementResult(tag, notices=(Notice("WARNING", message, sqlstate=sqlstate),))

@@ -678,3 +678,22 @@ async def test_a_cancel_at_any_step_writes_all_or_nothing_and_says_which(
         if session.transaction_status != "I":
             await session.execute("ROLLBACK")
         assert await rows(session, "SELECT count(*) FROM mine") == [(written,)], steps
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_a_session_that_two_close_at_once_is_closed_once(
+    generator: InstantGenerator, gives_up: bool
+) -> None:
+    """As when a client hangs up while the front stops; the second comes at any step."""
+    for steps in range(12):
+        server = DuckDbSqlServer(DuckDbConfig(), generator)
+        session = await server.open_session(ClientInfo())
+        await session.execute("SELECT 1")
+        by_client = asyncio.create_task(session.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if gives_up:
+            by_client.cancel()
+        await server.close()
+        await asyncio.wait([by_client])
+        assert by_client.cancelled() or by_client.exception() is None
