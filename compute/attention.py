@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from compute.batch import DecodeGroup, ForwardBatch, PrefillSegment, RawWrite
+from compute.attention_plan import (
+    AttentionPlan,
+    DecodeGroup,
+    PrefillSegment,
+    RestGroup,
+    RestTile,
+)
+from compute.batch import ForwardBatch, RawWrite
 from compute.pages import L1Pages
 
 
@@ -38,10 +45,11 @@ class PagedAttention:
         rows = torch.cat((k[raw.source_rows], v[raw.source_rows]))
         self.pages.token_rows(layer).index_copy_(0, raw.target_rows, rows)
 
-    def attend(self, layer: int, batch: ForwardBatch, q: Tensor) -> Tensor:
+    def attend(self, layer: int, plan: AttentionPlan, q: Tensor) -> Tensor:
         """Return ``[tokens, heads, head_dim]`` for queries of the same shape."""
-        parts = [self._decode(layer, group, q[group.rows]) for group in batch.groups]
-        parts += [self._prefill(layer, segment, q[segment.rows]) for segment in batch.segments]
+        parts = [self._decode(layer, group, q[group.rows]) for group in plan.groups]
+        parts += [self._rests(layer, group, q[group.rows]) for group in plan.rests]
+        parts += [self._prefill(layer, segment, q[segment.rows]) for segment in plan.segments]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, layer: int, group: DecodeGroup, q: Tensor) -> Tensor:
@@ -90,6 +98,35 @@ class PagedAttention:
             scores.masked_fill_(~mask, float("-inf"))
         rest, mass_rest = _attend_on_cpu(queries, keys, values, mask=scores)
         return _join(before, mass_before, rest, mass_rest).contiguous()
+
+    def _rests(self, layer: int, group: RestGroup, q: Tensor) -> Tensor:
+        """Attend to what all begin with once, if anything; then tile by tile to each one's own."""
+        first = group.rows.start
+        own = [
+            self._tile(layer, tile, q[tile.rows.start - first : tile.rows.stop - first])
+            for tile in group.tiles
+        ]
+        attended, mass = (
+            parts[0] if len(own) == 1 else torch.cat(parts) for parts in zip(*own, strict=True)
+        )
+        if group.shared is None:
+            return attended
+        keys, values = self._gather(layer, group.shared, 1).transpose(2, 3)
+        before, mass_before = _attend_on_cpu(q.transpose(0, 1)[None], keys, values)
+        before, mass_before = before[0].transpose(0, 1), mass_before[0].transpose(0, 1)
+        return _join(before, mass_before, attended, mass)
+
+    def _tile(self, layer: int, tile: RestTile, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return attention of a tile's rows and its mass, ``[rows, heads]``."""
+        padded = q if tile.slots is None else q.index_select(0, tile.slots)
+        queries = padded.view(-1, tile.queries, *q.shape[1:]).transpose(1, 2)
+        gathered = self._gather(layer, tile.gather, len(queries))[:, :, : tile.context]
+        keys, values = gathered.transpose(2, 3)
+        attended, mass = _attend_on_cpu(queries, keys, values, mask=tile.bias)
+        attended, mass = attended.transpose(1, 2).flatten(0, 1), mass.transpose(1, 2).flatten(0, 1)
+        if tile.places is None:
+            return attended, mass
+        return attended.index_select(0, tile.places), mass.index_select(0, tile.places)
 
     def _prefill(self, layer: int, segment: PrefillSegment, q: Tensor) -> Tensor:
         gathered = self._gather(layer, segment.gather, 1)[:, :, : segment.context]

@@ -1,8 +1,7 @@
 """One step's work as tensors: which tokens, where their KV goes, what each sequence attends to.
 
 Built once per step by the engine from plain chunk descriptions; the same tensors serve every
-layer. Single-token chunks, with or without guesses behind them, form padded decode groups, longer
-ones are prefill segments.
+layer. What is attended to together is planned in compute/attention_plan.py.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compute.cascade import LEAST_SAVED_TOKENS, Cohort, find_cohorts
-from compute.pages import NULL_PAGE
+from compute.attention_plan import AttentionPlan, Span, plan_attention
+from compute.cascade import LEAST_SAVED_TOKENS
+from compute.rests import LONGEST_REST
 
 Int64Array = NDArray[np.int64]
 
@@ -55,46 +55,6 @@ class ChunkInput:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Sequences with one new token each, or one and as many guesses, padded to common pages.
-
-    Attributes:
-        rows: rows of the step's token axis, half-open ``[rows.start, rows.stop)``.
-        gather: half-page indices, keys of all sequences then values, ``[2 * n * pages]``; without
-            the shared ones.
-        context: keys to attend to, of the longest sequence, behind the shared ones.
-        mask: True where a key may be seen, ``[n, 1, queries, context]``; None when all are.
-        queries: new tokens of each sequence.
-        shared: half-page indices, keys then values, of pages that all sequences begin with and all
-            queries see in full; None when they are not read apart.
-    """
-
-    rows: slice
-    gather: Tensor
-    context: int
-    mask: Tensor | None
-    queries: int = 1
-    shared: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSegment:
-    """One sequence with several new tokens.
-
-    Attributes:
-        rows: its rows of the step's token axis.
-        gather: half-page indices, keys then values, ``[2 * pages]``.
-        start: tokens before the first of them.
-        context: keys to attend to, ``start + count``; each token sees those up to its own.
-    """
-
-    rows: slice
-    gather: Tensor
-    start: int
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
 class RawWrite:
     """Rows of the step's token axis, and where their keys and then values go before rope."""
 
@@ -110,8 +70,7 @@ class ForwardBatch:
         token_ids: ``[tokens]`` int64.
         positions: ``[tokens]`` int64.
         write_rows: where keys and then values go, ``[2 * tokens]``, into ``L1Pages.token_rows``.
-        groups: decode groups.
-        segments: prefill segments.
+        attention: what each row attends to.
         logit_rows: rows whose logits are wanted.
         logit_chunks: index of the chunk that each of those rows belongs to.
         raw: rows that are also kept position-free; None when there are none.
@@ -120,26 +79,10 @@ class ForwardBatch:
     token_ids: Tensor
     positions: Tensor
     write_rows: Tensor
-    groups: tuple[DecodeGroup, ...]
-    segments: tuple[PrefillSegment, ...]
+    attention: AttentionPlan
     logit_rows: Tensor
     logit_chunks: tuple[int, ...]
     raw: RawWrite | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Chunks that lie side by side on the token axis and are attended to by one call.
-
-    Attributes:
-        members: indices of the chunks.
-        queries: tokens of each of them; 0 stands for a single prefill segment.
-        shared_pages: leading pages of a decode group that are read once.
-    """
-
-    members: tuple[int, ...]
-    queries: int
-    shared_pages: int = 0
 
 
 def build_batch(
@@ -148,8 +91,9 @@ def build_batch(
     block_tokens: int,
     device: torch.device,
     least_saved_tokens: int = LEAST_SAVED_TOKENS,
+    longest_rest: int = LONGEST_REST,
 ) -> ForwardBatch:
-    """Lay chunks out on one token axis: decode groups first, then prefill segments.
+    """Lay chunks out on one token axis: decode groups, then rest groups, then prefill segments.
 
     Args:
         chunks: what is computed; nothing changes their order in what is returned by chunk.
@@ -157,13 +101,20 @@ def build_batch(
         device: where the tensors go.
         least_saved_tokens: rows that share a beginning read it once if that spares so many reads
             of a key. On CUDA they don't: captured steps have one form for all.
+        longest_rest: chunks of up to so many tokens are attended to together. On CUDA none are.
     """
     owners = list(range(len(chunks)))
     if device.type != "cpu":
         owners, chunks = _one_by_one(chunks)
-        least_saved_tokens = 1 << 62
-    parts = _parts(chunks, block_tokens, least_saved_tokens)
-    order = [i for part in parts for i in part.members]
+        least_saved_tokens, longest_rest = 1 << 62, 0
+    planned = plan_attention(
+        [Span(c.start, len(c.token_ids), c.page_table, _is_guess(c)) for c in chunks],
+        block_tokens=block_tokens,
+        device=device,
+        least_saved_tokens=least_saved_tokens,
+        longest_rest=longest_rest,
+    )
+    order = planned.order
     positions, writes, ends = [], [], {}
     row = 0
     for i in order:
@@ -175,13 +126,11 @@ def build_batch(
         ends[i] = row
     key_rows = np.concatenate(writes)
     wanted = [(i, ends[i] - n) for i in order for n in range(int(chunks[i].wants_logits), 0, -1)]
-    groups, segments = _attention_parts(chunks, parts, ends, block_tokens, device)
     return ForwardBatch(
         token_ids=_tensor(np.concatenate([chunks[i].token_ids for i in order]), device),
         positions=_tensor(np.concatenate(positions), device),
         write_rows=_tensor(np.concatenate([key_rows, key_rows + block_tokens]), device),
-        groups=groups,
-        segments=segments,
+        attention=planned.plan,
         logit_rows=_tensor(np.array([row for _, row in wanted], dtype=np.int64), device),
         logit_chunks=tuple(owners[i] for i, _ in wanted),
         raw=_raw_write(chunks, ends, block_tokens, device),
@@ -205,33 +154,6 @@ def _one_by_one(chunks: Sequence[ChunkInput]) -> tuple[list[int], list[ChunkInpu
         rows += pieces
         owners += [i] * len(pieces)
     return owners, rows
-
-
-def _parts(chunks: Sequence[ChunkInput], block_tokens: int, least_saved_tokens: int) -> list[_Part]:
-    """Put decodes of equal size together (so that padding at most doubles), prefills alone."""
-    alike: dict[tuple[int, int], list[int]] = {}
-    segments = []
-    for i, chunk in enumerate(chunks):
-        queries = len(chunk.token_ids)
-        if queries > 1 and not _is_guess(chunk):
-            segments.append(_Part((i,), 0))
-            continue
-        pages = (chunk.start + queries - 1) // block_tokens
-        alike.setdefault((queries, pages.bit_length()), []).append(i)
-    least_saved = -(-least_saved_tokens // block_tokens)
-    groups = [
-        _Part(tuple(members[k] for k in cohort.members), queries, cohort.shared_pages)
-        for (queries, _), members in sorted(alike.items())
-        for cohort in _cohorts([chunks[i] for i in members], block_tokens, least_saved)
-    ]
-    return groups + segments
-
-
-def _cohorts(members: Sequence[ChunkInput], block_tokens: int, least_saved: int) -> list[Cohort]:
-    full = np.array([m.start // block_tokens for m in members])
-    if full.sum() - full.max() < least_saved:
-        return [Cohort(tuple(range(len(members))), 0)]
-    return find_cohorts(_table(members, full, int(full.max())), full, least_saved=least_saved)
 
 
 def _raw_write(
@@ -260,71 +182,6 @@ def token_rows_of(pages: Int64Array, at: Int64Array, block_tokens: int) -> Int64
     """Return the rows of the keys at positions ``at``; values are ``block_tokens`` further on."""
     rows: Int64Array = pages[at // block_tokens] * (2 * block_tokens) + at % block_tokens
     return rows
-
-
-def _attention_parts(
-    chunks: Sequence[ChunkInput],
-    parts: Sequence[_Part],
-    ends: dict[int, int],
-    block_tokens: int,
-    device: torch.device,
-) -> tuple[tuple[DecodeGroup, ...], tuple[PrefillSegment, ...]]:
-    groups: list[DecodeGroup] = []
-    segments: list[PrefillSegment] = []
-    for part in parts:
-        stop = ends[part.members[-1]]
-        if part.queries == 0:
-            segments.append(_segment(chunks[part.members[0]], stop, block_tokens, device))
-            continue
-        rows = slice(stop - len(part.members) * part.queries, stop)
-        groups.append(_group([chunks[i] for i in part.members], part, rows, block_tokens, device))
-    return tuple(groups), tuple(segments)
-
-
-def _group(
-    members: Sequence[ChunkInput],
-    part: _Part,
-    rows: slice,
-    block_tokens: int,
-    device: torch.device,
-) -> DecodeGroup:
-    starts = np.array([m.start for m in members]) - part.shared_pages * block_tokens
-    context = int(starts.max()) + part.queries
-    used = -(-(starts + part.queries) // block_tokens)
-    table = _table(members, used, -(-context // block_tokens), first=part.shared_pages)
-    mask = None
-    if part.queries > 1 or starts.min() + 1 < context:
-        seen = starts[:, None] + np.arange(part.queries)[None, :]
-        visible = np.arange(context)[None, None, :] <= seen[:, :, None]
-        mask = torch.from_numpy(visible).to(device)[:, None]
-    shared = None
-    if part.shared_pages:
-        shared = _gathered(members[0].page_table[: part.shared_pages], device)
-    return DecodeGroup(rows, _gathered(table, device), context, mask, part.queries, shared)
-
-
-def _table(
-    members: Sequence[ChunkInput], used: Int64Array, width: int, *, first: int = 0
-) -> Int64Array:
-    """Return ``used`` pages of each member from ``first`` on, padded with the null page."""
-    table = np.full((len(members), width), NULL_PAGE, dtype=np.int64)
-    for row, member in enumerate(members):
-        table[row, : used[row]] = member.page_table[first : first + used[row]]
-    return table
-
-
-def _gathered(pages: Int64Array, device: torch.device) -> Tensor:
-    halves = pages.reshape(-1) * 2
-    return _tensor(np.concatenate([halves, halves + 1]), device)
-
-
-def _segment(
-    chunk: ChunkInput, end_row: int, block_tokens: int, device: torch.device
-) -> PrefillSegment:
-    count = len(chunk.token_ids)
-    context = chunk.start + count
-    gather = _gathered(chunk.page_table[: -(-context // block_tokens)], device)
-    return PrefillSegment(slice(end_row - count, end_row), gather, chunk.start, context)
 
 
 def _tensor(array: Int64Array, device: torch.device) -> Tensor:

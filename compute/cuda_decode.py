@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compute.batch import ChunkInput, DecodeGroup, ForwardBatch, build_batch
+from compute.attention_plan import AttentionPlan, DecodeGroup
+from compute.batch import ChunkInput, ForwardBatch, build_batch
 from compute.model import Decoder, Outputs
 
 _log = logging.getLogger(__name__)
@@ -44,8 +45,7 @@ class StaticDecode:
             token_ids=zeros[:sequences].clone(),
             positions=zeros[:sequences].clone(),
             write_rows=zeros[: 2 * sequences].clone(),
-            groups=(self._group,),
-            segments=(),
+            attention=AttentionPlan((self._group,)),
             logit_rows=torch.arange(sequences, device=device),
             logit_chunks=tuple(range(sequences)),
         )
@@ -60,7 +60,7 @@ class StaticDecode:
         self.batch.write_rows.copy_(
             torch.cat((step.write_rows[rows], step.write_rows[count + rows]))
         )
-        halves = torch.cat([self._padded(group) for group in step.groups])[rows].view(-1)
+        halves = torch.cat([self._padded(group) for group in step.attention.groups])[rows].view(-1)
         self._group.gather.copy_(torch.cat((halves, halves + 1)))
         assert self._group.mask is not None
         seen = self._keys_at <= self.batch.positions[:, None]
@@ -118,12 +118,13 @@ class DecodeGraphs:
 
     def _size_for(self, step: ForwardBatch) -> tuple[int, int] | None:
         """Round a step up to powers of two; None when it is not one for a graph."""
-        if step.segments or step.raw is not None or not step.groups:
+        plan = step.attention
+        if plan.segments or plan.rests or step.raw is not None or not plan.groups:
             return None
         if len(step.token_ids) > _MOST_SEQUENCES:
             return None
         sequences = _power_of_two(len(step.token_ids))
-        pages = _power_of_two(-(-max(g.context for g in step.groups) // self._layout.block_tokens))
+        pages = _power_of_two(-(-max(g.context for g in plan.groups) // self._layout.block_tokens))
         gathered = sequences * pages * self._layout.layer_bytes
         return (sequences, pages) if gathered <= _MOST_GATHER_BYTES else None
 

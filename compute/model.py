@@ -133,7 +133,7 @@ class Decoder:
         if batch.raw is not None:
             self.attention.write_raw(index, batch.raw, k, v)
         self.attention.write(index, batch, rotate(k, cos, sin), v)
-        attended = self.attention.attend(index, batch, rotate(q, cos, sin))
+        attended = self.attention.attend(index, batch.attention, rotate(q, cos, sin))
         return layer.out(attended.flatten(-2))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

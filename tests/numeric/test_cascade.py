@@ -39,8 +39,10 @@ def attend(pages: L1Pages, chunks: list[ChunkInput], heads: int, least: int):
     }
     owners = list(zip(batch.token_ids.tolist(), batch.positions.tolist(), strict=True))
     q = torch.stack([by_place[owner] for owner in owners]).to(pages.kv.dtype)
-    out = PagedAttention(pages).attend(0, batch, q)
-    read = sum(len(g.gather) + (0 if g.shared is None else len(g.shared)) for g in batch.groups)
+    out = PagedAttention(pages).attend(0, batch.attention, q)
+    read = sum(
+        len(g.gather) + (0 if g.shared is None else len(g.shared)) for g in batch.attention.groups
+    )
     return dict(zip(owners, out, strict=True)), read
 
 
