@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from compute.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
 from compute.page_pool import PagePool
@@ -85,10 +86,16 @@ class Batcher:
         order = self._loads.get(seq.seq_id)
         return seq.computed if order is None else order.stop
 
-    def tokens_ahead(self, seq: Sequence) -> int:
-        """Tokens that are computed before a sequence's own, behind loads too; O(active)."""
-        others = (x for x in self._active.values() if x.phase in (Phase.RUNNING, Phase.LOADING))
-        return sum(x.length - self._known(x) for x in others if x.rank < seq.rank)
+    def ahead_of(self, seq: Sequence) -> tuple[int, int, int]:
+        """What is computed beside a sequence, behind loads too; O(active).
+
+        Returns:
+            tokens and sequences that come before its own, and how many sequences come after it.
+        """
+        others = [x for x in self._active.values() if x.phase in _COMPUTED_SOON and x is not seq]
+        before = [x for x in others if x.rank < seq.rank and x.phase is not Phase.LOCATING]
+        tokens = sum(x.length - self._known(x) for x in before)
+        return tokens, len(before), sum(x.rank > seq.rank for x in others)
 
     def sequences(self) -> list[Sequence]:
         """All sequences not ended."""
@@ -465,6 +472,9 @@ class Batcher:
             assert seq.computed <= seq.num_pages * seq.block_tokens
         assert set(self._claims.values()) <= set(self._active)
         assert set(self._loads) <= set(self._active)
+
+
+_COMPUTED_SOON: Final = (Phase.LOCATING, Phase.LOADING, Phase.RUNNING)
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -461,7 +461,7 @@ class Engine:
             self.report.decoded(new_tokens / len(chunks), seconds)
         elif tokens >= 4 * len(chunks):
             pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
-            self.report.prefilled(tokens, pairs, seconds)
+            self.report.prefilled(tokens, pairs, seconds, len(chunks))
 
     def _wants_locate(self, missing_tokens: int) -> bool:
         return self.tiers.wants_locate(missing_tokens, self.report.prefill_rate.value)

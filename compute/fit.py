@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from policies.service_time import Line, StepCost
 
@@ -81,41 +82,48 @@ class StepCostFit:
             by_seconds: weight samples by 1 / seconds^2 instead, for times that hold more than the
                 step: one that was stopped for long then counts little, not above all others.
         """
-        self._products = [[0.0] * 4 for _ in range(4)]
+        self._products = [[0.0] * 5 for _ in range(5)]
         self._by_seconds = by_seconds
         self._prior: StepCost | None = None
+        self._cost: StepCost | None = None
 
-    def calibrate(self, steps: Sequence[tuple[int, float, float]]) -> None:
+    def calibrate(self, steps: Sequence[tuple[int, float, float, int]]) -> None:
         """Take in what to believe at first.
 
         Args:
-            steps: tokens, pairs and seconds of steps chosen to differ; few and exact.
+            steps: tokens, pairs, seconds and prompts of steps chosen to differ; few and exact.
         """
         exact = StepCostFit(by_seconds=True)
         for step in steps:
             exact.add(*step)
         # No model computes a token for nothing, whatever a step that was stopped for long says.
-        longest = max(tokens for tokens, _, _ in steps)
-        columns = [c for c in _COLUMNS if 0 in c and (1 not in c or longest >= _SHOWS_PAIRS)]
+        longest = max(tokens for tokens, *_ in steps)
+        columns = [
+            c
+            for c in _COLUMNS
+            if 0 in c and (1 not in c or longest >= _SHOWS_PAIRS) and len(c) < len(steps)
+        ] or [(0,)]
         fits = [fit for some in columns if (fit := exact._solved(some)) is not None]
-        self._prior = min(fits, key=lambda fit: fit[0])[1]
+        self._prior = self._cost = min(fits, key=lambda fit: fit[0])[1]
 
-    def add(self, tokens: int, pairs: float, seconds: float) -> None:
-        """Take one step in."""
+    def add(self, tokens: int, pairs: float, seconds: float, sequences: int = 1) -> None:
+        """Take one step in, with new tokens of so many sequences."""
         if tokens <= 0 or seconds <= 0:
             return
         unit = seconds if self._by_seconds else tokens
-        row = (tokens / unit, pairs / unit, 1.0 / unit, seconds / unit)
+        row = (tokens / unit, pairs / unit, 1.0 / unit, (sequences - 1) / unit, seconds / unit)
         for i, a in enumerate(row):
             for j, b in enumerate(row):
                 self._products[i][j] = _STEP_KEPT * self._products[i][j] + a * b
+        self._cost = None
 
     @property
     def cost(self) -> StepCost | None:
         """The fit; None before the first step. O(1)."""
-        if self._prior is None:
-            return self._fitted()
-        return self._leaning_on(self._prior) if self._products[0][0] else self._prior
+        cost = self._cost
+        if cost is None and self._products[0][0]:
+            cost = self._cost = self._leaning_on(self._prior) if self._prior else self._fitted()
+        return cost
 
     def _leaning_on(self, prior: StepCost) -> StepCost:
         """Fit, but where samples can't tell figures apart keep them in the prior's proportion.
@@ -123,9 +131,9 @@ class StepCostFit:
         Ridge regression (Hoerl and Kennard 1970) towards the prior as the samples scale it, with
         each figure in units of what it explains.
         """
-        matrix = [row[:3] for row in self._products[:3]]
-        target = [row[3] for row in self._products[:3]]
-        shape = (prior.per_token_s, prior.per_pair_s, prior.per_step_s)
+        matrix = [row[:4] for row in self._products[:4]]
+        target = [row[4] for row in self._products[:4]]
+        shape = (prior.per_token_s, prior.per_pair_s, prior.per_step_s, prior.per_sequence_s)
         explained = sum(a * b for a, b in zip(shape, target, strict=True))
         square = sum(
             a * b * cell
@@ -133,12 +141,13 @@ class StepCostFit:
             for b, cell in zip(shape, row, strict=True)
         )
         expected = [explained / square * figure for figure in shape]
-        figures, free = [0.0, 0.0, 0.0], [0, 1, 2]
+        seen = [i for i in range(4) if matrix[i][i]]
+        figures, free = expected, seen
         while free:
             ridge = [[matrix[i][j] * (1 + _LEANING * (i == j)) for j in free] for i in free]
             pulled = [target[i] + _LEANING * matrix[i][i] * expected[i] for i in free]
             values = _solve(ridge, pulled) or [expected[i] for i in free]
-            figures = [0.0, 0.0, 0.0]
+            figures = [0.0 if i in seen else expected[i] for i in range(4)]
             for i, value in zip(free, values, strict=True):
                 figures[i] = value
             if min(values) >= 0.0:
@@ -146,30 +155,31 @@ class StepCostFit:
             free = [i for i in free if figures[i] > 0.0]
         return StepCost(*figures)
 
-    def _fitted(self) -> StepCost | None:
+    def _fitted(self) -> StepCost:
         """Fit to the samples alone."""
-        if not self._products[0][0]:
-            return None
         fits = [fit for columns in _COLUMNS if (fit := self._solved(columns)) is not None]
         best = min(error for error, _ in fits)
-        enough = best + _NOTICEABLE * self._products[3][3]  # Fewer figures, if they say as much.
+        enough = best + _NOTICEABLE * self._products[4][4]  # Fewer figures, if they say as much.
         return next(cost for error, cost in fits if error <= enough)
 
     def _solved(self, columns: tuple[int, ...]) -> tuple[float, StepCost] | None:
         """Fit with some figures only; None when they can't be told apart or one is negative."""
         matrix = [[self._products[i][j] for j in columns] for i in columns]
-        target = [self._products[i][3] for i in columns]
+        target = [self._products[i][4] for i in columns]
         values = _solve(matrix, target)
         if values is None or min(values) < 0.0:
             return None
-        error = self._products[3][3] - sum(v * t for v, t in zip(values, target, strict=True))
-        figures = [0.0, 0.0, 0.0]
+        error = self._products[4][4] - sum(v * t for v, t in zip(values, target, strict=True))
+        figures = [0.0] * 4
         for column, value in zip(columns, values, strict=True):
             figures[column] = value
         return max(0.0, error), StepCost(*figures)
 
 
-_COLUMNS = ((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (1,), (2,))
+_COLUMNS: Final = (
+    *((0,), (0, 1), (0, 2), (0, 3), (0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)),
+    *((1, 2), (1, 3), (2, 3), (1,), (2,), (3,)),
+)
 """Figures of StepCost tried together, plain ones first; the best without a negative one wins."""
 _STEP_KEPT = 0.85
 _LEANING = 0.02
@@ -181,7 +191,7 @@ _NOTICEABLE = 2e-3
 
 
 def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
-    """Solve a positive semidefinite system of up to three unknowns; None when it is singular."""
+    """Solve a positive semidefinite system of a few unknowns; None when it is singular."""
     rows = [[*row, value] for row, value in zip(matrix, target, strict=True)]
     size = len(rows)
     for i in range(size):

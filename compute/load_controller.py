@@ -99,6 +99,7 @@ class LoadDecision:
         codec: the level to load them at; None when nothing is loaded.
         predicted_s: seconds until the prompt is computed.
         compute_s: the same when nothing is loaded.
+        load_s: seconds until all that is loaded is there.
         alternatives: predictions by name (``compute``, or codec, ``:`` and depth), best first.
     """
 
@@ -106,6 +107,7 @@ class LoadDecision:
     codec: KvCodec | None
     predicted_s: float
     compute_s: float
+    load_s: float = 0.0
     alternatives: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -208,18 +210,17 @@ def choose(
     alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
     useful = [plan for plan in plans if plan.predicted_s < compute_s]
     if not useful:
-        return LoadDecision(0, None, compute_s, compute_s, alternatives)
+        return LoadDecision(0, None, compute_s, compute_s, alternatives=alternatives)
     timely = [plan for plan in useful if plan.predicted_s <= budget_s]
     best = timely[0] if timely else min(useful, key=lambda plan: plan.predicted_s)
-    return LoadDecision(best.depth, best.codec, best.predicted_s, compute_s, alternatives)
+    return replace(best, compute_s=compute_s, alternatives=alternatives)
 
 
 def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) -> LoadDecision:
     """Predict a plan that was chosen already, beside computing everything."""
     compute_s = compute_all_s(prompt)
-    seconds = makespan(prompt, Chain(runs, level, prompt.layers), depth)
-    decision = LoadDecision(depth, level.codec, seconds, compute_s)
-    known = ((COMPUTE, compute_s), (decision.choice, seconds))
+    decision = replace(_plan(prompt, Chain(runs, level, prompt.layers), depth), compute_s=compute_s)
+    known = ((COMPUTE, compute_s), (decision.choice, decision.predicted_s))
     return replace(decision, alternatives=tuple(sorted(known, key=lambda pair: pair[1])))
 
 
@@ -248,9 +249,31 @@ def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
     return ended_s + _steps_s(prompt, at + first)
 
 
+def beside_s(prompt: Prompt, depth: int, others: int) -> float:
+    """Predict how much longer a prompt's step takes because others like it are in it.
+
+    Args:
+        prompt: what is computed, and what stands before it.
+        depth: blocks that it loads; the others are taken to load as many.
+        others: prompts that share its step as far as that has room.
+    """
+    at = _loaded_to(prompt, depth) if depth else prompt.start
+    tokens = min(prompt.stop - at, prompt.step_tokens)
+    room = prompt.step_tokens - tokens
+    sequences = min(others, room / tokens)
+    pairs = causal_pairs(at, tokens) * sequences
+    return prompt.cost.seconds(sequences * tokens, pairs, steps=0.0, sequences=sequences)
+
+
 def _best_depth(prompt: Prompt, chain: Chain) -> LoadDecision:
-    best_s, depth = min((makespan(prompt, chain, depth), depth) for depth in _depths(prompt, chain))
-    return LoadDecision(depth, chain.level.codec, best_s, math.inf)
+    _, depth = min((makespan(prompt, chain, depth), depth) for depth in _depths(prompt, chain))
+    return _plan(prompt, chain, depth)
+
+
+def _plan(prompt: Prompt, chain: Chain, depth: int) -> LoadDecision:
+    load = chain.seconds(depth)
+    load_s = prompt.load_from_s + load.promote_s + load.layers_s
+    return LoadDecision(depth, chain.level.codec, makespan(prompt, chain, depth), math.inf, load_s)
 
 
 def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
@@ -317,7 +340,7 @@ def _loaded_to(prompt: Prompt, depth: int) -> int:
 def _first_step_s(prompt: Prompt, at: int) -> float:
     tokens = min(prompt.stop - at, prompt.step_tokens)
     steps = tokens / prompt.step_tokens if prompt.shares_steps else 1.0
-    return prompt.cost.seconds(tokens, causal_pairs(at, tokens), steps=steps)
+    return prompt.cost.seconds(tokens, causal_pairs(at, tokens), steps=steps, sequences=1.0)
 
 
 def _steps_s(prompt: Prompt, start: int) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from compute.blend_controller import BlendDecision, BlendWork, choose_ratio
 from compute.config import ComputeConfig, LoadPolicy
 from compute.finder import Source
-from compute.load_controller import LoadDecision, Prompt, choose, choose_depth
+from compute.load_controller import LoadDecision, Prompt, beside_s, choose, choose_depth
 from compute.load_figures import LoadFigures
 from kvcore.layout import BlockLayout, KvCodec
 from kvcore.location import Tier
@@ -28,14 +28,18 @@ _UNKNOWN = StepCost(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What stands before a prompt on its node.
+    """What stands before a prompt on its node, and beside it.
 
     Attributes:
         tokens: tokens that are computed before its own.
+        sequences: of so many prompts.
+        after: prompts that come after it, but soon enough to share its forward pass.
         load_s: seconds until a loader is free for it.
     """
 
     tokens: int = 0
+    sequences: int = 0
+    after: int = 0
     load_s: float = 0.0
 
 
@@ -60,8 +64,15 @@ class LoadDecider:
         ahead: Ahead = Ahead(),
     ) -> LoadDecision:
         """Choose how many of the blocks behind ``start`` to load for a prompt up to ``stop``."""
-        runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
         prompt = self._prompt(start, stop, ahead)
+        decision = self._chosen(prompt, sources, codec)
+        shared_s = beside_s(prompt, decision.depth, ahead.after)
+        return replace(decision, predicted_s=decision.predicted_s + shared_s)
+
+    def _chosen(
+        self, prompt: Prompt, sources: Sequence[tuple[Source, ...]], codec: KvCodec
+    ) -> LoadDecision:
+        runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
         if not sources or self._policy is LoadPolicy.NEVER:
             return choose(prompt, [], [])
         if self._policy is LoadPolicy.ALWAYS or prompt.cost is _UNKNOWN:
@@ -156,7 +167,10 @@ class LoadDecider:
             cost=cost,
             # What stands ahead attends to as much as it does, as far as anyone can tell.
             compute_from_s=cost.seconds(
-                ahead.tokens, ahead.tokens * (start + stop) / 2, steps=steps_ahead
+                ahead.tokens,
+                ahead.tokens * (start + stop) / 2,
+                steps=steps_ahead,
+                sequences=max(steps_ahead, ahead.sequences),
             ),
             load_from_s=ahead.load_s,
             shares_steps=ahead.tokens > 0,

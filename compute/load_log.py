@@ -10,10 +10,13 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from compute.meter import Rate
 from kvcore.node import LoadChoiceStats
 
 _log = logging.getLogger(__name__)
 _KEPT = 256
+_LATE_AT_MOST = 8.0
+"""An answer that took still longer was held up by something else."""
 
 
 @dataclass(slots=True)
@@ -25,7 +28,9 @@ class LoadRecord:
         kind: ``load``, ``part`` or ``compute``; ``blend`` when chunks are blended.
         choice: the plan, as in ``alternatives``.
         found_blocks: blocks that could have been loaded.
-        predicted_s: seconds from the decision to the first token; 0.0 while nothing is measured.
+        planned_s: seconds from the decision to the first token, by what it is made of; 0.0 while
+            nothing is measured.
+        predicted_s: the same, as much longer as plans of its kind took lately.
         alternatives: what was predicted for the other plans.
         decided_at_s: the engine's clock.
         actual_s: what it took; NaN until known, and for good when there was no first token.
@@ -35,6 +40,7 @@ class LoadRecord:
     kind: str
     choice: str
     found_blocks: int
+    planned_s: float
     predicted_s: float
     alternatives: tuple[tuple[str, float], ...]
     decided_at_s: float
@@ -60,17 +66,35 @@ class LoadLog:
 
     recent: deque[LoadRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _sums: dict[str, _Sums] = field(default_factory=dict)
+    _late: dict[str, Rate] = field(default_factory=dict)
 
-    def decided(self, record: LoadRecord) -> None:
-        """Take a decision in."""
+    def decided(
+        self,
+        request_id: str,
+        *,
+        kind: str,
+        choice: str,
+        found_blocks: int,
+        planned_s: float,
+        alternatives: tuple[tuple[str, float], ...],
+        now: float,
+    ) -> LoadRecord:
+        """Take a decision in, and predict from it when the first token comes."""
+        late = self._late.setdefault(kind, Rate(1.0)).value
+        record = LoadRecord(
+            request_id, kind, choice, found_blocks, planned_s, late * planned_s, alternatives, now
+        )
         self.recent.append(record)
-        self._sums.setdefault(record.kind, _Sums()).decisions += 1
+        self._sums.setdefault(kind, _Sums()).decisions += 1
+        return record
 
     def ended(self, record: LoadRecord, first_token_s: float) -> None:
         """Take in when the first token came; negative: never."""
         if first_token_s >= 0.0:
             record.actual_s = first_token_s - record.decided_at_s
         if record.predicted_s > 0.0 and not math.isnan(record.actual_s):
+            late_s = min(record.actual_s, _LATE_AT_MOST * record.planned_s)
+            self._late[record.kind].add(late_s, record.planned_s)
             sums = self._sums[record.kind]
             sums.measured += 1
             sums.predicted_s += record.predicted_s

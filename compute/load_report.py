@@ -42,10 +42,10 @@ class LoadReport:
         self.decode_rate.add(tokens_each, seconds)
         self.decode_steps.add(1, seconds)
 
-    def prefilled(self, tokens: int, pairs: float, seconds: float) -> None:
+    def prefilled(self, tokens: int, pairs: float, seconds: float, sequences: int) -> None:
         """Take in a step that was clearly prefill."""
         self.prefill_rate.add(tokens, seconds)
-        self._figures.steps.add(tokens, pairs, seconds)
+        self._figures.steps.add(tokens, pairs, seconds, sequences)
 
     def node_load(
         self, batcher: Batcher, pool: PagePool, loads: Loads, sequences: Iterable[Sequence]
@@ -73,6 +73,7 @@ class LoadReport:
             prefill_step_s=cost.per_step_s,
             prefill_token_s=cost.per_token_s,
             prefill_pair_s=cost.per_pair_s,
+            prefill_sequence_s=cost.per_sequence_s,
             step_tokens=self._step_tokens,
             decode_step_s=1 / steps_per_s if steps_per_s else 0.0,
             decodes_running=sum(

@@ -120,7 +120,7 @@ class Loads:
         now = self._clock.now()
         patience_s = self._tiers.decider.patience_s(decision.compute_s, decision.predicted_s)
         deadline_s = now + patience_s
-        expected_s = now + decision.predicted_s
+        expected_s = now + decision.load_s
         tier_bytes = Counter[Tier]()
         for copies in sources:
             tier_bytes[copies[0].tier] += self._tiers.figures.stored_bytes(copies[0])
@@ -160,25 +160,25 @@ class Loads:
         return decision
 
     def ahead_of(self, seq: Sequence) -> Ahead:
-        """Estimate what stands before a sequence: others' tokens, and loads if all are busy."""
+        """Estimate what stands beside a sequence: others' tokens, and loads if all are busy."""
         now = self._clock.now()
         busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
-        return Ahead(self._batcher.tokens_ahead(seq), self._tiers.decider.load_wait_s(busy))
+        tokens, sequences, after = self._batcher.ahead_of(seq)
+        return Ahead(tokens, sequences, after, self._tiers.decider.load_wait_s(busy))
 
     def decided(
         self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str
     ) -> None:
         """Log a decision; what it took is added when the sequence has ended."""
-        record = LoadRecord(
-            request_id=seq.request.request_id,
+        record = self._tiers.log.decided(
+            seq.request.request_id,
             kind=kind,
             choice=decision.choice,
             found_blocks=found,
-            predicted_s=decision.predicted_s,
+            planned_s=decision.predicted_s,
             alternatives=decision.alternatives,
-            decided_at_s=self._clock.now(),
+            now=self._clock.now(),
         )
-        self._tiers.log.decided(record)
         self._decided[seq.seq_id] = (seq, record)
 
     def _log_end(self, seq_id: int) -> None:

@@ -1,13 +1,15 @@
 """Computes a few prompts of nobody when an engine starts, to know what steps cost before the first.
 
 The steps of a statement's batch are all alike, so they can't tell cost per token from cost per step
-(compute/fit.py); these are chosen to differ. Kernels that a backend makes at their first use are
-made here, too, and not in somebody's first answer.
+or per prompt (compute/fit.py); these are chosen to differ. Kernels that a backend makes at their
+first use are made here, too, and not in somebody's first answer.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,68 +30,110 @@ _GROWTH = 8
 """Each step is so many times the last one."""
 _LEAST_SIZES = 3
 """Steps of few tokens can't tell cost per token from cost per step."""
+_PROMPTS = 8
+"""Steps of enough tokens are tried with one prompt and with so many."""
 _TRIES = 3
 """The shortest of so many counts: a busy machine stops a step for longer than it takes."""
+_OF_PARTS = 1.5
+"""A step takes at most so many times what its parts take one by one: they attend to each other."""
 _BUDGET_S = 0.4
 """What is measured by then has to do."""
+
+
+MeasuredStep = tuple[int, float, float, int]
+"""Tokens, pairs and seconds of a step, and the prompts in it."""
 
 
 def calibrate_steps(
     figures: LoadFigures, model: Decoder, pool: PagePool, config: ComputeConfig, clock: Clock
 ) -> None:
-    """Compute steps of 1, 8, 64 ... tokens in spare pages, and fit their costs.
+    """Compute steps of 1, 8, 64 ... tokens of one prompt and of some, and fit their costs.
 
     Args:
         figures: takes in what they cost.
         model: what computes; nothing else uses it yet.
-        pool: gives pages and gets them back.
+        pool: gives spare pages and gets them back.
         config: has the tokens of the longest step.
         clock: what measures.
     """
     try:
         with torch.inference_mode():
-            figures.steps.calibrate(_measured(model, pool, config.max_batch_tokens, clock))
+            steps = _measured(model, pool, config.max_batch_tokens, clock)
+            figures.steps.calibrate(plausible(steps))
     except Exception:  # noqa: BLE001 - whatever a kernel raises; requests will meet it, and tell.
         _log.warning("measuring what steps cost failed: requests will tell", exc_info=True)
 
 
-def _measured(
-    model: Decoder, pool: PagePool, max_tokens: int, clock: Clock
-) -> list[tuple[int, float, float]]:
+def plausible(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Cut what a busy machine added to steps, where others show that it can't have been the step.
+
+    None takes longer than one of more tokens, nor much longer than its parts one by one.
+    """
+    alone = {tokens: seconds for tokens, _, seconds, prompts in steps if prompts == 1}
+    sizes = sorted(alone)
+    for smaller, larger in reversed(list(pairwise(sizes))):
+        alone[smaller] = min(alone[smaller], alone[larger])
+    for smaller, larger in pairwise(sizes):
+        alone[larger] = min(alone[larger], _OF_PARTS * larger / smaller * alone[smaller])
+    return [
+        (
+            tokens,
+            pairs,
+            min(seconds, prompts * alone[tokens // prompts]) if prompts > 1 else alone[tokens],
+            prompts,
+        )
+        for tokens, pairs, seconds, prompts in steps
+    ]
+
+
+def _measured(model: Decoder, pool: PagePool, max_tokens: int, clock: Clock) -> list[MeasuredStep]:
     block_tokens = model.pages.layout.block_tokens
     context = min(max_tokens, model.arch.context_tokens, pool.available * block_tokens)
-    samples: list[tuple[int, float, float]] = []
+    samples: list[MeasuredStep] = []
     tokens = 1
     end_s = clock.now() + _BUDGET_S
-    _step_s(model, pool, tokens, clock)  # The first one warms up.
+    sizes = 0
+    _step_s(model, pool, (tokens,), clock)  # The first one warms up.
     while tokens <= context and (clock.now() < end_s or not samples):
-        seconds = _shortest_s(model, pool, tokens, clock, end_s)
-        samples.append((tokens, causal_pairs(0, tokens), seconds))
-        if seconds * _GROWTH > _LONGEST_S and len(samples) >= _LEAST_SIZES:
+        for prompts in (1, _PROMPTS) if tokens > _PROMPTS else (1,):
+            each = tokens // prompts
+            if prompts > 1 and prompts * -(-each // block_tokens) > pool.available:
+                break
+            seconds = _shortest_s(model, pool, (each,) * prompts, clock, end_s)
+            samples.append((tokens, prompts * causal_pairs(0, each), seconds, prompts))
+        sizes += 1
+        if seconds * _GROWTH > _LONGEST_S and sizes >= _LEAST_SIZES:
             break
         tokens *= _GROWTH
     return samples
 
 
-def _shortest_s(model: Decoder, pool: PagePool, tokens: int, clock: Clock, end_s: float) -> float:
-    """Compute one prompt some times, or until ``end_s``, and return the least seconds."""
-    took = [_step_s(model, pool, tokens, clock)]
+def _shortest_s(
+    model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clock, end_s: float
+) -> float:
+    """Compute a step some times, or until ``end_s``, and return the least seconds."""
+    took = [_step_s(model, pool, prompts, clock)]
     while len(took) < _TRIES and clock.now() < end_s:
-        took.append(_step_s(model, pool, tokens, clock))
+        took.append(_step_s(model, pool, prompts, clock))
     return min(took)
 
 
-def _step_s(model: Decoder, pool: PagePool, tokens: int, clock: Clock) -> float:
-    """Compute one prompt and return the seconds it took."""
+def _step_s(model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clock) -> float:
+    """Compute prompts of so many tokens and return the seconds it took."""
     block_tokens = model.pages.layout.block_tokens
-    pages = pool.allocate(-(-tokens // block_tokens))
+    needed = [-(-tokens // block_tokens) for tokens in prompts]
+    pages = pool.allocate(sum(needed))
     assert pages, "nobody holds any before the first request"
     model.pages.clear(pages)
-    chunk = ChunkInput(np.zeros(tokens, np.int64), 0, np.array(pages, np.int64), wants_logits=1)
+    tables = np.split(np.array(pages, np.int64), np.cumsum(needed)[:-1])
+    chunks = [
+        ChunkInput(np.zeros(tokens, np.int64), 0, table, wants_logits=1)
+        for tokens, table in zip(prompts, tables, strict=True)
+    ]
     device = model.pages.kv.device
     began = clock.now()
     try:
-        outputs = model.compute(build_batch([chunk], block_tokens=block_tokens, device=device))
+        outputs = model.compute(build_batch(chunks, block_tokens=block_tokens, device=device))
         outputs.logits.cpu()  # A GPU has computed them then.
     finally:
         pool.release(pages)

@@ -87,6 +87,7 @@ def _node(node: NodeCosts) -> Row:
         "prefill_step_s": rates.step_s,
         "prefill_token_s": 1.0 / rates.prefill_tokens_per_s,
         "prefill_pair_s": rates.pair_s,
+        "prefill_sequence_s": rates.sequence_s,
         "l2_bytes_per_s": rates.l2_bytes_per_s,
         "l3_bytes_per_s": rates.l3_bytes_per_s,
         "l4_bytes_per_s": rates.l4_bytes_per_s,

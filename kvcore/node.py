@@ -123,6 +123,7 @@ class NodeLoad:
         prefill_step_s: fitted seconds of a forward pass, however short.
         prefill_token_s: fitted seconds per computed token.
         prefill_pair_s: fitted seconds per (query, key) pair of attention.
+        prefill_sequence_s: fitted seconds per further prompt in a forward pass.
         step_tokens: tokens computed in one forward pass, at most.
         decode_step_s: seconds of a forward pass that only decodes.
         decodes_running: requests that are being decoded.
@@ -146,6 +147,7 @@ class NodeLoad:
     prefill_step_s: float = 0.0
     prefill_token_s: float = 0.0
     prefill_pair_s: float = 0.0
+    prefill_sequence_s: float = 0.0
     step_tokens: int = 0
     decode_step_s: float = 0.0
     decodes_running: int = 0

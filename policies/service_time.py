@@ -25,21 +25,29 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What computing costs: ``per_token_s * x + per_pair_s * pairs + per_step_s`` of all layers.
+    """What forward passes through all layers cost: a sum of what each of these figures counts.
 
     Attributes:
         per_token_s: seconds per computed token.
         per_pair_s: seconds per (query, key) pair of attention.
         per_step_s: seconds per forward pass.
+        per_sequence_s: seconds per further prompt in a forward pass, however few of its tokens are
+            new; the first one's are a part of ``per_step_s``.
     """
 
     per_token_s: float
     per_pair_s: float = 0.0
     per_step_s: float = 0.0
+    per_sequence_s: float = 0.0
 
-    def seconds(self, tokens: float, pairs: float, *, steps: float = 1.0) -> float:
-        """Return how long computing takes."""
-        return self.per_token_s * tokens + self.per_pair_s * pairs + self.per_step_s * steps
+    def seconds(
+        self, tokens: float, pairs: float, *, steps: float = 1.0, sequences: float | None = None
+    ) -> float:
+        """Return how long computing takes; ``sequences`` over all steps, one in each by default."""
+        seconds = self.per_token_s * tokens + self.per_pair_s * pairs + self.per_step_s * steps
+        if sequences is not None:
+            seconds += self.per_sequence_s * (sequences - steps)
+        return seconds
 
     def causal_seconds(self, start: float, tokens: float, *, steps: float = 1.0) -> float:
         """Return the same for ``tokens`` in a row, the first at ``start``; fewer operations."""

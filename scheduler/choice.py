@@ -148,7 +148,8 @@ class Costs(Sequence[CostSplit]):
         tokens = total_tokens - sum(blocks) * layout.block_tokens
         # Prompts that wait share forward passes: each takes as much of one as it has tokens.
         shared = 1.0 - min(1.0, tokens / self.figures.step_tokens[index])
-        prefill_s = self.service.prefill_s[index] - shared * self.figures.step_s[index]
+        joining_s = self.figures.step_s[index] - self.figures.sequence_s[index]
+        prefill_s = self.service.prefill_s[index] - shared * joining_s
         return Work(
             tokens=tokens,
             compute_s=float(prefill_s * self.figures.factor[index]),

@@ -45,6 +45,7 @@ class Rates:
         l4_latency_s: seconds of bringing anything up, once.
         step_s: seconds of each forward pass.
         pair_s: seconds per (query, key) pair of attention.
+        sequence_s: seconds per further prompt in a forward pass.
         step_tokens: tokens of a forward pass at most.
     """
 
@@ -57,6 +58,7 @@ class Rates:
     l4_latency_s: float = 0.0
     step_s: float = 0.0
     pair_s: float = 0.0
+    sequence_s: float = 0.0
     step_tokens: float = math.inf
 
 
@@ -168,6 +170,7 @@ def known_rates(
         l4_latency_s=min(load.l4_latency_s, _LONGEST_S),
         step_s=min(load.prefill_step_s, _LONGEST_S),
         pair_s=min(load.prefill_pair_s, _LONGEST_S),
+        sequence_s=min(load.prefill_sequence_s, _LONGEST_S),
         step_tokens=load.step_tokens or math.inf,
     )
 
@@ -186,6 +189,7 @@ def _compared(load: NodeLoad, typical: NodeLoad) -> NodeLoad:
         prefill_token_s=typical.prefill_token_s * slower,
         prefill_pair_s=typical.prefill_pair_s * slower,
         prefill_step_s=typical.prefill_step_s * slower,
+        prefill_sequence_s=typical.prefill_sequence_s * slower,
     )
 
 
@@ -193,12 +197,17 @@ def _compared_s(load: NodeLoad) -> float:
     """Seconds of a prompt by which nodes are compared; finite, whatever a node reports."""
     if not _is_fitted(load):
         return min(COMPARED_TOKENS * _inverse(load.prefill_tokens_per_s), _LONGEST_S)
-    cost = StepCost(load.prefill_token_s, load.prefill_pair_s, load.prefill_step_s)
-    return min(cost.causal_seconds(0, COMPARED_TOKENS), _LONGEST_S)
+    return min(_fitted(load).causal_seconds(0, COMPARED_TOKENS), _LONGEST_S)
 
 
 def _is_fitted(load: NodeLoad) -> bool:
-    return bool(load.prefill_token_s or load.prefill_pair_s or load.prefill_step_s)
+    return _fitted(load) != StepCost(0.0)
+
+
+def _fitted(load: NodeLoad) -> StepCost:
+    return StepCost(
+        load.prefill_token_s, load.prefill_pair_s, load.prefill_step_s, load.prefill_sequence_s
+    )
 
 
 def _prefill_tokens_per_s(load: NodeLoad) -> float:

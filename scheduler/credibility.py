@@ -8,7 +8,7 @@ shrinkage, James and Stein 1961).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class TypicalRates(NamedTuple):
 
 def typical_rates(figures: Figures) -> TypicalRates:
     """Take the middle of each figure."""
-    columns = (figures.token_s, figures.pair_s, figures.step_s)
+    columns = (figures.token_s, figures.pair_s, figures.step_s, figures.sequence_s)
     return TypicalRates(
         StepCost(*[float(typical(column)[0]) for column in columns]),
         typical(figures.byte_s),
@@ -85,8 +85,7 @@ def speeds(figures: Figures) -> Column:
     known = np.isfinite(figures.doubt)
     if not known.any():
         return np.ones(known.shape)
-    cost: Any = StepCost(*[cast(Any, c) for c in (figures.token_s, figures.pair_s, figures.step_s)])
-    own_s = cost.causal_seconds(0, COMPARED_TOKENS)
+    own_s = figures.cost.causal_seconds(0, COMPARED_TOKENS)
     figures = credible(figures, own_s)
     seconds = figures.factor * own_s + figures.overhead_s
     speed = np.clip(typical(seconds[known]) / seconds, 1.0 / UNLIKE_OTHERS, UNLIKE_OTHERS)

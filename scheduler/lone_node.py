@@ -63,7 +63,7 @@ def weigh_lone(
     charge = config.queue_weight * (max(node.outstanding - decodes, 0) + waiting)
     harm_s = config.decode_harm * decodes * max(prefill_s - node.load.decode_step_s, 0.0)
     before_s = awaited_tokens * token_s
-    taken_s = StepCost(token_s, rates.pair_s, rates.step_s).causal_seconds(
+    taken_s = StepCost(token_s, rates.pair_s, rates.step_s, rates.sequence_s).causal_seconds(
         0, tokens, steps=max(1.0, tokens / rates.step_tokens)
     )
     total_s = wait_s + service_s + charge * taken_s + harm_s + before_s
@@ -71,7 +71,7 @@ def weigh_lone(
     service = ServiceCost(0, 0.0, prefill_s, service_s)
     # Prompts that wait share forward passes: each takes as much of one as it has tokens.
     shared = 1.0 - min(1.0, tokens / rates.step_tokens)
-    compute_s = (prefill_s - shared * rates.step_s) * factor
+    compute_s = (prefill_s - shared * (rates.step_s - rates.sequence_s)) * factor
     work = Work(tokens, compute_s, predicted_s=ended_s, corrected_s=wait_s + service_s)
     return LoneCost(CostSplit(wait_s, service, total_s, harm_s, 0.0, charge, taken_s), work)
 
@@ -88,7 +88,7 @@ def _turn_s(node: NodeRecord, token_s: float, now: float) -> float:
 def _compute_s(node: NodeRecord, token_s: float, tokens: int) -> tuple[float, float]:
     """Seconds of the first forward pass over the whole prompt, and of all later ones."""
     rates = node.rates
-    cost = StepCost(token_s, rates.pair_s, rates.step_s)
+    cost = StepCost(token_s, rates.pair_s, rates.step_s, rates.sequence_s)
     first = min(tokens, rates.step_tokens)
     later = tokens - first
     if not later:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.service_time import StepCost
 from scheduler.cost import Rates
 
 Column = NDArray[np.float64]
@@ -26,7 +27,8 @@ class Figures(NamedTuple):
     """What is known of some nodes, one number each; seconds, bytes and tokens.
 
     Attributes:
-        step_s, token_s, pair_s, step_tokens: cost of computing, and tokens of a step at most.
+        step_s, token_s, pair_s, sequence_s: cost of computing (``cost``).
+        step_tokens: of a step at most.
         byte_s: [3, nodes] seconds per byte, layer by layer, of what is in L2, L3 and L4; the last
             is read like L3 once it was brought up.
         latency_s: [3, nodes] seconds of each layer's read, however short.
@@ -46,6 +48,7 @@ class Figures(NamedTuple):
     step_s: Column
     token_s: Column
     pair_s: Column
+    sequence_s: Column
     step_tokens: Column
     byte_s: Columns
     latency_s: Columns
@@ -64,6 +67,12 @@ class Figures(NamedTuple):
     doubt: Column
     hands_over: Column
     last_chosen: Column
+
+    @property
+    def cost(self) -> Any:
+        """What computing costs; a StepCost of columns."""
+        figures: Any = self
+        return StepCost(figures.token_s, figures.pair_s, figures.step_s, figures.sequence_s)
 
 
 _ROWS_OF = {"byte_s": 3, "latency_s": 3, "queued": 3}
@@ -137,7 +146,8 @@ def rate_figures(rates: Rates) -> tuple[float, ...]:
     """Return the figures up to ``queued``."""
     l2_s, l3_s = 1.0 / rates.l2_bytes_per_s, 1.0 / rates.l3_bytes_per_s
     return (
-        *(rates.step_s, 1.0 / rates.prefill_tokens_per_s, rates.pair_s, rates.step_tokens),
+        *(rates.step_s, 1.0 / rates.prefill_tokens_per_s, rates.pair_s, rates.sequence_s),
+        rates.step_tokens,
         *(l2_s, l3_s, l3_s),
         *(rates.l2_latency_s, rates.l3_latency_s, rates.l3_latency_s),
         *(1.0 / rates.l4_bytes_per_s, rates.l4_latency_s),

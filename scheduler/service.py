@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcore.layout import BlockLayout
-from policies.service_time import StepCost, pipeline_sums
+from policies.service_time import pipeline_sums
 from scheduler.cost import CachedPrefix, Rates, ServiceCost
 from scheduler.node_table import Column, Figures, figures_of
 
@@ -162,8 +162,7 @@ class _Plans:
         self._figures = figures
         self._layout = layout
         self._waits = waits
-        columns: Any = figures
-        self._cost = StepCost(columns.token_s, columns.pair_s, columns.step_s)
+        self._cost = figures.cost
         self._in_one_step = tokens <= float(figures.step_tokens.min())
         if self.can_load:
             self._block_bytes = layout.stored_bytes

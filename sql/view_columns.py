@@ -266,6 +266,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "prefill_step_s": "DOUBLE",
         "prefill_token_s": "DOUBLE",
         "prefill_pair_s": "DOUBLE",
+        "prefill_sequence_s": "DOUBLE",
         "l2_bytes_per_s": "DOUBLE",
         "l3_bytes_per_s": "DOUBLE",
         "l4_bytes_per_s": "DOUBLE",

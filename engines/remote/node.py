@@ -304,6 +304,7 @@ class RemoteNode:
             prefill_step_s=cost.per_step_s,
             prefill_token_s=cost.per_token_s,
             prefill_pair_s=cost.per_pair_s,
+            prefill_sequence_s=cost.per_sequence_s,
             decode_step_s=1 / rate if rate else 0.0,
             decodes_running=sum(a.first_s >= 0.0 for a in running),
         )

@@ -43,6 +43,7 @@ RATES = st.builds(
     SECONDS,
     step_s=SECONDS,
     pair_s=st.floats(0.0, 1e-6),
+    sequence_s=SECONDS,
     step_tokens=st.sampled_from([32, 256, math.inf]),
 )
 TOKENS = st.integers(1, 800)
@@ -144,6 +145,7 @@ def _weigh(loads: dict[str, NodeLoad], tokens: int, prefix: CachedPrefix, **more
         prefill_token_s=SECONDS,
         prefill_pair_s=st.floats(0.0, 1e-6),
         prefill_step_s=SECONDS,
+        prefill_sequence_s=SECONDS,
         step_tokens=st.sampled_from([0, 32, 256]),
     ),
     sent=st.lists(st.builds(Work, TOKENS, SECONDS, corrected_s=SECONDS), max_size=3),

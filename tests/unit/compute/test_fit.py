@@ -99,7 +99,7 @@ TRUE_COST = StepCost(per_token_s=1e-4, per_pair_s=2e-7, per_step_s=0.004)
 def calibrated() -> StepCostFit:
     fit = StepCostFit()
     sizes = (1, 16, 128, 1_024)
-    fit.calibrate([(n, causal_pairs(0, n), TRUE_COST.causal_seconds(0, n)) for n in sizes])
+    fit.calibrate([(n, causal_pairs(0, n), TRUE_COST.causal_seconds(0, n), 1) for n in sizes])
     return fit
 
 
@@ -151,3 +151,26 @@ def test_short_steps_of_a_busy_machine_don_t_foretell_ages(
     assert fit.cost is not None
     longest, _, seconds = steps[-1]
     assert 0.0 < fit.cost.causal_seconds(0, 1_024) <= 1.5 * seconds * 1_024 / longest + 0.2
+
+
+def test_a_batch_of_short_rests_tells_the_cost_per_prompt() -> None:
+    """Taken for cost per token, it would make computing a whole prompt look eight times as dear."""
+    want = StepCost(per_token_s=5e-5, per_pair_s=1e-7, per_step_s=0.001, per_sequence_s=0.0015)
+    fit, rng = StepCostFit(), random.Random(4)
+    shapes = ((1, 1), (8, 1), (64, 1), (64, 8), (512, 1), (512, 8))
+    fit.calibrate([_step(want, n, prompts) for n, prompts in shapes])
+    for _ in range(100):
+        prompts = rng.randrange(24, 32)
+        tokens, pairs, seconds, _ = _step(want, 20 * prompts, prompts, start=480)
+        fit.add(tokens, pairs, 2 * seconds * rng.uniform(0.9, 1.1), prompts)  # Half as fast now.
+    assert fit.cost is not None
+    assert fit.cost.causal_seconds(0, 500) == pytest.approx(2 * want.causal_seconds(0, 500), 0.2)
+    tokens, pairs, seconds, prompts = _step(want, 400, 20, start=100)
+    assert fit.cost.seconds(tokens, pairs, sequences=prompts) == pytest.approx(2 * seconds, 0.2)
+
+
+def _step(
+    cost: StepCost, tokens: int, prompts: int, *, start: int = 0
+) -> tuple[int, float, float, int]:
+    pairs = prompts * causal_pairs(start, tokens // prompts)
+    return tokens, pairs, cost.seconds(tokens, pairs, sequences=prompts), prompts

@@ -221,13 +221,40 @@ def test_blending_is_given_up_where_passes_take_longer_than_computing_and_tried_
     assert rig.figures.blend_slower.value == 1.0
 
 
+def decided(log: LoadLog, request_id: str) -> LoadRecord:
+    return log.decided(
+        request_id,
+        kind="load",
+        choice="none:3",
+        found_blocks=3,
+        planned_s=0.5,
+        alternatives=(("none:3", 0.5), ("compute", 2.0)),
+        now=10.0,
+    )
+
+
+def test_what_is_predicted_follows_what_plans_took() -> None:
+    log = LoadLog()
+    for _ in range(10):
+        record = decided(log, "r1")
+        log.ended(record, 11.5)
+    assert (record.planned_s, record.predicted_s) == (0.5, pytest.approx(1.5, rel=0.05))
+
+
+def test_who_shares_a_step_waits_for_all_of_it_and_is_planned_as_alone() -> None:
+    rig = Rig()
+    rig.figures.steps.calibrate([(1, 1.0, 0.02, 1), (100, 5050.0, 1.01, 1), (100, 300.0, 1.36, 8)])
+    alone = rig.decide(rig.sources())
+    shared = rig.decide(rig.sources(), ahead=Ahead(after=4))
+    assert shared.depth == alone.depth
+    own = TOKENS + 1 - alone.depth * LAYOUT.block_tokens
+    later_s = shared.predicted_s - alone.predicted_s
+    assert later_s == pytest.approx(4 * (0.01 * own + 0.05), rel=0.1)
+
+
 def test_the_log_counts_by_kind_and_says_what_came_of_each(caplog) -> None:
     log = LoadLog()
-    others = (("none:3", 0.5), ("compute", 2.0))
-    record = LoadRecord("r1", "load", "none:3", 3, 0.5, others, decided_at_s=10.0)
-    log.decided(record)
-    cancelled = LoadRecord("r2", "load", "none:3", 3, 0.5, others, decided_at_s=10.0)
-    log.decided(cancelled)
+    record, cancelled = decided(log, "r1"), decided(log, "r2")
     with caplog.at_level(logging.INFO, logger="compute.load_log"):
         log.ended(record, 10.75)
         log.ended(cancelled, -1.0)
