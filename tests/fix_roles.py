@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,16 @@ class Roles:
         to_pool: between the compute nodes and the pool node; all its bytes travel there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        more: Mapping[str, Sequence[str]] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Name ports; ``more`` has further settings by process."""
+        self._folder, self._more = folder, more or {}
+        self._environment = {**os.environ, **(environment or {})}
+        self._values = count()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = {name: free_port() for name in ("meta", "dmp-0", *COMPUTE)}
         self.pg_port, self.http_port = free_port(), free_port()
@@ -57,7 +66,7 @@ class Roles:
     def start(self, *names: str) -> None:
         """Start processes together and wait until each is ready."""
         for name in names:
-            self._processes[name] = self._popen(name, self._settings(name), self._log(name))
+            self._processes[name] = self._popen(name, self._all_settings(name), self._log(name))
         for name in names:
             out = self._processes[name].stdout
             assert out is not None
@@ -69,7 +78,9 @@ class Roles:
             *(word for item in settings for word in ("--set", item)),
         ]  # fmt: skip
         with log.open("ab") as out:
-            return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=out)
+            return subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=out, env=self._environment
+            )
 
     @contextmanager
     def rival(self, name: str) -> Iterator[Path]:
@@ -93,7 +104,8 @@ class Roles:
         """Run SQL through psycopg."""
         dsn = f"host=127.0.0.1 port={self.pg_port} user=tierkv dbname=main"
         with psycopg.connect(dsn, autocommit=True) as connection:
-            return connection.execute(sql).fetchall()
+            cursor = connection.execute(sql)
+            return cursor.fetchall() if cursor.description else []
 
     def said(self, what: str) -> list[str]:
         """Return the lines of the nodes' logs that hold ``what``."""
@@ -103,6 +115,10 @@ class Roles:
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
+
+    def _all_settings(self, name: str) -> Iterator[str]:
+        yield from self._settings(name)
+        yield from self._more.get(name, ())
 
     def _settings(self, name: str) -> Iterator[str]:
         meta = self.to_meta.address if name == "front" else f"127.0.0.1:{self._ports['meta']}"
@@ -145,10 +161,10 @@ class Roles:
         )
 
     def fill_pool(self, value_count: int) -> None:
-        """Put values of 1 MiB into the pool node."""
+        """Put new values of 1 MiB into the pool node."""
         with Pool.connect(f"127.0.0.1:{self._ports['dmp-0']}", token="roles") as pool:
-            for number in range(value_count):
-                assert pool.put(f"value-{number}", bytes([number]) * (1 << 20))
+            for number in islice(self._values, value_count):
+                assert pool.put(f"value-{number}", bytes([number % 256]) * (1 << 20))
 
     def kill(self, name: str) -> None:
         """Kill -9."""

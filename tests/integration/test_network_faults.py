@@ -6,6 +6,7 @@ test kills.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 from tests.fix_chaos import HOLE, Fault
 from tests.fix_cluster import wait_for
 from tests.fix_roles import Roles
+from tests.fix_wall_clock import WallClock
 from tests.integration.test_cluster import make_prompts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -24,13 +26,19 @@ SMALLEST_REQUEST = 200
 POOL_READ = 10_000
 """Bytes; questions are smaller."""
 LONG = 600
+DAY_S = 86400
 POOL_MIB = 64
 """The pool's capacity (tests/fix_roles.py)."""
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
-    roles = Roles(tmp_path_factory.mktemp("roles"))
+def wall_clock(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
+    return WallClock(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, wall_clock: WallClock) -> Iterator[Roles]:
+    roles = Roles(tmp_path_factory.mktemp("roles"), environment=wall_clock.environment)
     try:
         roles.start("meta")
         roles.start("dmp-0", "compute-0", "compute-1", "front")
@@ -258,3 +266,32 @@ def test_no_meta_server_and_a_front_that_restarts(cluster: Roles, expected: list
     cluster.start("meta")
     cluster.wait_whole()
     assert answers(cluster) == expected
+
+
+def test_the_wall_clock_jumps_under_all_processes(
+    cluster: Roles, expected: list[str], wall_clock: WallClock
+) -> None:
+    """A day on, then two back: nothing is late, old or dead for it, and a stream goes on."""
+    if not wall_clock.can_jump:
+        pytest.skip("no C compiler here: apt-get install gcc")
+    whole = cluster.complete(PROMPTS[0], max_tokens=LONG, use_cache=False)
+    wait_for(lambda: reads_the_pool(cluster), what="the pool has the prompts")
+    before = cluster.nodes("state", "incarnation")
+    carried = cluster.to_pool.carried
+    try:
+        for days in (1, -1):
+            pieces = cluster.stream(PROMPTS[0], max_tokens=LONG)
+            begun = next(pieces)
+            wall_clock.jump(days * DAY_S)
+            assert begun + "".join(pieces) == whole
+            ((told,),) = cluster.query("SELECT epoch(now())")
+            assert abs(told - time.time() - days * DAY_S) < DAY_S / 2
+            cluster.drop_caches()
+            assert answers(cluster) == expected
+            assert cluster.readiness()[1]["status"] == "ready"
+            assert cluster.nodes("state", "incarnation") == before
+    finally:
+        wall_clock.jump(0)
+    assert cluster.to_pool.carried - carried > POOL_READ, "the pool is read all along"
+    assert answers(cluster) == expected
+    cluster.wait_whole()
