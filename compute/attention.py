@@ -50,7 +50,7 @@ class PagedAttention:
         parts = [self._decode(layer, group, q[group.rows]) for group in plan.groups]
         parts += [self._rests(layer, group, q[group.rows]) for group in plan.rests]
         parts += [self._prefill(layer, segment, q[segment.rows]) for segment in plan.segments]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else q
 
     def _decode(self, layer: int, group: DecodeGroup, q: Tensor) -> Tensor:
         """Attend with few queries per sequence; heads that share keys stand as rows of one head."""

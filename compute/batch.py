@@ -6,8 +6,10 @@ layer. What is attended to together is planned in compute/attention_plan.py.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,6 +73,8 @@ class ForwardBatch:
         positions: ``[tokens]`` int64.
         write_rows: where keys and then values go, ``[2 * tokens]``, into ``L1Pages.token_rows``.
         attention: what each row attends to.
+        last: what ``logit_rows`` attend to in the last layer, where no other row is needed; None if
+            all rows have outputs, or on CUDA.
         logit_rows: rows whose logits are wanted.
         logit_chunks: index of the chunk that each of those rows belongs to.
         raw: rows that are also kept position-free; None when there are none.
@@ -83,6 +87,7 @@ class ForwardBatch:
     logit_rows: Tensor
     logit_chunks: tuple[int, ...]
     raw: RawWrite | None = None
+    last: AttentionPlan | None = None
 
 
 def build_batch(
@@ -107,14 +112,20 @@ def build_batch(
     if device.type != "cpu":
         owners, chunks = _one_by_one(chunks)
         least_saved_tokens, longest_rest = 1 << 62, 0
-    planned = plan_attention(
-        [Span(c.start, len(c.token_ids), c.page_table, _is_guess(c)) for c in chunks],
+    counts = [len(c.token_ids) for c in chunks]
+    plan = partial(
+        plan_attention,
         block_tokens=block_tokens,
         device=device,
         least_saved_tokens=least_saved_tokens,
         longest_rest=longest_rest,
     )
-    order = planned.order
+    planned = plan([_span(c, count) for c, count in zip(chunks, counts, strict=True)])
+    order, asked, last = planned.order, list(planned.order), None
+    if device.type == "cpu" and any(map(operator.ne, counts, (c.wants_logits for c in chunks))):
+        asking = [i for i, c in enumerate(chunks) if c.wants_logits]
+        ends_only = plan([_span(chunks[i], int(chunks[i].wants_logits)) for i in asking])
+        asked, last = [asking[k] for k in ends_only.order], ends_only.plan
     positions, writes, ends = [], [], {}
     row = 0
     for i in order:
@@ -125,7 +136,7 @@ def build_batch(
         row += len(at)
         ends[i] = row
     key_rows = np.concatenate(writes)
-    wanted = [(i, ends[i] - n) for i in order for n in range(int(chunks[i].wants_logits), 0, -1)]
+    wanted = [(i, ends[i] - n) for i in asked for n in range(int(chunks[i].wants_logits), 0, -1)]
     return ForwardBatch(
         token_ids=_tensor(np.concatenate([chunks[i].token_ids for i in order]), device),
         positions=_tensor(np.concatenate(positions), device),
@@ -134,7 +145,14 @@ def build_batch(
         logit_rows=_tensor(np.array([row for _, row in wanted], dtype=np.int64), device),
         logit_chunks=tuple(owners[i] for i, _ in wanted),
         raw=_raw_write(chunks, ends, block_tokens, device),
+        last=last,
     )
+
+
+def _span(chunk: ChunkInput, count: int) -> Span:
+    """Return the last ``count`` tokens of a chunk as what asks."""
+    start = chunk.start + len(chunk.token_ids) - count
+    return Span(start, count, chunk.page_table, _is_guess(chunk))
 
 
 def _is_guess(chunk: ChunkInput) -> bool:

@@ -96,9 +96,9 @@ class Decoder:
         cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
         for index, layer in enumerate(self.weights.layers):
             yield index
-            hidden = self._attend(index, layer, batch, hidden, cos, sin).add_(hidden)
+            hidden = self._attend(index, layer, batch, hidden, cos, sin)
             hidden = self.feed_forward(layer, hidden).add_(hidden)
-        return self.outputs(hidden[batch.logit_rows])
+        return self.outputs(hidden[batch.logit_rows] if batch.last is None else hidden)
 
     def project(self, layer: LayerWeights, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values before rope, each ``[tokens, heads, head_dim]``."""
@@ -129,12 +129,20 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
     ) -> Tensor:
+        """Return ``hidden`` and what the layer's first half adds to it.
+
+        In the last layer only rows with outputs are left, if the batch says so.
+        """
         q, k, v = self.project(layer, hidden)
         if batch.raw is not None:
             self.attention.write_raw(index, batch.raw, k, v)
         self.attention.write(index, batch, rotate(k, cos, sin), v)
-        attended = self.attention.attend(index, batch.attention, rotate(q, cos, sin))
-        return layer.out(attended.flatten(-2))
+        plan = batch.attention
+        if batch.last is not None and index + 1 == self.arch.layers:
+            plan, rows = batch.last, batch.logit_rows
+            q, hidden, cos, sin = q[rows], hidden[rows], cos[rows], sin[rows]
+        attended = self.attention.attend(index, plan, rotate(q, cos, sin))
+        return layer.out(attended.flatten(-2)).add_(hidden)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm, in float32 as the reference models do it."""

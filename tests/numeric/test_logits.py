@@ -96,6 +96,28 @@ def test_logits_of_several_last_tokens_belong_to_their_chunk(tmp_path) -> None:
     close(logits[rows[2]], pair.reference(ids[2])[-1:])
 
 
+@pytest.mark.parametrize("wanted", [(0, 0, 0), (1, 0, 2), (9, 1, 3), (9, 9, 9)])
+def test_rows_without_outputs_leave_kv_behind_and_no_more(wanted, tmp_path) -> None:
+    pair = Pair(CASES["llama"], tmp_path)
+    ids = [random.Random(seed).choices(range(128), k=21) for seed in (1, 2, 3)]
+    tables = [np.arange(1 + 3 * i, 4 + 3 * i) for i in range(3)]
+    first = [
+        ChunkInput(np.array(prompt[:9]), 0, table, count)
+        for prompt, table, count in zip(ids, tables, wanted, strict=True)
+    ]
+    batch = build_batch(first, block_tokens=8, device=torch.device("cpu"))
+    assert (batch.last is None) == (wanted == (9, 9, 9))
+    with torch.inference_mode():
+        logits = pair.ours.forward(batch)
+    assert len(logits) == sum(wanted)
+    for i, prompt in enumerate(ids):
+        rows = [row for row, owner in enumerate(batch.logit_chunks) if owner == i]
+        close(logits[rows], pair.reference(prompt[:9])[9 - wanted[i] :])
+    got = pair.step([(prompt, 9, 12, table) for prompt, table in zip(ids, tables, strict=True)])
+    for i, prompt in enumerate(ids):
+        close(got[i], pair.reference(prompt)[-1])
+
+
 @pytest.mark.parametrize("start", [0, 17])
 def test_wide_matrices_and_long_prefixes_give_the_logits_of_transformers(start, tmp_path) -> None:
     wide = {"hidden_size": 768, "intermediate_size": 1024, "vocab_size": 1024}
