@@ -129,8 +129,7 @@ async def _measure(report: Report, cell: Cell, most_s: float, rng: random.Random
             for policy, node in sorted(nodes.items(), key=lambda _: rng.random()):
                 seconds[policy], tokens = await _ask(node, cell, rows, question)
                 answers.append(tokens)
-            if any(other != answers[0] for other in answers):
-                raise AssertionError("other tokens with another policy")
+            _check_equal(answers, cell)
             rounds.append(seconds)
         error = _prediction_error(nodes[LoadPolicy.AUTO])
     rounds = rounds[_COLD_ROUNDS:]
@@ -140,6 +139,13 @@ async def _measure(report: Report, cell: Cell, most_s: float, rng: random.Random
     report.add(f"{cell.name}_auto_of_better", ratio)
     report.add(f"{cell.name}_prediction_error", error)
     return ratio
+
+
+def _check_equal(answers: list[list[list[int]]], cell: Cell) -> None:
+    """Stop if policies gave other tokens."""
+    for row, tokens in enumerate(zip(*answers, strict=True)):
+        if any(other != tokens[0] for other in tokens):
+            raise AssertionError(f"{cell.name}: other tokens of row {row}: {tokens}")
 
 
 def _enough(rounds: list[dict[LoadPolicy, float]], most_s: float) -> bool:

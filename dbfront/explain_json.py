@@ -89,6 +89,7 @@ def estimate_json(estimate: Estimate, max_calls: int) -> dict[str, Any]:
         "Prompt Seconds": round(estimate.factor * forecast.prefill_s, 3),
         "Answer Seconds": round(estimate.factor * forecast.decode_s(answer_tokens), 3),
         "Beside Seconds": round(estimate.factor * forecast.beside_s, 3),
+        "Front Seconds": round(estimate.factor * forecast.fronts_s, 3),
         "Answer Tokens": round(estimate.factor * answer_tokens),
         "Max Calls": max_calls,
         "Refused": bool(max_calls and total.distinct > max_calls),

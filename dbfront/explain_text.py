@@ -93,7 +93,8 @@ def estimate_lines(estimate: Estimate, max_calls: int) -> list[str]:
         f"  time: about {_s(estimate.seconds)}: wait {_s(forecast.wait_s)}, prompts "
         f"{_s(estimate.factor * forecast.prefill_s)}, answers "
         f"{_s(estimate.factor * forecast.decode_s(sum(estimate.prospect.answer_tokens)))}, "
-        f"beside {_s(estimate.factor * forecast.beside_s)}",
+        f"beside {_s(estimate.factor * forecast.beside_s)}, "
+        f"this front {_s(estimate.factor * forecast.fronts_s)}",
         *(f"  assumed: {text}" for text in assumptions(estimate)),
     ]
     if max_calls and total.distinct > max_calls:

@@ -36,6 +36,7 @@ from dbfront.contracts import (
     TokenCounts,
 )
 from dbfront.detokenizer import Detokenizer, StopStrings
+from dbfront.front_pace import FrontPace
 from dbfront.guided_labels import label_schema, most_label_tokens, read_label
 from dbfront.labels import Labels, check_labels
 from dbfront.planned_calls import PlannedCalls, planned_calls
@@ -89,6 +90,7 @@ class Generation:
         self._default_model = default_model
         self._labels = Labels()
         self._lengths = AnswerLengths()
+        self._pace = FrontPace()
         self._served: tuple[ModelInfo, ...] = ()
         self._models_seen: dict[str, ModelInfo] = {}
         self._observers: list[Callable[[CallRecord], None]] = []
@@ -112,6 +114,7 @@ class Generation:
 
     async def prepare(self, call: TextCall) -> PreparedCall:
         """Check a call and turn it into token ids; see TextGenerator."""
+        self._pace.working(others=bool(self.live))
         model = await self._model(call.model)
         check_names(call)
         check_stops(call.stop)
@@ -221,6 +224,7 @@ class Generation:
             float(most_tokens(call)) if known is None else known
             for call, known in zip(calls, learned, strict=True)
         )
+        forecast = replace(forecast, front_s=self._pace.call_s)
         return Prospect(forecast, tuple(tokens), learned=None not in learned)
 
     # -- answering
@@ -372,6 +376,7 @@ class Generation:
         )
 
     def _record(self, live: LiveCall) -> None:
+        self._pace.ended(others=bool(self.live))
         request = live.prepared.request
         if live.usage is not None and live.outcome in (Outcome.STOP, Outcome.LENGTH):
             self._lengths.learn(live.prepared, live.usage.completion_tokens)

@@ -8,6 +8,7 @@ as it weighs requests.
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -70,8 +71,11 @@ class Forecast:
         measured: the prefill rates of all of them were measured; else a default stands in.
         wait_s: until the first of them is free.
         overhead_s: what an answer was learned to take beside loading and computing.
-        token_s: seconds per token of one answer; 0.0 while no node has measured it.
+        token_s: seconds per token of one answer; as long as a short step while no node has
+            measured it, and 0.0 while none has measured steps.
         max_in_flight: calls that are answered at once.
+        front_s: seconds of the front's own work per call.
+        apart: it goes on beside the nodes'; else all share one process.
     """
 
     calls: tuple[CallForecast, ...] = ()
@@ -83,6 +87,8 @@ class Forecast:
     overhead_s: float = 0.0
     token_s: float = 0.0
     max_in_flight: int = 1
+    front_s: float = 0.0
+    apart: bool = True
 
     @property
     def prefill_s(self) -> float:
@@ -102,9 +108,16 @@ class Forecast:
         """Seconds beside loading, computing and generating, with every place for a call taken."""
         return self.overhead_s * -(-len(self.calls) // max(1, self.max_in_flight))
 
+    @property
+    def fronts_s(self) -> float:
+        """Seconds of the front's own work."""
+        return self.front_s * len(self.calls)
+
     def total_s(self, answer_tokens: float) -> float:
         """Seconds until the last answer."""
-        return self.wait_s + self.prefill_s + self.decode_s(answer_tokens) + self.beside_s
+        nodes_s = self.prefill_s + self.decode_s(answer_tokens) + self.beside_s
+        both_s = max(nodes_s, self.fronts_s) if self.apart else nodes_s + self.fronts_s
+        return self.wait_s + both_s
 
 
 class Forecaster:
@@ -195,7 +208,7 @@ class Forecaster:
             for model in {call.model.identity: call for call in calls}.values()
             for record in self._candidates(model)
         }
-        speeds = [r.load.decode_tokens_per_s for r in nodes.values() if r.load.decode_tokens_per_s]
+        tokens_s = [s for record in nodes.values() if (s := _token_s(record))]
         return Forecast(
             calls=tuple(found),
             looked_up=looked_up,
@@ -203,8 +216,9 @@ class Forecaster:
             measured=all(_is_measured(record) for record in nodes.values()),
             wait_s=self._shortest_wait_s(list(nodes.values())),
             overhead_s=_mean([record.correction.overhead_s for record in nodes.values()]),
-            token_s=len(speeds) / sum(speeds) if speeds else 0.0,
+            token_s=statistics.harmonic_mean(tokens_s) if tokens_s else 0.0,
             max_in_flight=max_in_flight,
+            apart=any(record.info.control_address for record in nodes.values()),
         )
 
     def _shortest_wait_s(self, nodes: Sequence[NodeRecord]) -> float:
@@ -234,6 +248,13 @@ def shared_before(tree: PrefixTree) -> list[int]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _token_s(record: NodeRecord) -> float:
+    """Seconds per token of an answer, as a node measured it, or those of its shortest step."""
+    if record.load.decode_tokens_per_s:
+        return 1.0 / record.load.decode_tokens_per_s
+    return record.rates.step_s + record.load.prefill_token_s if _is_measured(record) else 0.0
 
 
 def _is_measured(record: NodeRecord) -> bool:

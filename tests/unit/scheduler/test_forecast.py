@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +161,22 @@ async def test_a_directory_that_does_not_answer_is_told(one: Cluster) -> None:
     assert (lost.looked_up, lost.unanswered) == (1, 1)
     told = assumptions(Estimate({}, Prospect(lost, (4.0,), learned=True)))
     assert any("did not answer for 1 of 1 prompts" in text for text in told)
+
+
+def test_the_fronts_own_work_goes_on_beside_nodes_that_are_not_in_its_process() -> None:
+    calls = (forecast_module.CallForecast(10, busy_s=1.0),) * 2
+    here = forecast_module.Forecast(calls, nodes=1, wait_s=4.0, front_s=3.0, apart=False)
+    assert here.total_s(0.0) == 4.0 + 2.0 + 6.0
+    there = replace(here, apart=True)
+    assert there.total_s(0.0) == 4.0 + 6.0
+    assert replace(there, front_s=0.5).total_s(0.0) == 4.0 + 2.0
+
+
+async def test_before_anything_was_generated_a_token_takes_a_short_step() -> None:
+    load = NodeLoad(prefill_token_s=0.01, prefill_step_s=0.02)
+    new = Cluster("c1", load=load)
+    assert (await new.forecast([prompt(4)])).token_s == pytest.approx(0.03)
+    await new.dispatcher.stop()
 
 
 async def test_of_many_prompts_some_are_looked_up(
