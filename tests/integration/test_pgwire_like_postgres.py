@@ -288,3 +288,24 @@ def test_pg_settings_lists_ours_as_custom_options(server: RunningServer) -> None
         assert row == ("tierkv.max_calls", "77", about)
         ours.execute("RESET tierkv.max_calls")
         assert ours.execute(ask).fetchall() == [default]
+
+
+@pytest.mark.parametrize("options", ["", "ANALYZE", "(FORMAT JSON)", "(ANALYZE, FORMAT TEXT)"])
+def test_a_plan_has_the_shape_of_postgres(
+    server: RunningServer, postgres: PostgresServer, options: str
+) -> None:
+    sql = f"EXPLAIN {options} SELECT x FROM t WHERE id > 1"
+    seen = []
+    for dsn in (postgres.dsn, server.dsn):
+        with psycopg.connect(dsn, autocommit=True) as db:
+            db.execute(TABLE)
+            shape = shape_of(db, sql)
+            told = [(shape.fname(at), shape.ftype(at)) for at in range(shape.nfields)]
+            cursor = db.execute(sql)
+            assert cursor.description is not None
+            ran = [(column.name, column.type_code) for column in cursor.description]
+            rows = cursor.fetchall()
+            assert "JSON" in options or (len(rows) > 1 and "\n" not in str(rows))
+            seen.append((told, ran, cursor.statusmessage, len(rows) == 1))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [(b"QUERY PLAN", 114 if "JSON" in options else 25)]

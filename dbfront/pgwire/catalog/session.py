@@ -28,6 +28,7 @@ from dbfront.pgwire.catalog.ddl import rewrite_create
 from dbfront.pgwire.catalog.install import client_names, install
 from dbfront.pgwire.catalog.intervals import has_interval
 from dbfront.pgwire.catalog.naming import Naming
+from dbfront.pgwire.catalog.plans import described_plan, plan_rows
 from dbfront.pgwire.catalog.rewrite import Rewritten, rewrite
 from dbfront.pgwire.catalog.rewriter import DATABASE
 from dbfront.pgwire.catalog.sequences import SequenceValues, returning
@@ -184,8 +185,7 @@ class CatalogSession:
         elif word == "SELECT":
             self._sequences.note_query(sql, result)
         elif word == "EXPLAIN":
-            rows = [tuple(map(self._naming.shown_plan, row)) for row in result.rows]
-            result = replace(result, rows=rows)
+            result = plan_rows(sql, result, self._naming.shown_plan)
         return result
 
     async def fail_transaction(self) -> None:
@@ -229,6 +229,8 @@ class CatalogSession:
         rewritten = self._rewrite(sql)
         with rewritten.placing_errors():
             described = await self._inner.describe(rewritten.text)
+        if word == "EXPLAIN":
+            return described_plan(sql, described)
         return queries.with_oids(described, rewritten.text)
 
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
