@@ -30,14 +30,15 @@ from bench import (
     split,
     sql,
     start_time,
+    warm_rests,
 )
 from bench.report import parse_arguments
 
 parse_arguments(__doc__)
 _SCRIPTS = [
     start_time, reattach, block_layers, block_size, codec, front_overhead, chat_reuse, pipeline,
-    split, controller, slow_path, decoding, compute, routing_decision, meta, plan, field_order,
-    router, sizing, sql,
+    split, controller, slow_path, decoding, warm_rests, compute, routing_decision, meta, plan,
+    field_order, router, sizing, sql,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])

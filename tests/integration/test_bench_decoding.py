@@ -1,4 +1,4 @@
-"""The decoding benchmark runs, compares its tokens and reports its metrics; none is judged."""
+"""The benchmarks of decoding and of short rests run and compare their tokens; none is judged."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ def test_guesses_and_shared_reads_stand_beside_the_plain_way() -> None:
         assert metrics[f"{case}_guessing_speedup_of_answers"] > 0
     assert metrics["random_batch_1_guessing_speedup"] > 0
     assert metrics["rows_2_sharing_speedup"] > 0
+
+
+def test_short_rests_together_stand_beside_rests_one_by_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.warm_rests", "--quick", "--format", "json",
+         "--rounds", "1", "--tokens", "128"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    for model in ("shipped", "random"):
+        for case in ("rest_34", "rest_2_to_64", "rest_34_nothing_shared"):
+            assert metrics[f"{model}_{case}_speedup"] > 0
+            assert metrics[f"{model}_{case}_processor_speedup"] > 0
