@@ -212,13 +212,13 @@ def _parts(
     ]
     for cohort in _cohorts([spans[i] for i in rests], block_tokens, least_saved):
         members = [rests[k] for k in cohort.members]
-        tiles, alone = _tiles(spans, members, cohort.shared_pages * block_tokens)
-        if cohort.shared_pages:
-            tiles, alone = (*tiles, *((i,) for i in alone)), ()
+        tiles, large = _tiles(spans, members, cohort.shared_pages * block_tokens)
+        segments += large
+        if cohort.shared_pages and tiles:
             groups.append(_Part(tiles, RestGroup, cohort.shared_pages))
-        else:
-            groups += [_Part((tile,), RestGroup) for tile in tiles]
-        segments += alone
+            continue
+        groups += [_Part((tile,), RestGroup) for tile in tiles if len(tile) > 1]
+        segments += [tile[0] for tile in tiles if len(tile) == 1]
     return groups + [_Part(((i,),), PrefillSegment) for i in segments]
 
 
@@ -228,8 +228,8 @@ def _tiles(
     queries = np.array([spans[i].count for i in members])
     starts = np.array([spans[i].start for i in members])
     found = find_tiles(queries, starts + queries - shared_tokens)
-    together = tuple(tuple(members[k] for k in tile) for tile in found.together)
-    return together, tuple(members[k] for k in found.alone)
+    tiles = tuple(tuple(members[k] for k in tile) for tile in found.tiles)
+    return tiles, tuple(members[k] for k in found.large)
 
 
 def _cohorts(members: Sequence[Span], block_tokens: int, least_saved: int) -> list[Cohort]:

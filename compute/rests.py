@@ -30,12 +30,12 @@ class Tiles:
     """A partition of rests.
 
     Attributes:
-        together: indices of the rests of each call, those of two or more.
-        alone: indices of rests that gain nothing by company.
+        tiles: indices of the rests of each call; of a single one that is like no other, too.
+        large: indices of rests that gain nothing by company, whatever they share.
     """
 
-    together: tuple[tuple[int, ...], ...]
-    alone: tuple[int, ...]
+    tiles: tuple[tuple[int, ...], ...]
+    large: tuple[int, ...]
 
 
 def find_tiles(queries: Int64Array, keys: Int64Array) -> Tiles:
@@ -64,8 +64,4 @@ def find_tiles(queries: Int64Array, keys: Int64Array) -> Tiles:
         else:
             tiles.append([i])
             pairs, most_queries = count * width, count
-    single = [tile[0] for tile in tiles if len(tile) == 1]
-    return Tiles(
-        tuple(tuple(tile) for tile in tiles if len(tile) > 1),
-        tuple(sorted([*single, *np.flatnonzero(~small).tolist()])),
-    )
+    return Tiles(tuple(map(tuple, tiles)), tuple(np.flatnonzero(~small).tolist()))

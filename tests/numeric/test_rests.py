@@ -110,6 +110,13 @@ def test_one_rest_and_long_ones_stay_alone() -> None:
     assert (len(plan.rests), len(plan.segments)) == (0, 2)
 
 
+def test_a_rest_far_behind_the_shared_pages_has_a_call_of_its_own() -> None:
+    chunks = [rest(i, [1, 2, 3 + 3 * i, 4 + 3 * i, 5 + 3 * i], 18 + i, 9) for i in range(4)]
+    chunks.append(rest(9, [1, 2, *range(20, 100)], 530, 64))
+    plan = same(pages_of(2, KvDtype.FLOAT32), chunks, 4)
+    assert (calls(plan), [s.start for s in plan.segments]) == (2, [530])
+
+
 def test_what_pages_two_rests_share_they_both_read() -> None:
     table = list(range(1, 9))
     chunks = [rest(0, table, 40, 6), rest(1, [*table[:4], 20, 21], 37, 6), rest(2, table, 9, 6)]

@@ -17,11 +17,10 @@ def test_tiles_are_a_partition_and_padding_costs_less_than_calls(rests) -> None:
     queries = np.array([q for q, _ in rests], dtype=np.int64)
     keys = np.array([q + before for q, before in rests], dtype=np.int64)
     tiles = find_tiles(queries, keys)
-    members = [i for tile in tiles.together for i in tile]
-    assert sorted([*members, *tiles.alone]) == list(range(len(rests)))
-    for tile in map(list, tiles.together):
-        assert len(tile) > 1
-        assert len(tile) * keys[tile].max() <= TILE_KEYS
+    members = [i for tile in tiles.tiles for i in tile]
+    assert sorted([*members, *tiles.large]) == list(range(len(rests)))
+    for tile in map(list, tiles.tiles):
+        assert len(tile) == 1 or len(tile) * keys[tile].max() <= TILE_KEYS
         padded = len(tile) * queries[tile].max() * keys[tile].max()
         pairs = queries[tile] * keys[tile]
         assert padded - pairs.sum() <= (len(tile) - 1) * CALL_PAIRS
@@ -30,15 +29,15 @@ def test_tiles_are_a_partition_and_padding_costs_less_than_calls(rests) -> None:
 
 def test_equal_rests_fill_a_tile() -> None:
     tiles = find_tiles(np.full(20, 34), np.full(20, 512))
-    assert [len(tile) for tile in tiles.together] == [8, 8, 4]
-    assert tiles.alone == ()
+    assert [len(tile) for tile in tiles.tiles] == [8, 8, 4]
+    assert tiles.large == ()
 
 
 def test_a_rest_behind_very_much_is_left_alone() -> None:
     tiles = find_tiles(np.array([34, 34, 60, 34]), np.array([100, 100, 2_000, 100]))
-    assert (tiles.together, tiles.alone) == (((0, 1, 3),), (2,))
+    assert (tiles.tiles, tiles.large) == (((0, 1, 3),), (2,))
 
 
 def test_no_rest_no_tile() -> None:
     none = np.array([], dtype=np.int64)
-    assert find_tiles(none, none).together == find_tiles(none, none).alone == ()
+    assert find_tiles(none, none).tiles == find_tiles(none, none).large == ()
