@@ -321,6 +321,7 @@ class DuckDbSession:
 
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
         if plan.explain is not Explain.NO:
+            await self._connection.check(plan.engine_sql)
             return _EXPLAIN_COLUMNS
         book = AnswerBook(plan.forms)
         if plan.returning_sql is not None:
@@ -330,6 +331,7 @@ class DuckDbSession:
         if plan.kind is StatementKind.SHOW or plan.shows:
             # These only read the catalogue, and the engine describes no other way.
             return (await self._connection.run(plan.engine_sql)).columns
+        await self._connection.check(plan.engine_sql)
         return None
 
     async def _refresh_views(self, views: frozenset[str]) -> None:

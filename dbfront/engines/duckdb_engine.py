@@ -21,6 +21,7 @@ import duckdb
 from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import is_disk_full, to_tierkv_error
+from dbfront.engines.opening import closed_on_failure, open_already
 from dbfront.engines.raised_errors import RaisedErrors
 from dbfront.engines.thread_work import to_its_end
 from dbfront.simulations import Simulations
@@ -119,14 +120,14 @@ class DuckDbEngine:
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
             self._root = duckdb.connect(config.path or ":memory:")
-            with _closed_on_failure(self._root):
+            with closed_on_failure(self._root):
                 self._set_up(config)
                 self.kept_names = self._kept_names(config)
         except duckdb.Error as error:
             if f'"{engine_function(Dialect.DUCKDB, kept_in_place=False)}" already exists' in str(
                 error
             ):
-                raise _open_already(config.path) from None
+                raise open_already(config.path) from None
             raise ConfigError(
                 f"can't open the database {config.path or ':memory:'}: {error}",
                 hint="Free space on its disk."
@@ -371,6 +372,15 @@ class DuckDbConnection:
             result = await self.run(described, dict.fromkeys(sql.parameters, 1), book)
         return tuple(Column(row[0], _type_name(row[1])) for row in result.rows)
 
+    async def check(self, sql: RewrittenSql) -> None:
+        """Raise what the engine's parser has against a statement; nothing is looked up or run."""
+
+        def parse() -> None:
+            with self._translated(sql):
+                self._cursor.extract_statements(sql.text)
+
+        await self._in_thread(parse)
+
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
@@ -477,20 +487,3 @@ def _quoted(name: str) -> str:
 def _type_name(name: str) -> str:
     """Untyped NULL is text to a client."""
     return "VARCHAR" if name.strip('"') == "NULL" else name
-
-
-def _open_already(path: str) -> ConfigError:
-    return ConfigError(
-        f"the database {path} is open in this process already",
-        hint="Use that connection, with a cursor for each thread, or close() it first.",
-    )
-
-
-@contextmanager
-def _closed_on_failure(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Close a connection that no engine will own: its functions would keep it for ever."""
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise

@@ -59,7 +59,7 @@ class ExtendedQuery:
         match message:
             case m.Parse():
                 async with read_ahead(message.sql):
-                    self._parse(message)
+                    await self._parse(message)
             case m.Bind():
                 await self._bind(message)
             case m.Describe(kind="S"):
@@ -101,7 +101,9 @@ class ExtendedQuery:
             if portal is not None:
                 await portal.close()
 
-    def _parse(self, message: m.Parse) -> None:
+    async def _parse(self, message: m.Parse) -> None:
+        if not message.statement:
+            self._statements.pop("", None)
         check_text(message.sql)
         statements = self._exchange.session.split(message.sql)
         if len(statements) > 1:
@@ -118,9 +120,9 @@ class ExtendedQuery:
         sql = message.sql[: statement_spans(message.sql)[0][1]] if statements else ""
         sql = without_void(sql, message.parameter_oids)
         self._refuse_if_aborted(sql)
-        self._statements[message.statement] = prepare(
-            sql, message.parameter_oids, parse_copy(sql) if sql else None
-        )
+        statement = prepare(sql, message.parameter_oids, parse_copy(sql) if sql else None)
+        await self._description(statement)  # What is wrong with it is told here.
+        self._statements[message.statement] = statement
         self._exchange.send(replies.PARSE_COMPLETE)
 
     async def _bind(self, message: m.Bind) -> None:

@@ -309,3 +309,33 @@ def test_a_plan_has_the_shape_of_postgres(
             seen.append((told, ran, cursor.statusmessage, len(rows) == 1))
     assert seen[0] == seen[1]
     assert seen[0][0] == [(b"QUERY PLAN", 114 if "JSON" in options else 25)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELEC 1", "SELECT FROM WHERE", "SELECT * FROM nowhere", "SELECT none FROM t",
+        "INSERT INTO t VALUES (", "UPDATE t SET", "CREATE TABLE made (", "EXPLAIN SELEC 1",
+        "DROP nothing", "SELECT $1 +", "DELETE FROM t WHER id = 1", "ALTER TABLE t AD x int",
+    ],
+)  # fmt: skip
+def test_a_wrong_statement_is_told_at_parse(
+    server: RunningServer, postgres: PostgresServer, sql: str
+) -> None:
+    """No Bind or Describe follows: so clients that prepare only learn it there."""
+    seen = []
+    for dsn in (postgres.dsn, server.dsn):
+        with psycopg.connect(dsn, autocommit=True) as db:
+            db.execute(TABLE)
+            shape_of(db, "SELECT 1")
+            told = []
+            for send in (
+                lambda pgconn: pgconn.send_prepare(b"", sql.encode()),
+                lambda pgconn: pgconn.send_describe_prepared(b""),
+            ):
+                send(db.pgconn)
+                [answer] = db.wait(generators.execute(db.pgconn))
+                told.append(answer.error_field(pq.DiagnosticField.SQLSTATE))
+            seen.append(told)
+    assert seen[0] == seen[1]
+    assert seen[0][0] is not None

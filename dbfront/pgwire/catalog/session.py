@@ -227,8 +227,10 @@ class CatalogSession:
         if word in _NO_ROWS:
             return StatementDescription(None)
         rewritten = self._rewrite(sql)
+        definition = rewrite_create(rewritten.text) if word == "CREATE" else None
+        text = rewritten.text if definition is None else definition.sql
         with rewritten.placing_errors():
-            described = await self._inner.describe(rewritten.text)
+            described = await self._inner.describe(text)
         if word == "EXPLAIN":
             return described_plan(sql, described)
         return queries.with_oids(described, rewritten.text)
