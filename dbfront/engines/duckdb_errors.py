@@ -29,6 +29,7 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Sequence", r"not yet defined in this session", "55000"),
     ("Catalog", r"(Table|View) with name .* already exists", "42P07"),
     ("Catalog", r"Schema with name .* already exists", "42P06"),
+    ("Catalog", r"Column with name .* already exists", "42701"),
     ("Catalog", r"already exists", "42710"),
     ("Catalog", r"Could not drop the table because", "2BP01"),
     ("Catalog", r"^(Table|View) with name|Referenced table", "42P01"),
@@ -85,6 +86,12 @@ _NEW_TABLE: Final = (
     "DROP the old table, RENAME the new one; or keep such tables in PostgreSQL "
     "(tierkv up --postgres)."
 )
+_TOO_LONG: Final = re.compile(
+    r"CHECK\(\((?P<name>char_length|character_length)\(rtrim\(.+, ' '\)\) <= (?P<most>\d+)\)\)$",
+    re.DOTALL,
+)
+"""The checks that catalog/text_lengths.py keeps lengths with, and the types they stand for."""
+_WITH_LENGTH: Final = {"char_length": "character", "character_length": "character varying"}
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
 _CATALOGUE: Final = re.compile(r"Did you mean \"(?:pg_|duckdb_|sqlite_|pragma_)")
@@ -120,6 +127,10 @@ def to_tierkv_error(
             "it was stored; reading goes on.",
         )
     position = source_position(_position(facts, engine_text))
+    too_long = _TOO_LONG.search(message) if kind == "Constraint" else None
+    if too_long is not None:
+        text = f"{_WITH_LENGTH[too_long['name']]}({too_long['most']})"
+        return SqlError(f"value too long for type {text}", sqlstate="22001", position=position)
     if _LATE_CONSTRAINT.search(message):
         return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE)
     state = sqlstate(kind, message)

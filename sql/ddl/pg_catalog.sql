@@ -28,6 +28,17 @@ CREATE VIEW own_user_columns AS
   SELECT * REPLACE (coalesce(is_generated, false) AS is_generated) FROM own_all_columns
   WHERE database_name IN (current_database(), 'temp') AND NOT internal;
 
+-- Checks that keep the length of varchar(n) and char(n) (pgwire/catalog/text_lengths.py).
+CREATE MACRO own_is_length(expression) AS coalesce(regexp_matches(
+  expression, '^\((character_length|char_length)\(rtrim\(.+, '' ''\)\) <= \d+\)$', 's'), false);
+CREATE VIEW own_text_lengths AS
+  SELECT table_oid, constraint_column_indexes[1] + 1 AS column_index,
+         CASE WHEN starts_with(expression, '(character_length') THEN 1043 ELSE 1042 END AS type_oid,
+         regexp_extract(expression, '(\d+)\)$', 1)::INTEGER + 4 AS modifier
+  FROM duckdb_constraints()
+  WHERE constraint_type = 'CHECK' AND len(constraint_column_indexes) = 1
+    AND own_is_length(expression);
+
 CREATE VIEW pg_namespace AS
   SELECT oid, CASE database_name WHEN 'temp' THEN 'pg_temp_1' ELSE own_schema(schema_name) END AS nspname,
          10::BIGINT AS nspowner, NULL::VARCHAR AS nspacl, 2615::BIGINT AS tableoid
@@ -66,7 +77,9 @@ CREATE VIEW own_index_keys AS
 
 CREATE VIEW own_relations AS
   SELECT t.table_oid AS oid, table_name AS relname, schema_oid AS relnamespace, 'r' AS relkind,
-         column_count AS relnatts, check_constraint_count AS relchecks,
+         column_count AS relnatts,
+         check_constraint_count - (SELECT count(*) FROM own_text_lengths l
+                                   WHERE l.table_oid = t.table_oid) AS relchecks,
          index_count > 0 OR has_primary_key AS relhasindex,
          t.table_oid IN (SELECT k.table_oid FROM duckdb_constraints() k
                          WHERE k.constraint_type = 'FOREIGN KEY')
@@ -101,10 +114,11 @@ CREATE VIEW pg_class AS
   FROM own_relations;
 
 CREATE VIEW pg_attribute AS
-  SELECT table_oid AS attrelid, column_name AS attname, own_type_oid(data_type) AS atttypid,
-         -1 AS attstattarget, own_type_length(data_type) AS attlen, column_index::SMALLINT AS attnum,
+  SELECT c.table_oid AS attrelid, column_name AS attname,
+         coalesce(l.type_oid, own_type_oid(data_type)) AS atttypid,
+         -1 AS attstattarget, own_type_length(data_type) AS attlen, c.column_index::SMALLINT AS attnum,
          CASE WHEN data_type LIKE '%]' THEN 1 ELSE 0 END AS attndims, -1 AS attcacheoff,
-         own_type_modifier(data_type) AS atttypmod, false AS attbyval, 'p' AS attstorage,
+         coalesce(l.modifier, own_type_modifier(data_type)) AS atttypmod, false AS attbyval, 'p' AS attstorage,
          'i' AS attalign, NOT is_nullable AS attnotnull,
          column_default IS NOT NULL OR is_generated AS atthasdef, false AS atthasmissing,
          '' AS attidentity, CASE WHEN is_generated THEN 's' ELSE '' END AS attgenerated,
@@ -113,7 +127,8 @@ CREATE VIEW pg_attribute AS
          '' AS attcompression, NULL::VARCHAR[] AS attacl,
          NULL::VARCHAR[] AS attoptions, NULL::VARCHAR[] AS attfdwoptions,
          NULL::VARCHAR[] AS attmissingval, 1249::BIGINT AS tableoid
-  FROM own_user_columns
+  FROM own_user_columns c LEFT JOIN own_text_lengths l
+    ON l.table_oid = c.table_oid AND l.column_index = c.column_index
   UNION ALL
   SELECT index_oid, part, coalesce(own_type_oid(data_type), 25), -1, -1, place, 0, -1,
          coalesce(own_type_modifier(data_type), -1), false, 'p', 'i', false, false, false, '',
@@ -181,7 +196,8 @@ CREATE VIEW pg_constraint AS
   FROM duckdb_constraints() k
   LEFT JOIN duckdb_tables() r ON r.database_name = k.database_name
     AND r.schema_name = k.schema_name AND r.table_name = k.referenced_table
-  WHERE k.database_name IN (current_database(), 'temp') AND constraint_type <> 'NOT NULL';
+  WHERE k.database_name IN (current_database(), 'temp') AND constraint_type <> 'NOT NULL'
+    AND NOT own_is_length(expression);
 
 -- A foreign key needs the index of what it refers to, such an index its constraint, and a sequence
 -- the column whose default draws from it.

@@ -21,6 +21,9 @@ CREATE MACRO pg_function_is_visible(fn_oid) AS true;
 CREATE MACRO format_type(t_oid, t_mod) AS
   CASE WHEN t_oid IS NULL THEN NULL WHEN t_oid = 1700 AND t_mod >= 4
        THEN 'numeric(' || ((t_mod - 4) >> 16) || ',' || ((t_mod - 4) & 65535) || ')'
+       WHEN t_oid IN (1042, 1043) AND t_mod >= 4
+       THEN CASE t_oid WHEN 1042 THEN 'character(' ELSE 'character varying(' END
+            || (t_mod - 4) || ')'
        ELSE coalesce((SELECT tn_f FROM (SELECT oid AS tn_o, format_name AS tn_f FROM own_type_names)
                       WHERE tn_o = t_oid),
                      (SELECT te_n FROM (SELECT oid AS te_o, type_name AS te_n FROM own_enum_types)

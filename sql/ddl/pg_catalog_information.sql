@@ -40,8 +40,10 @@ CREATE VIEW information.columns AS
          CASE WHEN attnotnull THEN 'NO' ELSE 'YES' END AS is_nullable,
          CASE WHEN typcategory = 'A' THEN 'ARRAY' ELSE format_type(atttypid, NULL) END
          AS data_type,
-         NULL::INTEGER AS character_maximum_length,
-         CASE WHEN atttypid = 25 THEN 1073741824 END AS character_octet_length,
+         CASE WHEN atttypid IN (1042, 1043) AND atttypmod > 4 THEN atttypmod - 4 END::INTEGER
+         AS character_maximum_length,
+         CASE WHEN atttypid IN (1042, 1043) AND atttypmod > 4 THEN 4 * (atttypmod - 4)
+              WHEN atttypid = 25 THEN 1073741824 END AS character_octet_length,
          CASE atttypid WHEN 21 THEN 16 WHEN 23 THEN 32 WHEN 20 THEN 64 WHEN 700 THEN 24
               WHEN 701 THEN 53 WHEN 1700 THEN CASE WHEN atttypmod > 4 THEN (atttypmod - 4) >> 16 END
          END AS numeric_precision,

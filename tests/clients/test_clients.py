@@ -90,7 +90,6 @@ DIFFERENT = {
     ("odbc-server-prepare-off", "statistics"),
     ("pgcli", r"\dt notes"),
     ("php", "pg_field_table"),
-    ("php", "pg_meta_data"),
 }
 
 

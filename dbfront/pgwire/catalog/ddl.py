@@ -1,8 +1,9 @@
 """PostgreSQL's spellings in CREATE TABLE that DuckDB does not know, as its own.
 
 ``SERIAL`` and identity columns become a default from a sequence, ``jsonb`` becomes JSON, precisions
-of timestamps are dropped (DuckDB keeps microseconds). Pure and token-wise; catalog/session.py makes
-the sequences before it runs the statement.
+of timestamps are dropped (DuckDB keeps microseconds), lengths of texts become checks
+(text_lengths.py). Pure and token-wise; catalog/session.py makes the sequences before it runs the
+statement.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dbfront.pgwire.catalog.text_lengths import text_length
 from dbfront.pgwire.sql_tokens import Token, tokens
 
 _SERIAL: Final = {
@@ -83,8 +85,23 @@ class _Definition:
                 starts = True
             elif depth == 1 and starts:
                 self._column, starts = self.words[index].name, False
+                self._length(index)
             elif depth == 1:
                 self._word(index)
+
+    def _length(self, index: int) -> None:
+        """``v varchar(20) [COLLATE c]`` gets a check behind it."""
+        length = text_length(self.words, index + 1)
+        if length is None:
+            return
+        last = index + length.words
+        check = length.check(_quoted(self._column))
+        if self.upper(last + 1) == "COLLATE" and last + 2 < len(self.words):
+            self.replace(index + 1, last, "VARCHAR")
+            end = self.words[last + 2].end
+            self.edits.append((end, end, f" {check}"))
+        else:
+            self.replace(index + 1, last, f"VARCHAR {check}")
 
     def _word(self, index: int) -> None:
         word = self.upper(index)

@@ -22,6 +22,7 @@ from dbfront.contracts import (
     StatementResult,
 )
 from dbfront.pgwire.catalog import queries
+from dbfront.pgwire.catalog.alter import alter_text_length, without_only
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.ddl import rewrite_create
@@ -303,6 +304,17 @@ class CatalogSession:
         with rewritten.placing_errors():
             return await self._inner.execute(definition.sql, params)
 
+    async def _on_alter(self, sql: str, params: Params) -> StatementResult | None:
+        """Tables; a text's length is kept by a check, and ``ONLY`` means nothing here."""
+        rewritten = self._rewrite(sql)
+        self._sequences.forget_tables()
+        text = without_only(rewritten.text)
+        with rewritten.placing_errors():
+            altered = await alter_text_length(self._inner, text, params)
+            if altered is None and text != rewritten.text:
+                return await self._inner.execute(text, params)
+            return altered
+
     async def _on_insert(self, sql: str, params: Params) -> StatementResult | None:
         """Rows that draw from a sequence also tell lastval() what they drew."""
         if "returning" in sql.lower():
@@ -381,6 +393,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "SHOW": CatalogSession._on_setting,
     "SELECT": CatalogSession._on_select,
     "CREATE": CatalogSession._on_create,
+    "ALTER": CatalogSession._on_alter,
     "INSERT": CatalogSession._on_insert,
     "DECLARE": CatalogSession._on_declare,
     "FETCH": CatalogSession._on_fetch,
