@@ -60,4 +60,6 @@ def command_tag(plan: StatementPlan, count: int) -> str:
     words = [token.upper for token in tokenize(plan.text)[:8]]
     if plan.kind in (StatementKind.CREATE, StatementKind.DROP, StatementKind.ALTER):
         return f"{words[0]} {next((word for word in words if word in _OBJECTS), '')}".strip()
+    if words[:2] == ["FORCE", "CHECKPOINT"]:
+        return "CHECKPOINT"  # DuckDB's FORCE is only an adverb.
     return words[0] if words else ""

@@ -465,6 +465,18 @@ async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
                 body = json.dumps(shown | {"settings": {name: value}}).encode()
                 bad = await door.raw("POST", "/v1/sql", body)
                 assert (bad.status, name in bad.json()["error"]["param"]) == (400, True)
+            for nul in (
+                {"sql": "SELECT 'a\0b'"},
+                {"sql": "SELECT 'a\0b'", "stream": True},
+                {"sql": "SELECT $1", "params": ["a\0b"]},
+                {"sql": "SELECT $1", "params": [["a", {"b\0": 1}]]},
+                {"sql": "SELECT $a", "params": {"a": "\0"}},
+                {"sql": "SELECT 1", "settings": {"tierkv.model": "a\0b"}},
+            ):
+                bad = await door.raw("POST", "/v1/sql", json.dumps(nul).encode())
+                assert bad.status == 400, nul
+                assert "UTF8" in bad.json()["error"]["message"]
+                assert "settings" in nul or bad.json()["error"]["sqlstate"] == "22021"
             two = await door.raw("POST", "/v1/sql", b'{"sql": "SELECT 1; SELECT 2"}')
             assert two.json()["error"]["param"] == "sql"
         finally:

@@ -310,6 +310,13 @@ def test_notifications_are_refused(conn: psycopg.Connection, sql: str) -> None:
     assert conn.execute("UNLISTEN *").statusmessage == "UNLISTEN"
 
 
+def test_commands_that_change_nothing_answer_as_postgres(conn: psycopg.Connection) -> None:
+    assert conn.execute("FORCE CHECKPOINT").statusmessage == "CHECKPOINT"
+    conn.execute("SET standard_conforming_strings = on")
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="always on"):
+        conn.execute("SET standard_conforming_strings = off")
+
+
 @pytest.mark.parametrize("sql", ["SELECT $1::text", "SELECT $1"])
 def test_text_can_not_hold_a_nul(conn: psycopg.Connection, sql: str) -> None:
     result = conn.pgconn.exec_params(sql.encode(), [b"a\0b"], param_formats=[1])

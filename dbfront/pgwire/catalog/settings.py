@@ -34,7 +34,9 @@ def _encoding(value: str) -> str:
 def _fixed(name: str, *allowed: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value.lower() not in allowed:
-            raise FeatureNotSupportedError(f'{name} "{value}" is not supported')
+            raise FeatureNotSupportedError(
+                f'{name} "{value}" is not supported; it is always {allowed[0]}'
+            )
         return allowed[0]
 
     return check
