@@ -15,6 +15,7 @@ from typing import Any, Final
 from dbfront.contracts import Notice, SqlSession, StatementResult
 from dbfront.pgwire.catalog.text_lengths import TextLength, text_length
 from dbfront.pgwire.sql_tokens import Token, tokens
+from kvcore.errors import FeatureNotSupportedError
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 
@@ -121,7 +122,14 @@ async def alter_text_length(inner: SqlSession, sql: str, params: Params) -> Stat
 async def _run(
     inner: SqlSession, sql: str, params: Params, change: _Change, table: _Table
 ) -> StatementResult:
-    if table.check and table.can_be_made_again:
+    if table.check and not table.can_be_made_again:
+        raise FeatureNotSupportedError(
+            f"the type of column {table.column} can't be changed: an index, a generated column or "
+            "a foreign key hangs on its table",
+            hint="Drop the table's indexes, alter the column, and create them again; else make a "
+            "new table, INSERT ... SELECT the rows, DROP the old one, RENAME the new one.",
+        )
+    if table.check:
         await _make_again(inner, table, "")
     result = await inner.execute(sql, params)
     if change.length is None:
