@@ -257,19 +257,28 @@ def sql_login(settings: Settings) -> tuple[str, str, str]:
     return user, str(given.get("dbname") or user), str(given.get("password") or "")
 
 
+def sql_words(
+    user: str, database: str, address: tuple[str, str], passwords: Path | None
+) -> tuple[str, str]:
+    """Return a URL for drivers and a psql command; both are right as pasted, whatever the names."""
+    host, port = address
+    argv = ["psql", "-h", host.strip("[]"), "-p", port, "-U", user, database]
+    url = f"postgresql://{quote(user, safe='')}@{host}:{port}/{quote(database, safe='')}"
+    if passwords is None:
+        return url, shlex.join(argv)
+    before = f"PGPASSFILE={shlex.quote(str(passwords))} "
+    return f"{url}?passfile={quote(str(passwords), safe='/')}", before + shlex.join(argv)
+
+
 def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: Path) -> None:
     front = ready["front"]
     pg_host, pg_port = dialable(front["pg"])
     http_host, http_port = dialable(front["http"])
     user, database, password = sql_login(settings)
-    by_file = before = ""
-    if password:
-        file = keep_passwords(run_dir, {user: password})
-        by_file, before = f"?passfile={quote(str(file))}", f"PGPASSFILE={shlex.quote(str(file))} "
+    file = keep_passwords(run_dir, {user: password}) if password else None
+    url, psql = sql_words(user, database, (pg_host, pg_port), file)
     typer.echo(f"\nTierKV is up: {len(ready)} processes, logs in {run_dir / 'logs'}")
-    typer.echo(
-        f"  SQL   postgresql://{quote(user, safe='')}@{pg_host}:{pg_port}/{database}{by_file}"
-    )
+    typer.echo(f"  SQL   {url}")
     typer.echo(f"  REST  http://{http_host}:{http_port}/v1")
     if len(models := [model_name(each) for each in split_by_model(settings.compute)]) > 1:
         default = settings.front.default_model
@@ -277,8 +286,7 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
         typer.echo(f"  Models  {', '.join(told)}")
     typer.echo("\nNow type, in another terminal:")
     typer.echo(
-        f"  {before}psql -h {pg_host.strip('[]')} -p {pg_port} -U {shlex.quote(user)} {database} "
-        "-c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
+        f"  {psql} -c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
     )
     typer.echo("Ctrl-C stops everything.")
     if orphans := orphans_text(settings):

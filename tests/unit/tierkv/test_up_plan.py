@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import psycopg.conninfo
@@ -11,7 +12,7 @@ from kvcore.errors import ConfigError
 from tierkv.config import load_config
 from tierkv.settings import ComputeSettings, Settings
 from tierkv.shipped_model import model_name, split_by_model, with_default_model
-from tierkv.up import ClusterShape, _own, _tell_ready, dialable, plan_nodes
+from tierkv.up import ClusterShape, _own, _tell_ready, dialable, plan_nodes, sql_words
 
 
 def test_one_host_keeps_its_name() -> None:
@@ -97,3 +98,16 @@ def test_a_run_dir_that_cannot_be_used_is_told_with_the_cure(tmp_path: Path, pla
     with pytest.raises(ConfigError, match=message) as told, _own(run_dir):
         pytest.fail("it can't be held")
     assert "--set cluster.run_dir=FOLDER" in told.value.hint
+
+
+@pytest.mark.parametrize("name", ["tierkv", "ann lee", "o'neil", "a:b@c/d", "$HOME `x`", "ä?&"])
+@pytest.mark.parametrize("folder", [None, Path("/tmp/of ann's/run")])
+def test_printed_words_reach_any_user_and_database(name: str, folder: Path | None) -> None:
+    file = folder / "passwords" if folder else None
+    url, line = sql_words(name, f"{name}s", ("127.0.0.1", "5433"), file)
+    given = psycopg.conninfo.conninfo_to_dict(url)
+    assert (given["user"], given["dbname"]) == (name, f"{name}s")
+    assert given.get("passfile") == (str(file) if file else None)
+    words = shlex.split(line)
+    assert words[-7:] == ["-h", "127.0.0.1", "-p", "5433", "-U", name, f"{name}s"]
+    assert words[:-7] == ([f"PGPASSFILE={file}"] if file else []) + ["psql"]
