@@ -6,7 +6,7 @@ an AI call or a chat request talks to (implemented by dbfront/generation.py). Va
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -231,10 +231,18 @@ class TextGenerator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A result column; ``type_name`` is DuckDB's, such as ``INTEGER`` or ``DECIMAL(18,3)``."""
+    """A result column.
+
+    Attributes:
+        type_name: DuckDB's, such as ``INTEGER`` or ``DECIMAL(18,3)``.
+        table_oid: the table whose column this is, as in pg_class; 0 for anything else.
+        attnum: the column's number in that table, as in pg_attribute; 0 for anything else.
+    """
 
     name: str
     type_name: str
+    table_oid: int = 0
+    attnum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +332,9 @@ class SqlSession(Protocol):
        can't be streamed gives its whole result. The next statement of the session runs a stream
        that is still open to its end first, and its rows are kept.
     7. ``execute_own`` runs a statement of the front's own: it may change what clients may not
-       (sql/kept_names.py), and is not counted.
+       (sql/kept_names.py), and is not counted; its rows are returned.
+    8. ``catalogue_state`` stays the same only while the session sees the same tables by the same
+       names, and is another session's too only if both see the same. None: it can't be told.
     """
 
     @property
@@ -345,7 +355,9 @@ class SqlSession(Protocol):
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult | RowStream: ...
 
-    async def execute_own(self, sql: str) -> None: ...
+    async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]: ...
+
+    def catalogue_state(self) -> Hashable | None: ...
 
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]

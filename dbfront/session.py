@@ -81,7 +81,8 @@ class DuckDbSession:
         self.client = client
         self._server = server
         self._connection = connection
-        self._transaction = ClientTransaction(connection)
+        self._transaction = ClientTransaction(connection, pid)
+        self.catalogue_state = self._transaction.catalogue_state
         self._pid = pid
         self._running: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -138,9 +139,9 @@ class DuckDbSession:
         check_length(sql)
         return await self._exclusively(self._execute(sql, named_parameters(params)))
 
-    async def execute_own(self, sql: str) -> None:
+    async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
         """Run a statement of the front's own; see the contract."""
-        await self._exclusively(self._connection.command(sql))
+        return (await self._exclusively(self._connection.command(sql))).rows
 
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
@@ -263,9 +264,8 @@ class DuckDbSession:
             return StatementResult("RESET")
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
-        result = await run_statement(sql, params, context)
-        self._transaction.ran(kind, changed=may_change(tokens))
-        return result
+        with self._transaction.running(sql, kind, changed=may_change(tokens)):
+            return await run_statement(sql, params, context)
 
     def _context(
         self, stats: AiStats, account: StatementEntry, sink: StatementRows | None

@@ -8,8 +8,8 @@ another, and make the changes that must remain again (redo_log.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ class ClientTransaction:
         used: a statement ran in it, which chose the rows that the client sees.
     """
 
-    def __init__(self, connection: DuckDbConnection) -> None:
+    def __init__(self, connection: DuckDbConnection, pid: int = 0) -> None:
         self.status = "I"
         self.changed = False
         self.used = False
@@ -59,6 +59,10 @@ class ClientTransaction:
         self._own = False
         self._schema_changed = False
         self._begin = "BEGIN TRANSACTION"
+        self._pid = pid
+        self._schema_at_begin = 0
+        self._begun = 0
+        self._own_names = 0
 
     def check_usable(self) -> None:
         """Refuse statements in a failed transaction.
@@ -98,6 +102,8 @@ class ClientTransaction:
 
     async def begin(self, text: str = "BEGIN TRANSACTION") -> None:
         """Begin the client's transaction."""
+        self._schema_at_begin = self._connection.engine_changes.schema
+        self._begun += 1
         await self._connection.settle(text, last=True)
         self._begin = text
         self._reset("T")
@@ -105,10 +111,14 @@ class ClientTransaction:
     async def finish(self, *, commit: bool) -> bool:
         """End the client's transaction; return whether it was committed."""
         commit = commit and self.status == "T"
+        schema_changed = self._schema_changed
         self._count_commit(committed=commit and self.changed)
         self._reset("I")
         if commit:
-            await self._connection.settle("COMMIT", last=True)
+            try:
+                await self._connection.settle("COMMIT", last=True)
+            finally:  # What another session looked up during the COMMIT may be of before it.
+                self._connection.engine_changes.schema += schema_changed
         else:
             await self._roll_back()
         return commit
@@ -136,6 +146,36 @@ class ClientTransaction:
             self._count_commit(committed=True)
         self.used = inside
         self.changed = inside and (changed or self.changed)
+
+    @contextmanager
+    def running(self, sql: str, kind: StatementKind, *, changed: bool) -> Iterator[None]:
+        """Note what a statement did; names may mean other tables from then on, even if it fails.
+
+        Temporary tables and the search path are the session's own.
+        """
+        lowered = sql.lower()
+        path = kind not in _DATA and ("search_path" in lowered or "schema" in lowered)
+        try:
+            yield
+        except BaseException:
+            if changed and kind not in _DATA:
+                self._connection.engine_changes.schema += 1
+            raise
+        finally:
+            self._own_names += path or (changed and kind not in _DATA)
+        self.ran(kind, changed=changed)
+
+    def catalogue_state(self) -> tuple[int, ...] | None:
+        """What tells apart the catalogues that sessions see; None in a failed transaction.
+
+        A transaction sees the shared catalogue of its begin until the schema changes.
+        """
+        if self.status == "E":
+            return None
+        schema = self._connection.engine_changes.schema
+        apart = self._begun if self.status == "T" and schema != self._schema_at_begin else 0
+        pid = self._pid if apart or self._own_names else 0
+        return schema, pid, self._own_names, apart
 
     def fail(self) -> None:
         """Note that a statement failed inside the client's transaction."""
@@ -204,6 +244,8 @@ class ClientTransaction:
 
     async def _begin_again(self, count: int) -> None:
         await self._connection.settle("ROLLBACK")
+        self._schema_at_begin = -1
+        self._begun += 1
         await self._connection.settle(self._begin)
         await self._log.redo(count)
 

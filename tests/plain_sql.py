@@ -86,8 +86,11 @@ class PlainSession:
     ) -> StatementResult:
         return await asyncio.to_thread(self._execute, sql, params)
 
-    async def execute_own(self, sql: str) -> None:
-        await self.execute(sql)
+    async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        return (await self.execute(sql)).rows
+
+    def catalogue_state(self) -> None:
+        return None
 
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None

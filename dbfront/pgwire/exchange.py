@@ -205,7 +205,8 @@ def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) ->
     fields = []
     for column, code in zip(result_columns, codes, strict=True):
         kind = pg_type(column.type_name)
-        fields.append(Field(column.name, kind.oid, kind.size, kind.typmod, code))
+        table = column.table_oid, column.attnum
+        fields.append(Field(column.name, kind.oid, kind.size, kind.typmod, code, *table))
     return tuple(fields)
 
 

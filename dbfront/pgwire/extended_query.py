@@ -160,7 +160,9 @@ class ExtendedQuery:
                 described = await self._exchange.session.describe(sql)
         if described.columns is None:
             return described
-        return replace(described, columns=with_names(described.columns, statement.sql))
+        await self._exchange.session.learn_tables(statement.sql)
+        columns = self._exchange.session.numbered(described.columns, statement.sql)
+        return replace(described, columns=with_names(columns, statement.sql))
 
     async def _describe_statement(self, name: str) -> None:
         statement = self._statement(name)

@@ -19,6 +19,7 @@ from dbfront.pgwire import messages as m
 from dbfront.pgwire import replies
 from dbfront.pgwire.auth import MECHANISM, Authenticator
 from dbfront.pgwire.catalog.session import CatalogSession
+from dbfront.pgwire.catalog.table_numbers import TableNumbers
 from dbfront.pgwire.config import PgWireConfig
 from dbfront.pgwire.connection import PgConnection
 from dbfront.pgwire.errors import TooManyConnectionsError, error_fields, too_long
@@ -48,6 +49,7 @@ class Lobby:
         tls: set when TLS is on.
         handlers: connections by pid, for CancelRequest.
         install_lock: held while a session makes the PostgreSQL catalog.
+        numbers: what was looked up of tables.
     """
 
     config: PgWireConfig
@@ -56,6 +58,7 @@ class Lobby:
     tls: ssl.SSLContext | None = None
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
     install_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    numbers: TableNumbers = field(default_factory=TableNumbers)
 
     async def cancel(self, request: m.CancelRequest) -> None:
         """Cancel what the named connection runs, if the secret is right."""
@@ -205,7 +208,9 @@ class ClientHandler:
 
     async def _welcome(self, client: ClientInfo) -> Exchange:
         inner = await self._lobby.sql_server.open_session(client)
-        session = CatalogSession(inner, client, self._lobby.config.session_settings)
+        session = CatalogSession(
+            inner, client, self._lobby.config.session_settings, self._lobby.numbers
+        )
         self._exchange = exchange = Exchange(self._connection, self._stream, session)
         watched: Any = inner  # Not in the contract: a session may tell nothing while it runs.
         watched.on_progress = exchange.tell

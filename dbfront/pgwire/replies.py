@@ -13,6 +13,7 @@ from typing import Any, Final
 
 _INT32: Final = struct.Struct("!i").pack
 _HEAD: Final = struct.Struct("!ci").pack
+_FIELD: Final = struct.Struct("!IhIhih").pack
 _ROW_HEAD: Final = struct.Struct("!ciH").pack
 _NULL: Final = _INT32(-1)
 
@@ -30,13 +31,20 @@ Encoder = Callable[[Any], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column of a RowDescription; ``format_code`` is 0 for text and 1 for binary."""
+    """One column of a RowDescription.
+
+    Attributes:
+        format_code: 0 for text and 1 for binary.
+        table_oid: the table that the column is of; 0 for anything else, as ``attnum``.
+    """
 
     name: str
     oid: int
     size: int
     typmod: int
     format_code: int
+    table_oid: int = 0
+    attnum: int = 0
 
 
 def message(type_byte: bytes, body: bytes) -> bytes:
@@ -89,9 +97,8 @@ def row_description(fields: Sequence[Field]) -> bytes:
     parts = [struct.pack("!H", len(fields))]
     for column in fields:
         parts.append(_text(column.name))
-        parts.append(
-            struct.pack("!IhIhih", 0, 0, column.oid, column.size, column.typmod, column.format_code)
-        )
+        table, oid = (column.table_oid, column.attnum), column.oid
+        parts.append(_FIELD(*table, oid, column.size, column.typmod, column.format_code))
     return message(b"T", b"".join(parts))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dbfront.contracts import StatementResult
+from dbfront.contracts import Column, StatementResult
 from dbfront.pgwire import replies
 from dbfront.pgwire.column_names import with_names
 from dbfront.pgwire.copy import run_copy
@@ -78,10 +78,11 @@ async def _one(exchange: Exchange, sql: str, implicit: ImplicitTransaction | Non
 
 async def _run(exchange: Exchange, sql: str) -> StatementResult | None:
     """Run a statement; None when its rows were sent as they came."""
+    await exchange.session.learn_tables(sql)
     opened = await exchange.session.execute_rows(sql)
     if isinstance(opened, StatementResult):
         return opened
-    exchange.send(replies.row_description(result_fields(with_names(opened.columns, sql))))
+    _send_shape(exchange, opened.columns, sql)
     result = await exchange.send_stream(opened, encoders(opened.columns, [0] * len(opened.columns)))
     exchange.send_notices(result)
     exchange.send(replies.command_complete(result.command_tag))
@@ -91,9 +92,14 @@ async def _run(exchange: Exchange, sql: str) -> StatementResult | None:
 async def _send_result(exchange: Exchange, result: StatementResult, sql: str) -> None:
     exchange.send_notices(result)
     if result.columns is not None:
-        exchange.send(replies.row_description(result_fields(with_names(result.columns, sql))))
+        _send_shape(exchange, result.columns, sql)
         await exchange.send_rows(result.rows, encoders(result.columns, [0] * len(result.columns)))
     exchange.send(replies.command_complete(result.command_tag))
+
+
+def _send_shape(exchange: Exchange, columns: tuple[Column, ...], sql: str) -> None:
+    columns = with_names(exchange.session.numbered(columns, sql), sql)
+    exchange.send(replies.row_description(result_fields(columns)))
 
 
 def check_text(sql: str) -> None:

@@ -89,7 +89,6 @@ DIFFERENT = {
     ("odbc-server-prepare-off", "primary keys"),
     ("odbc-server-prepare-off", "statistics"),
     ("pgcli", r"\dt notes"),
-    ("php", "pg_field_table"),
 }
 
 

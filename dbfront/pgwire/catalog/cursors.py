@@ -128,9 +128,12 @@ class Cursors:
             raise SqlError(f'cursor "{name}" already exists', sqlstate="42P03")
 
     def declare(
-        self, declaration: Declaration, opened: StatementResult | RowStream
+        self,
+        declaration: Declaration,
+        opened: StatementResult | RowStream,
+        columns: tuple[Column, ...],
     ) -> StatementResult:
-        """Open a cursor over a result, or over rows that come.
+        """Open a cursor over a result, or over rows that come; ``columns`` know their tables.
 
         Raises:
             SqlError: 42P03, the name is taken; 42601, the query gives no rows.
@@ -138,7 +141,7 @@ class Cursors:
         self.refuse_taken(declaration.name)
         if opened.columns is None:
             raise SqlError("DECLARE CURSOR needs a query", sqlstate="42601")
-        columns = with_names(opened.columns, declaration.query)
+        columns = with_names(columns, declaration.query)
         if not isinstance(opened, StatementResult):
             self._open[declaration.name] = _Cursor(
                 columns, [], hold=False, scroll=False, stream=opened

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from dbfront.contracts import (
     ClientInfo,
+    Column,
     RowStream,
     SqlSession,
     StatementDescription,
@@ -41,6 +42,7 @@ from dbfront.pgwire.catalog.setting_commands import (
     own_row,
 )
 from dbfront.pgwire.catalog.settings import SERVER_VERSION, SPECS, Settings
+from dbfront.pgwire.catalog.table_numbers import TableNumbers
 from dbfront.pgwire.catalog.transactions import Transactions
 from dbfront.pgwire.sql_tokens import first_word, tokens
 from kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError
@@ -73,7 +75,11 @@ class CatalogSession:
     """
 
     def __init__(
-        self, inner: SqlSession, client: ClientInfo, defaults: Mapping[str, str] | None = None
+        self,
+        inner: SqlSession,
+        client: ClientInfo,
+        defaults: Mapping[str, str] | None = None,
+        numbers: TableNumbers | None = None,
     ) -> None:
         self.settings = Settings(client.user, client.application_name, defaults)
         self.cursors = Cursors()
@@ -81,6 +87,7 @@ class CatalogSession:
         self._commands = SettingCommands(inner, self.settings, client, self._transactions)
         self._inner = inner
         self._client = client
+        self._numbers = numbers or TableNumbers()
         self._naming = Naming(client.database)
         self._sequences = SequenceValues()
         # A statement is described and then run: its rewriting is kept for the second time.
@@ -148,8 +155,19 @@ class CatalogSession:
     async def close(self) -> None:
         await self._inner.close()
 
-    async def execute_own(self, sql: str) -> None:
-        await self._inner.execute_own(sql)
+    async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        return await self._inner.execute_own(sql)
+
+    def catalogue_state(self) -> Hashable | None:
+        return self._inner.catalogue_state()
+
+    async def learn_tables(self, sql: str) -> None:
+        """Look up, before a statement runs, what ``numbered`` needs to know of its tables."""
+        await self._numbers.learn(sql, self._inner)
+
+    def numbered(self, columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
+        """Give the columns of a statement's result the numbers of their tables."""
+        return self._numbers.numbered(columns, sql, self._inner, self._naming)
 
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
@@ -342,12 +360,14 @@ class CatalogSession:
         self.cursors.refuse_taken(declaration.name)
         if not queries.is_query(declaration.query):
             queries.refuse_writing_cursor(declaration.query)
+        await self.learn_tables(declaration.query)
         opened = None
         if not declaration.needs_all_rows:
             opened = await self._opened(declaration.query, params)
         if opened is None:
             opened = await self._run(declaration.query, params)
-        return self.cursors.declare(declaration, opened)
+        columns = self.numbered(opened.columns or (), declaration.query)
+        return self.cursors.declare(declaration, opened, columns)
 
     async def _on_fetch(self, sql: str, params: Params) -> StatementResult | None:
         self._transactions.refuse_if_aborted()
