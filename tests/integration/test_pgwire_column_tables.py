@@ -173,12 +173,7 @@ T_A, T_B = ("public.t", "a"), ("public.t", "b")
 BOTH = "SELECT b, a FROM t"
 
 
-def test_prepared_statements_and_cursors_know_their_table(one: psycopg.Connection) -> None:
-    one.prepare_threshold = 0
-    described = one.pgconn.prepare(b"p", b"SELECT a + $1, b FROM t WHERE a = $1")
-    assert not described.error_message
-    result = one.pgconn.describe_prepared(b"p")
-    assert [name(one, result.ftable(1), result.ftablecol(1))] == [T_B] and result.ftable(0) == 0
+def test_cursors_know_their_table(one: psycopg.Connection) -> None:
     with one.transaction():
         one.execute("DECLARE c CURSOR FOR SELECT b, a, 1 FROM t")
         assert named(one, "FETCH ALL FROM c") == [T_B, T_A, None]
