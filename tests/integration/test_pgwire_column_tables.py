@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import generators
 
 from dbfront.contracts import ClientInfo
 from dbfront.pgwire.catalog.table_numbers import TableNumbers
@@ -171,6 +172,27 @@ def two(server: RunningServer) -> Iterator[psycopg.Connection]:
 
 T_A, T_B = ("public.t", "a"), ("public.t", "b")
 BOTH = "SELECT b, a FROM t"
+
+
+def test_prepared_statements_know_their_table(one: psycopg.Connection) -> None:
+    pgconn = one.pgconn
+    pgconn.send_prepare(b"p", b"SELECT a + $1, b FROM t WHERE a = $1")
+    [prepared] = one.wait(generators.execute(pgconn))
+    assert not prepared.error_message
+    pgconn.send_describe_prepared(b"p")
+    [shape] = one.wait(generators.execute(pgconn))
+    assert (shape.ftable(0), shape.ftablecol(0)) == (0, 0)
+    assert name(one, shape.ftable(1), shape.ftablecol(1)) == T_B
+
+
+def test_another_schema_in_use_means_other_tables(one: psycopg.Connection) -> None:
+    one.execute("CREATE SCHEMA s")
+    one.execute("CREATE TABLE s.t (b int, a int)")
+    assert named(one, BOTH) == [T_B, T_A]
+    one.execute("USE s")
+    assert named(one, BOTH) == [("s.t", "b"), ("s.t", "a")]
+    one.execute("USE main")
+    assert named(one, BOTH) == [T_B, T_A]
 
 
 def test_cursors_know_their_table(one: psycopg.Connection) -> None:
