@@ -131,9 +131,14 @@ class Cursors:
         self,
         declaration: Declaration,
         opened: StatementResult | RowStream,
-        columns: tuple[Column, ...],
+        columns: tuple[Column, ...] | None = None,
     ) -> StatementResult:
-        """Open a cursor over a result, or over rows that come; ``columns`` know their tables.
+        """Open a cursor over a result, or over rows that come.
+
+        Args:
+            declaration: the statement.
+            opened: what its query gives.
+            columns: the same as ``opened``'s, but with the numbers of their tables.
 
         Raises:
             SqlError: 42P03, the name is taken; 42601, the query gives no rows.
@@ -141,7 +146,7 @@ class Cursors:
         self.refuse_taken(declaration.name)
         if opened.columns is None:
             raise SqlError("DECLARE CURSOR needs a query", sqlstate="42601")
-        columns = with_names(columns, declaration.query)
+        columns = with_names(columns or opened.columns, declaration.query)
         if not isinstance(opened, StatementResult):
             self._open[declaration.name] = _Cursor(
                 columns, [], hold=False, scroll=False, stream=opened
