@@ -10,13 +10,15 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from compute.meter import Rate
 from kvcore.node import LoadChoiceStats
 
 _log = logging.getLogger(__name__)
 _KEPT = 256
 _LATE_AT_MOST = 8.0
-"""An answer that took still longer was held up by something else."""
+"""An answer that took still longer, times what was planned, was held up by something else."""
+_NEW_SHARE = 0.2
+_AT_LEAST = 0.5
+"""A prediction is never below this share of the plan."""
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class LoadRecord:
         found_blocks: blocks that could have been loaded.
         planned_s: seconds from the decision to the first token, by what it is made of; 0.0 while
             nothing is measured.
-        predicted_s: the same, as much longer as plans of its kind took lately.
+        predicted_s: the same, and what plans of its kind took longer lately.
         alternatives: what was predicted for the other plans.
         decided_at_s: the engine's clock.
         actual_s: what it took; NaN until known, and for good when there was no first token.
@@ -66,7 +68,7 @@ class LoadLog:
 
     recent: deque[LoadRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _sums: dict[str, _Sums] = field(default_factory=dict)
-    _late: dict[str, Rate] = field(default_factory=dict)
+    _late_s: dict[str, float] = field(default_factory=dict)
 
     def decided(
         self,
@@ -80,9 +82,10 @@ class LoadLog:
         now: float,
     ) -> LoadRecord:
         """Take a decision in, and predict from it when the first token comes."""
-        late = self._late.setdefault(kind, Rate(1.0)).value
+        late_s = self._late_s.get(kind, 0.0) if planned_s else 0.0
+        predicted_s = max(_AT_LEAST * planned_s, planned_s + late_s)
         record = LoadRecord(
-            request_id, kind, choice, found_blocks, planned_s, late * planned_s, alternatives, now
+            request_id, kind, choice, found_blocks, planned_s, predicted_s, alternatives, now
         )
         self.recent.append(record)
         self._sums.setdefault(kind, _Sums()).decisions += 1
@@ -93,8 +96,9 @@ class LoadLog:
         if first_token_s >= 0.0:
             record.actual_s = first_token_s - record.decided_at_s
         if record.predicted_s > 0.0 and not math.isnan(record.actual_s):
-            late_s = min(record.actual_s, _LATE_AT_MOST * record.planned_s)
-            self._late[record.kind].add(late_s, record.planned_s)
+            late_s = min(record.actual_s, _LATE_AT_MOST * record.planned_s) - record.planned_s
+            before_s = self._late_s.setdefault(record.kind, late_s)
+            self._late_s[record.kind] = before_s + _NEW_SHARE * (late_s - before_s)
             sums = self._sums[record.kind]
             sums.measured += 1
             sums.predicted_s += record.predicted_s

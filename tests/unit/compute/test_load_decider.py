@@ -238,12 +238,16 @@ def test_what_is_predicted_follows_what_plans_took() -> None:
     for _ in range(10):
         record = decided(log, "r1")
         log.ended(record, 11.5)
-    assert (record.planned_s, record.predicted_s) == (0.5, pytest.approx(1.5, rel=0.05))
+    assert (record.planned_s, record.predicted_s) == (0.5, pytest.approx(1.5))
+    for _ in range(20):
+        log.ended(decided(log, "r1"), 10.01)
+    assert decided(log, "r1").predicted_s == 0.25
 
 
 def test_who_shares_a_step_waits_for_all_of_it_and_is_planned_as_alone() -> None:
     rig = Rig()
-    rig.figures.steps.calibrate([(1, 1.0, 0.02, 1), (100, 5050.0, 1.01, 1), (100, 300.0, 1.36, 8)])
+    steps = [(1, 1.0, 0.02, 1), (10, 55.0, 0.11, 1), (100, 5050.0, 1.01, 1), (100, 300.0, 1.36, 8)]
+    rig.figures.steps.calibrate(steps)
     alone = rig.decide(rig.sources())
     shared = rig.decide(rig.sources(), ahead=Ahead(after=4))
     assert shared.depth == alone.depth
