@@ -34,6 +34,8 @@ _PROMPTS = 8
 """Steps of enough tokens are tried with one prompt and with so many."""
 _TRIES = 3
 """The shortest of so many counts: a busy machine stops a step for longer than it takes."""
+_TRIED_S = 0.03
+"""Steps that take longer together are not tried again: the first answer waits for this."""
 _OF_PARTS = 1.5
 """A step takes at most so many times what its parts take one by one: they attend to each other."""
 _BUDGET_S = 0.4
@@ -113,7 +115,7 @@ def _shortest_s(
 ) -> float:
     """Compute a step some times, or until ``end_s``, and return the least seconds."""
     took = [_step_s(model, pool, prompts, clock)]
-    while len(took) < _TRIES and clock.now() < end_s:
+    while len(took) < _TRIES and sum(took) < _TRIED_S and clock.now() < end_s:
         took.append(_step_s(model, pool, prompts, clock))
     return min(took)
 
