@@ -48,7 +48,7 @@ INSERT INTO t VALUES (1, 'abcd', 'ab');
 INSERT INTO t VALUES (1, 'abc', 'abc')""",
     "casts": """
 CREATE TABLE t AS SELECT i::int AS id, ('row ' || i)::varchar(5)::text AS v
-FROM generate_series(8, 11) i;
+FROM generate_series(8, 11) g (i);
 SELECT v::varchar(3), CAST(v || 'äöü' AS character varying(6)), NULL::varchar(3),
   '12'::varchar(3)::int FROM t ORDER BY id;
 SELECT upper(v)::varchar(2), count(*) FROM t GROUP BY upper(v)::varchar(2);
