@@ -21,7 +21,7 @@ import duckdb
 from dbfront.answers import AnswerBook
 from dbfront.contracts import Column
 from dbfront.engines.duckdb_errors import is_disk_full, to_tierkv_error
-from dbfront.engines.opening import closed_on_failure, open_already
+from dbfront.engines.opening import closed_on_failure, connect, open_already
 from dbfront.engines.raised_errors import RaisedErrors
 from dbfront.engines.thread_work import to_its_end
 from dbfront.simulations import Simulations
@@ -119,7 +119,7 @@ class DuckDbEngine:
         self.raised = RaisedErrors()
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
-            self._root = duckdb.connect(config.path or ":memory:")
+            self._root = connect(config.path)
             with closed_on_failure(self._root):
                 self._set_up(config)
                 self.kept_names = self._kept_names(config)

@@ -81,17 +81,24 @@ _LATE_CONSTRAINT: Final = re.compile(
     # DuckDB 1.5, which says no more.
     r"No support for that ALTER TABLE option yet|Adding columns with constraints not yet supported"
 )
+_CHECKED: Final = re.compile(r"Cannot change the type of a column that has a CHECK constraint")
+_NEW_TABLE_TYPE: Final = (
+    "A length, as in varchar(5), is such a constraint, too. Make a new table with the other type, "
+    "INSERT ... SELECT the rows, DROP the old table, RENAME the new one; or keep such tables in "
+    "PostgreSQL (tierkv up --postgres)."
+)
 _NEW_TABLE: Final = (
     "Write the constraint in CREATE TABLE: make a new table with it, INSERT ... SELECT the rows, "
     "DROP the old table, RENAME the new one; or keep such tables in PostgreSQL "
     "(tierkv up --postgres)."
 )
 _TOO_LONG: Final = re.compile(
-    r"CHECK\(\((?P<name>char_length|character_length)\(rtrim\(.+, ' '\)\) <= (?P<most>\d+)\)\)$",
+    r"CHECK\(\(\(length\(.+\) <= \d+\) OR "
+    r"\('(?P<type>char|varchar)\((?P<most>\d+)\)' IS NULL\)\)\)$",
     re.DOTALL,
 )
 """The checks that catalog/text_lengths.py keeps lengths with, and the types they stand for."""
-_WITH_LENGTH: Final = {"char_length": "character", "character_length": "character varying"}
+_WITH_LENGTH: Final = {"char": "character", "varchar": "character varying"}
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
 _CATALOGUE: Final = re.compile(r"Did you mean \"(?:pg_|duckdb_|sqlite_|pragma_)")
@@ -129,8 +136,10 @@ def to_tierkv_error(
     position = source_position(_position(facts, engine_text))
     too_long = _TOO_LONG.search(message) if kind == "Constraint" else None
     if too_long is not None:
-        text = f"{_WITH_LENGTH[too_long['name']]}({too_long['most']})"
+        text = f"{_WITH_LENGTH[too_long['type']]}({too_long['most']})"
         return SqlError(f"value too long for type {text}", sqlstate="22001", position=position)
+    if _CHECKED.search(message):
+        return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE_TYPE)
     if _LATE_CONSTRAINT.search(message):
         return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE)
     state = sqlstate(kind, message)

@@ -30,11 +30,11 @@ CREATE VIEW own_user_columns AS
 
 -- Checks that keep the length of varchar(n) and char(n) (pgwire/catalog/text_lengths.py).
 CREATE MACRO own_is_length(expression) AS coalesce(regexp_matches(
-  expression, '^\((character_length|char_length)\(rtrim\(.+, '' ''\)\) <= \d+\)$', 's'), false);
+  expression, '^\(\(length\(.+\) <= \d+\) OR \(''(char|varchar)\(\d+\)'' IS NULL\)\)$', 's'), false);
 CREATE VIEW own_text_lengths AS
   SELECT table_oid, constraint_column_indexes[1] + 1 AS column_index,
-         CASE WHEN starts_with(expression, '(character_length') THEN 1043 ELSE 1042 END AS type_oid,
-         regexp_extract(expression, '(\d+)\)$', 1)::INTEGER + 4 AS modifier
+         CASE WHEN contains(expression, 'OR (''varchar(') THEN 1043 ELSE 1042 END AS type_oid,
+         regexp_extract(expression, '(\d+)\)'' IS NULL\)\)$', 1)::INTEGER + 4 AS modifier
   FROM duckdb_constraints()
   WHERE constraint_type = 'CHECK' AND len(constraint_column_indexes) = 1
     AND own_is_length(expression);

@@ -53,7 +53,7 @@ _PROCEDURES: Final = frozenset({"regproc", "regprocedure"})
 _COMPARES: Final = frozenset({"=", "<>", "!="})
 _TEXTS: Final = frozenset({"text", "varchar", "name"})
 _OIDS: Final = frozenset({"oid", "int", "int4", "int8", "bigint", "integer"})
-BEFORE_PARENTHESIS: Final = frozenset(
+_BEFORE_PARENTHESIS: Final = frozenset(
     {"select", "distinct", "in", "and", "or", "not", "where", "on", "by", "any", "all", "some"}
     | {"exists", "values", "case", "when", "then", "else", "from", "as", "having", "like", "union"}
     | {"returning", "set", "between", "is", "join", "limit", "offset", "except", "intersect"}
@@ -137,7 +137,7 @@ def cast_of_call(r: Rewriter, i: int) -> int:
         if end >= len(r.tokens) or name not in _TO_NAME or r.at(start) != "as":
             return 0
         return _recast(r, i, i + 2, start, end + 1, name)
-    named = r.tokens[i].kind in ("word", "ident") and r.at(i) not in BEFORE_PARENTHESIS
+    named = r.tokens[i].kind in ("word", "ident") and r.at(i) not in _BEFORE_PARENTHESIS
     opens = i + 1 if r.at(i + 1) == "(" and named else i
     if r.at(opens) != "(":
         return 0

@@ -32,7 +32,6 @@ from dbfront.pgwire.catalog.rewriter import (
     source_position,
 )
 from dbfront.pgwire.catalog.sequences import current_value
-from dbfront.pgwire.catalog.text_casts import cast_to_length
 from kvcore.errors import UserError
 
 TELLING: Final = re.compile(
@@ -42,8 +41,7 @@ TELLING: Final = re.compile(
     r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
     r"|\bbytea\b|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
-    r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b"
-    r"|(?:::|\bas)\s*(?:varchar|char(?:acter)?\s+varying)\s*\(",
+    r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
 """What a statement has that must be rewritten; others are left alone."""
@@ -51,8 +49,7 @@ TELLING: Final = re.compile(
 _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
     *("version", "session_user", "format_type", "_description", "array_", "quote_ident"),
-    *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea", "varchar"),
-    *("varying",),
+    *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea"),
 )
 """One of these, or what _NO_COLUMNS finds, is in every text that TELLING matches."""
 _NO_COLUMNS: Final = re.compile(r"select\s+from")
@@ -362,7 +359,6 @@ _RULES: Final[tuple[Rule, ...]] = (
     member_of_literal,
     bytes_literal,
     function_column,
-    cast_to_length,
     cast_of_value,
     cast_of_call,
     cast_type,

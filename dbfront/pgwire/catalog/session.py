@@ -23,7 +23,7 @@ from dbfront.contracts import (
     StatementResult,
 )
 from dbfront.pgwire.catalog import queries
-from dbfront.pgwire.catalog.alter import alter_text_length, without_only
+from dbfront.pgwire.catalog.alter import lost_length, without_only
 from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
 from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
 from dbfront.pgwire.catalog.ddl import rewrite_create
@@ -323,15 +323,16 @@ class CatalogSession:
             return await self._inner.execute(definition.sql, params)
 
     async def _on_alter(self, sql: str, params: Params) -> StatementResult | None:
-        """Tables; a text's length is kept by a check, and ``ONLY`` means nothing here."""
+        """Tables; ``ONLY`` means nothing here, and a length that is lost is told."""
         rewritten = self._rewrite(sql)
         self._sequences.forget_tables()
         text = without_only(rewritten.text)
+        notice = lost_length(text)
+        if notice is None and text == rewritten.text:
+            return None
         with rewritten.placing_errors():
-            altered = await alter_text_length(self._inner, text, params)
-            if altered is None and text != rewritten.text:
-                return await self._inner.execute(text, params)
-            return altered
+            result = await self._inner.execute(text, params)
+        return result if notice is None else replace(result, notices=(*result.notices, notice))
 
     async def _on_insert(self, sql: str, params: Params) -> StatementResult | None:
         """Rows that draw from a sequence also tell lastval() what they drew."""

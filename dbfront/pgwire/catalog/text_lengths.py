@@ -1,8 +1,8 @@
 """``varchar(n)`` and ``char(n)``: DuckDB ignores n, so a CHECK that is told from others keeps it.
 
-Pure. ``ddl.py`` and ``alter.py`` write such checks, ``sql/ddl/pg_catalog.sql`` shows lengths and
-no constraints, and ``engines/duckdb_errors.py`` says of a longer text what PostgreSQL does.
-Spaces at the end do not count, as PostgreSQL cuts them off; here they stay.
+Pure. ``ddl.py`` writes such checks, ``sql/ddl/pg_catalog.sql`` shows lengths and no constraints,
+and ``engines/duckdb_errors.py`` says of a longer text what PostgreSQL does. They call nothing but
+``length``: DuckDB has to know the functions of a check when it recovers from a kill.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dbfront.pgwire.sql_tokens import Token
 from kvcore.errors import SqlError
 
 _MOST: Final = 10_485_760
-_FUNCTIONS: Final = {"varchar": "character_length", "char": "char_length"}
-"""Spelled differently so that a CHECK tells the type as well; DuckDB keeps the spelling."""
 _VARYING: Final = frozenset({"VARCHAR"})
 _FIXED: Final = frozenset({"CHAR", "CHARACTER", "BPCHAR", "NCHAR"})
 
@@ -36,8 +34,9 @@ class TextLength:
     words: int
 
     def check(self, column: str) -> str:
-        """The constraint that keeps it; ``column`` is quoted."""
-        return f"CHECK ({_FUNCTIONS[self.kind]}(rtrim({column}, ' ')) <= {self.characters})"
+        """The constraint that keeps it; ``column`` is quoted. DuckDB keeps how it is written."""
+        most = self.characters
+        return f"CHECK (length({column}) <= {most} OR '{self.kind}({most})' IS NULL)"
 
 
 def text_length(words: Sequence[Token], first: int) -> TextLength | None:

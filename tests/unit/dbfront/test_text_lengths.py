@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dbfront.pgwire.catalog.alter import lost_length, without_only
 from dbfront.pgwire.catalog.ddl import rewrite_create
-from dbfront.pgwire.catalog.install import client_names
-from dbfront.pgwire.catalog.rewrite import rewrite
 from dbfront.pgwire.catalog.text_lengths import text_length
 from dbfront.pgwire.sql_tokens import tokens
 from kvcore.errors import SqlError
@@ -49,40 +48,41 @@ def test_a_check_keeps_the_length_of_a_column() -> None:
     assert made is not None
     assert made.sql == (
         "CREATE TABLE t (a VARCHAR COLLATE nocase "
-        """CHECK (character_length(rtrim("a", ' ')) <= 3) NOT NULL, """
-        """"B c" VARCHAR CHECK (char_length(rtrim("B c", ' ')) <= 2))"""
+        """CHECK (length("a") <= 3 OR 'varchar(3)' IS NULL) NOT NULL, """
+        """"B c" VARCHAR CHECK (length("B c") <= 2 OR 'char(2)' IS NULL))"""
     )
 
 
 @pytest.mark.parametrize(
-    ("written", "run"),
+    ("written", "column"),
     [
-        ("SELECT 'abc'::varchar(2)", "SELECT left(CAST('abc' AS VARCHAR), 2)"),
-        ("SELECT CAST(a AS varchar(2)) FROM t", "SELECT left(CAST(a AS VARCHAR), 2) FROM t"),
-        ("SELECT t.a::text::varchar(2)", "SELECT left(CAST(t.a::text AS VARCHAR), 2)"),
-        ("SELECT f(a, (b))::varchar(2)", "SELECT left(CAST(f(a, (b)) AS VARCHAR), 2)"),
-        ("SELECT (a || b)::varchar(2), c", "SELECT left(CAST((a || b) AS VARCHAR), 2), c"),
-        ("SELECT a[1]::character varying(9)", "SELECT left(CAST(a[1] AS VARCHAR), 9)"),
-        (
-            "SELECT CAST('a'::varchar(3) AS varchar(2))",
-            "SELECT left(CAST(left(CAST('a' AS VARCHAR), 3) AS VARCHAR), 2)",
-        ),
-        ("SELECT $1::varchar(2)", "SELECT left(CAST($1 AS VARCHAR), 2)"),
-        ("SELECT a::numeric(3,1)::varchar(2)", "SELECT left(CAST(a::numeric(3,1) AS VARCHAR), 2)"),
+        ("ALTER TABLE t ADD COLUMN v varchar(3) DEFAULT 'x'", "v"),
+        ('ALTER TABLE IF EXISTS a."b c" ADD IF NOT EXISTS "V w" char(2)', "V w"),
+        ("ALTER TABLE a.b.c ALTER v SET DATA TYPE character varying(3)", "v"),
+        ("ALTER TABLE t ALTER COLUMN v TYPE varchar(3) USING v::text", "v"),
     ],
 )
-def test_a_cast_cuts_a_text_off(written: str, run: str) -> None:
-    assert rewrite(written, client_names(), {}).text == run
+def test_a_length_that_is_lost_is_told(written: str, column: str) -> None:
+    notice = lost_length(written)
+    assert notice is not None and f'"{column}" keeps no length' in notice.message
 
 
 @pytest.mark.parametrize(
     "written",
     [
-        "SELECT a::varchar(3)[]",
-        "SELECT 'x::varchar(3)'",
-        "SELECT CASE WHEN a THEN b END::varchar(3)",
-        "SELECT a::varchar",
+        "ALTER TABLE t ADD COLUMN v text",
+        "ALTER TABLE t ALTER v TYPE int",
+        "ALTER TABLE t RENAME v TO w",
+        "ALTER TABLE t ALTER v SET DEFAULT 'varchar(3)'",
+        "ALTER TABLE t ADD",
+        "ALTER TABLE",
+        "ALTER SEQUENCE s RESTART",
     ],
 )
-def test_other_casts_stay(written: str) -> None:
-    assert rewrite(written, client_names(), {}).text == written
+def test_other_changes_of_tables_lose_none(written: str) -> None:
+    assert lost_length(written) is None
+
+
+def test_only_is_left_out() -> None:
+    assert without_only("ALTER TABLE ONLY t ADD a int") == "ALTER TABLE      t ADD a int"
+    assert without_only('ALTER TABLE "ONLY" ADD a int') == 'ALTER TABLE "ONLY" ADD a int'
