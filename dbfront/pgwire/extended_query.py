@@ -160,15 +160,26 @@ class ExtendedQuery:
                 described = await self._exchange.session.describe(sql)
         if described.columns is None:
             return described
-        await self._exchange.session.learn_tables(statement.sql)
-        columns = self._exchange.session.numbered(described.columns, statement.sql)
+        columns = await self._numbered(described.columns, statement.sql)
         return replace(described, columns=with_names(columns, statement.sql))
+
+    async def _numbered(self, columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
+        """Give columns the numbers that their tables have now."""
+        await self._exchange.session.learn_tables(sql)
+        plain = (
+            replace(column, table_oid=0, attnum=0) if column.table_oid else column
+            for column in columns
+        )
+        return self._exchange.session.numbered(tuple(plain), sql)
 
     async def _describe_statement(self, name: str) -> None:
         statement = self._statement(name)
         description = await self._description(statement)
+        columns = description.columns
+        if columns is not None:  # Tables may have changed since Parse.
+            columns = await self._numbered(columns, statement.sql)
         self._exchange.send(replies.parameter_description(statement.parameter_oids()))
-        self._send_shape(description.columns, ())
+        self._send_shape(columns, ())
 
     async def _describe_portal(self, name: str) -> None:
         cursor = self._exchange.session.cursors.columns(name)
@@ -183,7 +194,10 @@ class ExtendedQuery:
                 portal.described = await self._description(statement)
             else:
                 portal.described = await self._describe(statement, casts)
-        self._send_shape(portal.described.columns, portal.result_formats)
+        columns = portal.described.columns
+        if columns is not None:
+            columns = await self._numbered(columns, portal.statement.sql)
+        self._send_shape(columns, portal.result_formats)
 
     def _send_shape(self, columns: tuple[Column, ...] | None, formats: tuple[int, ...]) -> None:
         if columns is None:

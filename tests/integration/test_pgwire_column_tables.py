@@ -185,6 +185,25 @@ def test_prepared_statements_know_their_table(one: psycopg.Connection) -> None:
     assert name(one, shape.ftable(1), shape.ftablecol(1)) == T_B
 
 
+def test_a_prepared_statement_is_described_with_the_tables_there_are_now(
+    one: psycopg.Connection, two: psycopg.Connection
+) -> None:
+    pgconn = one.pgconn
+    pgconn.send_prepare(b"later", b"SELECT b AS x, b, count(*) OVER () FROM t")
+    [prepared] = one.wait(generators.execute(pgconn))
+    assert not prepared.error_message
+    for change in ("ALTER TABLE t DROP COLUMN a", "DROP TABLE t", "CREATE TABLE t (c int, b int)"):
+        two.execute(change)
+        pgconn.send_describe_prepared(b"later")
+        [shape] = one.wait(generators.execute(pgconn))
+        numbers = [(shape.ftable(at), shape.ftablecol(at)) for at in range(3)]
+        if change == "DROP TABLE t":
+            assert numbers == [(0, 0)] * 3
+        else:
+            assert [name(one, *pair) for pair in numbers[:2]] == [T_B, T_B]
+            assert numbers[2] == (0, 0)
+
+
 def test_another_schema_in_use_means_other_tables(one: psycopg.Connection) -> None:
     one.execute("CREATE SCHEMA s")
     one.execute("CREATE TABLE s.t (b int, a int)")
