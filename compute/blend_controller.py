@@ -13,6 +13,10 @@ from compute.load_controller import COMPUTE, Chain, Level, Prompt, Run, compute_
 from compute.makespan import pipelined
 from policies.service_time import causal_pairs
 
+_WORTH = 0.75
+"""A pass must take at most this share of the time of computing all: a pass departs from the exact
+answer and keeps the prompt out of shared steps, which is not worth a few percent."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlendWork:
@@ -76,7 +80,7 @@ def choose_ratio(
     named = [(COMPUTE, compute_s), *((_name(ratio), seconds) for ratio, seconds in known.items())]
     alternatives = tuple(sorted(named, key=lambda pair: pair[1]))
     for ratio, seconds in known.items():  # The hidden one first: as good for the time, and better.
-        if seconds < compute_s:
+        if seconds - prompt.compute_from_s <= _WORTH * (compute_s - prompt.compute_from_s):
             pass_s = sum(_computes(prompt, work, ratio))
             return BlendDecision(ratio, seconds, compute_s, pass_s, alternatives)
     return BlendDecision(None, compute_s, compute_s, 0.0, alternatives)

@@ -88,10 +88,25 @@ class LoadFigures:
         self._promotions = _Path(LineFit())
         self._decodes: dict[KvCodec, Rate] = {}
 
-    def blended(self, expected_s: float, seconds: float) -> None:
-        """Take in what a blended pass took, beside what steps cost."""
-        self.blend_slower.add(seconds, expected_s)
-        self.blend_slower.value = max(1.0, self.blend_slower.value)
+    def blended(
+        self, expected_s: float, seconds: float, *, scale: float = 1.0, to_the_end: bool = False
+    ) -> None:
+        """Learn from the duration of a blended pass.
+
+        A pass never costs less than the same tokens in steps. If it took less, then steps got
+        faster while only passes ran: no step was measured, and passes would be chosen for ever.
+
+        Args:
+            expected_s: what the pass was predicted to take, from the cost of steps.
+            seconds: measured duration.
+            scale: ``steps.scale`` when the prediction was made.
+            to_the_end: True if ``seconds`` include the computing itself, not only its launch.
+        """
+        self.blend_slower.add(seconds, expected_s * self.steps.scale / scale)
+        if self.blend_slower.value < 1.0:
+            if to_the_end:
+                self.steps.rescale(self.blend_slower.value)
+            self.blend_slower.value = 1.0
 
     def blend_refused(self) -> None:
         """Believe a little less of what nobody measures while it is avoided; then it is tried."""

@@ -54,6 +54,15 @@ class StepCost:
         per_token_s = self.per_token_s + self.per_pair_s * (start + 0.5 * (tokens + 1))
         return tokens * per_token_s + self.per_step_s * steps
 
+    def times(self, factor: float) -> StepCost:
+        """Return all figures multiplied by ``factor``."""
+        return StepCost(
+            self.per_token_s * factor,
+            self.per_pair_s * factor,
+            self.per_step_s * factor,
+            self.per_sequence_s * factor,
+        )
+
 
 def causal_pairs(start: float, tokens: float) -> float:
     """Count the (query, key) pairs of ``tokens`` queries in a row, the first at ``start``."""

@@ -55,6 +55,7 @@ class BlendRun:
         load: chunks that come from the pool; None when all were in L1, or the load was given up.
         deadline_s: when the load counts as failed.
         expected_s: what computing it was to take, by what steps cost; 0.0: unknown.
+        scale: ``StepCostFit.scale`` when ``expected_s`` was predicted.
         computed_s: what it took so far.
     """
 
@@ -65,6 +66,7 @@ class BlendRun:
     load: ChunkLoad | None = None
     deadline_s: float = 0.0
     expected_s: float = 0.0
+    scale: float = 1.0
     computed_s: float = 0.0
     _steps: Generator[int, None, BlendOutcome] | None = field(default=None, repr=False)
     _next_layer: int = 0

@@ -169,7 +169,8 @@ class Blends:
         assert seq.blend is not None and decision.recompute_ratio is not None
         blend = replace(seq.blend, recompute_ratio=decision.recompute_ratio)
         work = Chunk(seq, seq.computed, seq.length - seq.computed, samples=True)
-        run = BlendRun(work, blend, uses, pages, expected_s=decision.pass_s)
+        scale = self._tiers.figures.steps.scale
+        run = BlendRun(work, blend, uses, pages, expected_s=decision.pass_s, scale=scale)
         self._runs[seq.seq_id] = run
         if loads:
             run.deadline_s = now + self._tiers.decider.patience_s(decision.compute_s)
@@ -250,7 +251,12 @@ class Blends:
         """Turn a blended sequence into one that decodes; chunks that were loaded stay in L1."""
         seq = run.chunk.seq
         seq.blended = run.spared(outcome)
-        self._tiers.figures.blended(run.expected_s, run.computed_s)
+        self._tiers.figures.blended(
+            run.expected_s,
+            run.computed_s,
+            scale=run.scale,
+            to_the_end=self._decoder.pages.kv.device.type == "cpu",
+        )
         loaded = run.load.first_block if run.load is not None else {}
         for use in {use.name: use for use in run.uses if use.name in loaded}.values():
             run.pages[use.name] = [

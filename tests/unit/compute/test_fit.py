@@ -153,6 +153,24 @@ def test_short_steps_of_a_busy_machine_don_t_foretell_ages(
     assert 0.0 < fit.cost.causal_seconds(0, 1_024) <= 1.5 * seconds * 1_024 / longest + 0.2
 
 
+def test_a_fit_that_is_rescaled_keeps_its_proportions_with_and_without_steps() -> None:
+    fit = calibrated()
+    fit.rescale(0.5)
+    assert fit.cost is not None and fit.scale == 0.5
+    assert fit.cost.causal_seconds(100, 50) == pytest.approx(
+        TRUE_COST.causal_seconds(100, 50) / 2
+    )
+    for start, tokens in ((0, 64), (0, 512), (1_000, 512), (4_000, 256), (2_000, 32)):
+        fit.add(tokens, causal_pairs(start, tokens), TRUE_COST.causal_seconds(start, tokens))
+    fitted = fit.cost
+    assert fitted is not None
+    fit.rescale(3.0)
+    assert fit.cost is not None and fit.scale == 1.5
+    for start, tokens in ((0, 100), (2_000, 300)):
+        seconds = fit.cost.causal_seconds(start, tokens)
+        assert seconds == pytest.approx(3 * fitted.causal_seconds(start, tokens), rel=1e-6)
+
+
 def test_a_batch_of_short_rests_tells_the_cost_per_prompt() -> None:
     """Taken for cost per token, it would make computing a whole prompt look eight times as dear."""
     want = StepCost(per_token_s=5e-5, per_pair_s=1e-7, per_step_s=0.001, per_sequence_s=0.0015)

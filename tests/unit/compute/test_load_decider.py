@@ -221,6 +221,24 @@ def test_blending_is_given_up_where_passes_take_longer_than_computing_and_tried_
     assert rig.figures.blend_slower.value == 1.0
 
 
+def test_passes_that_took_less_than_steps_make_steps_cheaper_once_each() -> None:
+    """While only passes run no step is measured: their cost would stay what it was for ever."""
+    rig = Rig(LoadPolicy.AUTO)
+    rig.computes(0.01)
+    figures = rig.figures
+
+    def token_s() -> float:
+        assert figures.steps.cost is not None
+        return figures.steps.cost.causal_seconds(0, 1)
+
+    before, scale = token_s(), figures.steps.scale
+    for _ in range(40):  # All decided before the first of them ended.
+        figures.blended(1.0, 0.5, scale=scale, to_the_end=True)
+    assert token_s() == pytest.approx(before / 2, rel=0.05)
+    figures.blended(1.0, 0.1, scale=scale)  # A GPU's clock ends at the launch: nothing is learnt.
+    assert token_s() == pytest.approx(before / 2, rel=0.05)
+
+
 def decided(log: LoadLog, request_id: str) -> LoadRecord:
     return log.decided(
         request_id,
