@@ -157,9 +157,7 @@ def test_a_fit_that_is_rescaled_keeps_its_proportions_with_and_without_steps() -
     fit = calibrated()
     fit.rescale(0.5)
     assert fit.cost is not None and fit.scale == 0.5
-    assert fit.cost.causal_seconds(100, 50) == pytest.approx(
-        TRUE_COST.causal_seconds(100, 50) / 2
-    )
+    assert fit.cost.causal_seconds(100, 50) == pytest.approx(TRUE_COST.causal_seconds(100, 50) / 2)
     for start, tokens in ((0, 64), (0, 512), (1_000, 512), (4_000, 256), (2_000, 32)):
         fit.add(tokens, causal_pairs(start, tokens), TRUE_COST.causal_seconds(start, tokens))
     fitted = fit.cost
