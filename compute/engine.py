@@ -276,7 +276,8 @@ class Engine:
             with self._failing([blending.chunk]):
                 self._blend(blending, sum(chunk.rows for chunk in chunks))
         self.hand_out()
-        return going_on or blending is not None or bool(chunks)
+        looked_up = bool(plan.locates or plan.chunk_lookups)  # Some can be computed at once.
+        return going_on or blending is not None or bool(chunks) or looked_up
 
     def _compute_in_background(self) -> None:
         """Have the batcher compute chunks nobody waits for, one after the other."""

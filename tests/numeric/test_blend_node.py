@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from compute.config import RandomModelSpec
+from compute.config import LoadPolicy, RandomModelSpec
 from kvcore.block_key import ROOT_PARENT
 from kvcore.errors import TierKVError, UserError
 from kvcore.ids import NamespaceKey
@@ -66,6 +66,20 @@ async def test_the_second_time_most_of_the_chunks_is_not_computed(selector) -> N
         assert hits(last) == {"l1": 81 + 8} and usage.selector is selector
         assert usage.prompt_tokens == 13 + 105 + 9 and usage.completion_tokens == 12
         assert node._engine.computed_tokens - computed == usage.prompt_tokens - 89 + 11
+
+
+async def test_an_idle_engine_goes_on_at_once_where_chunks_turn_out_useless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It once slept for its check of deadlines first: 50 ms for each call with documents."""
+    monkeypatch.setattr("compute.engine._IDLE_CHECK_S", 3_600.0)
+    async with running_node(MemoryPoolNode(), load_policy=LoadPolicy.AUTO) as node:
+        await known(node, A, B, C)
+        node._engine._loads._tiers.figures.blend_slower.value = 1e9  # So that no pass is worth it.
+        asked = doc_request([C, B, A])
+        async with asyncio.timeout(60):
+            got, last = await answer(node, asked)
+        assert last.usage.selector is None and got == await exact(node, asked)
 
 
 @pytest.mark.parametrize(("host", "tier"), [("here", "l2"), ("there", "l3")])
