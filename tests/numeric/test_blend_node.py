@@ -75,6 +75,8 @@ async def test_an_idle_engine_goes_on_at_once_where_chunks_turn_out_useless(
     monkeypatch.setattr("compute.engine._IDLE_CHECK_S", 3_600.0)
     async with running_node(MemoryPoolNode(), load_policy=LoadPolicy.AUTO) as node:
         await known(node, A, B, C)
+        _, last = await answer(node, doc_request([A, B, C]))
+        assert last.usage.blended_tokens > 0  # All chunks are in L1 now.
         node._engine._loads._tiers.figures.blend_slower.value = 1e9  # So that no pass is worth it.
         asked = doc_request([C, B, A])
         async with asyncio.timeout(60):
