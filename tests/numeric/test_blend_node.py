@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from compute.config import LoadPolicy, RandomModelSpec
+from compute.blend_controller import BlendDecision
+from compute.config import RandomModelSpec
 from kvcore.block_key import ROOT_PARENT
 from kvcore.errors import TierKVError, UserError
 from kvcore.ids import NamespaceKey
@@ -73,11 +74,13 @@ async def test_an_idle_engine_goes_on_at_once_where_chunks_turn_out_useless(
 ) -> None:
     """It once slept for its check of deadlines first: 50 ms for each call with documents."""
     monkeypatch.setattr("compute.engine._IDLE_CHECK_S", 3_600.0)
-    async with running_node(MemoryPoolNode(), load_policy=LoadPolicy.AUTO) as node:
+    async with running_node(MemoryPoolNode()) as node:
         await known(node, A, B, C)
         _, last = await answer(node, doc_request([A, B, C]))
         assert last.usage.blended_tokens > 0  # All chunks are in L1 now.
-        node._engine._loads._tiers.figures.blend_slower.value = 1e9  # So that no pass is worth it.
+        decider = node._engine._loads._tiers.decider
+        no_pass = BlendDecision(None, predicted_s=1.0, compute_s=1.0)
+        monkeypatch.setattr(decider, "decide_blend", lambda *_, **__: no_pass)
         asked = doc_request([C, B, A])
         async with asyncio.timeout(60):
             got, last = await answer(node, asked)
