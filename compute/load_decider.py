@@ -106,8 +106,8 @@ class LoadDecider:
         if self._policy is LoadPolicy.NEVER and sources:
             return replace(decision, recompute_ratio=None, predicted_s=decision.compute_s)
         if self._policy is LoadPolicy.AUTO and prompt.cost is not _UNKNOWN:
-            if decision.recompute_ratio is None:
-                self._figures.blend_refused()
+            if decision.recompute_ratio is None and self._figures.blend_refused():
+                return choose_ratio(prompt, work, runs, level, slower=1.0)
             return decision
         return replace(decision, recompute_ratio=work.min_ratio, pass_s=0.0)
 

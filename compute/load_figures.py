@@ -32,7 +32,8 @@ PROBE_S = 0.05
 """
 BLEND_ASSUMED = 1.5
 """How many times what steps cost a blended pass is taken to take, until one was measured."""
-_FORGET_REFUSED_BLEND = 1.01
+BLEND_PROBE_REFUSALS = 64
+"""One pass in so many refusals is tried all the same: what is avoided is not measured."""
 _FORGET_PESSIMISM = 1.05
 """Decoding can't be probed: each refusal raises its assumed rate a little, until it is tried."""
 
@@ -80,6 +81,7 @@ class LoadFigures:
         self.meters = {tier: TierMeter() for tier in Tier}
         self.steps = StepCostFit()
         self.blend_slower = Rate(BLEND_ASSUMED)
+        self._blend_refusals = 0
         self._layout = layout
         self._host = host
         self._read_bytes = read_bytes
@@ -108,9 +110,13 @@ class LoadFigures:
                 self.steps.rescale(self.blend_slower.value)
             self.blend_slower.value = 1.0
 
-    def blend_refused(self) -> None:
-        """Believe a little less of what nobody measures while it is avoided; then it is tried."""
-        self.blend_slower.value = max(1.0, self.blend_slower.value / _FORGET_REFUSED_BLEND)
+    def blend_refused(self) -> bool:
+        """Count a pass that was not worth it; True: this one should be tried, to be measured.
+
+        One pass at a time: a statement's calls are decided together, before any of them ends.
+        """
+        self._blend_refusals += 1
+        return self._blend_refusals % BLEND_PROBE_REFUSALS == 0
 
     def read(self, tier: Tier, size_bytes: int, seconds: float, *, layers: int = 1) -> None:
         """Take in that one read brought ``layers`` layers of some blocks."""
