@@ -14,7 +14,7 @@ BENCHES ?= bench
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
 CLIENTS_VENV := .venv-clients
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
-ROOMS := compute dbfront dmp engines kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
+ROOMS := compute costing dbfront dmp integrations kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
 .PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench quality proto format clean model
@@ -93,7 +93,7 @@ test-slow: setup ## Run the slow tests too
 check: setup ## Lint, types, import contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(ROOMS)
+	$(BIN)/mypy tierkv
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/house
 
@@ -103,7 +103,7 @@ format: setup ## Format the code
 
 proto: setup ## Generate code from kvwire/v1/*.proto
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. \
-	  --mypy_out=. --mypy_grpc_out=. kvwire/v1/common.proto kvwire/v1/meta.proto kvwire/v1/compute.proto
+	  --mypy_out=. --mypy_grpc_out=. tierkv/kvwire/v1/common.proto tierkv/kvwire/v1/meta.proto tierkv/kvwire/v1/compute.proto
 
 fuzz: setup ## Throw random frames at the data plane for a minute
 	$(BIN)/python tests/fuzz/fuzz_frame.py 60
@@ -122,7 +122,7 @@ quality: setup ## Measure what lossy options cost in answers; writes docs/qualit
 	$(BIN)/python -m bench.quality --write-docs
 
 model: setup ## Train the demo model again
-	$(BIN)/python -m compute.demo_model.train
+	$(BIN)/python -m tierkv.compute.demo_model.train
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) $(DUCKDB15) $(CLIENTS_VENV) $(ENGINE_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

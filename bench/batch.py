@@ -26,7 +26,7 @@ from openai import OpenAI
 
 from bench.report import Report, finish, make_parser
 from bench.start_time import ROOT, TIERKV, free_port
-from compute.demo_model.data import INSTRUCTION, make_records
+from tierkv.compute.demo_model.data import INSTRUCTION, make_records
 
 QUESTIONS = ("What did the customer buy?", "Where does the customer live?", "Who is it?")
 CHAT = "Question {number}: where does Jonas Ortiz live? He lives in Vienna."

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import tierkv
 from bench.report import Report, finish, make_parser
-from compute.demo_model.data import make_records
+from tierkv.compute.demo_model.data import make_records
 
 NOTES: Final = 16
 WAYS: Final = {"exact": "off", "blended": "on"}

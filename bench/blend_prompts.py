@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from compute.demo_model.data import make_chats
-from compute.demo_model.dialogue import Conversation
-from dbfront.contracts import Message
-from dbfront.tokenizer import TextTokenizer
+from tierkv.compute.demo_model.data import make_chats
+from tierkv.compute.demo_model.dialogue import Conversation
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class BlendPrompt:
     """One question.
 
     Attributes:
-        task: one of ``compute.demo_model.data.CHAT_TASKS``.
+        task: one of ``tierkv.compute.demo_model.data.CHAT_TASKS``.
         token_ids: the whole prompt.
         chunks: where the notes are, half-open.
         answer: the right one.

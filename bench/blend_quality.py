@@ -18,12 +18,12 @@ from torch import Tensor
 from bench.blend_prompts import BlendPrompt, make_prompts
 from bench.codec_quality import Quality
 from bench.greedy import CPU, NEW_TOKENS, Greedy, Row, divergences
-from compute.batch import ChunkInput, RawTarget, build_batch
-from compute.blend.passes import BlendOutcome, blend_steps
-from compute.blend.plan import BlendPlan, ChunkUse
-from compute.blend.selectors import CHECK_LAYER
-from dbfront.tokenizer import load_tokenizer
-from kvcore.request import Blend, BlendSelector
+from tierkv.compute.blend.passes import BlendOutcome, blend_steps
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse
+from tierkv.compute.blend.selectors import CHECK_LAYER
+from tierkv.compute.model.batch import ChunkInput, RawTarget, build_batch
+from tierkv.dbfront.tokens.tokenizer import load_tokenizer
+from tierkv.kvcore.request import Blend, BlendSelector
 
 NOTHING = 1e-12
 """A recompute ratio that selects no token."""
@@ -40,7 +40,7 @@ class Way:
         name: of the method, the same for all ratios.
         ratio: share of reused tokens computed again.
         selector: what chooses them; None reuses keys with the rotation they were computed with.
-        gradual: see kvcore.request.Blend.
+        gradual: see tierkv.kvcore.request.Blend.
         check_layer: where the hkvd selector compares.
     """
 
@@ -173,7 +173,7 @@ def measure(
 
     Args:
         folder: of the model.
-        tasks: of ``compute.demo_model.data.CHAT_TASKS``.
+        tasks: of ``tierkv.compute.demo_model.data.CHAT_TASKS``.
         tried: the ways.
         count: prompts per task.
         seed: of the prompts.

@@ -15,18 +15,18 @@ import numpy as np
 import xxhash
 
 from bench.report import Report, finish, median_seconds, parse_arguments
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
-from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
-from dmp.server import DmpServer
-from dmp.transport.connection import Peer
-from dmp.transport.select import connect_pool_node
-from dmp.transport.tcp import TcpPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import SystemClock
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
 
 LAYERS = 16
 BLOCKS = 16

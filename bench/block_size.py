@@ -27,10 +27,10 @@ from bench.compute_node import HERE, Timed, ask
 from bench.memory_pool import memory_pool
 from bench.pipeline import MODEL
 from bench.report import Report, finish, make_parser
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.ids import Incarnation, NodeId
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.ids import Incarnation, NodeId
 
 SIZES = (16, 32, 64, 128)
 _AT_ONCE = 8

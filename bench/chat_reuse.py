@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 from bench.report import Report, finish, parse_arguments
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from dmp.config import DmpConfig
-from dmp.transport.select import connect_pool_node
-from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
-from kvcore.request import GenerateRequest, SamplingParams
-from metaserver.local import LocalMeta
-from tierkv.parts import DmpPart
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
+from tierkv.metaserver.local import LocalMeta
+from tierkv.parts.parts import DmpPart
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],

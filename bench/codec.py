@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bench.codec_quality import MEASURED, Quality, measure
 from bench.report import Report, finish, make_parser, median_seconds
-from compute.codec.calibrate import STEPS_PER_SIGMA
-from compute.codec.calibration import make_calibration
-from compute.codec.entropy import EntropyCodec
-from compute.codec.frame import LEVELS
-from compute.codec.layer_codec import TORCH_DTYPES, make_codec
-from compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
-from compute.demo_model.evaluate import FOLDER
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.compute.codec.calibration import make_calibration
+from tierkv.compute.codec.entropy import EntropyCodec
+from tierkv.compute.codec.frame import LEVELS
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES, make_codec
+from tierkv.compute.codec_calibration import STEPS_PER_SIGMA
+from tierkv.compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
+from tierkv.compute.demo_model.evaluate import FOLDER
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 
 BLOCKS = 16
 Encode = Callable[[Tensor], Any]

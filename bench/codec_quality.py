@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from bench.greedy import NEW_TOKENS, Greedy, Row, divergences
-from compute.codec.frame import LEVELS, Level
-from compute.demo_model.data import Probe
-from dbfront.contracts import Message
-from dbfront.tokenizer import load_tokenizer
-from kvcore.layout import KvCodec
+from tierkv.compute.codec.frame import LEVELS, Level
+from tierkv.compute.demo_model.data import Probe
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.tokenizer import load_tokenizer
+from tierkv.kvcore.layout import KvCodec
 
 MEASURED = tuple(codec for codec in KvCodec if codec is not KvCodec.ADAPTIVE)
 """``adaptive`` mixes two of the others."""
@@ -100,7 +100,10 @@ class CodecTrial:
             if codec.has_fixed_size:
                 stored.append(sum(self._copy(codec, *way) for way in ways))
             else:
-                levels = [Level.FINE, *[LEVELS[codec]] * blocks]  # As compute/frame_puts.py does.
+                levels = [
+                    Level.FINE,
+                    *[LEVELS[codec]] * blocks,
+                ]  # As compute/tiers/frame_puts.py does.
                 stored.append(sum(map(self._copy_frames, sources, targets, levels)))
         return stored
 

@@ -12,9 +12,9 @@ import statistics
 from dataclasses import dataclass
 
 from bench.compute_node import MODEL, ask, make_node, random_tokens
-from compute.blend.selectors import CHECK_LAYER
-from compute.node import ComputeNode
-from kvcore.request import Blend
+from tierkv.compute.blend.selectors import CHECK_LAYER
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.request import Blend
 
 CHUNKS, HEAD_TOKENS, QUESTION_TOKENS = 6, 64, 64
 RATIO = 0.15

@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from bench.compute_node import MODEL, Timed, ask, make_node, random_tokens
-from compute.node import ComputeNode
+from tierkv.compute.node import ComputeNode
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

@@ -18,16 +18,16 @@ from typing import Any
 
 from bench.compute_gpu_limits import Device
 from bench.compute_node import HERE, ask
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
-from dmp.pool_node import PoolNode
-from dmp.server import DmpServer
-from dmp.transport.select import connect_pool_node
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
-from kvcore.ids import Incarnation, NodeId
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import Incarnation, NodeId
 
 
 @dataclass(frozen=True, slots=True)

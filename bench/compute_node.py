@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
-from kvcore.request import Blend, GenerateRequest, SamplingParams, Usage
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
+from tierkv.kvcore.request import Blend, GenerateRequest, SamplingParams, Usage
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

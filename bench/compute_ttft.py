@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.compute_node import HERE, NAMESPACE, THERE, Timed, ask, make_node, random_tokens
-from compute.node import ComputeNode
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
-from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
-from dmp.server import DmpServer
-from dmp.transfer_plan import Transport
-from dmp.transport.select import PathOptions, connect_pool_node
-from kvcore.block_event import NullReporter
-from kvcore.block_key import ROOT_PARENT, block_keys
-from kvcore.clock import SystemClock
-from kvcore.ids import HostId, NodeId
-from storage.l4 import L4Store
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transfer_plan import Transport
+from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.storage.l4 import L4Store
 
 TIERS = ("L1", "L2", "L3", "L4")
 QUESTION_TOKENS, ANSWER_TOKENS = 48, 16

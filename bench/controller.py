@@ -19,10 +19,10 @@ from bench.memory_pool import memory_pool
 from bench.pipeline import BLOCK_TOKENS, HERE, MODEL, THERE, answer
 from bench.report import Report, finish, make_parser
 from bench.throttled import ThrottledPoolNode
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.ids import Incarnation, NodeId
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.ids import Incarnation, NodeId
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """In units of the rate at which the whole prompt is loaded in the time it is computed in."""

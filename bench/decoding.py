@@ -22,16 +22,16 @@ import torch
 from bench.compute_node import HERE, NAMESPACE
 from bench.pipeline import MODEL
 from bench.report import Report, finish, make_parser
-from compute.batch import ChunkInput, build_batch
-from compute.cascade import LEAST_SAVED_TOKENS
-from compute.config import ComputeConfig, RandomModelSpec
-from compute.demo_model.data import make_probes
-from compute.demo_model.evaluate import FOLDER, Answerer
-from compute.loading import load_model
-from compute.model import Decoder
-from compute.node import ComputeNode
-from kvcore.ids import Incarnation, NodeId, new_request_id
-from kvcore.request import GenerateRequest, SamplingParams
+from tierkv.compute.config import ComputeConfig, RandomModelSpec
+from tierkv.compute.demo_model.data import make_probes
+from tierkv.compute.demo_model.evaluate import FOLDER, Answerer
+from tierkv.compute.loading import load_model
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.cascade import LEAST_SAVED_TOKENS
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.ids import Incarnation, NodeId, new_request_id
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 BLOCK_TOKENS = 64
 SHARED_TOKENS, OWN_TOKENS = 2_048, 64

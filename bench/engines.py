@@ -164,7 +164,7 @@ def _connector(name: str, setup: Setup, pool: Pool, **more: str) -> dict[str, An
     if name == OURS:
         return {
             "kv_connector": "TierKvConnector",
-            "kv_connector_module_path": "engines.vllm.connector",
+            "kv_connector_module_path": "tierkv.integrations.vllm.connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"pool": pool.address, "meta": pool.meta} | more,

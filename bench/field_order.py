@@ -15,9 +15,9 @@ from itertools import pairwise
 from os.path import commonprefix
 
 from bench.report import Report, finish, parse_arguments
-from dbfront.call_context import render_context
-from dbfront.field_order import order_fields
-from sql.field_reorder import FieldReorder
+from tierkv.dbfront.calls.call_context import render_context
+from tierkv.dbfront.calls.field_order import order_fields
+from tierkv.sql.calls.field_reorder import FieldReorder
 
 ROWS = 30_000
 QUICK_ROWS = 2_000

@@ -13,19 +13,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from bench.report import Report, finish, parse_arguments
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.generation import Generation
-from dbfront.session import DuckDbSqlServer
-from kvcore.ids import HostId, Incarnation, NodeId, RequestId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
-from metaserver.local import LocalMeta
-from scheduler.cluster_view import ClusterView
-from scheduler.dispatcher import Dispatcher
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+from tierkv.metaserver.local import LocalMeta
+from tierkv.parts.shipped_model import model_folder
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.settings import ComputeSettings
-from tierkv.shipped_model import model_folder
 
 
 class InstantNode:

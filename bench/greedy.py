@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compute.batch import ChunkInput, build_batch
-from compute.config import ComputeConfig
-from compute.loading import load_model
-from compute.model import Decoder
-from kvcore.ids import HostId, NodeId
-from kvcore.layout import BlockLayout
+from tierkv.compute.config import ComputeConfig
+from tierkv.compute.loading import load_model
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.decoder import Decoder
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.layout import BlockLayout
 
 NEW_TOKENS = 12
 CPU = torch.device("cpu")

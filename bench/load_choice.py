@@ -26,11 +26,11 @@ import torch
 from bench.compute_node import MODEL, NAMESPACE, THERE
 from bench.load_choice_pool import HOST, open_pool
 from bench.report import Report, finish, make_parser
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from kvcore.ids import Incarnation, NodeId, new_request_id
-from kvcore.location import Tier
-from kvcore.request import GenerateRequest, SamplingParams
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.ids import Incarnation, NodeId, new_request_id
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 SMALL: Final[dict[str, Any]] = MODEL | {
     "hidden_size": 128,

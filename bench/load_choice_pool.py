@@ -17,16 +17,16 @@ from typing import Final
 
 from bench.pool_ours import OurServer
 from bench.pool_peers import cache_folder
-from dmp.config import DmpConfig
-from dmp.pool_node import PoolNode
-from dmp.transport.inproc import InprocPoolNode
-from dmp.transport.select import connect_pool_node
-from kvcore.ids import HostId, NodeId
-from kvcore.location import Tier
-from metaserver.client import MetaClient
-from metaserver.local import LocalMeta
-from storage.l4 import L4Store
-from tierkv.parts import DmpPart
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.location import Tier
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.local import LocalMeta
+from tierkv.parts.parts import DmpPart
+from tierkv.storage.l4 import L4Store
 
 HOST: Final = HostId("bench")
 """Where the pool is."""

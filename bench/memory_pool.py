@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
-from kvcore.ids import HostId, NodeId
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import HostId, NodeId
 
 
 @contextmanager

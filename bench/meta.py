@@ -27,19 +27,19 @@ from bench.meta_redis import RedisKeys
 from bench.pool_cores import client_side, server_side
 from bench.pool_peers import PeerMissingError
 from bench.report import Report, finish, make_parser
-from kvcore.block_event import BlockStored, EventBatch
-from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvwire.convert_event import event_records_to_proto
-from kvwire.event_records import pack_events
+from tierkv.kvcore.block_event import BlockStored, EventBatch
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvwire.convert_event import event_records_to_proto
+from tierkv.kvwire.event_records import pack_events
 
 REPORTERS = 4
 LENGTHS = (1_000, 5_000)
 CLIENTS = (1, 16)
 _SERVER = """
 import asyncio, sys
-from metaserver.config import MetaConfig
-from metaserver.server import MetaServer
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.rpc.server import MetaServer
 
 async def serve():
     server = MetaServer(MetaConfig(

@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
-from kvwire.channels import open_channel
-from kvwire.convert_event import event_records_to_proto
-from kvwire.event_records import OWN, STORED, EventRecords
-from kvwire.v1 import meta_pb2_grpc
-from metaserver.client import MetaClient, connect
-from metaserver.copy_table import L1, L2
-from metaserver.event_columns import RECORD
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvwire.channels import open_channel
+from tierkv.kvwire.convert_event import event_records_to_proto
+from tierkv.kvwire.event_records import OWN, STORED, EventRecords
+from tierkv.kvwire.v1 import meta_pb2_grpc
+from tierkv.metaserver.client import MetaClient, connect
+from tierkv.metaserver.directory.copy_table import L1, L2
+from tierkv.metaserver.directory.event_columns import RECORD
 
 HOSTS = 100
 LIFE = Incarnation(1)

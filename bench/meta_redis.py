@@ -12,7 +12,7 @@ import time
 
 from bench.pool_cores import server_side
 from bench.pool_peers import await_port, end, free_port, redis_server
-from kvcore.ids import BlockKey
+from tierkv.kvcore.ids import BlockKey
 
 _CHUNK = 10_000
 

@@ -17,14 +17,14 @@ from itertools import accumulate
 
 from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, plan_cluster
 from bench.report import Report, finish, parse_arguments
-from dbfront.call_defaults import CallDefaults
-from dbfront.evaluation import Outcome, RowFailure, evaluate
-from dbfront.recipes.asking import ask_model
-from dbfront.recipes.recipe import Order
-from kvcore.request import HitTokens
-from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
-from sql.ai_call import AiCall, make_call
-from sql.options import CallOptions
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate
+from tierkv.dbfront.calls.recipes.asking import ask_model
+from tierkv.dbfront.calls.recipes.recipe import Order
+from tierkv.kvcore.request import HitTokens
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from tierkv.sql.calls.ai_call import AiCall, make_call
+from tierkv.sql.calls.options import CallOptions
 
 BLOCK_TOKENS = 16
 IN_FLIGHT = 8

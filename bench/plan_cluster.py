@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import compute
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.local import LocalComputeClient
-from dbfront.generation import Generation
-from dmp.config import DmpConfig
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.ids import HostId, NodeId
-from kvcore.location import Tier
-from metaserver.local import LocalMeta
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
-from tierkv.compute_part import ComputePart, make_compute_part
-from tierkv.parts import DmpPart
+from tierkv import compute
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.local import LocalComputeClient
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.location import Tier
+from tierkv.metaserver.local import LocalMeta
+from tierkv.parts.compute_part import ComputePart, make_compute_part
+from tierkv.parts.parts import DmpPart
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 TOKENIZER = Path(compute.__file__).parent / "demo_model" / "weights"
 MODEL = {

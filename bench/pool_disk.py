@@ -24,10 +24,10 @@ import numpy as np
 from bench.pool_cell import BATCH, Cell, Operation, Round, Values, run_round, verify
 from bench.pool_peers import cache_folder
 from bench.pool_run import Plan, Results, say
-from kvcore.block_key import ROOT_PARENT
-from kvcore.ids import BlockKey
-from storage.block_store import BlockRead, StoredBlock
-from storage.segment_store import SegmentStore
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey
+from tierkv.storage.block_store import BlockRead, StoredBlock
+from tierkv.storage.disk.segment_store import SegmentStore
 
 DEPTH: Final = 4
 FILL_BYTES: Final = 512 << 20

@@ -19,18 +19,18 @@ from typing import Final
 
 from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
 from bench.pool_cores import server_side
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
-from dmp.pool import Pool
-from dmp.pool_node import PutRequest
-from dmp.server import DmpServer
-from dmp.transport.select import connect_pool_node
-from dmp.transport.shm import ShmPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import SystemClock
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.node import NodeInfo
+from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.node import NodeInfo
 
 _HOLD_S: Final = 3_600.0
 

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import Report, finish, median_seconds, parse_arguments
-from dmp.config import MIN_SLOT_BYTES, DmpConfig
-from dmp.messages import Sealing
-from dmp.node import DmpNode
-from dmp.node_state import NodeState, shape_of
-from dmp.pool_node import PutRequest
-from dmp.segment_file import open_segment
-from dmp.segment_scan import scan_segment
-from kvcore.block_event import NullReporter
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import SystemClock
-from kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.dmp.config import MIN_SLOT_BYTES, DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.node.state import NodeState, shape_of
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.segment_file import open_segment
+from tierkv.dmp.segment.segment_scan import scan_segment
+from tierkv.dmp.wire.messages import Sealing
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 
 CHAIN_BLOCKS = 50
 BATCH = 1_000

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from bench.report import Report, finish, make_parser
 from bench.synthetic_trace import agents
-from simulator.cluster import Cluster
-from simulator.options import ClusterOptions, RouterName
-from simulator.plot import new_figure, save_figure
-from simulator.serving_model import load_constants
-from simulator.trace import Request, load_trace
-from simulator.workload import make_workload
+from tierkv.simulator.cluster import Cluster
+from tierkv.simulator.nodes.serving_model import load_constants
+from tierkv.simulator.options import ClusterOptions, RouterName
+from tierkv.simulator.plot import new_figure, save_figure
+from tierkv.simulator.trace import Request, load_trace
+from tierkv.simulator.workload import make_workload
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = ("ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "token_hit_rate", "slo_attainment")

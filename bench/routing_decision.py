@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 
 from bench.report import Report, finish, parse_arguments
-from kvcore.ids import HostId, Incarnation, NodeId, RequestId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
-from scheduler.cost import CachedPrefix
-from scheduler.events import (
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,
     FirstToken,
@@ -27,7 +27,7 @@ from scheduler.events import (
     SeenNode,
     WantedModel,
 )
-from scheduler.state import SchedulerState
+from tierkv.scheduler.requests.state import SchedulerState
 
 SIZES = (1, 10, 100, 1_000)
 DECISIONS = 2_000

@@ -15,15 +15,15 @@ from typing import Any
 
 from bench.report import Report, finish, make_parser
 from bench.synthetic_trace import agents
-from simulator.cluster import Cluster
-from simulator.options import ClusterOptions, Gate
-from simulator.plot import new_figure, save_figure
-from simulator.prices import load_prices
-from simulator.results import Ledger
-from simulator.serving_model import Constants, load_constants
-from simulator.sizing import pool_worth
-from simulator.trace import Request, load_trace
-from simulator.workload import make_workload
+from tierkv.simulator.cluster import Cluster
+from tierkv.simulator.nodes.serving_model import Constants, load_constants
+from tierkv.simulator.options import ClusterOptions, Gate
+from tierkv.simulator.plot import new_figure, save_figure
+from tierkv.simulator.prices import load_prices
+from tierkv.simulator.results import Ledger
+from tierkv.simulator.sizing import pool_worth
+from tierkv.simulator.trace import Request, load_trace
+from tierkv.simulator.workload import make_workload
 
 DOCS = Path(__file__).parents[1] / "docs"
 SLO_S, SLO_SHARE = 10.0, 0.9

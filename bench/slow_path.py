@@ -22,11 +22,11 @@ from bench.memory_pool import memory_pool
 from bench.pipeline import BLOCK_TOKENS, HERE, MODEL, THERE, answer
 from bench.report import Report, finish, make_parser
 from bench.throttled import ThrottledPoolNode
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from dmp.pool_node import PoolNode, RangeRead
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.pool_node import PoolNode, RangeRead
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 
 FAST = 8.0
 """The line's speed at first, in units of the rate at which loading takes as long as computing."""

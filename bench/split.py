@@ -22,14 +22,14 @@ import torch
 from bench.memory_pool import memory_pool
 from bench.pipeline import MODEL
 from bench.report import Report, finish, make_parser
-from compute.batch_plan import Chunk
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from compute.saves import NOTHING_SAVED, PassSave
-from dmp.pool_node import PutGrant, PutRequest, RangeWrite
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
-from kvcore.request import GenerateRequest, SamplingParams
+from tierkv.compute.batching.batch_plan import Chunk
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
+from tierkv.dmp.pool_node import PutGrant, PutRequest, RangeWrite
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 NAMESPACE = NamespaceKey(bytes(range(32)))
 HERE = HostId("here")

@@ -17,10 +17,10 @@ from bench import front_overhead
 from bench.plan_cluster import MODEL, ClusterShape, plan_cluster
 from bench.report import Report, finish, make_parser
 from bench.sql_workloads import Workload, naive_calls, workloads
-from dbfront.contracts import ClientInfo, StatementResult
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from dbfront.statistics import AiStats
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.dbfront.contracts import ClientInfo, StatementResult
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
 
 SHARED = {"tierkv.max_calls": "0", "tierkv.max_tokens": "2", "tierkv.max_concurrency": "8"}
 _WRITTEN = {"tierkv.prefix_order": "off", "tierkv.plan": "off", "tierkv.field_reorder": "off"}

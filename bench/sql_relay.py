@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 import psycopg
 
 from bench.report import Report
-from dbfront.postgres.install import install
 from tests.fix_postgres import (
     PASSWORD,
     USER,
@@ -27,6 +26,7 @@ from tests.fix_postgres import (
     running_relay,
 )
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.postgres.install import install
 
 TURNS = 3
 

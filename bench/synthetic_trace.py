@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from simulator.trace import Request
+from tierkv.simulator.trace import Request
 
 BLOCK = 512
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from enum import StrEnum
 
-from dmp.pool_node import (
+from tierkv.dmp.pool_node import (
     PathInfo,
     PoolNode,
     PoolNodeStats,
@@ -21,8 +21,8 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
 
 
 class Order(StrEnum):

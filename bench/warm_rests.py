@@ -19,12 +19,12 @@ import torch
 
 from bench.compute_node import BLOCK_TOKENS, HERE, MODEL
 from bench.report import Report, finish, make_parser
-from compute.batch import ChunkInput, build_batch
-from compute.config import ComputeConfig, RandomModelSpec
-from compute.demo_model.evaluate import FOLDER
-from compute.loading import load_model
-from compute.model import Decoder
-from kvcore.ids import NodeId
+from tierkv.compute.config import ComputeConfig, RandomModelSpec
+from tierkv.compute.demo_model.evaluate import FOLDER
+from tierkv.compute.loading import load_model
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.decoder import Decoder
+from tierkv.kvcore.ids import NodeId
 
 STEP_TOKENS = 1_024
 CPU = torch.device("cpu")

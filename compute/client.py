@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from kvcore.ids import RequestId
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest
 
 
 class ComputeClient(Protocol):
@@ -48,7 +48,7 @@ def connect(address: str, *, token: str | None = None) -> ComputeClient:
     Call it inside the event loop that will use it.
     """
     # Lazy: whoever only needs the Protocol does not load grpc.
-    from compute.grpc_client import GrpcComputeClient
+    from tierkv.compute.grpc_client import GrpcComputeClient
 
     return GrpcComputeClient(address, token=token)
 
@@ -61,6 +61,6 @@ def check_json_schema(schema: str) -> None:
         FeatureNotSupportedError: the schema compiler is not installed here; a node may have it.
     """
     # Lazy, like the clients above: most callers never ask.
-    from compute.json_grammar import check_schema
+    from tierkv.compute.sampling.json_grammar import check_schema
 
     check_schema(schema)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kvcore.errors import ConfigError
-from kvcore.ids import HostId, NodeId
-from kvcore.layout import KvCodec
-from kvcore.node import NodeRole
-from policies.select import PRODUCTION_POLICIES
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.node import NodeRole
+from tierkv.policies.select import PRODUCTION_POLICIES
 
 
 class LoadPolicy(StrEnum):

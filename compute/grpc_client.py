@@ -11,20 +11,20 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from kvcore.errors import AuthenticationError, NodeRefusedError, TierKVError, TransportError
-from kvcore.ids import RequestId
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.request import GenerateEvent, GenerateRequest
-from kvwire.channels import open_channel
-from kvwire.checksums import checked, intact
-from kvwire.convert_compute import (
+from tierkv.kvcore.errors import AuthenticationError, NodeRefusedError, TierKVError, TransportError
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvwire.channels import open_channel
+from tierkv.kvwire.checksums import checked, intact
+from tierkv.kvwire.convert_compute import (
     describe_reply_from_proto,
     generate_event_from_proto,
     generate_request_to_proto,
 )
-from kvwire.status import error_from_rpc
-from kvwire.v1 import compute_pb2 as pb
-from kvwire.v1 import compute_pb2_grpc
+from tierkv.kvwire.status import error_from_rpc
+from tierkv.kvwire.v1 import compute_pb2 as pb
+from tierkv.kvwire.v1 import compute_pb2_grpc
 
 _CONTROL_TIMEOUT_S = 5.0
 _PREFETCH_TIMEOUT_S = 30.0

@@ -15,22 +15,22 @@ from typing import Any
 
 import torch
 
-from compute.architecture import Architecture, parse_architecture
-from compute.blend.gate import check_model
-from compute.codec.calibration import Calibration, load_calibration
-from compute.codec.layer_codec import TORCH_DTYPES
-from compute.config import ComputeConfig, RandomModelSpec
-from compute.cuda_decode import attach_decode_graphs
-from compute.memory_check import check_memory, free_host_bytes
-from compute.model import Decoder
-from compute.model_plan import PagePlan, check_device, choose_dtype, plan_pages
-from compute.pages import L1Pages
-from compute.projection import is_packed
-from compute.weights import Weights, load_weights, random_weights
-from kvcore.errors import ConfigError, ModelFolderError
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import ModelInfo
-from storage.model_folder import CALIBRATION_NAME, inspect_model_folder
+from tierkv.compute.blend.gate import check_model
+from tierkv.compute.codec.calibration import Calibration, load_calibration
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES
+from tierkv.compute.config import ComputeConfig, RandomModelSpec
+from tierkv.compute.memory_check import check_memory, free_host_bytes
+from tierkv.compute.model.architecture import Architecture, parse_architecture
+from tierkv.compute.model.cuda_decode import attach_decode_graphs
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.model.projection import is_packed
+from tierkv.compute.model.weights import Weights, load_weights, random_weights
+from tierkv.compute.model_plan import PagePlan, check_device, choose_dtype, plan_pages
+from tierkv.kvcore.errors import ConfigError, ModelFolderError
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import ModelInfo
+from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME, inspect_model_folder
 
 
 @dataclass(frozen=True, slots=True)

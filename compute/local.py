@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from compute.node import ComputeNode
-from kvcore.errors import TransportError
-from kvcore.ids import RequestId
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.errors import TransportError
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest
 
 
 class LocalComputeClient:

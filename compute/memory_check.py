@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compute.architecture import Architecture
-from kvcore.errors import ConfigError
-from kvcore.layout import BlockLayout
+from tierkv.compute.model.architecture import Architecture
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.layout import BlockLayout
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -59,7 +59,7 @@ def weights_bytes(arch: Architecture, layout: BlockLayout, *, copies_head: bool 
 
 
 def _layer_parameters(arch: Architecture) -> int:
-    """Count what compute/weights.py reads for a layer."""
+    """Count what compute/model/weights.py reads for a layer."""
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     qkv = queries + 2 * keys
     norms = 2 * arch.hidden + (2 * arch.head_dim if arch.qk_norm else 0)

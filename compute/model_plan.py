@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from compute.architecture import Architecture, parse_architecture
-from compute.config import ComputeConfig
-from compute.memory_check import check_memory, free_host_bytes
-from kvcore.errors import ConfigError, ModelFolderError
-from kvcore.layout import BlockLayout, KvDtype
-from storage.model_folder import read_model_config
+from tierkv.compute.config import ComputeConfig
+from tierkv.compute.memory_check import check_memory, free_host_bytes
+from tierkv.compute.model.architecture import Architecture, parse_architecture
+from tierkv.kvcore.errors import ConfigError, ModelFolderError
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.storage.modelfiles.model_folder import read_model_config
 
 _CUDA_DEVICES: Final = (Path("/dev"), "nvidia[0-9]*")
 

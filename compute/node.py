@@ -13,25 +13,31 @@ from collections.abc import AsyncGenerator, Sequence
 
 import torch
 
-from compute.answers import Delivery
-from compute.block_puts import SaveDone
-from compute.config import ComputeConfig
-from compute.drafts import GuessStats
-from compute.engine import Engine
-from compute.finder import Directory
-from compute.guides import Guides
-from compute.host_memory import host_memory
-from compute.load_log import LoadRecord
-from compute.loading import load_model
-from compute.page_pool import PageEvent
-from compute.sequence import new_tokens_of
-from compute.store_reader import StoreReader
-from compute.tiers import Tiers
-from dmp.pool_node import PoolNode
-from kvcore import limits
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored, NullReporter
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import (
+from tierkv.compute.batching.answers import Delivery
+from tierkv.compute.batching.page_pool import PageEvent
+from tierkv.compute.batching.sequence import new_tokens_of
+from tierkv.compute.config import ComputeConfig
+from tierkv.compute.engine.drafts import GuessStats
+from tierkv.compute.engine.engine import Engine
+from tierkv.compute.loading import load_model
+from tierkv.compute.sampling.guides import Guides
+from tierkv.compute.tiers.block_puts import SaveDone
+from tierkv.compute.tiers.finder import Directory
+from tierkv.compute.tiers.host_memory import host_memory
+from tierkv.compute.tiers.load_log import LoadRecord
+from tierkv.compute.tiers.store_reader import StoreReader
+from tierkv.compute.tiers.tiers import Tiers
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import (
+    BlockEvent,
+    BlockRemoved,
+    BlockReporter,
+    BlockStored,
+    NullReporter,
+)
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import (
     ContextTooLongError,
     DirectoryUnavailableError,
     OverloadedError,
@@ -40,13 +46,13 @@ from kvcore.errors import (
     UnknownModelError,
     UserError,
 )
-from kvcore.hold import HoldOrder
-from kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
-from kvcore.location import Tier
-from kvcore.node import NodeInfo, NodeReport, PathReport, TierStats
-from kvcore.request import GenerateEvent, GenerateRequest
-from metaserver.client import LocateReply, MetaClient
-from storage.block_store import BlockStore
+from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeInfo, NodeReport, PathReport, TierStats
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.metaserver.client import LocateReply, MetaClient
+from tierkv.storage.block_store import BlockStore
 
 Answer = GenerateEvent | TierKVError
 

@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from kvcore.ids import RequestId
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.request import GenerateEvent, GenerateRequest
-from kvwire.channels import BoundServer, bind_server
-from kvwire.convert_compute import (
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvwire.channels import BoundServer, bind_server
+from tierkv.kvwire.convert_compute import (
     describe_reply_to_proto,
     generate_event_to_proto,
     generate_request_from_proto,
 )
-from kvwire.status import answering
-from kvwire.v1 import compute_pb2 as pb
-from kvwire.v1 import compute_pb2_grpc
+from tierkv.kvwire.status import answering
+from tierkv.kvwire.v1 import compute_pb2 as pb
+from tierkv.kvwire.v1 import compute_pb2_grpc
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -32,7 +32,7 @@ class ServedNode(Protocol):
     """What this door needs of a node: our own (compute/node.py), or another engine's.
 
     ``generate``, ``cancel``, ``drop_cache`` and ``prefetch`` keep the sentences of
-    compute.client.ComputeClient; ``info`` and ``report`` are quick and never fail.
+    tierkv.compute.client.ComputeClient; ``info`` and ``report`` are quick and never fail.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]: ...

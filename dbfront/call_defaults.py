@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvcore.request import BlendSelector
-from sql.field_reorder import FieldReorder
+from tierkv.kvcore.request import BlendSelector
+from tierkv.sql.calls.field_reorder import FieldReorder
 
 BULK_PRIORITY: Final = 1
 """Calls of large statements count as if they had come this many steps of priority later."""

@@ -1,6 +1,6 @@
 """What is known of an AI call while it runs and once it ended.
 
-Written by dbfront/generation.py; read by the metrics, the logs and ``stat_activity``.
+Written by dbfront/generation/generation.py; read by the metrics, the logs and ``stat_activity``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dbfront.contracts import PreparedCall
-from kvcore.ids import RequestId
-from kvcore.request import Usage
+from tierkv.dbfront.contracts import PreparedCall
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.request import Usage
 
 
 class Outcome(StrEnum):

@@ -1,7 +1,8 @@
 """The front's inner borders: what the doors (pgwire, http, CLI) ask of the rooms behind them.
 
-SqlSession is what a SQL client talks to (implemented by dbfront/executor.py); TextGenerator is what
-an AI call or a chat request talks to (implemented by dbfront/generation.py). Values are frozen.
+SqlSession is what a SQL client talks to (implemented by dbfront/statement/executor.py);
+TextGenerator is what an AI call or a chat request talks to (implemented by
+dbfront/generation/generation.py). Values are frozen.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvcore.ids import RequestId
-from kvcore.node import ModelInfo
-from kvcore.preferred_node import PreferredNode
-from kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
-from kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
+from tierkv.kvcore.reuse_hint import ReuseHint
 
 if TYPE_CHECKING:
-    from scheduler.forecast import Forecast  # The command line wants Column and no scheduler.
+    from tierkv.scheduler.plans.forecast import (
+        Forecast,  # The command line wants Column and no scheduler.
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,16 +326,16 @@ class SqlSession(Protocol):
 
     1. ``split`` cuts a simple-query string into statements, comments and empty ones dropped.
     2. ``describe`` never runs the statement.
-    3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are kvcore.errors (UserError
-       with SQLSTATE); outside a transaction the session stays usable, inside one its status
-       becomes ``E`` until ROLLBACK.
+    3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are those of
+       kvcore/errors.py (UserError with SQLSTATE); outside a transaction the session stays usable,
+       inside one its status becomes ``E`` until ROLLBACK.
     4. ``cancel`` may come from another task; the running statement ends in CancelledByUserError.
     5. ``copy_in`` loads rows of text or CSV data into a table and answers the row count.
     6. ``execute_rows`` is ``execute`` for clients that take rows as they come; a statement that
        can't be streamed gives its whole result. The next statement of the session runs a stream
        that is still open to its end first, and its rows are kept.
     7. ``execute_own`` runs a statement of the front's own: it may change what clients may not
-       (sql/kept_names.py), and is not counted; its rows are returned.
+       (sql/plan/kept_names.py), and is not counted; its rows are returned.
     8. ``catalogue_state`` stays the same only while the session sees the same tables by the same
        names, and is another session's too only if both see the same. None: it can't be told.
     """

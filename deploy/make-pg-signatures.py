@@ -1,4 +1,4 @@
-"""Write dbfront/pgwire/inference/signatures.txt from a running PostgreSQL's own catalogue.
+"""Write postgres_dialect/inference/signatures.txt from a running PostgreSQL's own catalogue.
 
 Usage: python deploy/make-pg-signatures.py "host=127.0.0.1 user=postgres dbname=postgres" > FILE
 Kept are types that the wire server can send, implicit casts between them, and the operators and

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dmp.tls import TlsFiles
-from kvcore import limits
-from kvcore.errors import ConfigError
-from kvcore.ids import HostId, NodeId
-from policies.select import PRODUCTION_POLICIES
+from tierkv.dmp.tls import TlsFiles
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.policies.select import PRODUCTION_POLICIES
 
 DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"
 MIN_SLOT_BYTES: Final = 32 << 10

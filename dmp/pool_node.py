@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
-from policies.eviction import Expectation
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
+from tierkv.policies.eviction import Expectation
 
 
 @dataclass(frozen=True, slots=True)

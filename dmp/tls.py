@@ -1,8 +1,8 @@
 """TLS for the data plane: contexts from certificate files, 1.3 only.
 
-Called by dmp/server.py and dmp/transport/connection.py. The server shows a certificate signed by
-the cluster's CA; where it is given that CA itself, clients must show one too. The cluster token is
-asked for all the same.
+Called by dmp/server/server.py and dmp/transport/connection.py. The server shows a certificate
+signed by the cluster's CA; where it is given that CA itself, clients must show one too. The cluster
+token is asked for all the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

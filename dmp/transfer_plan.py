@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dmp.pool_node import PathInfo
-from kvcore.ids import HostId, Incarnation
+from tierkv.dmp.pool_node import PathInfo
+from tierkv.kvcore.ids import HostId, Incarnation
 
 
 class Transport(StrEnum):

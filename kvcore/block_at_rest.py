@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvcore.ids import BlockKey
+from tierkv.kvcore.ids import BlockKey
 
 
 class BlockAtRest(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcore.ids import BlockKey, Incarnation, NodeId
-from kvcore.location import Location, Tier
+from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey
 
 ROOT_PARENT = BlockKey(bytes(BLOCK_KEY_BYTES))
 """Parent of a prompt's first block."""

@@ -6,10 +6,10 @@
     ├── CacheError         nobody: it means "miss", recompute      never reaches a user
     └── ProtocolError      a developer, or the peer                08P01 / 400 / INTERNAL
 
-Each leaf carries its codes as class attributes; each boundary has one translator
-(kvwire/status.py, dbfront/pgwire/errors.py, dbfront/http/app.py). CacheError is caught and counted
-in compute/tiers.py and scheduler/dispatcher.py with its helpers only, and for users of the pool
-alone in dmp/node_link.py. docs/errors.md lists every leaf.
+Each leaf carries its codes as class attributes; each boundary has one translator (kvwire/status.py,
+dbfront/pgwire/protocol/errors.py, dbfront/http/app.py). CacheError is caught and counted in
+compute/tiers/tiers.py and scheduler/dispatcher.py with its helpers only, and for users of the pool
+alone in dmp/client/node_link.py. docs/errors.md lists every leaf.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Leases on blocks: what a locate promised, and how nodes are asked to keep it.
 
-The meta server gives a lease with a locate (metaserver/leases.py) and sends HoldOrders to the nodes
-that hold the blocks; they keep those from eviction until the order's time is over or taken back.
+The meta server gives a lease with a locate (metaserver/directory/leases.py) and sends HoldOrders to
+the nodes that hold the blocks; they keep those from eviction until the order's time is over or
+taken back.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from kvcore.ids import BlockKey
+from tierkv.kvcore.ids import BlockKey
 
 LeaseId = NewType("LeaseId", int)
 """Names a lease of one meta server; 0 is none. Unknown and expired ones are the same."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 
-from kvcore import limits
+from tierkv.kvcore import limits
 
 FRAME_HEAD_BYTES = 16
 """What stands before the numbers of an entropy-coded range (compute/codec/frame.py)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 
 
 class Tier(StrEnum):

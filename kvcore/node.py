@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.layout import BlockLayout
-from kvcore.location import Tier
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.location import Tier
 
 
 class NodeRole(StrEnum):

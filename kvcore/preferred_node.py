@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcore.ids import NodeId
+from tierkv.kvcore.ids import NodeId
 
 
 @dataclass(frozen=True, slots=True)

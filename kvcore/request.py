@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvcore import limits
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.layout import KvCodec
-from kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore import limits
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.reuse_hint import ReuseHint
 
 
 class FinishReason(StrEnum):

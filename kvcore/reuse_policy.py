@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ReusePolicy:
         recompute_ratio: default share of a chunk's tokens that are computed again, in (0, 1];
             a call may ask for more, never for less.
         selector: which tokens, unless the call says so.
-        gradual: see kvcore.request.Blend.
+        gradual: see tierkv.kvcore.request.Blend.
     """
 
     kv_codec: KvCodec | None = None

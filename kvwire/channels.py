@@ -17,10 +17,10 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from kvcore import limits
-from kvcore.errors import AuthenticationError, ConfigError
-from kvwire.checksums import checked_handler
-from kvwire.status import abort_with
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import AuthenticationError, ConfigError
+from tierkv.kvwire.checksums import checked_handler
+from tierkv.kvwire.status import abort_with
 
 _AUTHORIZATION: Final = "authorization"
 _HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"

@@ -12,9 +12,9 @@ from collections.abc import Sequence, Sized
 from enum import StrEnum
 from typing import TypeVar
 
-from kvcore import limits
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _NAME = re.compile(limits.NAME_PATTERN)

@@ -21,8 +21,8 @@ import grpc.aio
 import xxhash
 from google.protobuf.message import DecodeError
 
-from kvcore.errors import CacheError, TransportError
-from kvwire.status import abort_with
+from tierkv.kvcore.errors import CacheError, TransportError
+from tierkv.kvwire.status import abort_with
 
 _Message = TypeVar("_Message")
 _Context = grpc.aio.ServicerContext[Any, Any]

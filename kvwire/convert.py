@@ -7,12 +7,12 @@ its argument.
 
 from __future__ import annotations
 
-from kvcore import limits
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
-from kvcore.location import Location, Replica, Tier
-from kvcore.node import (
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.kvcore.location import Location, Replica, Tier
+from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,
     NodeInfo,
@@ -22,14 +22,14 @@ from kvcore.node import (
     PathReport,
     TierStats,
 )
-from kvwire.check import (
+from tierkv.kvwire.check import (
     check_count,
     checked_amount,
     checked_choice,
     checked_key,
     checked_name,
 )
-from kvwire.v1 import common_pb2 as pb
+from tierkv.kvwire.v1 import common_pb2 as pb
 
 _MAX_EOS_IDS = 64
 _MAX_TIER_STATS = 4 * limits.MAX_MODELS_PER_NODE

@@ -1,4 +1,4 @@
-"""Messages of kvwire/v1/compute.proto to kvcore.request values and back.
+"""Messages of kvwire/v1/compute.proto to tierkv.kvcore.request values and back.
 
 Called by compute's service and client. What a user can get wrong (sampling, an over-long prompt)
 is a UserError here; what only a broken peer can send is a RemoteProtocolError.
@@ -6,12 +6,12 @@ is a UserError here; what only a broken peer can send is a RemoteProtocolError.
 
 from __future__ import annotations
 
-from kvcore import limits
-from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
-from kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, RequestId
-from kvcore.layout import KvCodec
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.request import (
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
+from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, RequestId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.request import (
     Blend,
     BlendSelector,
     FinishReason,
@@ -21,9 +21,15 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
-from kvcore.reuse_hint import ReuseHint
-from kvwire.check import check_count, checked_amount, checked_choice, checked_name, checked_numbers
-from kvwire.convert import (
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvwire.check import (
+    check_count,
+    checked_amount,
+    checked_choice,
+    checked_name,
+    checked_numbers,
+)
+from tierkv.kvwire.convert import (
     codec_from_proto,
     codec_to_proto,
     node_info_from_proto,
@@ -31,7 +37,7 @@ from kvwire.convert import (
     node_report_from_proto,
     node_report_to_proto,
 )
-from kvwire.v1 import compute_pb2 as pb
+from tierkv.kvwire.v1 import compute_pb2 as pb
 
 _MAX_STOP_TOKEN_IDS = 1_024
 _SEEDS = 1 << 64

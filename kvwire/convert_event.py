@@ -1,7 +1,7 @@
 """Batches of block events of kvwire/v1/meta.proto to packed records and back.
 
 Here and not in the meta server's room, because nodes of several rooms speak of block events; the
-rest of meta.proto is converted in metaserver/wire.py. What single records say is checked by the
+rest of meta.proto is converted in metaserver/rpc/wire.py. What single records say is checked by the
 directory, which refuses them one by one.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcore import limits
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import Incarnation, NodeId
-from kvwire.check import check_count, checked_name
-from kvwire.event_records import RECORD_BYTES, EventRecords
-from kvwire.v1 import meta_pb2 as pb
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.kvwire.check import check_count, checked_name
+from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords
+from tierkv.kvwire.v1 import meta_pb2 as pb
 
 
 def event_records_to_proto(batch: EventRecords) -> pb.EventBatch:

@@ -1,7 +1,7 @@
 """Block events as fixed-size records: a node packs them in one pass, the meta server reads columns.
 
 Names repeat, so records carry their numbers in tables that go with the batch. Packing needs no
-NumPy; the reader's view of a record is metaserver/event_columns.py.
+NumPy; the reader's view of a record is metaserver/directory/event_columns.py.
 
 A record has 80 bytes, little-endian:
 
@@ -27,10 +27,10 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from kvcore import limits
-from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
-from kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
-from kvcore.location import Location, Tier
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
 
 RECORD_BYTES: Final = 80
 STORED: Final = 1

@@ -1,4 +1,4 @@
-"""The one translator between kvcore.errors and gRPC status.
+"""The one translator between tierkv.kvcore.errors and gRPC status.
 
 Servers answer with ``abort_with`` or inside ``answering``; clients turn an RPC's failure back into
 the same leaf class with ``error_from_rpc``. The typed error travels as trailing metadata, so that a
@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from kvcore import errors
-from kvcore.errors import AuthenticationError, RetryableError, TierKVError
-from kvwire.v1 import common_pb2 as pb
+from tierkv.kvcore import errors
+from tierkv.kvcore.errors import AuthenticationError, RetryableError, TierKVError
+from tierkv.kvwire.v1 import common_pb2 as pb
 
 ERROR_METADATA_KEY: Final = "tierkv-error-bin"
 _MAX_TEXT_CHARS: Final = 1_000

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from typing import Final
 
-from kvcore.block_event import EventBatch
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import DirectoryUnavailableError, StaleEpochError
-from kvcore.hold import HoldOrder
-from kvcore.node import NodeInfo, NodeReport
-from metaserver.client import MetaClient
-from metaserver.reporter import MetaReporter
+from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import DirectoryUnavailableError, StaleEpochError
+from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.reporter import MetaReporter
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S: Final = 0.05

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kvcore.block_event import EventBatch
-from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId
-from kvcore.location import Replica
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId
+from tierkv.kvcore.location import Replica
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.reuse_policy import ReusePolicy
 
 MAX_LISTED_REPLICAS: Final = 4
 """Replicas of a block in a locate's answer unless the caller says otherwise."""
@@ -240,6 +240,6 @@ def connect(
         timeout_s: how long one call may take before it counts as "no directory".
     """
     # gRPC is heavy, and a process with everything inside never dials: import it when needed.
-    from metaserver.grpc_client import GrpcMeta
+    from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 
     return GrpcMeta(address, token=token, home=home, timeout_s=timeout_s)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvcore.errors import ConfigError
-from kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.reuse_policy import ReusePolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 
 log = logging.getLogger(__name__)
 MEMORY: Final = ":memory:"

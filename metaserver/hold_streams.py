@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
-from metaserver.leases import Asked
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
+from tierkv.metaserver.directory.leases import Asked
 
 MAX_QUEUED_KEYS: Final = 1 << 18
 """Keys that may wait for one reader, 4 MiB of them; each order counts as one key more."""

@@ -11,14 +11,14 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvcore.block_event import EventBatch
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import DirectoryUnavailableError, LocalProtocolError, UserError
-from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeReport
-from kvwire.event_records import EventRecords, pack_events
-from metaserver.client import (
+from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import DirectoryUnavailableError, LocalProtocolError, UserError
+from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvwire.event_records import EventRecords, pack_events
+from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,
@@ -29,11 +29,11 @@ from metaserver.client import (
     Registration,
     ReportReply,
 )
-from metaserver.config import MetaConfig
-from metaserver.hold_streams import HoldStreams
-from metaserver.locate_reply import chain_of, checked_question
-from metaserver.namespaces import NamespaceStore
-from metaserver.state import MetaState
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
+from tierkv.metaserver.hold_streams import HoldStreams
+from tierkv.metaserver.namespaces import NamespaceStore
+from tierkv.metaserver.state import MetaState
 
 MAX_LISTED_BLOCKS = 100_000
 """Most records of one ``list_blocks``: a view, not a dump; its ``total`` always tells the truth."""

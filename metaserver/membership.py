@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvcore import limits
-from kvcore.errors import OverloadedError, StaleEpochError
-from kvcore.ids import Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeReport
-from metaserver.client import NodeState
-from metaserver.config import MetaConfig
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import OverloadedError, StaleEpochError
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.config import MetaConfig
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 

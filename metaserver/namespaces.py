@@ -14,13 +14,13 @@ import sqlite3
 import threading
 from dataclasses import asdict, replace
 
-from kvcore import block_key, limits
-from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import Namespace, NamespaceGrant
-from metaserver.database_file import DatabaseFile, is_full
+from tierkv.kvcore import block_key, limits
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import Namespace, NamespaceGrant
+from tierkv.metaserver.database_file import DatabaseFile, is_full
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvcore.block_event import BlockEvent, BlockStored, EventBatch
-from kvcore.ids import Incarnation, NodeId
-from metaserver.client import ReportReply
+from tierkv.kvcore.block_event import BlockEvent, BlockStored, EventBatch
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.metaserver.client import ReportReply
 
 BATCH_EVENTS: Final = 4_096
 """Events per batch, well below limits.MAX_EVENTS_PER_BATCH: packing one, and taking it in, keeps an
@@ -35,7 +35,7 @@ class _Snapshot:
 
 
 class MetaReporter:
-    """Implements kvcore.block_event.BlockReporter. Thread-safe.
+    """Implements tierkv.kvcore.block_event.BlockReporter. Thread-safe.
 
     An inventory is a snapshot of what the node holds, so events reported before it was taken need
     not be sent: hence nodes must change their state first and report the change afterwards.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from kvcore.hold import LeaseId
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeReport
-from kvwire.event_records import EventRecords
-from metaserver.client import (
+from tierkv.kvcore.hold import LeaseId
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvwire.event_records import EventRecords
+from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,
@@ -21,10 +21,10 @@ from metaserver.client import (
     Registration,
     ReportReply,
 )
-from metaserver.config import MetaConfig
-from metaserver.directory import Directory
-from metaserver.leases import Asked, LeaseChange, Leases
-from metaserver.membership import Membership
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.directory.directory import Directory
+from tierkv.metaserver.directory.leases import Asked, LeaseChange, Leases
+from tierkv.metaserver.membership import Membership
 
 Orders = tuple[Asked, ...]
 

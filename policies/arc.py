@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from policies.eviction import BlockFacts
+from tierkv.policies.eviction import BlockFacts
 
 
 class Arc:

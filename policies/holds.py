@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvcore import limits
-from kvcore.hold import LeaseId
+from tierkv.kvcore import limits
+from tierkv.kvcore.hold import LeaseId
 
 _SPARE_ENTRIES: Final = 64
 """Dropping deadlines that count no more is not worth it for fewer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import Final
 
-from policies.eviction import BlockFacts
+from tierkv.policies.eviction import BlockFacts
 
 _SPARE_ENTRIES: Final = 64
 """Dropping entries that count no more is not worth it for fewer."""

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-from policies.eviction import BlockFacts, Expectation
-from policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, run_kind
+from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, run_kind
 
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.eviction import BlockFacts
+from tierkv.policies.eviction import BlockFacts
 
 _CLASSES: Final = 16
 _AGES: Final = 128

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-from policies.eviction import BlockFacts
+from tierkv.policies.eviction import BlockFacts
 
 _SMALL_SHARE: Final = 0.1
 _MOST_USES: Final = 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from policies.eviction import EvictionPolicy
-from policies.leaf_lru import LeafLru
-from policies.learned import LearnedValue
+from tierkv.policies.eviction import EvictionPolicy
+from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.learned import LearnedValue
 
 PolicyMaker = Callable[[int, int], EvictionPolicy]
 """Makes a policy for a cache of so many blocks, with a seed."""

@@ -1,14 +1,15 @@
 """What the scheduler may be told.
 
-Read by scheduler/state.py and scheduler/dispatcher.py; built by the composition root. Every value
-has a default that works for one machine, and rates are only used until a node has measured its own.
+Read by scheduler/requests/state.py and scheduler/dispatcher.py; built by the composition root.
+Every value has a default that works for one machine, and rates are only used until a node has
+measured its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcore import limits
+from tierkv.kvcore import limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a node is, what a prompt could reuse there, and what that costs: the values of routing.
 
-All in seconds, tokens, blocks and bytes. The arithmetic is in scheduler/service.py; it is done for
-all candidates at once, and these values are made only for those that somebody looks at.
+All in seconds, tokens, blocks and bytes. The arithmetic is in scheduler/choosing/service.py; it is
+done for all candidates at once, and these values are made only for those that somebody looks at.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvcore.node import NodeLoad
-from policies.service_time import StepCost
-from scheduler.config import SchedulerConfig
+from tierkv.costing.service_time import StepCost
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.config import SchedulerConfig
 
 _SLOWEST = 1e-6
 """Tokens or bytes per second."""
@@ -21,7 +21,7 @@ _LONGEST_S = 1e6
 
 _LIKE_OTHERS = 1.5
 """Nodes of a model that differ by less are taken to be equal: what each measured in its first steps
-is no better than that, and what remains is learned from answers (scheduler/learning.py)."""
+is no better than that, and what remains is learned from answers (scheduler/nodes/learning.py)."""
 
 UNLIKE_OTHERS = 8.0
 """A node is not believed to differ by more: one that was stopped in its first step would never get

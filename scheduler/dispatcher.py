@@ -1,9 +1,9 @@
 """Hop 2 of the main job: from a request to a stream of tokens, whatever happens to nodes.
 
-``Dispatcher.submit`` is called by dbfront/generation.py for every AI call and chat request. It
-carries out what scheduler/state.py decides; here, in its three helpers (directory_client.py,
-stage_runner.py, load_ahead.py) and in compute/tiers.py a CacheError is turned into "no hits" or
-"another node" and counted, and nowhere else.
+``Dispatcher.submit`` is called by dbfront/generation/generation.py for every AI call and chat
+request. It carries out what scheduler/requests/state.py decides; here, in its three helpers
+(directory_client.py, stage_runner.py, load_ahead.py) and in compute/tiers/tiers.py a CacheError is
+turned into "no hits" or "another node" and counted, and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,24 +14,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import (
-    CacheError,
-    TransportError,
-    UdfArgumentError,
-)
-from kvcore.ids import RequestId
-from kvcore.layout import BlockLayout
-from kvcore.node import ModelInfo
-from kvcore.preferred_node import PreferredNode
-from kvcore.request import GenerateEvent, GenerateRequest
-from metaserver.client import LocateReply, MetaClient, NamespaceGrant
-from scheduler.admission import WaitingCall
-from scheduler.affinity import Affinity
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.directory_client import DirectoryClient
-from scheduler.events import (
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import CacheError, TransportError, UdfArgumentError
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.metaserver.client import LocateReply, MetaClient, NamespaceGrant
+from tierkv.scheduler.choosing.admission import WaitingCall
+from tierkv.scheduler.choosing.affinity import Affinity
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,
     Dispatch,
@@ -50,17 +44,19 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from scheduler.forecast import Forecast, Forecaster
-from scheduler.job import Job, failure, located
-from scheduler.load_ahead import LoadAhead
-from scheduler.planner import Planner
-from scheduler.request_leases import RequestLeases
-from scheduler.request_record import Phase
-from scheduler.routing_stats import RoutingStats, SchedulerStats
-from scheduler.routing_view import RoutingView, node_costs
-from scheduler.stage_runner import StageRunner
-from scheduler.state import SchedulerState
-from scheduler.statement_run import PlannedCall, StatementRun
+from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.nodes.cluster_view import ClusterView
+from tierkv.scheduler.plans.forecast import Forecast, Forecaster
+from tierkv.scheduler.plans.load_ahead import LoadAhead
+from tierkv.scheduler.plans.planner import Planner
+from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
+from tierkv.scheduler.request_record import Phase
+from tierkv.scheduler.requests.job import Job, failure, located
+from tierkv.scheduler.requests.request_leases import RequestLeases
+from tierkv.scheduler.requests.stage_runner import StageRunner
+from tierkv.scheduler.requests.state import SchedulerState
+from tierkv.scheduler.routing_stats import RoutingStats, SchedulerStats
+from tierkv.scheduler.routing_view import RoutingView, node_costs
 
 log = logging.getLogger("tierkv.scheduler")
 

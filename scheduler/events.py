@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvcore.ids import Incarnation, NodeId, RequestId
-from kvcore.layout import BlockLayout
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad
-from kvcore.preferred_node import PreferredNode
-from scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
+from tierkv.kvcore.ids import Incarnation, NodeId, RequestId
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad
+from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 
 IDLE = NodeLoad()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvcore.ids import NodeId, RequestId
-from scheduler.cost import NOTHING_CACHED, CachedPrefix
-from scheduler.events import RequestArrived, Stage
-from scheduler.node_record import NodeRecord
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix
+from tierkv.scheduler.events import RequestArrived, Stage
+from tierkv.scheduler.nodes.node_record import NodeRecord
 
 STORY_LINES = 32
 

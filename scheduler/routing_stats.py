@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kvcore.ids import NodeId, RequestId
-from scheduler.events import CandidateCost, Dispatch, Stage
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.scheduler.events import CandidateCost, Dispatch, Stage
 
 
 @dataclass(frozen=True, slots=True)

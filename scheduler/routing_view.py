@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvcore.ids import NodeId
-from scheduler.events import Stage
-from scheduler.node_record import NodeRecord
-from scheduler.routing_stats import Decision
+from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.events import Stage
+from tierkv.scheduler.nodes.node_record import NodeRecord
+from tierkv.scheduler.routing_stats import Decision
 
 
 @dataclass(frozen=True, slots=True)

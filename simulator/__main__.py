@@ -1,8 +1,8 @@
 """One simulation in a process of its own: a question on standard input, its answer on output.
 
-Started by dbfront/simulations.py, so that minutes of computing neither slow the front down nor
-outlive a cancelled statement. Both are one JSON object (``asker`` is the process that waits); an
-error is an answer too.
+Started by dbfront/databases/simulations.py, so that minutes of computing neither slow the front
+down nor outlive a cancelled statement. Both are one JSON object (``asker`` is the process that
+waits); an error is an answer too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvcore.errors import TierKVError
-from simulator.request import parse
-from simulator.run import simulate
+from tierkv.kvcore.errors import TierKVError
+from tierkv.simulator.request import parse
+from tierkv.simulator.run import simulate
 
 NICENESS = 10
 """The front and its neighbours go first."""

@@ -12,21 +12,21 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
 
-from policies.select import make_policy
-from policies.service_time import pipelined_evenly
-from simulator.gate import LoadGate
-from simulator.job import NOWHERE, AheadLoad, Job, Lookup, look_up
-from simulator.node import SimNode
-from simulator.noise import Noise
-from simulator.options import GB, ClusterOptions
-from simulator.pool import SimPool, Write
-from simulator.pool_link import PoolLink
-from simulator.prefix_cache import PrefixCache
-from simulator.results import Ledger
-from simulator.routers import LoadAhead, Order, Placement, Refusal, Router, Wake
-from simulator.select import make_router
-from simulator.serving_model import Constants, ServingModel
-from simulator.workload import NOBODY, Prompt, Workload
+from tierkv.costing.service_time import pipelined_evenly
+from tierkv.policies.select import make_policy
+from tierkv.simulator.gate import LoadGate
+from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Job, Lookup, look_up
+from tierkv.simulator.nodes.node import SimNode
+from tierkv.simulator.nodes.noise import Noise
+from tierkv.simulator.nodes.pool import SimPool, Write
+from tierkv.simulator.nodes.pool_link import PoolLink
+from tierkv.simulator.nodes.prefix_cache import PrefixCache
+from tierkv.simulator.nodes.serving_model import Constants, ServingModel
+from tierkv.simulator.options import GB, ClusterOptions
+from tierkv.simulator.results import Ledger
+from tierkv.simulator.routing.contract import LoadAhead, Order, Placement, Refusal, Router, Wake
+from tierkv.simulator.routing.select import make_router
+from tierkv.simulator.workload import NOBODY, Prompt, Workload
 
 Progress = Callable[[int, int], None]
 """Called with requests done and requests in all; it may raise to stop the simulation."""

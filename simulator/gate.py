@@ -1,19 +1,19 @@
 """Load or recompute: the question every node asks before it computes a prompt.
 
-Answered by scheduler/service.py, by which the scheduler routes, with the simulated node's own
-figures: one function for both, as in production. Called by simulator/cluster.py.
+Answered by scheduler/choosing/service.py, by which the scheduler routes, with the simulated node's
+own figures: one function for both, as in production. Called by simulator/cluster.py.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kvcore.layout import BlockLayout
-from scheduler.cost import Rates
-from scheduler.node_table import figures_of
-from scheduler.service import Waits, serve
-from simulator.options import Gate
-from simulator.serving_model import ServingModel
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.scheduler.choosing.service import Waits, serve
+from tierkv.scheduler.cost import Rates
+from tierkv.scheduler.nodes.node_table import figures_of
+from tierkv.simulator.nodes.serving_model import ServingModel
+from tierkv.simulator.options import Gate
 
 AT_ONCE = 1e18
 """Bytes per second of paths that are not there, and so never used."""

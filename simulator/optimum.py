@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from simulator.trace import Request
+from tierkv.simulator.trace import Request
 
 
 def belady_hits(requests: Sequence[Request], capacity_blocks: int) -> Iterator[int]:

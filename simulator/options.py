@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvcore import limits
-from kvcore.errors import ConfigError
-from policies.select import PRODUCTION_POLICIES
-from simulator.serving_model import DEFAULT_MODEL
-from simulator.trace import DEFAULT_BLOCK_TOKENS
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
+from tierkv.policies.select import PRODUCTION_POLICIES
+from tierkv.simulator.nodes.serving_model import DEFAULT_MODEL
+from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS
 
 GB = 1e9
 
@@ -62,7 +62,7 @@ class ClusterOptions:
         model: name in the constants file.
         block_tokens: tokens per id of the trace.
         seed: of everything that is left to chance.
-        noise: nodes don't take the predicted time, and news comes late (simulator/noise.py).
+        noise: nodes don't take the predicted time, and news comes late (simulator/nodes/noise.py).
     """
 
     nodes: int = 1

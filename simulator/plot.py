@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """Prices of pool memory by region, and what a pool costs per node it saves.
 
-Read by ``tierkv simulate --cost`` and tierkv.simulate in SQL from deploy/prices.toml or a file of
-the same form.
+Read by ``tierkv simulate --cost`` and tierkv.simulate in SQL from simulator/prices.toml or a
+file of the same form.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 
-SHIPPED: Final = Path(__file__).parents[1] / "deploy/prices.toml"
+SHIPPED: Final = Path(__file__).parent / "prices.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PriceList:
 
 
 def load_prices(path: Path | None = None) -> PriceList:
-    """Read a price list; None means deploy/prices.toml.
+    """Read a price list; None means simulator/prices.toml.
 
     Raises:
         ConfigError: it can't be read, or a price is no positive number.
@@ -63,7 +63,7 @@ def load_prices(path: Path | None = None) -> PriceList:
         raise ConfigError(f"price list {file} is not valid TOML: {error}") from None
     regions = data.get("regions")
     if not isinstance(regions, dict) or not regions:
-        raise ConfigError(f"price list {file} has no table [regions]; see deploy/prices.toml")
+        raise ConfigError(f"price list {file} has no table [regions]; see simulator/prices.toml")
     for region, price in regions.items():
         usable = isinstance(price, int | float) and not isinstance(price, bool)
         if not usable or not 0 < price < math.inf:

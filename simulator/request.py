@@ -13,10 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from kvcore import limits
-from kvcore.errors import ConfigError
-from simulator.options import ClusterOptions, Gate, RouterName
-from simulator.trace import DEFAULT_BLOCK_TOKENS
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
+from tierkv.simulator.options import ClusterOptions, Gate, RouterName
+from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CostQuestion:
     Attributes:
         regions: whose prices; none: all.
         slo_share: share of requests that must meet the SLO.
-        prices: file of prices; None: deploy/prices.toml.
+        prices: file of prices; None: simulator/prices.toml.
     """
 
     regions: tuple[str, ...] = ()

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simulator.job import Job
+from tierkv.simulator.nodes.job import Job
 
 if TYPE_CHECKING:
-    from simulator.cluster import Cluster
+    from tierkv.simulator.cluster import Cluster
 
 
 @dataclass(slots=True)

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulator.cache_replay import replay
-from simulator.cluster import Cluster
-from simulator.prices import load_prices
-from simulator.request import CacheQuestion, SimulationRequest
-from simulator.results import Ledger
-from simulator.serving_model import load_constants
-from simulator.sizing import pool_worth
-from simulator.trace import Trace, load_trace
-from simulator.workload import make_workload
+from tierkv.simulator.cache_replay import replay
+from tierkv.simulator.cluster import Cluster
+from tierkv.simulator.nodes.serving_model import load_constants
+from tierkv.simulator.prices import load_prices
+from tierkv.simulator.request import CacheQuestion, SimulationRequest
+from tierkv.simulator.results import Ledger
+from tierkv.simulator.sizing import pool_worth
+from tierkv.simulator.trace import Trace, load_trace
+from tierkv.simulator.workload import make_workload
 
 Metric = float | int | str | None
 Progress = Callable[[int, int], None]

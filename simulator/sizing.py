@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvcore.errors import ConfigError
-from simulator.cluster import Cluster
-from simulator.options import ClusterOptions
-from simulator.results import Ledger
-from simulator.serving_model import Constants
-from simulator.workload import Workload
+from tierkv.kvcore.errors import ConfigError
+from tierkv.simulator.cluster import Cluster
+from tierkv.simulator.nodes.serving_model import Constants
+from tierkv.simulator.options import ClusterOptions
+from tierkv.simulator.results import Ledger
+from tierkv.simulator.workload import Workload
 
 MOST_NODES = 256
 

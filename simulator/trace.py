@@ -17,8 +17,8 @@ from typing import IO, Any, Final
 
 import zstandard
 
-from kvcore.errors import UserError
-from kvcore.limits import (
+from tierkv.kvcore.errors import UserError
+from tierkv.kvcore.limits import (
     MAX_CHAIN_BLOCKS,
     MAX_CONTEXT_TOKENS,
     MAX_TRACE_LINE_BYTES,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from policies.eviction import Expectation
-from simulator.trace import Request
+from tierkv.policies.eviction import Expectation
+from tierkv.simulator.trace import Request
 
 
 class Hint(NamedTuple):

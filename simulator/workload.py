@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.eviction import BlockFacts
-from simulator.trace import Request
+from tierkv.policies.eviction import BlockFacts
+from tierkv.simulator.trace import Request
 
 NOBODY = -1
 

@@ -1,7 +1,8 @@
 """The ``tierkv.*`` session settings: names, types, defaults, and the statements that change them.
 
-Pure: a session holds the values (dbfront/settings.py), this file knows what they may be. PostgreSQL
-accepts two-part names in SET itself, so clients and drivers send these statements unchanged.
+Pure: a session holds the values (dbfront/statement/settings.py), this file knows what they may
+be. PostgreSQL accepts two-part names in SET itself, so clients and drivers send these
+statements unchanged.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvcore import limits
-from kvcore.errors import SqlError, SqlSyntaxError, UserError
-from kvcore.request import BlendSelector
-from sql.field_reorder import FieldReorder
-from sql.lexer import Token, TokenKind, string_value
-from sql.suggest import did_you_mean
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
+from tierkv.kvcore.request import BlendSelector
+from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.text.lexer import Token, TokenKind, string_value
+from tierkv.sql.text.suggest import did_you_mean
 
 SettingValue = str | int | float | bool | None
 

@@ -1,6 +1,6 @@
 """The columns of the admin views, by view: what sql/views.py makes them of.
 
-The rows are gathered in the front (dbfront/admin_views.py, dbfront/statistic_views.py). Counters
+The rows are gathered in the front (dbfront/views/admin.py, dbfront/views/statistics.py). Counters
 are cumulative; ``*_time`` is milliseconds, sizes are bytes, ratios are 0.0 to 1.0. Every view ends
 with ``as_of``: the time that the row's numbers are from.
 """

@@ -9,8 +9,10 @@ from __future__ import annotations
 from importlib import resources
 from typing import Final
 
-from sql.lexer import Token, name_value
-from sql.view_columns import VIEW_COLUMNS as VIEW_COLUMNS  # for those who read the views, too
+from tierkv.sql.text.lexer import Token, name_value
+from tierkv.sql.view_columns import (
+    VIEW_COLUMNS as VIEW_COLUMNS,  # for those who read the views, too
+)
 
 SCHEMA: Final = "tierkv"
 SESSION_VARIABLE: Final = "tierkv_session"
@@ -38,7 +40,7 @@ def _structure(view: str) -> str:
 
 
 def _ddl(name: str) -> str:
-    return resources.files("sql").joinpath(f"ddl/{name}.sql").read_text(encoding="utf-8")
+    return resources.files("tierkv.sql").joinpath(f"ddl/{name}.sql").read_text(encoding="utf-8")
 
 
 def simulate_ddl() -> str:

@@ -18,11 +18,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import BlockNotFoundError, CacheError, ChecksumError, ConfigError, TransportError
-from kvcore.ids import BLOCK_KEY_BYTES, BlockKey
-from storage.block_store import StoredBlock, block_size_checked, check_block, range_span
-from storage.segment_format import (
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import (
+    BlockNotFoundError,
+    CacheError,
+    ChecksumError,
+    ConfigError,
+    TransportError,
+)
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+from tierkv.storage.block_store import StoredBlock, block_size_checked, check_block, range_span
+from tierkv.storage.disk.segment_format import (
     PAGE,
     Record,
     is_sound,
@@ -50,7 +56,7 @@ _LISTING_THREADS: Final = 8
 
 
 class ObjectArchive:
-    """A BlockStore on object storage; see storage.block_store.BlockStore.
+    """A BlockStore on object storage; see tierkv.storage.block_store.BlockStore.
 
     It has no capacity of its own: the bucket's owner sets a lifecycle rule. Make it with ``open``.
     """

@@ -15,11 +15,11 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from kvcore.errors import BlockNotFoundError, CacheError
-from kvcore.ids import BlockKey
-from storage.archive import ObjectArchive
-from storage.direct_io import AlignedBuffers
-from storage.segment_store import SegmentStore
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.storage.archive import ObjectArchive
+from tierkv.storage.disk.direct_io import AlignedBuffers
+from tierkv.storage.disk.segment_store import SegmentStore
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Blocks at rest (tier L4): the contract of a block store, and its values.
 
-Implemented by storage/memory.py (reference), storage/segment_store.py (disk) and
+Implemented by storage/memory.py (reference), storage/disk/segment_store.py (disk) and
 storage/archive.py (object storage). Blocks are put whole and read by range or whole, verified on
 every read.
 """
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcore import limits
-from kvcore.errors import BlockNotFoundError
-from kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import BlockNotFoundError
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
 
 
 @dataclass(frozen=True, slots=True)

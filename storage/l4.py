@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kvcore.block_at_rest import BlockAtRest
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
-from kvcore.ids import BlockKey
-from storage.archive import ObjectArchive
-from storage.archiver import Archiver, ArchiveStats, Errand
-from storage.block_store import StoredBlock
-from storage.segment_stats import SegmentStoreStats
-from storage.segment_store import SegmentStore
+from tierkv.kvcore.block_at_rest import BlockAtRest
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.storage.archive import ObjectArchive
+from tierkv.storage.archiver import Archiver, ArchiveStats, Errand
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.disk.segment_stats import SegmentStoreStats
+from tierkv.storage.disk.segment_store import SegmentStore
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class L4Store:
     def put(
         self, block: BlockAtRest, payload: memoryview, *, checksums: bytes | None = None
     ) -> None:
-        """Store a whole block on disk; see storage.segment_store.SegmentStore.put."""
+        """Store a whole block on disk; see tierkv.storage.disk.segment_store.SegmentStore.put."""
         stored = StoredBlock(
             block.key,
             block.parent,

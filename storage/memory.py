@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import xxhash
 
-from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
-from kvcore.ids import BlockKey
-from storage.block_store import StoredBlock, block_size_checked, check_block, range_span
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.storage.block_store import StoredBlock, block_size_checked, check_block, range_span
 
 
 class MemoryBlockStore:

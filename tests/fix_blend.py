@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from compute.node import ComputeNode
-from kvcore.block_key import block_keys
-from kvcore.ids import BlockKey
-from kvcore.request import Blend, BlendSelector, GenerateEvent, GenerateRequest
 from tests.fix_model import answer, make_request
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.request import Blend, BlendSelector, GenerateEvent, GenerateRequest
 
 _RNG = random.Random(11)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dmp.config import DmpConfig
-from dmp.lower_tier import LowerTier
-from dmp.node import DmpNode
-from dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
-from dmp.server import DmpServer
-from kvcore.block_event import BlockEvent
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import Clock, ManualClock, SystemClock
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.lower_tier import LowerTier
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
+from tierkv.dmp.server.server import DmpServer
+from tierkv.kvcore.block_event import BlockEvent
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import Clock, ManualClock, SystemClock
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
 
 RANGE_BYTES = 24_000
 """Two of them, with their checksums, make a slot of 48 KiB: 5 in an extent of 256 KiB."""

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from engines.identity import EngineIdentity
-from engines.pool_door import PoolDoor
-from engines.settings import EngineSettings
-from kvcore.layout import BlockLayout, KvDtype
+from tierkv.integrations.identity import EngineIdentity
+from tierkv.integrations.pool_door import PoolDoor
+from tierkv.integrations.settings import EngineSettings
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 LAYOUT = BlockLayout(2, 2, 16, KvDtype.FLOAT32, 16, order="vllm-hnd-1")
 IDENTITY = EngineIdentity("vllm", "0.32.0", "/models/tiny", "abc", LAYOUT)

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from engines.events.messages import EngineBatch, decode_batch
-from engines.salts import TenantSalt, identity_digest
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
-from kvcore.ids import BlockKey, NamespaceKey
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.location import Tier
-from kvcore.node import ModelInfo
+from tierkv.integrations.events.messages import EngineBatch, decode_batch
+from tierkv.integrations.salts import TenantSalt, identity_digest
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
+from tierkv.kvcore.ids import BlockKey, NamespaceKey
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import ModelInfo
 
 WIDTH = 4
 MODEL = ModelInfo(

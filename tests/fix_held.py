@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from dbfront.contracts import PreparedCall, TextEvent
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.contracts import PreparedCall, TextEvent
 
 
 class HeldGenerator(InstantGenerator):

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compute.batch import ChunkInput, RawTarget, build_batch
-from compute.blend.passes import BlendOutcome, blend_steps
-from compute.blend.plan import BlendPlan, ChunkUse
-from compute.model import Decoder
-from kvcore.request import Blend, BlendSelector
 from tests.fix_logits import BLOCK, CPU
+from tierkv.compute.blend.passes import BlendOutcome, blend_steps
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse
+from tierkv.compute.model.batch import ChunkInput, RawTarget, build_batch
+from tierkv.compute.model.decoder import Decoder
+from tierkv.kvcore.request import Blend, BlendSelector
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 import transformers
 
-from compute.architecture import parse_architecture
-from compute.batch import ChunkInput, build_batch
-from compute.model import Decoder
-from compute.pages import TORCH_DTYPES, L1Pages
-from compute.weights import load_weights
-from kvcore.layout import BlockLayout, KvDtype
-from storage.model_folder import inspect_model_folder
 from tests.fix_model import tiny_config
+from tierkv.compute.model.architecture import parse_architecture
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.model.pages import TORCH_DTYPES, L1Pages
+from tierkv.compute.model.weights import load_weights
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 CPU = torch.device("cpu")
 BLOCK = 8

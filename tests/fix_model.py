@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from compute.codec.calibrate import measure_prompts, tables_from
-from compute.codec.calibration import save_calibration
-from compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from compute.loading import load_model
-from compute.node import ComputeNode
-from dmp.pool_node import PoolNode
-from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
-from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
-from metaserver.client import MetaClient
-from storage.block_store import BlockStore
-from storage.model_folder import CALIBRATION_NAME
+from tierkv.compute.codec.calibration import save_calibration
+from tierkv.compute.codec_calibration import measure_prompts, tables_from
+from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.loading import load_model
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
+from tierkv.metaserver.client import MetaClient
+from tierkv.storage.block_store import BlockStore
+from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME
 
 FAMILY_EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},

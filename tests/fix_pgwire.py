@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dbfront.contracts import SqlServer
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.server import PgWireServer
-from dbfront.session import DuckDbSqlServer
-from kvcore.clock import SystemClock
 from tests.fix_thread import START_S, running_in_thread
 from tests.plain_sql import PlainSqlServer
+from tierkv.dbfront.contracts import SqlServer
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.kvcore.clock import SystemClock
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from dmp.pool_node import (
+from tierkv.dmp.pool_node import (
     PathInfo,
     PoolNode,
     PoolNodeStats,
@@ -14,9 +14,9 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
-from kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location
 
 
 class MemoryPoolNode(PoolNode):

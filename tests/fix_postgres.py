@@ -19,20 +19,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from dbfront.postgres.ai_run import AiServices
-from dbfront.postgres.attendant import AiAttendant
-from dbfront.postgres.config import RelayConfig
-from dbfront.postgres.install import install
-from dbfront.postgres.relay import Relay
-from dbfront.postgres.server import MakeAttendant, RelayServer
-from dbfront.statement_log import StatementLog
-from dbfront.statistic_store import StatisticStore
-from dbfront.statistic_views import VIEWS as STATISTIC_VIEWS
-from dbfront.statistic_views import statistic_rows
-from dbfront.view_rows import Row
-from kvcore.clock import SystemClock
 from tests.fix_sql import InstantGenerator
 from tests.fix_thread import START_S, running_in_thread
+from tierkv.dbfront.accounts.statement_log import StatementLog
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.postgres.attendant import AiAttendant
+from tierkv.dbfront.postgres.config import RelayConfig
+from tierkv.dbfront.postgres.install import install
+from tierkv.dbfront.postgres.relay import Relay
+from tierkv.dbfront.postgres.server import MakeAttendant, RelayServer
+from tierkv.dbfront.postgres.statements.ai_run import AiServices
+from tierkv.dbfront.views.rows import Row
+from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
+from tierkv.dbfront.views.statistics import statistic_rows
+from tierkv.kvcore.clock import SystemClock
 
 USER = "alice"
 PASSWORD = "correct horse"

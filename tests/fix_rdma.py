@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dmp.transport.connection import Peer
-from dmp.transport.tcp import TcpPoolNode
-from dmp.transport.verbs import VerbsPoolNode
-from dmp.transport.verbs_device import discover
-from dmp.transport.verbs_fabric import Fabric, local_fabric
-from dmp.transport.verbs_lane import VerbsSettings
-from kvcore.clock import Clock
 from tests.fix_dmp import Rig
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.transport.verbs.device import discover
+from tierkv.dmp.transport.verbs.fabric import Fabric, local_fabric
+from tierkv.dmp.transport.verbs.lane import VerbsSettings
+from tierkv.dmp.transport.verbs.node import VerbsPoolNode
+from tierkv.kvcore.clock import Clock
 
 SERVED = ("rxe1", "rxe3")
 USED = ("rxe0", "rxe2")

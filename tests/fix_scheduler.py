@@ -13,19 +13,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from kvcore.block_event import EventBatch
-from kvcore.block_key import namespace_key
-from kvcore.errors import (
+from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.block_key import namespace_key
+from tierkv.kvcore.errors import (
     DirectoryUnavailableError,
     OverloadedError,
     TransportError,
     UnknownModelError,
 )
-from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
-from kvcore.request import (
+from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
+from tierkv.kvcore.request import (
     FinishReason,
     GenerateEvent,
     GenerateRequest,
@@ -33,8 +33,8 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import (
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
     HeartbeatReply,

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from dbfront.answer_lengths import most_tokens
-from dbfront.contracts import (
+from tierkv.dbfront.contracts import (
     CallPlan,
     ClientInfo,
     PreparedCall,
@@ -29,27 +28,28 @@ from dbfront.contracts import (
     TextEvent,
     TokenCounts,
 )
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.planned_calls import PlannedCalls, planned_calls
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.clock import SystemClock
-from kvcore.errors import (
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.generation.answer_lengths import most_tokens
+from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import (
     ContextTooLongError,
     RowLevelError,
     TierKVError,
     UdfArgumentError,
     UnknownModelError,
 )
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import ModelInfo
-from kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
-from scheduler.config import SchedulerConfig
-from scheduler.directory_client import DirectoryClient
-from scheduler.fleet import Fleet
-from scheduler.forecast import Forecaster
-from scheduler.routing_stats import RoutingStats
-from scheduler.statement_run import StatementRun
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.nodes.fleet import Fleet
+from tierkv.scheduler.plans.forecast import Forecaster
+from tierkv.scheduler.plans.statement_run import StatementRun
+from tierkv.scheduler.routing_stats import RoutingStats
 
 CONTEXT_TOKENS = 20_000
 

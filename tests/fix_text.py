@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from dbfront.generation import Generation
-from kvcore.node import ModelInfo, NodeInfo
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
 from tests.fix_scheduler import EOS, FakeCompute, FakeMeta, make_info, make_model
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.kvcore.node import ModelInfo, NodeInfo
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dmp.tls import TlsFiles
+from tierkv.dmp.tls import TlsFiles
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import duckdb
 
-from dbfront.contracts import ClientInfo, Column, StatementDescription, StatementResult
-from kvcore.errors import CancelledByUserError, SqlError
-from sql.lexer import tokenize
+from tierkv.dbfront.contracts import ClientInfo, Column, StatementDescription, StatementResult
+from tierkv.kvcore.errors import CancelledByUserError, SqlError
+from tierkv.sql.text.lexer import tokenize
 
 _STATES = {
     "ParserException": "42601",

@@ -71,10 +71,10 @@ def connect(
         Error: a setting, a file or the model can't be used; the message says what to do.
     """
     # Torch and DuckDB take seconds to import; `tierkv --help` and role processes don't need both.
-    from kvcore.errors import TierKVError
     from tierkv.config import load_config
     from tierkv.dbapi_errors import translate_error
     from tierkv.embedded import connect_with
+    from tierkv.kvcore.errors import TierKVError
 
     flags = {key.replace("__", ".", 1): value for key, value in settings.items()}
     if database:

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcore.errors import TierKVError
+from tierkv.commands.connect_command import connect
+from tierkv.commands.role_flags import Engine, Role, engine_flags, model_flags, role_flags
+from tierkv.commands.simulate import simulate
 from tierkv.config import LoadedConfig, list_entries, load_config
-from tierkv.connect_command import connect
-from tierkv.leave import leave
+from tierkv.kvcore.errors import TierKVError
 from tierkv.output import OutputFormat
-from tierkv.role_flags import Engine, Role, engine_flags, model_flags, role_flags
-from tierkv.simulate import simulate
+from tierkv.processes.leave import leave
 
 app = typer.Typer(
     help="LLM inference inside the database, on a KV cache that all machines share.",
@@ -118,7 +118,7 @@ def sql(
 
     Example: tierkv sql -c "SELECT ai_generate('Mia bought a kettle. Question: What did she buy?')"
     """
-    from tierkv import sql_shell
+    from tierkv.shell import sql_shell
 
     loaded = _load(config, settings, front__database=database, **model_flags(models))
     if command and file is not None:
@@ -159,7 +159,7 @@ def up(
     Front, meta server, memory pool and compute nodes run as child processes and are started again
     when they die. --prefill 1 --decode 1 replaces the default compute node by a split pair.
     """
-    from tierkv.up import ClusterShape, run_cluster
+    from tierkv.commands.up import ClusterShape, run_cluster
 
     loaded = _load(
         config,
@@ -218,7 +218,7 @@ def serve(
     Example: tierkv serve compute --engine vllm --url http://127.0.0.1:8000
     --set cluster.meta_address=HOST:PORT
     """
-    from tierkv.serve import serve_role
+    from tierkv.commands.serve import serve_role
 
     flags = role_flags(role, port, capacity, postgres)
     flags |= engine_flags(role, engine, url, api_key_file, model)
@@ -236,7 +236,7 @@ def status(
     settings: SetOption = None,
 ) -> None:
     """Show the nodes of the running cluster, their load and their cache."""
-    from tierkv.status import print_status
+    from tierkv.commands.status import print_status
 
     raise typer.Exit(asyncio.run(print_status(_load(config, settings).settings, output)))
 
@@ -244,7 +244,7 @@ def status(
 @app.command()
 def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
     """Say what is missing on this machine and how to get it."""
-    from tierkv.doctor import print_report
+    from tierkv.commands.doctor import print_report
 
     raise typer.Exit(print_report(_load(config, settings)))
 
@@ -255,7 +255,7 @@ def postgres_sql() -> None:
 
     Example: tierkv postgres-sql | psql app
     """
-    from dbfront.postgres.install import install_sql
+    from tierkv.dbfront.postgres.install import install_sql
 
     typer.echo(install_sql())
 
@@ -268,7 +268,7 @@ def demo(
     settings: SetOption = None,
 ) -> None:
     """Show what the cache saves: questions over the same notes, and a chat; with and without."""
-    from tierkv.demo import run_demo
+    from tierkv.demo.demo import run_demo
 
     raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))
 
@@ -289,7 +289,7 @@ def calibrate(
 
     Example: tierkv calibrate --model ./Llama-3.1-8B --prompts sample.txt
     """
-    from tierkv.calibrate import calibrate as measure
+    from tierkv.commands.calibrate import calibrate as measure
 
     loaded = _load(config, settings, compute__model=model)
     written = measure(loaded.settings.compute, prompts=prompts, out=out)
@@ -324,7 +324,7 @@ def pool_stats(
     settings: SetOption = None,
 ) -> None:
     """Show pool nodes: how bytes travel to them and what they hold."""
-    from tierkv import pool_shell
+    from tierkv.commands import pool_shell
 
     pool_shell.print_stats(_load(config, settings).settings, addresses, output)
 
@@ -338,7 +338,7 @@ def pool_put(
     settings: SetOption = None,
 ) -> None:
     """Store a file under a key."""
-    from tierkv import pool_shell
+    from tierkv.commands import pool_shell
 
     raise typer.Exit(pool_shell.put(_load(config, settings).settings, addresses, key, file))
 
@@ -352,7 +352,7 @@ def pool_get(
     settings: SetOption = None,
 ) -> None:
     """Read a value; exit status 1 when it is not there."""
-    from tierkv import pool_shell
+    from tierkv.commands import pool_shell
 
     raise typer.Exit(pool_shell.get(_load(config, settings).settings, addresses, key, file))
 
@@ -360,7 +360,7 @@ def pool_get(
 @pool_app.command("clean")
 def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
     """Free the memory that this cluster, stopped, and clusters whose folder is gone have left."""
-    from tierkv import left_memory
+    from tierkv.processes import left_memory
 
     left_memory.clean(_load(config, settings).settings)
 
@@ -372,7 +372,7 @@ def namespace_list(
     settings: SetOption = None,
 ) -> None:
     """Show the namespaces of the running cluster; other tenants have the namespace.* settings."""
-    from tierkv.namespaces import print_namespaces
+    from tierkv.commands.namespaces import print_namespaces
 
     asyncio.run(print_namespaces(_load(config, settings).settings, output))
 
@@ -385,7 +385,7 @@ def namespace_show(
     settings: SetOption = None,
 ) -> None:
     """Show one namespace."""
-    from tierkv.namespaces import print_namespaces
+    from tierkv.commands.namespaces import print_namespaces
 
     asyncio.run(print_namespaces(_load(config, settings).settings, output, name))
 
@@ -427,7 +427,7 @@ def namespace_set(
 
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     """
-    from tierkv.namespaces import NamespaceChange, set_namespace
+    from tierkv.commands.namespaces import NamespaceChange, set_namespace
 
     change = NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 from tierkv.settings import Section, Settings
 
 ENV_PREFIX = "TIERKV_"

@@ -15,7 +15,18 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
-from dbfront.contracts import (
+from tierkv.dbapi_errors import DatabaseError as DatabaseError
+from tierkv.dbapi_errors import DataError as DataError
+from tierkv.dbapi_errors import Error as Error
+from tierkv.dbapi_errors import IntegrityError as IntegrityError
+from tierkv.dbapi_errors import InterfaceError as InterfaceError
+from tierkv.dbapi_errors import InternalError as InternalError
+from tierkv.dbapi_errors import NotSupportedError as NotSupportedError
+from tierkv.dbapi_errors import OperationalError as OperationalError
+from tierkv.dbapi_errors import ProgrammingError as ProgrammingError
+from tierkv.dbapi_errors import Warning as Warning
+from tierkv.dbapi_errors import translate_error as translate_error
+from tierkv.dbfront.contracts import (
     ClientInfo,
     Column,
     Notice,
@@ -24,43 +35,10 @@ from dbfront.contracts import (
     SqlSession,
     StatementResult,
 )
-from kvcore import errors
-from sql.parameters import parameter_types
-from tierkv.dbapi_errors import (
-    DatabaseError as DatabaseError,
-)
-from tierkv.dbapi_errors import (  # PEP 249 has them here
-    DataError as DataError,
-)
-from tierkv.dbapi_errors import (
-    Error as Error,
-)
-from tierkv.dbapi_errors import (
-    IntegrityError as IntegrityError,
-)
-from tierkv.dbapi_errors import (
-    InterfaceError as InterfaceError,
-)
-from tierkv.dbapi_errors import (
-    InternalError as InternalError,
-)
-from tierkv.dbapi_errors import (
-    NotSupportedError as NotSupportedError,
-)
-from tierkv.dbapi_errors import (
-    OperationalError as OperationalError,
-)
-from tierkv.dbapi_errors import (
-    ProgrammingError as ProgrammingError,
-)
-from tierkv.dbapi_errors import (
-    Warning as Warning,
-)
-from tierkv.dbapi_errors import (
-    translate_error as translate_error,
-)
 from tierkv.frames import QueryResult
+from tierkv.kvcore import errors
 from tierkv.loop_thread import LoopThread
+from tierkv.sql.plan.parameters import parameter_types
 
 apilevel = "2.0"
 threadsafety = 1

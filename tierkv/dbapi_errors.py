@@ -5,7 +5,7 @@ Raised by tierkv/dbapi.py and tierkv/frames.py; ``tierkv`` and ``tierkv.dbapi`` 
 
 from __future__ import annotations
 
-from kvcore import errors
+from tierkv.kvcore import errors
 
 
 class Warning(Exception):  # PEP 249 names it so

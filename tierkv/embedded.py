@@ -11,16 +11,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dbfront.contracts import ClientInfo
-from metaserver.config import MetaConfig
-from metaserver.local import LocalMeta
 from tierkv.config import LoadedConfig
 from tierkv.dbapi import Connection
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.embedded_nodes import EmbeddedNodes
-from tierkv.front_part import FrontPart
 from tierkv.loop_thread import LoopThread
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.local import LocalMeta
+from tierkv.parts.front_part import FrontPart
+from tierkv.parts.shipped_model import with_default_model
 from tierkv.settings import Settings
-from tierkv.shipped_model import with_default_model
 
 
 class EmbeddedCluster:

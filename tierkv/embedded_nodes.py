@@ -22,25 +22,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from compute.client import ComputeClient
-from compute.config import ComputeConfig
-from compute.model_plan import check_config
-from dmp.config import DmpConfig
-from dmp.memory_room import check_room
-from kvcore.errors import ConfigError, NoNodeError
-from kvcore.ids import HostId, NodeId
-from kvcore.node import NodeRole
-from metaserver.client import MetaClient
-from tierkv.disk_tier import disk_tier
-from tierkv.node_config import compute_config
+from tierkv.compute.client import ComputeClient
+from tierkv.compute.config import ComputeConfig
+from tierkv.compute.model_plan import check_config
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.segment.memory_room import check_room
+from tierkv.kvcore.errors import ConfigError, NoNodeError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.node import NodeRole
+from tierkv.metaserver.client import MetaClient
+from tierkv.parts.disk_tier import disk_tier
+from tierkv.parts.node_config import compute_config
+from tierkv.parts.shipped_model import split_by_model
 from tierkv.quick_import import collecting_nothing
 from tierkv.settings import Settings
-from tierkv.shipped_model import split_by_model
 
 if TYPE_CHECKING:
-    from dmp.lower_tier import LowerTier
-    from tierkv.compute_part import ComputePart
-    from tierkv.parts import DmpPart
+    from tierkv.dmp.node.lower_tier import LowerTier
+    from tierkv.parts.compute_part import ComputePart
+    from tierkv.parts.parts import DmpPart
 
     MakeComputePart = Callable[[ComputeConfig, MetaClient], Awaitable[ComputePart]]
 
@@ -168,8 +168,8 @@ class EmbeddedNodes:
         self._go_on()
 
     async def _start_compute(self, compute: ComputePart) -> ComputeClient:
-        from compute.local import LocalComputeClient
-        from dmp.transport.inproc import InprocPoolNode
+        from tierkv.compute.local import LocalComputeClient
+        from tierkv.dmp.transport.inproc import InprocPoolNode
 
         compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
         await compute.start()
@@ -197,7 +197,9 @@ class EmbeddedNodes:
 
 def _import_torch() -> MakeComputePart:
     with collecting_nothing():
-        from tierkv.compute_part import make_compute_part  # Takes seconds: hence all of this file.
+        from tierkv.parts.compute_part import (
+            make_compute_part,  # Takes seconds: hence all of this file.
+        )
 
     return make_compute_part
 
@@ -205,7 +207,7 @@ def _import_torch() -> MakeComputePart:
 def _make_pool(
     config: DmpConfig, meta: MetaClient, open_lower: Callable[[], LowerTier] | None
 ) -> DmpPart:
-    from tierkv.parts import DmpPart  # Brings numpy and the pool's transports along.
+    from tierkv.parts.parts import DmpPart  # Brings numpy and the pool's transports along.
 
     return DmpPart(config, meta, listen=False, open_lower=open_lower)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from dbfront.contracts import Column, Notice
-from kvcore.errors import ConfigError
 from tierkv.dbapi_errors import translate_error
+from tierkv.dbfront.contracts import Column, Notice
+from tierkv.kvcore.errors import ConfigError
 from tierkv.output import OutputFormat, render_rows
 
 SHOWN_ROWS: Final = 20

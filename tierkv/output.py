@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import Any
 from uuid import UUID
 
-from dbfront.contracts import Column
+from tierkv.dbfront.contracts import Column
 
 
 class OutputFormat(StrEnum):

@@ -1,7 +1,7 @@
 """Secrets in files of their own, so that printed lines may name the file and not the secret.
 
-Called by tierkv/up.py and tierkv/connect_command.py. Each file is readable by its owner only, and
-is replaced whole: a reader sees the old text or the new one.
+Called by tierkv/commands/up.py and tierkv/commands/connect_command.py. Each file is readable by its
+owner only, and is replaced whole: a reader sees the old text or the new one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dbfront.contracts import Notice, SqlSession
+from tierkv.dbfront.contracts import Notice, SqlSession
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,10 +12,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from kvcore import limits
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
-from kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore import limits
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
 
 GIB = 1 << 30
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compute.batch import ChunkInput, Int64Array, RawTarget, build_batch
-from compute.blend.passes import BlendOutcome, blend_steps
-from compute.blend.plan import BlendPlan, ChunkUse
-from compute.model import Decoder
-from compute.pages import L1Pages
-from kvcore.request import Blend, BlendSelector
+from tierkv.compute.blend.passes import BlendOutcome, blend_steps
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse
+from tierkv.compute.model.batch import ChunkInput, Int64Array, RawTarget, build_batch
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.model.pages import L1Pages
+from tierkv.kvcore.request import Blend, BlendSelector
 
 HEAD, CHUNK, END = 2, 4, 2
 CHUNKS = 3

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compute.batch_plan import FullBlock
-from compute.batcher import Batcher
-from compute.blend.lookup import PromptChunk, isolation_prefix
-from compute.sequence import Phase, make_sequence
-from compute.sequence import Sequence as EngineSequence
-from kvcore.ids import BlockKey
-from kvcore.request import GenerateRequest, SamplingParams
+from tierkv.compute.batching.batch_plan import FullBlock
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.sequence import Phase, make_sequence
+from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.tiers.chunk_lookup import PromptChunk, isolation_prefix
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 _QUEUED_CHUNKS = 256
 """More are dropped: whoever asks for them again has them queued again."""

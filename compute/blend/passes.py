@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from compute.batch import Int64Array
-from compute.blend.attention import CausalSpans
-from compute.blend.placing import PlacedKv
-from compute.blend.plan import BlendPlan, PlanRows, lay_out
-from compute.blend.selectors import CHECK_LAYER, Selector, deviation, highest, make_selector
-from compute.model import Decoder, Outputs
-from compute.rope import rotate, rotation
+from tierkv.compute.blend.attention import CausalSpans
+from tierkv.compute.blend.placing import PlacedKv
+from tierkv.compute.blend.plan import BlendPlan, PlanRows, lay_out
+from tierkv.compute.blend.selectors import CHECK_LAYER, Selector, deviation, highest, make_selector
+from tierkv.compute.model.batch import Int64Array
+from tierkv.compute.model.decoder import Decoder, Outputs
+from tierkv.compute.model.rope import rotate, rotation
 
 ASKING_TOKENS = 128
 """Most tokens of the prompt's end whose attention counts as the question's."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compute.blend.plan import BlendPlan, PlanRows
-from compute.model import Decoder
-from compute.rope import rotation
+from tierkv.compute.blend.plan import BlendPlan, PlanRows
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.model.rope import rotation
 
 
 class PlacedKv:
@@ -49,7 +49,8 @@ class PlacedKv:
         keys, values = self._sources[:, self._exact :]
         torch.index_select(source, 0, values, out=self.values[self._exact :])
         torch.index_select(source, 0, keys, out=self._unturned)
-        # compute.rope.rotate without its temporaries: this is done for every reused token.
+        # tierkv.compute.model.rope.rotate without its temporaries: this is done for every reused
+        # token.
         first, second = self._unturned.chunk(2, dim=-1)
         turned_first, turned_second = self.keys[self._exact :].chunk(2, dim=-1)
         torch.mul(first, self._cos, out=turned_first).addcmul_(second, self._sin, value=-1)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compute.batch import Int64Array, token_rows_of
-from kvcore.request import Blend
+from tierkv.compute.model.batch import Int64Array, token_rows_of
+from tierkv.kvcore.request import Blend
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class PlanRows:
         lengths: of those, how many tokens of their chunk are reused, ``[n]``.
         fresh: positions that are always computed, ascending; the last one is N - 1.
         sources: row of the key of each token, in its own page or in its chunk's, ``[N]``; see
-            ``compute.batch.token_rows_of``.
+            ``tierkv.compute.model.batch.token_rows_of``.
         targets: row of the key of each token in the sequence's own pages, ``[N]``.
     """
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compute.batch_plan import Chunk, LoadOrder
-from compute.blend.lookup import PromptChunk
-from compute.blend.passes import BlendOutcome, blend_steps
-from compute.blend.plan import BlendPlan, ChunkUse
-from compute.blend.selectors import first_read
-from compute.loader import LoadJob
-from compute.model import Decoder
-from compute.sequence import BlendedTokens
-from kvcore.ids import BlockKey
-from kvcore.location import Tier
-from kvcore.request import Blend, HitTokens
+from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
+from tierkv.compute.batching.sequence import BlendedTokens
+from tierkv.compute.blend.passes import BlendOutcome, blend_steps
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse
+from tierkv.compute.blend.selectors import first_read
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.tiers.chunk_lookup import PromptChunk
+from tierkv.compute.tiers.loader import LoadJob
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import Blend, HitTokens
 
 
 @dataclass(slots=True, eq=False)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compute.blend.plan import BlendPlan, PlanRows
-from kvcore.request import Blend, BlendSelector
+from tierkv.compute.blend.plan import BlendPlan, PlanRows
+from tierkv.kvcore.request import Blend, BlendSelector
 
 CHECK_LAYER = 2
 """Where HKVD compares, if the model is that deep. The paper takes 1, the first layer whose KV can

@@ -12,26 +12,26 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compute.batch_plan import Chunk, LoadOrder
-from compute.batcher import Batcher
-from compute.blend.isolation import Isolation
-from compute.blend.lookup import FoundChunks, PromptChunk, prompt_chunks
-from compute.blend.passes import BlendOutcome
-from compute.blend.run import BlendRun, ChunkLoad
-from compute.blend.selectors import CHECK_LAYER
-from compute.blend_controller import BlendDecision, BlendWork
-from compute.finder import Source
-from compute.inbox import Inbox
-from compute.loader import LoadJob
-from compute.loads import Loads
-from compute.model import Decoder
-from compute.sequence import Phase
-from compute.sequence import Sequence as EngineSequence
-from compute.tiers import Tiers
-from kvcore.clock import Clock
-from kvcore.ids import BlockKey
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
+from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.inbox import Inbox
+from tierkv.compute.batching.sequence import Phase
+from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.blend.isolation import Isolation
+from tierkv.compute.blend.passes import BlendOutcome
+from tierkv.compute.blend.run import BlendRun, ChunkLoad
+from tierkv.compute.blend.selectors import CHECK_LAYER
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, prompt_chunks
+from tierkv.compute.tiers.finder import Source
+from tierkv.compute.tiers.loader import LoadJob
+from tierkv.compute.tiers.tiers import Tiers
+from tierkv.compute.transfers.loads import Loads
+from tierkv.costing.blend_controller import BlendDecision, BlendWork
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
 
 _log = logging.getLogger(__name__)
 

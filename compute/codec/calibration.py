@@ -1,6 +1,6 @@
 """Tables of the entropy codec: where the KV of one model lies, and how fine its steps are.
 
-Measured once per model (compute/codec/calibrate.py) and kept beside its weights; read when a node
+Measured once per model (compute/codec_calibration.py) and kept beside its weights; read when a node
 starts. Writer and reader must have equal tables, so each frame names them by number.
 """
 
@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from compute.codec.frame import Level
-from kvcore.errors import ConfigError
-from kvcore.layout import BlockLayout
+from tierkv.compute.codec.frame import Level
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.layout import BlockLayout
 
 STEP_LEVELS = (Level.FINE, Level.MEDIUM, Level.COARSE)
 """Order of the first axis of ``steps``."""

@@ -1,7 +1,7 @@
 """Every codec of one node, made when first asked for: which one a request gets, its namespace says.
 
-Owned by L1 pages (compute/pages.py). A codec that needs calibrated tables is not there without
-them: such requests neither publish nor load, and their answers stay exact.
+Owned by L1 pages (compute/model/pages.py). A codec that needs calibrated tables is not there
+without them: such requests neither publish nor load, and their answers stay exact.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from compute.codec.calibration import Calibration
-from compute.codec.entropy import EntropyCodec
-from compute.codec.layer_codec import LayerCodec, make_codec
-from kvcore.layout import BlockLayout, KvCodec
+from tierkv.compute.codec.calibration import Calibration
+from tierkv.compute.codec.entropy import EntropyCodec
+from tierkv.compute.codec.layer_codec import LayerCodec, make_codec
+from tierkv.kvcore.layout import BlockLayout, KvCodec
 
 
 class Codecs:

@@ -18,11 +18,11 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compute.codec.calibration import STEP_LEVELS, Calibration
-from compute.codec.frame import FrameHead, Level, read_head
-from compute.codec.layer_codec import TORCH_DTYPES
-from kvcore.errors import ChecksumError, LayoutError
-from kvcore.layout import FRAME_HEAD_BYTES, BlockLayout, framed_bytes
+from tierkv.compute.codec.calibration import STEP_LEVELS, Calibration
+from tierkv.compute.codec.frame import FrameHead, Level, read_head
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES
+from tierkv.kvcore.errors import ChecksumError, LayoutError
+from tierkv.kvcore.layout import FRAME_HEAD_BYTES, BlockLayout, framed_bytes
 
 _LARGEST = 127
 _ESCAPE = 255

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvcore.layout import BlockLayout
+from tierkv.kvcore.layout import BlockLayout
 
 LARGEST = 448.0
 """The largest e4m3 number; beyond it the format has only NaN."""

@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvcore.errors import LayoutError
-from kvcore.layout import FRAME_HEAD_BYTES, KvCodec
+from tierkv.kvcore.errors import LayoutError
+from tierkv.kvcore.layout import FRAME_HEAD_BYTES, KvCodec
 
 _MAGIC = b"KQ"
 _VERSION = 1
@@ -34,7 +34,7 @@ LEVELS = {
     KvCodec.ENTROPY_MEDIUM: Level.MEDIUM,
     KvCodec.ENTROPY_COARSE: Level.COARSE,
 }
-"""The level of each codec that has one; ``adaptive`` has two (compute/frame_puts.py)."""
+"""The level of each codec that has one; ``adaptive`` has two (compute/tiers/frame_puts.py)."""
 
 
 def coarsest_of(codec: KvCodec) -> Level:

@@ -15,7 +15,7 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from kvcore.layout import BlockLayout
+from tierkv.kvcore.layout import BlockLayout
 
 
 class IntegerCodec:

@@ -1,6 +1,6 @@
 """One layer of some blocks to bytes and back, behind one Protocol.
 
-Used by L1 pages (compute/pages.py): the publisher encodes what it writes to the pool, loader
+Used by L1 pages (compute/model/pages.py): the publisher encodes what it writes to the pool, loader
 threads decode what they read. All work is whole-tensor torch: it lets other threads run, and it is
 done where the tensors are, so that only encoded bytes cross a GPU's bus.
 """
@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from compute.codec.float8 import Float8Codec
-from compute.codec.integers import IntegerCodec
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.compute.codec.float8 import Float8Codec
+from tierkv.compute.codec.integers import IntegerCodec
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 
 TORCH_DTYPES = {
     KvDtype.FLOAT32: torch.float32,

@@ -1,9 +1,9 @@
 """Adaptive streaming: which blocks of a chain are loaded fine, and which coarse.
 
-Pure; compute/level_picker.py asks with what was measured. Leading blocks, to which everything after
-them attends, are fine first. How deep to load at all, or whether to compute, is decided afterwards
-and in general (compute/load_controller.py).
-Source: CacheGen, arXiv 2310.07240, there per chunk of 1,500 tokens while they arrive.
+Pure; compute/tiers/level_picker.py asks with what was measured. Leading blocks, to which everything
+after them attends, are fine first. How deep to load at all, or whether to compute, is decided
+afterwards and in general (costing/load_controller.py). Source: CacheGen, arXiv 2310.07240, there
+per chunk of 1,500 tokens while they arrive.
 """
 
 from __future__ import annotations

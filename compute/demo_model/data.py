@@ -11,10 +11,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compute.demo_model import dialogue, notes, phrasings
-from compute.demo_model.dialogue import Conversation
-from compute.demo_model.instructions import INSTRUCTION, SHORT, Head
-from compute.demo_model.notes import Note
+from tierkv.compute.demo_model import dialogue, notes, phrasings
+from tierkv.compute.demo_model.dialogue import Conversation
+from tierkv.compute.demo_model.instructions import INSTRUCTION, SHORT, Head
+from tierkv.compute.demo_model.notes import Note
 
 __all__ = [
     "INSTRUCTION",

@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compute.demo_model import notes, phrasings, words
-from compute.demo_model.instructions import Head
-from compute.demo_model.notes import Note
+from tierkv.compute.demo_model import notes, phrasings, words
+from tierkv.compute.demo_model.instructions import Head
+from tierkv.compute.demo_model.notes import Note
 
 LABEL_FIELDS = ("sentiment", "topic", "category")
 CHECK_FIELDS = (

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from compute.demo_model.data import PROBE_TASKS, Probe, make_probes
+from tierkv.compute.demo_model.data import PROBE_TASKS, Probe, make_probes
 
 FOLDER = Path(__file__).parent / "weights"
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from compute.demo_model.data import sample_conversation
-from compute.demo_model.dialogue import LABEL_FIELDS, Conversation, Turn
-from compute.demo_model.instructions import make_head
-from compute.demo_model.tokenizer import ASSISTANT, EOS
+from tierkv.compute.demo_model.data import sample_conversation
+from tierkv.compute.demo_model.dialogue import LABEL_FIELDS, Conversation, Turn
+from tierkv.compute.demo_model.instructions import make_head
+from tierkv.compute.demo_model.tokenizer import ASSISTANT, EOS
 
 Look = tuple[int, int, int, int]
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compute.demo_model import phrasings, words
+from tierkv.compute.demo_model import phrasings, words
 
 HOURS = ("eight", "nine", "ten", "eleven")
 VALUES: dict[str, tuple[str, ...]] = {

@@ -16,8 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from compute.demo_model import data, words
-from compute.demo_model.instructions import INSTRUCTION, SHORT, SYSTEM, make_head
+from tierkv.compute.demo_model import data, words
+from tierkv.compute.demo_model.instructions import INSTRUCTION, SHORT, SYSTEM, make_head
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SYSTEM_END, USER, ASSISTANT = "<sep>", "<q>", "<a>"

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from compute.demo_model.examples import Batch, stream
-from compute.demo_model.network import Decoder
+from tierkv.compute.demo_model.examples import Batch, stream
+from tierkv.compute.demo_model.network import Decoder
 
 EMBEDDING_RATE = 4.0
 FOLDER = Path(__file__).parent / "weights"

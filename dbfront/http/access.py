@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from dbfront.http.config import DEFAULT_TENANT, HASH_PREFIX, HttpConfig
-from kvcore.errors import AuthenticationError
+from tierkv.dbfront.http.config import DEFAULT_TENANT, HASH_PREFIX, HttpConfig
+from tierkv.kvcore.errors import AuthenticationError
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
 """The only endpoints without authentication, and for probes under any host name."""

@@ -18,20 +18,20 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from dbfront.contracts import SqlServer, TextGenerator
-from dbfront.http.access import admit
-from dbfront.http.api_docs import docs_router
-from dbfront.http.chat import chat_router
-from dbfront.http.completions import completions_router
-from dbfront.http.config import HttpConfig
-from dbfront.http.health import health_router
-from dbfront.http.metrics import Metrics
-from dbfront.http.models import models_router
-from dbfront.http.schema import FieldError, StatementError
-from dbfront.http.services import ReadinessCheck, Services
-from dbfront.http.sql import sql_router
-from kvcore.clock import Clock
-from kvcore.errors import (
+from tierkv.dbfront.contracts import SqlServer, TextGenerator
+from tierkv.dbfront.http.access import admit
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.endpoints.api_docs import docs_router
+from tierkv.dbfront.http.endpoints.chat import chat_router
+from tierkv.dbfront.http.endpoints.completions import completions_router
+from tierkv.dbfront.http.endpoints.health import health_router
+from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.http.endpoints.models import models_router
+from tierkv.dbfront.http.endpoints.sql import sql_router
+from tierkv.dbfront.http.schema import FieldError, StatementError
+from tierkv.dbfront.http.services import ReadinessCheck, Services
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import (
     AuthenticationError,
     CancelledByUserError,
     RetryableError,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 
 DEFAULT_TENANT = "default"
 

@@ -11,9 +11,9 @@ import re
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvcore import limits
-from kvcore.clock import Clock
-from kvcore.ids import new_request_id
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import new_request_id
 
 log = logging.getLogger("tierkv.http")
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dbfront.chunked_prompt import clean_documents
-from dbfront.contracts import Message, TextCall
-from kvcore import limits
-from kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
-from kvcore.request import BlendSelector, Usage
-from kvcore.reuse_hint import ReuseHint
+from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.tokens.chunked_prompt import clean_documents
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
+from tierkv.kvcore.request import BlendSelector, Usage
+from tierkv.kvcore.reuse_hint import ReuseHint
 
 Body = TypeVar("Body", bound=BaseModel)
 

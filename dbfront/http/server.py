@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 import uvicorn
 from fastapi import FastAPI
 
-from dbfront.accepting import BACKLOG, Acceptor
-from dbfront.contracts import SqlServer, TextGenerator
-from dbfront.http.app import make_app
-from dbfront.http.config import HttpConfig
-from dbfront.http.connection import IDLE_TIMEOUT_S, HttpConnection
-from dbfront.http.edge import Edge
-from dbfront.http.metrics import Metrics
-from dbfront.http.services import ReadinessCheck
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import ConfigError
+from tierkv.dbfront.accepting import BACKLOG, Acceptor
+from tierkv.dbfront.contracts import SqlServer, TextGenerator
+from tierkv.dbfront.http.app import make_app
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.connection import IDLE_TIMEOUT_S, HttpConnection
+from tierkv.dbfront.http.edge import Edge
+from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.http.services import ReadinessCheck
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import ConfigError
 
 
 class HttpServer:

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from dbfront.contracts import SqlServer, TextGenerator
-from dbfront.http.config import HttpConfig
-from dbfront.http.metrics import Metrics
-from kvcore.clock import Clock
-from kvcore.errors import CancelledByUserError
+from tierkv.dbfront.contracts import SqlServer, TextGenerator
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CancelledByUserError
 
 Result = TypeVar("Result")
 

@@ -18,9 +18,9 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dbfront.http.schema import FieldError
-from dbfront.http.services import Services, client_gone
-from kvcore.errors import TierKVError
+from tierkv.dbfront.http.schema import FieldError
+from tierkv.dbfront.http.services import Services, client_gone
+from tierkv.kvcore.errors import TierKVError
 
 log = logging.getLogger("tierkv.http")
 

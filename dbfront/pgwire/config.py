@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import errno
 import ssl
 from collections.abc import Callable, Iterable
 
-from dbfront.accepting import Acceptor, bound_sockets
-from kvcore.errors import ConfigError
+from tierkv.dbfront.accepting import Acceptor, bound_sockets
+from tierkv.kvcore.errors import ConfigError
 
 
 def client_tls(certificate: str, key: str) -> ssl.SSLContext | None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from dbfront.accepting import Acceptor
-from dbfront.contracts import SqlServer
-from dbfront.pgwire.auth import Authenticator
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.errors import AdminShutdownError
-from dbfront.pgwire.handler import ClientHandler, Lobby
-from dbfront.pgwire.listening import (
+from tierkv.dbfront.accepting import Acceptor
+from tierkv.dbfront.contracts import SqlServer
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
+from tierkv.dbfront.pgwire.listening import (
     accept_clients,
     client_tls,
     most_sockets,
     wait_for_clients,
 )
-from dbfront.pgwire.stream import PgStream
-from kvcore.clock import Clock
+from tierkv.dbfront.pgwire.protocol.auth import Authenticator
+from tierkv.dbfront.pgwire.protocol.errors import AdminShutdownError
+from tierkv.dbfront.pgwire.protocol.stream import PgStream
+from tierkv.kvcore.clock import Clock
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from dbfront.activity import Activity, activity_row
-from dbfront.admin_views import to_json
-from dbfront.contracts import ClientInfo
-from dbfront.pgwire.void_parameters import declared_types, without_void
-from dbfront.postgres import messages
-from dbfront.postgres.ai_run import AiRun, AiServices
-from dbfront.postgres.block import Block
-from dbfront.postgres.encoding import decoded
-from dbfront.postgres.exchange import Exchange
-from dbfront.postgres.extended import Batch, Names
-from dbfront.postgres.relay import Relay
-from dbfront.postgres.simple import SimpleQuery
-from dbfront.postgres.statement import RESETS, Planner, Statement, may_matter
-from dbfront.postgres.windows import Cursors, may_fetch, touches
-from dbfront.statistics import StatementProgress
-from dbfront.view_rows import Row
-from kvcore.errors import TierKVError
+from tierkv.dbfront.accounts.statistics import StatementProgress
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.postgres.relay import Relay
+from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
+from tierkv.dbfront.postgres.statements.block import Block
+from tierkv.dbfront.postgres.statements.extended import Batch, Names
+from tierkv.dbfront.postgres.statements.simple import SimpleQuery
+from tierkv.dbfront.postgres.statements.statement import RESETS, Planner, Statement, may_matter
+from tierkv.dbfront.postgres.statements.windows import Cursors, may_fetch, touches
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.encoding import decoded
+from tierkv.dbfront.postgres.wire.exchange import Exchange
+from tierkv.dbfront.postgres_values.void_parameters import declared_types, without_void
+from tierkv.dbfront.views.activity import Activity, activity_row
+from tierkv.dbfront.views.admin import to_json
+from tierkv.dbfront.views.rows import Row
+from tierkv.kvcore.errors import TierKVError
 
 
 class AiAttendant:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dbfront.pgwire.config import is_loopback
-from kvcore.errors import ConfigError
+from tierkv.dbfront.pgwire.config import is_loopback
+from tierkv.kvcore.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from importlib import resources
 from typing import Final
 
-from kvcore.errors import ConfigError
-from sql.functions import RESULT_FIELDS
-from sql.view_columns import VIEW_COLUMNS
+from tierkv.kvcore.errors import ConfigError
+from tierkv.sql.calls.functions import RESULT_FIELDS
+from tierkv.sql.view_columns import VIEW_COLUMNS
 
 _LOCK: Final = 0x746965726B76
 """Advisory lock, so that two fronts don't install at the same time."""
@@ -21,7 +21,7 @@ _LOCK: Final = 0x746965726B76
 
 def install_sql() -> str:
     """Return the statements that make the schema; they can be run again and again."""
-    text = resources.files("sql").joinpath("ddl/postgres.sql").read_text(encoding="utf-8")
+    text = resources.files("tierkv.sql").joinpath("ddl/postgres.sql").read_text(encoding="utf-8")
     fields = ", ".join(f'"{name}" {type_name}' for name, type_name in RESULT_FIELDS.items())
     text = text.replace("/*ai_result*/", fields).replace("/*views*/", _views())
     version = blake2b(text.encode(), digest_size=8).hexdigest()

@@ -13,15 +13,15 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from dbfront.pgwire import replies
-from dbfront.pgwire.errors import error_fields
-from dbfront.postgres import messages
-from dbfront.postgres.client_frames import ClientFrames
-from dbfront.postgres.conversation import Conversation
-from dbfront.postgres.endpoint import HIGH_WATER_BYTES, Endpoint
-from dbfront.postgres.login import LoggedIn
-from dbfront.postgres.unknown_calls import hinted
-from kvcore.errors import LocalProtocolError, NodeLostError, TierKVError
+from tierkv.dbfront.pgwire.protocol import replies
+from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.dbfront.postgres.statements.unknown_calls import hinted
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.client_frames import ClientFrames
+from tierkv.dbfront.postgres.wire.conversation import Conversation
+from tierkv.dbfront.postgres.wire.endpoint import HIGH_WATER_BYTES, Endpoint
+from tierkv.dbfront.postgres.wire.login import LoggedIn
+from tierkv.kvcore.errors import LocalProtocolError, NodeLostError, TierKVError
 
 _LOG = logging.getLogger(__name__)
 _HELD: Final = "held"

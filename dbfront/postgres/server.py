@@ -13,23 +13,27 @@ import logging
 import ssl
 from collections.abc import Callable
 
-from dbfront.accepting import Acceptor
-from dbfront.pgwire import messages as frontend
-from dbfront.pgwire import replies
-from dbfront.pgwire.errors import AdminShutdownError, TooManyConnectionsError, error_fields
-from dbfront.pgwire.listening import (
+from tierkv.dbfront.accepting import Acceptor
+from tierkv.dbfront.pgwire.listening import (
     accept_clients,
     client_tls,
     most_sockets,
     wait_for_clients,
 )
-from dbfront.postgres import messages
-from dbfront.postgres.config import RelayConfig
-from dbfront.postgres.endpoint import Endpoint
-from dbfront.postgres.login import LoggedIn, Login
-from dbfront.postgres.relay import Attendant, Relay
-from dbfront.postgres.target import Target, connect, parse_dsn
-from kvcore.errors import TierKVError
+from tierkv.dbfront.pgwire.protocol import messages as frontend
+from tierkv.dbfront.pgwire.protocol import replies
+from tierkv.dbfront.pgwire.protocol.errors import (
+    AdminShutdownError,
+    TooManyConnectionsError,
+    error_fields,
+)
+from tierkv.dbfront.postgres.config import RelayConfig
+from tierkv.dbfront.postgres.relay import Attendant, Relay
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.endpoint import Endpoint
+from tierkv.dbfront.postgres.wire.login import LoggedIn, Login
+from tierkv.dbfront.postgres.wire.target import Target, connect, parse_dsn
+from tierkv.kvcore.errors import TierKVError
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import xxhash
 
-from dmp.frame import FrameHeader, FrameType, pack_header
-from dmp.messages import Put
-from dmp.pool_node import PutRequest
-from dmp.range_codec import pack_ranges, pack_sums, unpack_sums
-from dmp.range_ref import Ref
-from dmp.socket_io import Buffer, Wire
-from dmp.transport.single_read import PIECE_BYTES, receive_hashed
-from kvcore.errors import RemoteProtocolError
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.transport.single_read import PIECE_BYTES, receive_hashed
+from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
+from tierkv.dmp.wire.messages import Put
+from tierkv.dmp.wire.range_codec import pack_ranges, pack_sums, unpack_sums
+from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.socket_io import Buffer, Wire
+from tierkv.kvcore.errors import RemoteProtocolError
 
 
 class Ask:

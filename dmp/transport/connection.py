@@ -1,6 +1,6 @@
 """Client side of the data plane: one connection that has said HELLO.
 
-Called by dmp/transport/connection_pool.py, and by dmp/node_link.py to learn who lives at an
+Called by dmp/transport/connection_pool.py, and by dmp/client/node_link.py to learn who lives at an
 address. Errors are translated here, once: whatever goes wrong is a CacheError.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dmp import messages as m
-from dmp.frame import HEADER_BYTES, FrameHeader, FrameType, parse_header
-from dmp.range_ref import Ref
-from dmp.socket_io import TlsWire, Wire
-from dmp.tls import TlsFiles, client_context
-from dmp.transport.ask import Ask
-from dmp.transport.single_read import SingleRead
-from kvcore.errors import (
+from tierkv.dmp.tls import TlsFiles, client_context
+from tierkv.dmp.transport.ask import Ask
+from tierkv.dmp.transport.single_read import SingleRead
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import HEADER_BYTES, FrameHeader, FrameType, parse_header
+from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.socket_io import TlsWire, Wire
+from tierkv.kvcore.errors import (
     BlockNotFoundError,
     CacheError,
     ChecksumError,
@@ -31,7 +31,7 @@ from kvcore.errors import (
     StaleEpochError,
     TransportError,
 )
-from kvcore.ids import NodeId
+from tierkv.kvcore.ids import NodeId
 
 _BY_CODE: Final[dict[str, type[CacheError]]] = {
     kind.code: kind

@@ -13,14 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from dmp.transport.connection import (
-    BrokenConnectionError,
-    Connection,
-    Peer,
-    SilentPeerError,
-)
-from dmp.transport.silent_path import SilentPath
-from kvcore.errors import CacheError, TransportError
+from tierkv.dmp.transport.connection import BrokenConnectionError, Connection, Peer, SilentPeerError
+from tierkv.dmp.transport.silent_path import SilentPath
+from tierkv.kvcore.errors import CacheError, TransportError
 
 T = TypeVar("T")
 

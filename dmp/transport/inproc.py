@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from dmp.messages import RangeRef
-from dmp.node import DmpNode
-from dmp.pool_node import (
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import (
     PathInfo,
     PoolNode,
     PoolNodeStats,
@@ -21,12 +20,18 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
-from dmp.transport.pending import PendingPuts, as_bytes
-from dmp.transport.tcp import as_grant
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import BlockNotFoundError, ChecksumError, RemoteProtocolError, TransportError
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
+from tierkv.dmp.transport.pending import PendingPuts, as_bytes
+from tierkv.dmp.transport.tcp import as_grant
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import (
+    BlockNotFoundError,
+    ChecksumError,
+    RemoteProtocolError,
+    TransportError,
+)
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
 
 
 class InprocPoolNode(PoolNode):

@@ -1,7 +1,7 @@
 """The lanes of one DMP node: as many threads as there are lanes transfer at once, others wait.
 
-Called by dmp/transport/verbs.py. Lanes keep their connections; the bounce buffer is lent to a call
-from those all nodes share, so that memory grows with threads and not with nodes.
+Called by dmp/transport/verbs/node.py. Lanes keep their connections; the bounce buffer is lent to a
+call from those all nodes share, so that memory grows with threads and not with nodes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from dmp.transport.rail_board import NoRailError, RailBoard
-from dmp.transport.verbs_fabric import Bounce
-from dmp.transport.verbs_lane import Lane, VerbsSettings
-from kvcore.errors import TransportError
+from tierkv.dmp.transport.verbs.fabric import Bounce
+from tierkv.dmp.transport.verbs.lane import Lane, VerbsSettings
+from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
+from tierkv.kvcore.errors import TransportError
 
 
 class LanePool:

@@ -10,14 +10,14 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-from dmp import geometry as g
-from dmp.extents import slot_bytes_for
-from dmp.pool_node import PutGrant
-from dmp.segment import Segment, Stamp, parse_stamp
-from dmp.slots import SlotState
-from kvcore import limits
-from kvcore.errors import BlockNotFoundError, CacheError, LeaseExpiredError, StaleEpochError
-from kvcore.location import Location
+from tierkv.dmp.pool_node import PutGrant
+from tierkv.dmp.segment import geometry as g
+from tierkv.dmp.segment.extents import slot_bytes_for
+from tierkv.dmp.segment.segment import Segment, Stamp, parse_stamp
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError, LeaseExpiredError, StaleEpochError
+from tierkv.kvcore.location import Location
 
 _WORD: Final = struct.Struct("<Q")
 _SEALED: Final = int(SlotState.SEALED)
@@ -26,7 +26,7 @@ _slot_bytes = lru_cache(maxsize=64)(slot_bytes_for)
 
 
 class MappedSlots:
-    """One mapping; see dmp/geometry.py for what lies where.
+    """One mapping; see dmp/segment/geometry.py for what lies where.
 
     Attributes:
         slot_count: slot numbers in the segment.

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from dmp.messages import Sealing
-from dmp.pool_node import PutGrant, RangeWrite
-from kvcore.clock import Clock
-from kvcore.errors import BlockNotFoundError, LeaseExpiredError
+from tierkv.dmp.pool_node import PutGrant, RangeWrite
+from tierkv.dmp.wire.messages import Sealing
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import BlockNotFoundError, LeaseExpiredError
 
 
 @dataclass(slots=True)

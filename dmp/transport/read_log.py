@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvcore.location import Location
+from tierkv.kvcore.location import Location
 
 MAX_UNREPORTED: Final = 1_024
 """Distinct slots read before the node is told."""

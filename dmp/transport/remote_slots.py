@@ -1,22 +1,22 @@
 """Where the parts of a slot are in a node's segment, computed from a reference alone.
 
-Pure; called by dmp/transport/verbs.py. Addresses are checked here against the geometry the node
-told, once more by the network device against the registered ranges; whether the slot still holds
-the block is known only after its header was read.
+Pure; called by dmp/transport/verbs/node.py. Addresses are checked here against the geometry the
+node told, once more by the network device against the registered ranges; whether the slot still
+holds the block is known only after its header was read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmp.extents import slot_bytes_for
-from dmp.geometry import Geometry
-from dmp.rdma_messages import RdmaAccept
-from dmp.segment import Stamp
-from dmp.slots import SlotState
-from kvcore import limits
-from kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
-from kvcore.location import Location
+from tierkv.dmp.segment.extents import slot_bytes_for
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.segment.segment import Stamp
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.wire.rdma_messages import RdmaAccept
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
+from tierkv.kvcore.location import Location
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Opens the best path to a DMP node: the one place that carries out a transfer plan.
 
-Called by the composition root for every DMP node the meta server lists, and by dmp/node_link.py for
-every address a Pool was given. What falls back says so once in the log, and in ``PoolNode.path``.
+Called by the composition root for every DMP node the meta server lists, and by
+dmp/client/node_link.py for every address a Pool was given. What falls back says so once in the log,
+and in ``PoolNode.path``.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmp.pool_node import PathInfo, PoolNode
-from dmp.segment import map_segment
-from dmp.tls import TlsFiles
-from dmp.transfer_plan import Ends, Transport, plan_transfer, settle
-from dmp.transport.connection import Peer
-from dmp.transport.shm import ShmPoolNode
-from dmp.transport.tcp import TcpPoolNode
-from dmp.transport.verbs import open_verbs_node
-from dmp.transport.verbs_device import discover
-from kvcore.errors import ConfigError, TransportError
-from kvcore.ids import HostId, Incarnation
-from kvcore.node import NodeInfo
+from tierkv.dmp.pool_node import PathInfo, PoolNode
+from tierkv.dmp.segment.segment import map_segment
+from tierkv.dmp.tls import TlsFiles
+from tierkv.dmp.transfer_plan import Ends, Transport, plan_transfer, settle
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.transport.verbs.device import discover
+from tierkv.dmp.transport.verbs.node import open_verbs_node
+from tierkv.kvcore.errors import ConfigError, TransportError
+from tierkv.kvcore.ids import HostId, Incarnation
+from tierkv.kvcore.node import NodeInfo
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """A DMP node of the same host: bytes through the mapped segment, control over TCP (tier L2).
 
-Implements dmp.pool_node.PoolNode. Nothing is locked while bytes are copied: a reader compares
-state, generation and key before and after, and verifies the checksum. Reads go on while the node's
-process is away; its next incarnation makes old references stale.
+Implements tierkv.dmp.pool_node.PoolNode. Nothing is locked while bytes are copied: a reader
+compares state, generation and key before and after, and verifies the checksum. Reads go on while
+the node's process is away; its next incarnation makes old references stale.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Final
 
 import xxhash
 
-from dmp.messages import RangeRef
-from dmp.pool_node import (
+from tierkv.dmp.pool_node import (
     PathInfo,
     PoolNode,
     PoolNodeStats,
@@ -26,20 +25,21 @@ from dmp.pool_node import (
     RangeWrite,
     put_in_steps,
 )
-from dmp.segment import Segment, map_segment
-from dmp.transport.inproc import copy_bytes
-from dmp.transport.mapped_slots import MappedSlots
-from dmp.transport.pending import as_bytes
-from dmp.transport.tcp import TcpPoolNode
-from kvcore.errors import (
+from tierkv.dmp.segment.segment import Segment, map_segment
+from tierkv.dmp.transport.inproc import copy_bytes
+from tierkv.dmp.transport.mapped_slots import MappedSlots
+from tierkv.dmp.transport.pending import as_bytes
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.kvcore.errors import (
     BlockNotFoundError,
     ChecksumError,
     ConfigError,
     StaleEpochError,
     TransportError,
 )
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
 
 _MAX_UNREPORTED: Final = 1_024
 """Distinct slots read before the node is told; their order of use is a little late."""

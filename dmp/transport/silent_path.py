@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from kvcore.errors import TransportError
+from tierkv.kvcore.errors import TransportError
 
 log = logging.getLogger(__name__)
 

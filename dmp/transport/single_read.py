@@ -11,10 +11,10 @@ from typing import Final
 
 import xxhash
 
-from dmp.frame import HEADER, HEADER_BYTES, MAGIC, PROTOCOL_VERSION, FrameType
-from dmp.range_codec import ONE_RANGE_BYTES
-from dmp.range_ref import Ref
-from dmp.socket_io import Wire
+from tierkv.dmp.wire.frame import HEADER, HEADER_BYTES, MAGIC, PROTOCOL_VERSION, FrameType
+from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES
+from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.socket_io import Wire
 
 _REQUEST: Final = struct.Struct("<4sBBHIIIIQIQQIQ")
 _READ: Final = int(FrameType.READ)

@@ -1,7 +1,7 @@
 """A DMP node reached over TCP (tier L3, and the control side of shared memory).
 
-Implements dmp.pool_node.PoolNode. Bytes go straight between the caller's buffers and the socket;
-each range is verified against the checksum that came with it.
+Implements tierkv.dmp.pool_node.PoolNode. Bytes go straight between the caller's buffers and the
+socket; each range is verified against the checksum that came with it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from dmp import messages as m
-from dmp.frame import FrameType
-from dmp.messages import RangeRef
-from dmp.pool_node import (
+from tierkv.dmp.pool_node import (
     PathInfo,
     PoolNode,
     PoolNodeStats,
@@ -22,18 +19,26 @@ from dmp.pool_node import (
     RangeRead,
     RangeWrite,
 )
-from dmp.range_codec import pack_ranges
-from dmp.range_ref import Ref
-from dmp.stored import StoredBlock, unpack_stored
-from dmp.transport.ask import Ask, PutAsk, ReadAsk
-from dmp.transport.connection import Peer
-from dmp.transport.connection_pool import ConnectionPool
-from dmp.transport.pending import PendingPuts, as_bytes
-from kvcore import limits
-from kvcore.clock import Clock, SystemClock
-from kvcore.errors import BlockNotFoundError, ChecksumError, RemoteProtocolError, TransportError
-from kvcore.ids import BlockKey, HostId, NodeId
-from kvcore.location import Location
+from tierkv.dmp.transport.ask import Ask, PutAsk, ReadAsk
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.connection_pool import ConnectionPool
+from tierkv.dmp.transport.pending import PendingPuts, as_bytes
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import FrameType
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.dmp.wire.range_codec import pack_ranges
+from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.stored import StoredBlock, unpack_stored
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import (
+    BlockNotFoundError,
+    ChecksumError,
+    RemoteProtocolError,
+    TransportError,
+)
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
 
 T = TypeVar("T")
 _ITEMS: Final = limits.MAX_FRAME_ITEMS

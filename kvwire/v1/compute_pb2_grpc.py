@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from kvwire.v1 import compute_pb2 as kvwire_dot_v1_dot_compute__pb2
+from tierkv.kvwire.v1 import compute_pb2 as tierkv_dot_kvwire_dot_v1_dot_compute__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in kvwire/v1/compute_pb2_grpc.py depends on'
+        + ' but the generated code in tierkv/kvwire/v1/compute_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class ComputeStub:
         """
         self.Generate = channel.unary_stream(
                 '/tierkv.v1.Compute/Generate',
-                request_serializer=kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_compute__pb2.GenerateEvent.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateEvent.FromString,
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tierkv.v1.Compute/Cancel',
-                request_serializer=kvwire_dot_v1_dot_compute__pb2.CancelRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_compute__pb2.CancelReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelReply.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/tierkv.v1.Compute/Describe',
-                request_serializer=kvwire_dot_v1_dot_compute__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_compute__pb2.DescribeReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DescribeReply.FromString,
                 _registered_method=True)
         self.DropCache = channel.unary_unary(
                 '/tierkv.v1.Compute/DropCache',
-                request_serializer=kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_compute__pb2.DropCacheReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DropCacheReply.FromString,
                 _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/tierkv.v1.Compute/Prefetch',
-                request_serializer=kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
                 _registered_method=True)
 
 
@@ -100,28 +100,28 @@ def add_ComputeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_compute__pb2.GenerateEvent.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateEvent.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
-                    request_deserializer=kvwire_dot_v1_dot_compute__pb2.CancelRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_compute__pb2.CancelReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=kvwire_dot_v1_dot_compute__pb2.DescribeRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_compute__pb2.DescribeReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DescribeRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DescribeReply.SerializeToString,
             ),
             'DropCache': grpc.unary_unary_rpc_method_handler(
                     servicer.DropCache,
-                    request_deserializer=kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_compute__pb2.DropCacheReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DropCacheReply.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
-                    request_deserializer=kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_compute__pb2.PrefetchReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PrefetchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -149,8 +149,8 @@ class Compute:
             request,
             target,
             '/tierkv.v1.Compute/Generate',
-            kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
-            kvwire_dot_v1_dot_compute__pb2.GenerateEvent.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateEvent.FromString,
             options,
             channel_credentials,
             insecure,
@@ -176,8 +176,8 @@ class Compute:
             request,
             target,
             '/tierkv.v1.Compute/Cancel',
-            kvwire_dot_v1_dot_compute__pb2.CancelRequest.SerializeToString,
-            kvwire_dot_v1_dot_compute__pb2.CancelReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +203,8 @@ class Compute:
             request,
             target,
             '/tierkv.v1.Compute/Describe',
-            kvwire_dot_v1_dot_compute__pb2.DescribeRequest.SerializeToString,
-            kvwire_dot_v1_dot_compute__pb2.DescribeReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DescribeRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -230,8 +230,8 @@ class Compute:
             request,
             target,
             '/tierkv.v1.Compute/DropCache',
-            kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.SerializeToString,
-            kvwire_dot_v1_dot_compute__pb2.DropCacheReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DropCacheRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.DropCacheReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -257,8 +257,8 @@ class Compute:
             request,
             target,
             '/tierkv.v1.Compute/Prefetch',
-            kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
-            kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ A prefill/decode node: token ids in, token ids out. KV bytes never travel here."
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from kvwire.v1 import compute_pb2 as _compute_pb2
+from tierkv.kvwire.v1 import compute_pb2 as _compute_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from kvwire.v1 import meta_pb2 as kvwire_dot_v1_dot_meta__pb2
+from tierkv.kvwire.v1 import meta_pb2 as tierkv_dot_kvwire_dot_v1_dot_meta__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in kvwire/v1/meta_pb2_grpc.py depends on'
+        + ' but the generated code in tierkv/kvwire/v1/meta_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,78 +36,78 @@ class MetaStub:
         """
         self.Register = channel.unary_unary(
                 '/tierkv.v1.Meta/Register',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.RegisterRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.RegisterReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.RegisterReply.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/tierkv.v1.Meta/Heartbeat',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.HeartbeatReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
         self.Deregister = channel.unary_unary(
                 '/tierkv.v1.Meta/Deregister',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.DeregisterRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.DeregisterReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DeregisterRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DeregisterReply.FromString,
                 _registered_method=True)
         self.ReportEvents = channel.unary_unary(
                 '/tierkv.v1.Meta/ReportEvents',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.EventBatch.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.ReportReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EventBatch.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ReportReply.FromString,
                 _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/tierkv.v1.Meta/Locate',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
                 _registered_method=True)
         self.LocateMany = channel.unary_unary(
                 '/tierkv.v1.Meta/LocateMany',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateManyReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateManyReply.FromString,
                 _registered_method=True)
         self.ExtendLease = channel.unary_unary(
                 '/tierkv.v1.Meta/ExtendLease',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.FromString,
                 _registered_method=True)
         self.EndLease = channel.unary_unary(
                 '/tierkv.v1.Meta/EndLease',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.FromString,
                 _registered_method=True)
         self.Holds = channel.unary_stream(
                 '/tierkv.v1.Meta/Holds',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.HoldsRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.HoldOrder.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HoldsRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HoldOrder.FromString,
                 _registered_method=True)
         self.ResolveNamespace = channel.unary_unary(
                 '/tierkv.v1.Meta/ResolveNamespace',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.NamespaceGrant.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.NamespaceGrant.FromString,
                 _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/tierkv.v1.Meta/ListNodes',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.ListNodesRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.ListNodesReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNodesRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNodesReply.FromString,
                 _registered_method=True)
         self.ListBlocks = channel.unary_unary(
                 '/tierkv.v1.Meta/ListBlocks',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
                 _registered_method=True)
         self.DirectoryCounts = channel.unary_unary(
                 '/tierkv.v1.Meta/DirectoryCounts',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.FromString,
                 _registered_method=True)
         self.ListNamespaces = channel.unary_unary(
                 '/tierkv.v1.Meta/ListNamespaces',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.ListNamespacesReply.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNamespacesReply.FromString,
                 _registered_method=True)
         self.PutNamespace = channel.unary_unary(
                 '/tierkv.v1.Meta/PutNamespace',
-                request_serializer=kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
-                response_deserializer=kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
                 _registered_method=True)
 
 
@@ -211,78 +211,78 @@ def add_MetaServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.RegisterRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.RegisterReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.RegisterRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.RegisterReply.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.HeartbeatRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.HeartbeatReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HeartbeatRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HeartbeatReply.SerializeToString,
             ),
             'Deregister': grpc.unary_unary_rpc_method_handler(
                     servicer.Deregister,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.DeregisterRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.DeregisterReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DeregisterRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DeregisterReply.SerializeToString,
             ),
             'ReportEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportEvents,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.EventBatch.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.ReportReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EventBatch.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ReportReply.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.LocateReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateReply.SerializeToString,
             ),
             'LocateMany': grpc.unary_unary_rpc_method_handler(
                     servicer.LocateMany,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.LocateManyReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateManyReply.SerializeToString,
             ),
             'ExtendLease': grpc.unary_unary_rpc_method_handler(
                     servicer.ExtendLease,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.SerializeToString,
             ),
             'EndLease': grpc.unary_unary_rpc_method_handler(
                     servicer.EndLease,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.SerializeToString,
             ),
             'Holds': grpc.unary_stream_rpc_method_handler(
                     servicer.Holds,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.HoldsRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.HoldOrder.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HoldsRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HoldOrder.SerializeToString,
             ),
             'ResolveNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.ResolveNamespace,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.NamespaceGrant.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.NamespaceGrant.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.ListNodesRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.ListNodesReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNodesRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNodesReply.SerializeToString,
             ),
             'ListBlocks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListBlocks,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.SerializeToString,
             ),
             'DirectoryCounts': grpc.unary_unary_rpc_method_handler(
                     servicer.DirectoryCounts,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.SerializeToString,
             ),
             'ListNamespaces': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNamespaces,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.ListNamespacesReply.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNamespacesReply.SerializeToString,
             ),
             'PutNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.PutNamespace,
-                    request_deserializer=kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
-                    response_serializer=kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,8 +310,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/Register',
-            kvwire_dot_v1_dot_meta__pb2.RegisterRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.RegisterReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.RegisterRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.RegisterReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -337,8 +337,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/Heartbeat',
-            kvwire_dot_v1_dot_meta__pb2.HeartbeatRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.HeartbeatReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HeartbeatRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HeartbeatReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -364,8 +364,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/Deregister',
-            kvwire_dot_v1_dot_meta__pb2.DeregisterRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.DeregisterReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DeregisterRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DeregisterReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -391,8 +391,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/ReportEvents',
-            kvwire_dot_v1_dot_meta__pb2.EventBatch.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.ReportReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EventBatch.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ReportReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -418,8 +418,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/Locate',
-            kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -445,8 +445,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/LocateMany',
-            kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.LocateManyReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateManyRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.LocateManyReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -472,8 +472,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/ExtendLease',
-            kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ExtendLeaseRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ExtendLeaseReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -499,8 +499,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/EndLease',
-            kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EndLeaseRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.EndLeaseReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -526,8 +526,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/Holds',
-            kvwire_dot_v1_dot_meta__pb2.HoldsRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.HoldOrder.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HoldsRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.HoldOrder.FromString,
             options,
             channel_credentials,
             insecure,
@@ -553,8 +553,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/ResolveNamespace',
-            kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.NamespaceGrant.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ResolveNamespaceRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.NamespaceGrant.FromString,
             options,
             channel_credentials,
             insecure,
@@ -580,8 +580,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/ListNodes',
-            kvwire_dot_v1_dot_meta__pb2.ListNodesRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.ListNodesReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNodesRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNodesReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -607,8 +607,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/ListBlocks',
-            kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -634,8 +634,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/DirectoryCounts',
-            kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -661,8 +661,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/ListNamespaces',
-            kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.ListNamespacesReply.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNamespacesRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListNamespacesReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -688,8 +688,8 @@ class Meta:
             request,
             target,
             '/tierkv.v1.Meta/PutNamespace',
-            kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
-            kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
             options,
             channel_credentials,
             insecure,

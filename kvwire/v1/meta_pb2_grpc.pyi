@@ -5,7 +5,7 @@ The meta server: who is alive, where every block is, whose namespace is whose.""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from kvwire.v1 import meta_pb2 as _meta_pb2
+from tierkv.kvwire.v1 import meta_pb2 as _meta_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -1,6 +1,6 @@
 -- PostgreSQL's system catalog over DuckDB's, for psql, drivers and BI tools.
 --
--- dbfront/pgwire/catalog/install.py runs this once per process inside the attached in-memory
+-- dbfront/postgres_dialect/catalog/install.py runs this once per process inside the attached in-memory
 -- database tierkv_pg, after making own_type_names (oid, typname, typarray, typlen, typcategory,
 -- format_name), the macro own_type_oid(duckdb type), own_system_relations (oid, relname) and
 -- own_ai_functions. What is called own_ is for these files alone. Catalogs of features DuckDB does not have are made from pg_catalog_shapes.txt,

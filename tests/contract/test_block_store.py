@@ -1,4 +1,4 @@
-"""The numbered sentences of storage.block_store.BlockStore, for every store."""
+"""The numbered sentences of tierkv.storage.block_store.BlockStore, for every store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import obstore
 import pytest
 
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
-from storage.archive import ObjectArchive, _path
-from storage.block_store import BlockStore, StoredBlock
-from storage.memory import MemoryBlockStore
-from storage.segment_store import SegmentStore
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
+from tierkv.storage.archive import ObjectArchive, _path
+from tierkv.storage.block_store import BlockStore, StoredBlock
+from tierkv.storage.disk.segment_store import SegmentStore
+from tierkv.storage.memory import MemoryBlockStore
 
 SIZE = 5_000
 CAPACITY = 10 * 3 * SIZE

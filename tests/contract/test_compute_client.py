@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from compute.client import ComputeClient, connect
-from compute.local import LocalComputeClient
-from compute.service import serve_node
-from kvcore.errors import TransportError, UserError
-from kvcore.ids import RequestId
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
 from tests.fix_model import running_node
 from tests.fix_scheduler import FakeCompute, make_request
+from tierkv.compute.client import ComputeClient, connect
+from tierkv.compute.local import LocalComputeClient
+from tierkv.compute.service import serve_node
+from tierkv.kvcore.errors import TransportError, UserError
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.eviction import BlockFacts, EvictionPolicy
-from policies.select import PRODUCTION_POLICIES, make_policy
+from tierkv.policies.eviction import BlockFacts, EvictionPolicy
+from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
 NAMES = sorted(PRODUCTION_POLICIES)
 

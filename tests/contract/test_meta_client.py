@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore import limits
-from kvcore.block_event import BlockRemoved, BlockStored, EventBatch
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import ManualClock
-from kvcore.errors import (
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import (
     DirectoryUnavailableError,
     LocalProtocolError,
     StaleEpochError,
     UserError,
 )
-from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
-from kvcore.location import Location, Tier
-from kvcore.node import (
+from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,
     NodeInfo,
@@ -32,12 +32,12 @@ from kvcore.node import (
     NodeRole,
     TierStats,
 )
-from kvcore.request import BlendSelector
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import MetaClient, Namespace, NodeCoverage, connect
-from metaserver.config import MetaConfig
-from metaserver.local import LocalMeta
-from metaserver.server import MetaServer
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import MetaClient, Namespace, NodeCoverage, connect
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.rpc.server import MetaServer
 
 LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=4)
 MODEL = ModelInfo(

@@ -1,4 +1,4 @@
-"""The numbered sentences of dmp.pool_node.PoolNode, for every transport.
+"""The numbered sentences of tierkv.dmp.pool_node.PoolNode, for every transport.
 
 tests/hardware/rdma/test_contract.py runs the same sentences over RDMA: it takes everything here and
 replaces the two fixtures ``transport`` and ``connect``.
@@ -12,15 +12,17 @@ from functools import partial
 
 import pytest
 
-from dmp.eviction_order import SAME_USE_S
-from dmp.pool_node import PoolNode, RangeRead, RangeWrite
-from dmp.tls import TlsFiles
-from dmp.transport.inproc import InprocPoolNode
-from dmp.transport.select import PathOptions, connect_pool_node
-from dmp.transport.shm import ShmPoolNode
-from dmp.transport.tcp import TcpPoolNode
-from kvcore.clock import ManualClock
-from kvcore.errors import (
+from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tests.fix_tls import Certificates
+from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
+from tierkv.dmp.slots.eviction_order import SAME_USE_S
+from tierkv.dmp.tls import TlsFiles
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import (
     BlockNotFoundError,
     CacheError,
     ChecksumError,
@@ -28,10 +30,8 @@ from kvcore.errors import (
     StaleEpochError,
     TransportError,
 )
-from kvcore.ids import HostId
-from policies.eviction import Expectation
-from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
-from tests.fix_tls import Certificates
+from tierkv.kvcore.ids import HostId
+from tierkv.policies.eviction import Expectation
 
 TRANSPORTS = ("inproc", "shm", "tcp", "tcp+tls")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dbfront.contracts import CallPlan, Message, TextCall, TextGenerator
-from dbfront.prefix_order import SortedCalls
-from kvcore.errors import ContextTooLongError, UdfArgumentError, UnknownModelError
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.calls.prefix_order import SortedCalls
+from tierkv.dbfront.contracts import CallPlan, Message, TextCall, TextGenerator
+from tierkv.kvcore.errors import ContextTooLongError, UdfArgumentError, UnknownModelError
 
 Maker = Callable[[], TextGenerator]
 

@@ -15,8 +15,8 @@ from hashlib import md5
 
 import duckdb
 
-from dbfront.contracts import PreparedCall, TextEvent
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.contracts import PreparedCall, TextEvent
 
 _YES_OR_NO = ("yes", "Yes", "no", "No")
 

@@ -18,18 +18,18 @@ import httpx
 import psycopg
 from psycopg import pq
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.http.config import HttpConfig
-from dbfront.http.server import HttpServer
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.server import PgWireServer
-from dbfront.postgres.install import install
-from dbfront.session import DuckDbSqlServer
-from kvcore.clock import SystemClock
 from tests.differential.answers import POSTGRES_FUNCTIONS, DigestGenerator, PlainFunctions, plain
 from tests.fix_postgres import attendants, running_postgres, running_relay
 from tierkv import dbapi
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.server import HttpServer
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres.install import install
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.kvcore.clock import SystemClock
 from tierkv.loop_thread import LoopThread
 
 Spelling = Callable[[str], str]

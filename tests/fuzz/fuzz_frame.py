@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from dmp import messages as m
-from dmp.frame import HEADER_BYTES, FrameType, pack_header, parse_header
-from dmp.pool_node import PoolNodeStats, PutRequest
-from dmp.range_codec import pack_ranges, unpack_ranges, unpack_sums
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location
+from tierkv.dmp.pool_node import PoolNodeStats, PutRequest
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
+from tierkv.dmp.wire.range_codec import pack_ranges, unpack_ranges, unpack_sums
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location
 
 NODE = NodeId("dmp-a")
 _PLACE = Location(NODE, Incarnation(7), 0, 3, 9, 10)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from compute.batch import ChunkInput, build_batch
-from compute.cuda_decode import DecodeGraphs, attach_decode_graphs
-from kvcore.layout import KvDtype
 from tests.fix_logits import BLOCK, CASES, Pair, close
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.cuda_decode import DecodeGraphs, attach_decode_graphs
+from tierkv.kvcore.layout import KvDtype
 
 torch.set_num_threads(1)
 

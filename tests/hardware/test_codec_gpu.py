@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.calibration import make_calibration  # noqa: E402
-from compute.codec.frame import LEVELS, Level  # noqa: E402
-from compute.pages import L1Pages  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
+from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
+from tierkv.compute.codec.frame import LEVELS, Level  # noqa: E402
+from tierkv.compute.model.pages import L1Pages  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    "compute", "dbfront", "dmp", "engines", "kvcore", "kvwire", "metaserver", "policies",
+    "compute", "costing", "dbfront", "dmp", "integrations", "kvcore", "kvwire", "metaserver",
+    "policies",
     "scheduler", "simulator", "sql", "storage", "tierkv",
 )  # fmt: skip
 CODE = [

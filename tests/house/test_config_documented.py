@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.errors import ConfigError
 from tierkv.config import dump_toml, list_entries, load_config
+from tierkv.kvcore.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

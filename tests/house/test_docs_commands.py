@@ -18,8 +18,8 @@ LANGUAGES = {
     "", "sql", "sql no-run", "python", "python no-run", "sh", "sh run", "toml", "json",
 }  # fmt: skip
 ROOMS = (
-    "compute", "dbfront", "dmp", "engines", "kvcore", "kvwire", "metaserver", "scheduler", "sql",
-    "storage", "tierkv",
+    "compute", "costing", "dbfront", "dmp", "integrations", "kvcore", "kvwire", "metaserver",
+    "scheduler", "sql", "storage", "tierkv",
 )  # fmt: skip
 MAKE_TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

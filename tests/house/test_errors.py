@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvcore import errors
+from tierkv.kvcore import errors
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (errors.UserError, errors.RetryableError, errors.CacheError, errors.ProtocolError)
@@ -61,31 +61,31 @@ def test_codes_are_unique() -> None:
 
 
 MISS = {
-    "compute/tiers.py",
+    "compute/tiers/tiers.py",
     "scheduler/dispatcher.py",
-    "scheduler/directory_client.py",
-    "scheduler/load_ahead.py",
-    "scheduler/stage_runner.py",
-    "dmp/node_link.py",
+    "scheduler/locating/directory_client.py",
+    "scheduler/plans/load_ahead.py",
+    "scheduler/requests/stage_runner.py",
+    "dmp/client/node_link.py",
 }
 """Where a cache error becomes "compute it again", or a miss of the pool alone, and is counted."""
 
 NO_DIRECTORY = {
-    "engines/membership.py",
+    "integrations/membership.py",
     "metaserver/agent.py",
-    "scheduler/cluster_view.py",
-    "tierkv/front_checks.py",
-    "tierkv/front_part.py",
-    "tierkv/namespaces.py",
-    "tierkv/parts.py",
-    "tierkv/start_order.py",
-    "tierkv/status.py",
+    "scheduler/nodes/cluster_view.py",
+    "tierkv/parts/front_checks.py",
+    "tierkv/parts/front_part.py",
+    "tierkv/commands/namespaces.py",
+    "tierkv/parts/parts.py",
+    "tierkv/processes/start_order.py",
+    "tierkv/commands/status.py",
 }
 """Shells whose own business is the directory: they try again or say that it is away."""
 
 OWN_WIRE = {
-    "dmp/session.py",
-    "dmp/node_gets.py",
+    "dmp/server/client_connection.py",
+    "dmp/node/gets.py",
     "dmp/transport/connection.py",
     "dmp/transport/connection_pool.py",
     "dmp/transport/shm.py",
@@ -95,32 +95,32 @@ can't be told of them."""
 
 
 OWN_RDMA = {
-    "dmp/rdma_door.py",
+    "dmp/server/rdma_door.py",
     "dmp/transport/lane_pool.py",
-    "dmp/transport/rail_board.py",
-    "dmp/transport/verbs.py",
-    "dmp/transport/verbs_device.py",
-    "dmp/transport/verbs_fabric.py",
-    "dmp/transport/verbs_lane.py",
-    "dmp/transport/verbs_link.py",
+    "dmp/transport/verbs/rail_board.py",
+    "dmp/transport/verbs/node.py",
+    "dmp/transport/verbs/device.py",
+    "dmp/transport/verbs/fabric.py",
+    "dmp/transport/verbs/lane.py",
+    "dmp/transport/verbs/link.py",
 }
 """RDMA has a way out below the miss: another rail, or TCP."""
 
 
 OWN_DISK = {
-    "dmp/demoter.py",
-    "dmp/promoter.py",
+    "dmp/node/demoter.py",
+    "dmp/node/promoter.py",
     "storage/archive.py",
     "storage/archiver.py",
     "storage/l4.py",
-    "storage/segment_store.py",
+    "storage/disk/segment_store.py",
 }
 """Tier L4: the archive is a way out below a miss on disk; a batch answers each of its reads; what a
 node can't copy down is tried again, what it can't bring up is a miss."""
 
-OWN_VIEWS = {"scheduler/cluster_view.py"}
+OWN_VIEWS = {"scheduler/nodes/cluster_view.py"}
 """A node that does not answer a view is shown as of its last heartbeat."""
-OWN_ENGINE = {"engines/remote/keeper.py"}
+OWN_ENGINE = {"integrations/remote/keeper.py"}
 """Looks at a foreign engine that end in nothing: it is down, and waited for."""
 
 
@@ -128,7 +128,7 @@ def test_cache_errors_are_caught_only_where_they_mean_a_miss() -> None:
     names = "|".join(k.__name__ for k in (errors.CacheError, *errors.CacheError.__subclasses__()))
     pattern = re.compile(rf"(?:except|suppress)\b[^\n:]*\b(?:{names})\b")
     rooms = (
-        "compute", "engines", "scheduler", "dbfront", "sql", "tierkv", "dmp", "metaserver",
+        "compute", "integrations", "scheduler", "dbfront", "sql", "tierkv", "dmp", "metaserver",
         "storage",
     )  # fmt: skip
     found = {

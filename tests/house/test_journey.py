@@ -42,7 +42,7 @@ def test_files_and_functions_named_in_docs_exist(page: Path) -> None:
 
 def test_journey_names_its_three_hops() -> None:
     text = (ROOT / "docs/journey.md").read_text()
-    hops = ("dbfront/executor.py::", "scheduler/dispatcher.py::", "compute/node.py::")
+    hops = ("dbfront/statement/executor.py::", "scheduler/dispatcher.py::", "compute/node.py::")
     assert all(hop in text for hop in hops)
 
 

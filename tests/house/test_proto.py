@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_generated_code_is_in_sync(tmp_path: Path) -> None:
-    protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("kvwire/v1/*.proto"))
+    protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tierkv/kvwire/v1/*.proto"))
     assert protos
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", f"--python_out={tmp_path}"]
     command += [f"--grpc_python_out={tmp_path}", *protos]

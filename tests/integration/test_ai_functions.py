@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import tierkv
-from compute.demo_model import data
 from tierkv import dbapi
+from tierkv.compute.demo_model import data
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import tierkv
-from compute.demo_model import data as demo_data
 from tierkv import dbapi
+from tierkv.compute.demo_model import data as demo_data
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = Path(demo_data.__file__).parent / "weights"

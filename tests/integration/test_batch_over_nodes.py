@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from compute.demo_model.data import INSTRUCTION, make_records
 from tests.fix_cluster import Cluster
+from tierkv.compute.demo_model.data import INSTRUCTION, make_records
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ROWS = 120

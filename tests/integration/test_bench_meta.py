@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.meta_load import HOSTS, SHARED, Load, inventories, nodes
-from kvcore.location import Tier
-from metaserver.client import NodeCoverage
-from metaserver.local import LocalMeta
+from tierkv.kvcore.location import Tier
+from tierkv.metaserver.client import NodeCoverage
+from tierkv.metaserver.local import LocalMeta
 
 pytestmark = pytest.mark.integration
 

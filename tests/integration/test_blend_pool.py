@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from compute.config import LoadPolicy
-from compute.node import ComputeNode
-from dmp.transport.select import connect_pool_node
-from kvcore.block_key import ChunkNamer
-from kvcore.ids import HostId
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
-from metaserver.agent import NodeAgent
-from metaserver.local import LocalMeta
-from metaserver.reporter import MetaReporter
 from tests.fix_blend import DOCS, HEAD, doc_request, exact, exact_keys, hits, known
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
+from tierkv.compute.config import LoadPolicy
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.block_key import ChunkNamer
+from tierkv.kvcore.ids import HostId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.reporter import MetaReporter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 A, B, C, *_ = DOCS

@@ -22,11 +22,11 @@ import openai
 import psycopg
 import pytest
 
-from dbfront.cache_salt import salted_tenant
-from engines.settings import EngineSettings
 from tests.fix_cluster import ROOT, Cluster, wait_for
-from tierkv.connect_checks import check_meta
-from tierkv.finding import OK
+from tierkv.commands.connect_checks import check_meta
+from tierkv.commands.finding import OK
+from tierkv.dbfront.generation.cache_salt import salted_tenant
+from tierkv.integrations.settings import EngineSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 DEMO = ROOT / "compute" / "demo_model" / "weights"

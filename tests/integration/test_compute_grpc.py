@@ -7,16 +7,16 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from compute.client import connect
-from compute.service import serve_node
-from kvcore.errors import (
+from tests.fix_model import answer, make_request, running_node
+from tierkv.compute.client import connect
+from tierkv.compute.service import serve_node
+from tierkv.kvcore.errors import (
     ContextTooLongError,
     NodeRefusedError,
     TransportError,
     UnknownModelError,
 )
-from kvcore.request import FinishReason
-from tests.fix_model import answer, make_request, running_node
+from tierkv.kvcore.request import FinishReason
 
 pytestmark = pytest.mark.integration
 PROMPT = list(range(40))

@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dmp.pool_node import PoolNode
-from dmp.transport.select import connect_pool_node
-from kvcore.errors import DirectoryUnavailableError
-from kvcore.ids import HostId
-from metaserver.agent import NodeAgent
-from metaserver.local import LocalMeta
-from metaserver.reporter import MetaReporter
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.errors import DirectoryUnavailableError
+from tierkv.kvcore.ids import HostId
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.reporter import MetaReporter
 
 pytestmark = pytest.mark.integration
 PROMPT = [i * 7 % 128 for i in range(70)]

@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import hashlib, logging, os, sys
 from pathlib import Path
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import ManualClock
-from kvcore.errors import CacheError
-from storage.block_store import StoredBlock
-from storage.segment_store import SegmentStore
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import CacheError
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.disk.segment_store import SegmentStore
 
 logging.basicConfig(level=logging.INFO, format="LOG %(message)s")
 SIZE, FILE = 12000, 4096 * 17

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dmp.transport.select import connect_pool_node
-from kvcore.clock import SystemClock
-from kvcore.ids import HostId
-from kvcore.location import Tier
-from kvcore.node import TierStats
-from metaserver.agent import NodeAgent
-from metaserver.local import LocalMeta
-from metaserver.reporter import MetaReporter
-from storage.l4 import L4Store
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import HostId
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import TierStats
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.reporter import MetaReporter
+from tierkv.storage.l4 import L4Store
 
 pytestmark = pytest.mark.integration
 PROMPTS = [[(i * 7 + p * 13) % 128 for i in range(70)] for p in range(6)]

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dmp import messages as m
-from dmp.frame import HEADER_BYTES, FrameType, pack_header, parse_header
-from dmp.pool_node import PutRequest, RangeRead
-from dmp.range_codec import pack_ranges
-from dmp.server import DmpServer
-from dmp.transport.connection import Peer
-from dmp.transport.tcp import TcpPoolNode
-from kvcore.location import Location
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tierkv.dmp.pool_node import PutRequest, RangeRead
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
+from tierkv.dmp.wire.range_codec import pack_ranges
+from tierkv.kvcore.location import Location
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

@@ -11,28 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from dmp.config import DmpConfig
-from dmp.node import DmpNode
-from dmp.pool_node import PoolNode, RangeWrite
-from dmp.server import DmpServer
-from dmp.transport.select import connect_pool_node
-from dmp.transport.shm import ShmPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
-from kvcore.errors import StaleEpochError, TransportError
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
 from tests.fix_dmp import block_key, fetch, make_put, make_range, store
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PoolNode, RangeWrite
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import StaleEpochError, TransportError
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeRole
 
 pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import sys
-from dmp.config import DmpConfig
+from tierkv.dmp.config import DmpConfig
 from dmp.node import DmpNode
-from dmp.server import DmpServer
-from kvcore.block_event import NullReporter
-from kvcore.clock import SystemClock
+from tierkv.dmp.server.server import DmpServer
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.clock import SystemClock
 config = DmpConfig("dmp-a", "here", segment_path=sys.argv[1], port=int(sys.argv[2]),
                    capacity_bytes=1 << 20, extent_bytes=256 << 10)
 node = DmpNode(config, NullReporter(), SystemClock())

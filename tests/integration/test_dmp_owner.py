@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dmp.pool_node import PoolNode
-from dmp.transport.connection import Peer
-from dmp.transport.shm import ShmPoolNode
-from dmp.transport.tcp import TcpPoolNode
 from tests.fix_dmp import Rig, block_key, fetch, make_put, make_range, store
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]
@@ -24,10 +24,10 @@ MakeRig = Callable[..., Rig]
 WRITER = """
 import sys
 from pathlib import Path
-from dmp.pool_node import RangeWrite
-from dmp.transport.connection import Peer
-from dmp.transport.shm import ShmPoolNode
-from dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.pool_node import RangeWrite
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
 from tests.fix_dmp import make_put, make_range, store
 tcp = TcpPoolNode(Peer("dmp-a", sys.argv[1]), host="here")
 pool = ShmPoolNode(tcp, Path(sys.argv[2])) if sys.argv[3] == "shm" else tcp

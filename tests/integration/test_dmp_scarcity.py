@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dmp.transport.connection import Peer
-from dmp.transport.shm import ShmPoolNode
-from dmp.transport.tcp import TcpPoolNode
 from tests.fix_dmp import Rig, fetch, make_range, store
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmp import messages as m
-from dmp.frame import HEADER_BYTES, FrameType, pack_header, parse_header
-from dmp.pool_node import RangeRead, RangeWrite
-from dmp.range_codec import pack_ranges
-from dmp.server import DmpServer
-from dmp.transport.connection import Peer
-from dmp.transport.select import connect_pool_node
-from dmp.transport.shm import ShmPoolNode
-from dmp.transport.tcp import TcpPoolNode
-from kvcore.errors import CacheError, ConfigError, TransportError
-from kvcore.ids import HostId, NodeId
-from kvcore.location import Location
 from tests.fix_chaos import HOLE, ChaosProxy
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tierkv.dmp.pool_node import RangeRead, RangeWrite
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
+from tierkv.dmp.wire.range_codec import pack_ranges
+from tierkv.kvcore.errors import CacheError, ConfigError, TransportError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.location import Location
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

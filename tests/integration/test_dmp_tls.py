@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from dmp.pool_node import PutRequest, RangeRead
-from dmp.tls import TlsFiles, client_context, server_context
-from dmp.transport.connection import Peer
-from dmp.transport.tcp import TcpPoolNode
-from kvcore.errors import BlockNotFoundError, ConfigError, TransportError
 from tests.fix_dmp import Rig, block_key, fetch, make_range, store
 from tests.fix_tls import Certificates
+from tierkv.dmp.pool_node import PutRequest, RangeRead
+from tierkv.dmp.tls import TlsFiles, client_context, server_context
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.kvcore.errors import BlockNotFoundError, ConfigError, TransportError
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

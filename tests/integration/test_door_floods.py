@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from dbfront.http.config import HttpConfig
-from dbfront.http.connection import HttpConnection
-from dbfront.http.server import HttpServer
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.server import PgWireServer
-from kvcore.clock import SystemClock
 from tests.fix_text import running_front, write_model_folder
 from tests.plain_sql import PlainSqlServer
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.connection import HttpConnection
+from tierkv.dbfront.http.server import HttpServer
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.kvcore.clock import SystemClock
 
 pytestmark = pytest.mark.integration
 

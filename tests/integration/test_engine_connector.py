@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from engines.keys import rank_key
-from engines.pool_door import PoolDoor
-from engines.salts import TenantSalt, identity_digest, user_namespace
-from engines.settings import EngineSettings
-from engines.vllm.connector_plan import BlockLoad, BlockSave, StepPlan, StepReport
-from engines.vllm.connector_scheduler import HANDOFF, SchedulerSide
-from engines.vllm.connector_settings import ALWAYS, LAYER_BY_LAYER, ConnectorSettings
-from engines.vllm.connector_worker import StepResults, WorkerSide
-from engines.vllm.kv_memory import StagedMemory, open_memory
-from kvcore.block_key import block_keys
-from kvcore.clock import ManualClock, SystemClock
-from kvcore.ids import BlockKey, NamespaceKey
 from tests.fix_cluster import wait_for
 from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import Alone
+from tierkv.integrations.keys import rank_key
+from tierkv.integrations.pool_door import PoolDoor
+from tierkv.integrations.salts import TenantSalt, identity_digest, user_namespace
+from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.vllm.connector_plan import BlockLoad, BlockSave, StepPlan, StepReport
+from tierkv.integrations.vllm.connector_scheduler import HANDOFF, SchedulerSide
+from tierkv.integrations.vllm.connector_settings import ALWAYS, LAYER_BY_LAYER, ConnectorSettings
+from tierkv.integrations.vllm.connector_worker import StepResults, WorkerSide
+from tierkv.integrations.vllm.kv_memory import StagedMemory, open_memory
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.clock import ManualClock, SystemClock
+from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 pytestmark = pytest.mark.integration
 
@@ -314,7 +314,7 @@ def step_output(scheduled: dict[str, int], places: dict[str, list[int]], **more:
 def test_an_engine_with_nothing_to_compute_waits_for_the_answer(
     open_door: Callable[..., PoolDoor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.vllm.connector_scheduler.IDLE_WAIT_S", 60.0)
+    monkeypatch.setattr("tierkv.integrations.vllm.connector_scheduler.IDLE_WAIT_S", 60.0)
     door = open_door()
     scheduler = scheduler_of(door)
     prompt = list(range(4 * WIDTH))
@@ -330,7 +330,7 @@ def test_an_engine_with_nothing_to_compute_waits_for_the_answer(
 def test_an_engine_that_computes_does_not_wait_for_the_answer(
     open_door: Callable[..., PoolDoor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.vllm.connector_scheduler.IDLE_WAIT_S", 60.0)
+    monkeypatch.setattr("tierkv.integrations.vllm.connector_scheduler.IDLE_WAIT_S", 60.0)
     door, go_on = open_door(), threading.Event()
     scheduler = scheduler_of(door)
     assert not scheduler.plan(step_output({"other": 1}, {})).idle
@@ -346,7 +346,7 @@ def test_an_engine_that_computes_does_not_wait_for_the_answer(
 def test_an_engine_with_nothing_to_compute_waits_for_a_load(
     open_door: Callable[..., PoolDoor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.vllm.connector_worker.IDLE_WAIT_S", 60.0)
+    monkeypatch.setattr("tierkv.integrations.vllm.connector_worker.IDLE_WAIT_S", 60.0)
     worker = worker_of(open_door(), memory_of(1))
     key = BlockKey(b"k" * 16)
     save(worker, [key], [0])

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from dmp.pool import Pool
-from engines.complaints import Complaints
-from engines.manifest import LOOK_INTERVAL_S, PERIOD_S, SLOTS, Manifest
-from engines.pool_door import PoolDoor
-from engines.settings import EngineSettings
-from kvcore import limits
-from kvcore.clock import ManualClock, SystemClock
-from kvcore.ids import NodeId
 from tests.fix_cluster import ROOT, free_port, wait_for
 from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import StartNode
+from tierkv.dmp.client.pool import Pool
+from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.manifest import LOOK_INTERVAL_S, PERIOD_S, SLOTS, Manifest
+from tierkv.integrations.pool_door import PoolDoor
+from tierkv.integrations.settings import EngineSettings
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import ManualClock, SystemClock
+from tierkv.kvcore.ids import NodeId
 
 pytestmark = pytest.mark.integration
 
@@ -272,8 +272,8 @@ def test_nonsense_in_place_of_a_manifest_is_passed_over(start_node: StartNode) -
 FORKING = """
 import os, sys, threading
 from dataclasses import replace
-from engines.pool_door import PoolDoor
-from engines.settings import EngineSettings
+from tierkv.integrations.pool_door import PoolDoor
+from tierkv.integrations.settings import EngineSettings
 from tests.fix_door import IDENTITY
 
 door = PoolDoor(EngineSettings.read({"pool": sys.argv[1]}), IDENTITY)

@@ -13,12 +13,6 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engines.events.endpoints import EventEndpoint
-from engines.events.feed import EngineEvents
-from engines.events.following import Take
-from kvcore.block_key import block_keys
-from kvcore.node import PathReport
-from kvwire.convert import path_report_from_proto, path_report_to_proto
 from tests.fix_engine_events import (
     MODEL,
     WIDTH,
@@ -29,6 +23,12 @@ from tests.fix_engine_events import (
     stored,
     until,
 )
+from tierkv.integrations.events.endpoints import EventEndpoint
+from tierkv.integrations.events.feed import EngineEvents
+from tierkv.integrations.events.following import Take
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.node import PathReport
+from tierkv.kvwire.convert import path_report_from_proto, path_report_to_proto
 
 pytestmark = pytest.mark.integration
 

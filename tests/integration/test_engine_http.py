@@ -12,13 +12,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from engines.layouts import opaque_layout
-from engines.remote.config import EngineKind, RemoteConfig
-from engines.remote.door import EngineLook
-from engines.remote.doors import open_door
-from engines.remote.node import Life, RemoteNode
-from kvcore import limits
-from kvcore.errors import (
+from tierkv.integrations.layouts import opaque_layout
+from tierkv.integrations.remote.config import EngineKind, RemoteConfig
+from tierkv.integrations.remote.door import EngineLook
+from tierkv.integrations.remote.doors import open_door
+from tierkv.integrations.remote.node import Life, RemoteNode
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import (
     ConfigError,
     ContextTooLongError,
     NodeLostError,
@@ -27,9 +27,9 @@ from kvcore.errors import (
     TierKVError,
     TransportError,
 )
-from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
-from kvcore.node import ModelInfo, NodeRole
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.node import ModelInfo, NodeRole
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
 
 pytestmark = pytest.mark.integration
 

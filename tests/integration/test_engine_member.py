@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from engines.identity import revision_of
-from engines.pool_door import PoolDoor
-from kvcore.block_key import block_keys
-from kvcore.node import NodeRole
-from metaserver import client as meta_client
-from metaserver.client import LocateReply, NamespaceGrant, NodeState
 from tests.fix_cluster import ROOT, Cluster, free_port, wait_for
 from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import Alone
 from tests.fix_serve_meta import MetaAlone
+from tierkv.integrations.identity import revision_of
+from tierkv.integrations.pool_door import PoolDoor
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.node import NodeRole
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.client import LocateReply, NamespaceGrant, NodeState
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 TOKEN = "the-cluster-token"

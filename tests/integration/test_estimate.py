@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dbfront.contracts import ClientInfo, Message, TextCall
-from dbfront.session import DuckDbSession
 from tierkv.config import load_config
+from tierkv.dbfront.contracts import ClientInfo, Message, TextCall
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.embedded import EmbeddedCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from compute.client import connect
-from compute.config import RandomModelSpec
-from dbfront.contracts import Message, TextAnswer, TextCall
-from dbfront.generation import Generation
-from kvcore.ids import HostId, NodeId
-from metaserver.config import MetaConfig
-from metaserver.local import LocalMeta
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
 from tests.fix_model import node_config, tiny_config
 from tests.fix_text import write_model_folder
-from tierkv.compute_part import ComputePart
+from tierkv.compute.client import connect
+from tierkv.compute.config import RandomModelSpec
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.local import LocalMeta
+from tierkv.parts.compute_part import ComputePart
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 pytestmark = pytest.mark.integration
 

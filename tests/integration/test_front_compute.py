@@ -10,20 +10,20 @@ from pathlib import Path
 import openai
 import pytest
 
-from compute.config import RandomModelSpec
-from compute.local import LocalComputeClient
-from compute.node import ComputeNode
-from dbfront.contracts import Message, TextCall
-from dbfront.generation import Generation
-from dbfront.http.config import HttpConfig
-from dbfront.http.server import HttpServer
-from kvcore.ids import Incarnation, NodeId
-from kvcore.node import NodeRole
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
 from tests.fix_model import node_config, tiny_config
 from tests.fix_text import write_model_folder
+from tierkv.compute.config import RandomModelSpec
+from tierkv.compute.local import LocalComputeClient
+from tierkv.compute.node import ComputeNode
+from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.server import HttpServer
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.kvcore.node import NodeRole
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 pytestmark = pytest.mark.integration
 

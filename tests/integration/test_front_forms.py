@@ -12,22 +12,22 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from compute.client import connect
-from compute.config import RandomModelSpec
-from compute.node import ComputeNode
-from compute.service import serve_node
-from dbfront.contracts import Message, TextAnswer, TextCall
-from dbfront.generation import Generation
-from kvcore.errors import UdfArgumentError
-from kvcore.ids import NodeId
-from kvcore.node import NodeRole
-from kvcore.request import FinishReason
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
 from tests.fix_model import running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
 from tests.fix_text import write_model_folder
+from tierkv.compute.client import connect
+from tierkv.compute.config import RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.compute.service import serve_node
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.kvcore.errors import UdfArgumentError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.request import FinishReason
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 pytestmark = pytest.mark.integration
 

@@ -15,19 +15,19 @@ import openai
 import pytest
 from fastapi.routing import APIRoute
 
-from dbfront.contracts import TextCall
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.http.access import PUBLIC_PATHS
-from dbfront.http.config import HttpConfig
-from dbfront.http.metrics import Metrics
-from dbfront.http.server import HttpServer
-from dbfront.session import DuckDbSqlServer
-from kvcore import limits
-from kvcore.errors import ConfigError
-from kvcore.layout import KvCodec
-from kvcore.request import HitTokens
-from kvcore.reuse_policy import ReusePolicy
 from tests.fix_text import Front, running_front, write_model_folder
+from tierkv.dbfront.contracts import TextCall
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.http.access import PUBLIC_PATHS
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.http.server import HttpServer
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import HitTokens
+from tierkv.kvcore.reuse_policy import ReusePolicy
 
 pytestmark = pytest.mark.integration
 

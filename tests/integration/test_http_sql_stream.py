@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.http.config import HttpConfig
-from dbfront.http.server import HttpServer
-from dbfront.http.sql import NDJSON
-from dbfront.session import DuckDbSqlServer
-from kvcore.errors import RowLevelError
 from tests.fix_held import HeldGenerator
 from tests.fix_sql import answer_text
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.endpoints.sql import NDJSON
+from tierkv.dbfront.http.server import HttpServer
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.kvcore.errors import RowLevelError
 
 pytestmark = pytest.mark.integration
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import tierkv
-from compute.node import ComputeNode
-from dmp.transport.select import connect_pool_node
-from kvcore.block_key import namespace_key
-from kvcore.ids import HostId, NamespaceKey
-from kvcore.layout import KvCodec
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node, write_calibration
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.block_key import namespace_key
+from tierkv.kvcore.ids import HostId, NamespaceKey
+from tierkv.kvcore.layout import KvCodec
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 PROMPT = [i * 7 % 128 for i in range(70)]

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from kvcore.errors import (
+from tests.fix_chaos import HOLE, NONE, ChaosProxy, Fault
+from tierkv.kvcore.errors import (
     AuthenticationError,
     ConfigError,
     ContextTooLongError,
@@ -18,11 +19,10 @@ from kvcore.errors import (
     TierKVError,
     TransportError,
 )
-from kvwire import channels
-from kvwire.checksums import checked, intact
-from kvwire.status import answering, error_from_rpc
-from kvwire.v1 import compute_pb2, compute_pb2_grpc
-from tests.fix_chaos import HOLE, NONE, ChaosProxy, Fault
+from tierkv.kvwire import channels
+from tierkv.kvwire.checksums import checked, intact
+from tierkv.kvwire.status import answering, error_from_rpc
+from tierkv.kvwire.v1 import compute_pb2, compute_pb2_grpc
 
 pytestmark = pytest.mark.integration
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from compute.node import ComputeNode
-from dmp.config import DmpConfig
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_key import block_keys
-from kvcore.clock import SystemClock
-from kvcore.hold import NO_LEASE
-from kvcore.ids import BlockKey, HostId, NamespaceKey, NodeId
-from metaserver import client as meta_client
-from metaserver.client import MetaClient
-from metaserver.config import MetaConfig
-from metaserver.server import MetaServer
 from tests.fix_dmp import block_key, fetch, make_range, store
 from tests.fix_model import answer, make_request, node_config
-from tierkv.compute_part import ComputePart
-from tierkv.parts import DmpPart
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.hold import NO_LEASE
+from tierkv.kvcore.ids import BlockKey, HostId, NamespaceKey, NodeId
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.rpc.server import MetaServer
+from tierkv.parts.compute_part import ComputePart
+from tierkv.parts.parts import DmpPart
 
 pytestmark = pytest.mark.integration
 RESERVE_S = 600.0

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from compute.behind_load import BehindLoad
-from compute.node import ComputeNode
-from dmp.pool_node import RangeRead
-from kvcore.errors import TierKVError, TransportError
-from kvcore.request import FinishReason
 from tests.fix_model import answer, make_request
 from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.node import ComputeNode
+from tierkv.compute.transfers.behind_load import BehindLoad
+from tierkv.dmp.pool_node import RangeRead
+from tierkv.kvcore.errors import TierKVError, TransportError
+from tierkv.kvcore.request import FinishReason
 
 pytestmark = pytest.mark.integration
 PROMPT = [i * 7 % 128 for i in range(70)]

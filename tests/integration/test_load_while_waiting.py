@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
-from compute.local import LocalComputeClient
-from kvcore.ids import RequestId
-from kvcore.node import NodeInfo, NodeReport
-from kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
 from tests.fix_model import tiny_config
+from tierkv.compute.local import LocalComputeClient
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 pytestmark = pytest.mark.integration
 MODEL = tiny_config(vocab_size=4096, max_position_embeddings=1024)

@@ -12,18 +12,18 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvcore.block_event import BlockRemoved, BlockStored
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import ConfigError, DirectoryUnavailableError
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
-from metaserver.agent import NodeAgent
-from metaserver.client import MetaClient, connect
-from metaserver.config import MetaConfig
-from metaserver.local import LocalMeta
-from metaserver.reporter import BATCH_EVENTS, MetaReporter
-from metaserver.server import MetaServer
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.client import MetaClient, connect
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.reporter import BATCH_EVENTS, MetaReporter
+from tierkv.metaserver.rpc.server import MetaServer
 
 pytestmark = pytest.mark.integration
 

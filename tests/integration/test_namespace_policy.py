@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from dbfront.contracts import Message, TextAnswer, TextCall
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import Namespace
 from tierkv.config import load_config
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
 from tierkv.embedded import EmbeddedProcess, start_embedded
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import Namespace
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

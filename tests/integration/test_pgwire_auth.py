@@ -13,14 +13,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dbfront.pgwire.auth import make_verifier
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.server import PgWireServer
-from kvcore.clock import SystemClock
-from kvcore.errors import ConfigError
 from tests.fix_cluster import wait_for
 from tests.fix_pgwire import plain_sql, running_pgwire
 from tests.plain_sql import PlainSqlServer
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.protocol.auth import make_verifier
+from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import ConfigError
 
 SLOW = "SELECT count(*) FROM range(200000) a, range(200000) b WHERE hash(a.range, b.range) = 1"
 

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from psycopg import generators
 
-from dbfront.contracts import ClientInfo
-from dbfront.pgwire.catalog.table_numbers import TableNumbers
 from tests.fix_pgwire import RunningServer, running_pgwire, tierkv_sql
 from tests.fix_postgres import PostgresServer
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
 
 pytestmark = pytest.mark.integration
 

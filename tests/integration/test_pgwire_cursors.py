@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.pgwire.config import PgWireConfig
-from dbfront.pgwire.server import PgWireServer
-from dbfront.session import DuckDbSqlServer
-from kvcore.clock import SystemClock
-from kvcore.errors import RowLevelError
 from tests.fix_held import HeldGenerator
 from tests.fix_sql import answer_text
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import RowLevelError
 
 pytestmark = pytest.mark.integration
 

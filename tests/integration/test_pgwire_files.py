@@ -8,12 +8,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.pgwire.catalog.install import catalog_statements
-from dbfront.pgwire.catalog.rewriter import DATABASE
-from dbfront.session import DuckDbSqlServer
 from tests.fix_pgwire import running_pgwire
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.postgres_dialect.catalog.install import catalog_statements
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 
 pytestmark = pytest.mark.integration
 

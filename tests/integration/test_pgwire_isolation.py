@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 
 pytestmark = pytest.mark.integration
 

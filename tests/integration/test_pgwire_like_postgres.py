@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from psycopg import generators, pq
 
-from dbfront.postgres import messages
-from sql.settings import SETTINGS
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tests.fix_postgres import PASSWORD, USER, PostgresServer, RawClient
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.sql.settings import SETTINGS
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_SQL_BYTES, MAX_SQL_TOKENS
 from tests.fix_pgwire import RunningServer, running_pgwire
+from tierkv.kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_SQL_BYTES, MAX_SQL_TOKENS
 
 pytestmark = pytest.mark.integration
 

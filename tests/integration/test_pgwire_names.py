@@ -10,9 +10,9 @@ import duckdb
 import psycopg
 import pytest
 
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
 from tests.fix_pgwire import RunningServer, running_pgwire
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 
 pytestmark = pytest.mark.integration
 

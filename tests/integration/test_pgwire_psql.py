@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sql.functions import AI_FUNCTIONS
 from tests.fix_pgwire import RunningServer, running_pgwire
+from tierkv.sql.calls.functions import AI_FUNCTIONS
 
 pytestmark = [
     pytest.mark.integration,

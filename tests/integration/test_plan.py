@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
-from dbfront.call_defaults import CallDefaults
-from dbfront.contracts import PlanSummary
-from dbfront.evaluation import Outcome, RowFailure, evaluate
-from sql.ai_call import AiCall, make_call
-from sql.options import CallOptions
 from tests.fix_model import tiny_config
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate
+from tierkv.dbfront.contracts import PlanSummary
+from tierkv.sql.calls.ai_call import AiCall, make_call
+from tierkv.sql.calls.options import CallOptions
 
 pytestmark = pytest.mark.integration
 MODEL = tiny_config(vocab_size=4096, max_position_embeddings=1024)

@@ -1,4 +1,6 @@
-"""dmp.pool.Pool over real nodes: values, ranges, pins, several nodes, failures, asyncio."""
+"""tierkv.dmp.client.pool.Pool over real nodes: values, ranges, pins, several nodes, failures,
+asyncio.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,19 @@ from dataclasses import replace
 
 import pytest
 
-from dmp import pool_pins
-from dmp.async_pool import AsyncPool
-from dmp.placement import rank_nodes
-from dmp.pool import Pool
-from dmp.pool_arguments import to_block_key
-from dmp.tls import TlsFiles
-from kvcore import limits
-from kvcore.clock import SystemClock
-from kvcore.errors import AuthenticationError, ConfigError, NoNodeError
-from kvcore.ids import HostId, NodeId
 from tests.fix_cluster import free_port, wait_for
 from tests.fix_dmp import Rig, blob
 from tests.fix_tls import Certificates
+from tierkv.dmp.client import pins as pool_pins
+from tierkv.dmp.client.arguments import to_block_key
+from tierkv.dmp.client.async_pool import AsyncPool
+from tierkv.dmp.client.placement import rank_nodes
+from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.tls import TlsFiles
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
+from tierkv.kvcore.ids import HostId, NodeId
 
 pytestmark = pytest.mark.integration
 
@@ -221,7 +223,7 @@ def test_a_full_node_refuses(pool: Pool) -> None:
 def test_pins_are_renewed_while_their_client_lives(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvcore.clock import ManualClock
+    from tierkv.kvcore.clock import ManualClock
 
     clock = ManualClock()
     rig = make_rig(

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dmp.pool import Pool
 from tests.fix_cluster import ROOT, wait_for
 from tests.fix_serve_dmp import StartNode
 from tierkv.cli import app
+from tierkv.dmp.client.pool import Pool
 
 pytestmark = pytest.mark.integration
 
@@ -58,7 +58,7 @@ def test_two_processes_share_what_one_put(start_node: StartNode) -> None:
     first, second = start_node("--node-id", "one"), start_node("--node-id", "two")
     addresses = f"{first.address},{second.address}"
     code = (
-        "import sys; from dmp.pool import Pool\n"
+        "import sys; from tierkv.dmp.client.pool import Pool\n"
         "with Pool.connect(sys.argv[1]) as pool:\n"
         "    assert all(pool.put_many({f'k{i}': bytes([i]) * 999 for i in range(32)}))\n"
     )

@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from dmp.node_link import NodeLink
-from dmp.pool import Pool
-from dmp.pool_arguments import PutNotes, to_block_key
-from dmp.pool_ring import Ring, reach_nodes
-from dmp.transfer_plan import Transport
-from dmp.transport.connection import Peer
-from dmp.transport.select import PathOptions
-from kvcore.clock import SystemClock
-from kvcore.ids import BlockKey, HostId, NodeId
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, blob
 from tests.fix_door import MakeDoor
+from tierkv.dmp.client.arguments import PutNotes, to_block_key
+from tierkv.dmp.client.node_link import NodeLink
+from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.ring import Ring, reach_nodes
+from tierkv.dmp.transfer_plan import Transport
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.select import PathOptions
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 
 pytestmark = pytest.mark.integration
 

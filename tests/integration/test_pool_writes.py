@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from dmp.pool import Pool
-from dmp.pool_arguments import PutNotes, to_block_key
-from dmp.pool_writes import OpenPut
-from kvcore.clock import ManualClock, SystemClock
-from policies.eviction import Expectation
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, blob
+from tierkv.dmp.client.arguments import PutNotes, to_block_key
+from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.writes import OpenPut
+from tierkv.kvcore.clock import ManualClock, SystemClock
+from tierkv.policies.eviction import Expectation
 
 pytestmark = pytest.mark.integration
 

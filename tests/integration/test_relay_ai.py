@@ -178,7 +178,7 @@ def test_a_limit_stops_early(connection: psycopg.Connection, generator: InstantG
 def test_null_and_failing_calls(
     connection: psycopg.Connection, generator: InstantGenerator
 ) -> None:
-    from kvcore.errors import RowLevelError
+    from tierkv.kvcore.errors import RowLevelError
 
     told: list[str] = []
     connection.add_notice_handler(lambda diagnostic: told.append(diagnostic.message_primary))

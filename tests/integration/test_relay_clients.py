@@ -14,7 +14,6 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from dbfront.postgres.install import install
 from tests.fix_postgres import (
     PASSWORD,
     USER,
@@ -26,6 +25,7 @@ from tests.fix_postgres import (
 )
 from tests.fix_sql import InstantGenerator, answer_text
 from tests.fix_tls import Certificates
+from tierkv.dbfront.postgres.install import install
 
 pytestmark = pytest.mark.integration
 

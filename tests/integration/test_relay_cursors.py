@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from dbfront.postgres.windows import WINDOW_ROWS
 from tests.fix_postgres import PostgresServer, RunningRelay
 from tests.fix_sql import InstantGenerator
 from tests.integration.test_relay_shapes import PlainAnswers, plain
+from tierkv.dbfront.postgres.statements.windows import WINDOW_ROWS
 
 pytestmark = pytest.mark.integration
 Connection = psycopg.Connection[tuple[Any, ...]]

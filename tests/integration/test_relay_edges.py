@@ -13,9 +13,6 @@ import asyncpg
 import psycopg
 import pytest
 
-from dbfront.contracts import PreparedCall, TextCall, TextEvent
-from dbfront.postgres import messages
-from dbfront.postgres.install import install
 from tests.fix_postgres import (
     PASSWORD,
     USER,
@@ -26,6 +23,9 @@ from tests.fix_postgres import (
     running_relay,
 )
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
+from tierkv.dbfront.postgres.install import install
+from tierkv.dbfront.postgres.wire import messages
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from dbfront.contracts import Prospect
 from tests.fix_postgres import RunningRelay
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.contracts import Prospect
 
 pytestmark = pytest.mark.integration
 

@@ -13,12 +13,12 @@ import asyncpg
 import psycopg
 import pytest
 
-from dbfront.postgres.windows import WINDOW_ROWS
-from kvcore.errors import RowLevelError
 from tests.fix_postgres import PASSWORD, USER, PostgresServer, RunningRelay
 from tests.fix_sql import InstantGenerator
 from tests.integration.test_relay_cursors import TABLE
 from tests.integration.test_relay_shapes import PlainAnswers, plain
+from tierkv.dbfront.postgres.statements.windows import WINDOW_ROWS
+from tierkv.kvcore.errors import RowLevelError
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from dbfront.session import DuckDbSession
-from kvcore.errors import RowLevelError
 from tests.fix_postgres import RunningRelay
 from tests.fix_sql import InstantGenerator, answer_text, embedding
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore.errors import RowLevelError
 
 pytestmark = pytest.mark.integration
 

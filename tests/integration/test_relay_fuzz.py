@@ -11,9 +11,9 @@ import re
 
 import pytest
 
-from dbfront.postgres import messages
 from tests.fix_postgres import PostgresServer, RawClient, RunningRelay
 from tests.fix_sql import answer_text
+from tierkv.dbfront.postgres.wire import messages
 
 pytestmark = pytest.mark.integration
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from kvcore.errors import RowLevelError
 from tests.fix_postgres import RunningRelay
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.kvcore.errors import RowLevelError
 
 pytestmark = pytest.mark.integration
 

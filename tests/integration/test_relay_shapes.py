@@ -9,9 +9,9 @@ from hashlib import md5
 import psycopg
 import pytest
 
-from dbfront.contracts import PreparedCall, TextEvent
 from tests.fix_postgres import PostgresServer, RunningRelay
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.contracts import PreparedCall, TextEvent
 
 pytestmark = pytest.mark.integration
 

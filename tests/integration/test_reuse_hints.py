@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from compute.node import ComputeNode
-from dmp.pool_node import PutRequest
-from dmp.slots import SlotState
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_key import block_keys
-from kvcore.ids import NamespaceKey
-from kvcore.layout import KvCodec
-from kvcore.reuse_hint import ReuseHint
-from policies.eviction import BlockFacts, Expectation
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.ids import NamespaceKey
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.policies.eviction import BlockFacts, Expectation
 
 pytestmark = pytest.mark.integration
 PROMPT = [i * 7 % 128 for i in range(42)]

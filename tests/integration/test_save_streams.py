@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from compute.node import ComputeNode
-from dmp.pool_node import PutGrant, RangeWrite
-from kvcore.errors import TierKVError
-from kvcore.location import Location
-from kvcore.request import FinishReason
 from tests.fix_model import answer, make_request
 from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.pool_node import PutGrant, RangeWrite
+from tierkv.kvcore.errors import TierKVError
+from tierkv.kvcore.location import Location
+from tierkv.kvcore.request import FinishReason
 
 pytestmark = pytest.mark.integration
 PROMPT = [i * 7 % 128 for i in range(61)]

@@ -22,15 +22,15 @@ from typing import IO
 
 import pytest
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
 from tests import fix_held
 from tests.fix_sql import answer_text
 from tierkv.dbapi import Connection
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.loop_thread import LoopThread
 from tierkv.output import OutputFormat
-from tierkv.sql_shell import Shell, watch_reader
+from tierkv.shell.sql_shell import Shell, watch_reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

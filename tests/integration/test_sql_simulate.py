@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
-from kvcore.errors import ConfigError, OverloadedError, SqlError, TierKVError, UdfArgumentError
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
+from tierkv.kvcore.errors import (
+    ConfigError,
+    OverloadedError,
+    SqlError,
+    TierKVError,
+    UdfArgumentError,
+)
 
 pytestmark = pytest.mark.integration
 LINES = [

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import tierkv
-from dbfront.contracts import ClientInfo
-from dbfront.session import DuckDbSession
-from kvcore.errors import CancelledByUserError, ConfigError, ModelFolderError, NoNodeError
 from tierkv.config import load_config
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.embedded import EmbeddedCluster
+from tierkv.kvcore.errors import CancelledByUserError, ConfigError, ModelFolderError, NoNodeError
+from tierkv.parts.shipped_model import model_folder
 from tierkv.settings import ComputeSettings
-from tierkv.shipped_model import model_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -64,7 +64,12 @@ def test_what_calls_no_model_imports_nothing_for_it(arguments: tuple[str, ...]) 
     assert "tierkv.cli" in loaded
     assert heavy & loaded == set()
     if arguments == ("--help",):
-        assert {"numpy", "duckdb", "structlog", "dbfront.session"} & loaded == set()
+        assert {
+            "numpy",
+            "duckdb",
+            "structlog",
+            "tierkv.dbfront.statement.session",
+        } & loaded == set()
 
 
 def test_a_first_answer_imports_no_compiler() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sql.lexer import tokenize
-from sql.static_prefix import static_prefix
 from tests.fix_postgres import PostgresServer
+from tierkv.sql.calls.static_prefix import static_prefix
+from tierkv.sql.text.lexer import tokenize
 
 pytestmark = pytest.mark.integration
 

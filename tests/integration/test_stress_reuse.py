@@ -14,19 +14,19 @@ from contextlib import suppress
 
 import pytest
 
-from compute.node import ComputeNode
-from dmp.pool_node import PoolNode, RangeRead
-from dmp.slots import SlotState
-from dmp.transport.inproc import InprocPoolNode
-from dmp.transport.select import connect_pool_node
-from kvcore.clock import ManualClock
-from kvcore.errors import ContextTooLongError
-from kvcore.ids import HostId, NamespaceKey
-from kvcore.request import Blend, BlendSelector, FinishReason, GenerateRequest
-from kvcore.reuse_hint import ReuseHint
-from policies.select import PRODUCTION_POLICIES
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
+from tierkv.compute.node import ComputeNode
+from tierkv.dmp.pool_node import PoolNode, RangeRead
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import ContextTooLongError
+from tierkv.kvcore.ids import HostId, NamespaceKey
+from tierkv.kvcore.request import Blend, BlendSelector, FinishReason, GenerateRequest
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.policies.select import PRODUCTION_POLICIES
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.block_key import ROOT_PARENT, block_keys
-from kvcore.errors import TransportError, UserError
-from kvcore.layout import KvDtype
-from kvcore.request import Blend
-from storage.block_store import StoredBlock
-from storage.memory import MemoryBlockStore
 from tests.fix_model import answer, make_request, running_node
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.errors import TransportError, UserError
+from tierkv.kvcore.layout import KvDtype
+from tierkv.kvcore.request import Blend
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.memory import MemoryBlockStore
 
 PROMPT = [i * 3 % 128 for i in range(40)]
 

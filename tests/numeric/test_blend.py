@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from compute.blend.plan import BlendPlan, ChunkUse, lay_out
-from compute.blend.selectors import deviation, make_selector
-from kvcore.layout import KvDtype
-from kvcore.request import BlendSelector
 from tests.fix_kitchen import Kitchen, Prompt, blend_of, make_prompt
 from tests.fix_logits import BLOCK, CASES, Pair, close
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse, lay_out
+from tierkv.compute.blend.selectors import deviation, make_selector
+from tierkv.kvcore.layout import KvDtype
+from tierkv.kvcore.request import BlendSelector
 
 torch.set_num_threads(1)
 SELECTORS = [*BlendSelector, "gradual"]

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from compute.blend.passes import blend_steps
-from compute.blend.run import BlendRun
-from compute.node import ComputeNode
-from kvcore.block_key import ChunkNamer
-from kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
-from kvcore.request import BlendSelector, FinishReason
 from tests.fix_blend import DOCS, HEAD, all_given_back, doc_request, exact, hits, known
 from tests.fix_model import answer, make_request
 from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.blend.passes import blend_steps
+from tierkv.compute.blend.run import BlendRun
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.block_key import ChunkNamer
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
+from tierkv.kvcore.request import BlendSelector, FinishReason
 
 A, B, C, *_ = DOCS
 SHORT_HEAD = HEAD[:5]
@@ -244,7 +244,7 @@ async def test_a_pass_that_fails_costs_only_time(monkeypatch: pytest.MonkeyPatch
         asked = ask(C, A)
         want = await exact(node, asked)
         with monkeypatch.context() as patch:
-            patch.setattr("compute.blend.run.blend_steps", short_of_memory)
+            patch.setattr("tierkv.compute.blend.run.blend_steps", short_of_memory)
             got, last = await answer(node, asked)
         assert got == want and last.usage.selector is None
         assert dict(node.report().cache_errors) == {"blend_failed": 1}

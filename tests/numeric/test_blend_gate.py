@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from compute.architecture import parse_architecture
-from compute.blend.gate import check_model
-from compute.loading import load_model
-from compute.model import Decoder
-from compute.pages import L1Pages
-from compute.weights import random_weights
-from kvcore.layout import BlockLayout, KvDtype
 from tests.fix_logits import CASES, CPU, LINEAR, Pair
 from tests.fix_model import node_config
+from tierkv.compute.blend.gate import check_model
+from tierkv.compute.loading import load_model
+from tierkv.compute.model.architecture import parse_architecture
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.model.weights import random_weights
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 torch.set_num_threads(1)
 

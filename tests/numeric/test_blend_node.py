@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from compute.blend_controller import BlendDecision
-from compute.config import RandomModelSpec
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import TierKVError, UserError
-from kvcore.ids import NamespaceKey
-from kvcore.request import Blend, BlendSelector, FinishReason
-from storage.block_store import StoredBlock
-from storage.memory import MemoryBlockStore
 from tests.fix_blend import DOCS, HEAD, all_given_back, doc_request, exact, exact_keys, hits, known
 from tests.fix_model import answer, make_request, running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.config import RandomModelSpec
+from tierkv.costing.blend_controller import BlendDecision
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import TierKVError, UserError
+from tierkv.kvcore.ids import NamespaceKey
+from tierkv.kvcore.request import Blend, BlendSelector, FinishReason
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.memory import MemoryBlockStore
 
 A, B, C, SHORT, TINY = DOCS
 ORDERS = [(C, A, B), (B, C), (A, C, B, A), (TINY, SHORT, A), (B,)]
@@ -73,7 +73,7 @@ async def test_an_idle_engine_goes_on_at_once_where_chunks_turn_out_useless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It once slept for its check of deadlines first: 50 ms for each call with documents."""
-    monkeypatch.setattr("compute.engine._IDLE_CHECK_S", 3_600.0)
+    monkeypatch.setattr("tierkv.compute.engine.engine._IDLE_CHECK_S", 3_600.0)
     async with running_node(MemoryPoolNode()) as node:
         await known(node, A, B, C)
         _, last = await answer(node, doc_request([A, B, C]))

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compute.attention import PagedAttention
-from compute.batch import ChunkInput, build_batch
-from compute.pages import L1Pages
-from kvcore.layout import BlockLayout, KvDtype
+from tierkv.compute.model.attention import PagedAttention
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.pages import L1Pages
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 torch.set_num_threads(1)
 BLOCK, PAGES, HEAD_DIM = 4, 40, 16

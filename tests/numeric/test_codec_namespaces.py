@@ -12,15 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.frame import Level  # noqa: E402
-from compute.config import RandomModelSpec  # noqa: E402
-from compute.node import ComputeNode  # noqa: E402
-from dmp.pool_node import RangeRead  # noqa: E402
-from kvcore.block_key import block_keys, coarse_key  # noqa: E402
-from kvcore.errors import ConfigError  # noqa: E402
-from kvcore.ids import NamespaceKey  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec  # noqa: E402
-from kvcore.request import GenerateEvent  # noqa: E402
 from tests.fix_model import (  # noqa: E402
     answer,
     make_request,
@@ -29,6 +20,15 @@ from tests.fix_model import (  # noqa: E402
     write_calibration,
 )
 from tests.fix_pool import MemoryPoolNode  # noqa: E402
+from tierkv.compute.codec.frame import Level  # noqa: E402
+from tierkv.compute.config import RandomModelSpec  # noqa: E402
+from tierkv.compute.node import ComputeNode  # noqa: E402
+from tierkv.dmp.pool_node import RangeRead  # noqa: E402
+from tierkv.kvcore.block_key import block_keys, coarse_key  # noqa: E402
+from tierkv.kvcore.errors import ConfigError  # noqa: E402
+from tierkv.kvcore.ids import NamespaceKey  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec  # noqa: E402
+from tierkv.kvcore.request import GenerateEvent  # noqa: E402
 
 PROMPT = torch.randint(0, 128, (61,), generator=torch.Generator().manual_seed(5)).tolist()
 OTHER = torch.randint(0, 128, (61,), generator=torch.Generator().manual_seed(6)).tolist()

@@ -9,18 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.frame import LEVELS, Level, coarsest_of  # noqa: E402
-from compute.pages import L1Pages  # noqa: E402
-from dmp.config import DmpConfig  # noqa: E402
-from dmp.node import DmpNode  # noqa: E402
-from dmp.transport.inproc import InprocPoolNode  # noqa: E402
-from kvcore.block_event import NullReporter  # noqa: E402
-from kvcore.block_key import namespace_key  # noqa: E402
-from kvcore.clock import SystemClock  # noqa: E402
-from kvcore.ids import HostId, NamespaceKey, NodeId  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 from tests.fix_model import answer, make_request, running_node, write_calibration  # noqa: E402
 from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode  # noqa: E402
+from tierkv.compute.codec.frame import LEVELS, Level, coarsest_of  # noqa: E402
+from tierkv.compute.model.pages import L1Pages  # noqa: E402
+from tierkv.dmp.config import DmpConfig  # noqa: E402
+from tierkv.dmp.node.node import DmpNode  # noqa: E402
+from tierkv.dmp.transport.inproc import InprocPoolNode  # noqa: E402
+from tierkv.kvcore.block_event import NullReporter  # noqa: E402
+from tierkv.kvcore.block_key import namespace_key  # noqa: E402
+from tierkv.kvcore.clock import SystemClock  # noqa: E402
+from tierkv.kvcore.ids import HostId, NamespaceKey, NodeId  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
 LOSSY = [codec for codec in KvCodec if codec.is_lossy]
 FIXED = [codec for codec in KvCodec if codec.has_fixed_size]

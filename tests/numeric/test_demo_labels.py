@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from compute.demo_model.data import make_probes
-from compute.demo_model.evaluate import FOLDER, Answerer
-from compute.local import LocalComputeClient
-from dbfront.contracts import Message, TextAnswer, TextCall
-from dbfront.generation import Generation
-from scheduler.cluster_view import ClusterView
-from scheduler.dispatcher import Dispatcher
 from tests.fix_model import running_node
+from tierkv.compute.demo_model.data import make_probes
+from tierkv.compute.demo_model.evaluate import FOLDER, Answerer
+from tierkv.compute.local import LocalComputeClient
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 LABELS = {
     "review_filter": ("yes", "no"),

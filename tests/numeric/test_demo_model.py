@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from compute.demo_model import data  # noqa: E402
-from compute.demo_model.evaluate import FOLDER, Answerer, exact_match  # noqa: E402
+from tierkv.compute.demo_model import data  # noqa: E402
+from tierkv.compute.demo_model.evaluate import FOLDER, Answerer, exact_match  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -16,23 +16,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compute.config import LoadPolicy, RandomModelSpec
-from compute.node import ComputeNode
-from dbfront.tokenizer import load_tokenizer
-from dmp.pool_node import PoolNode
-from kvcore import limits
-from kvcore.errors import (
+from tests.fix_blend import all_given_back
+from tests.fix_model import answer, make_request, running_node, tiny_config
+from tests.fix_pool import MemoryPoolNode
+from tests.fix_text import write_model_folder
+from tierkv.compute.config import LoadPolicy, RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dbfront.tokens.tokenizer import load_tokenizer
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import (
     FeatureNotSupportedError,
     OverloadedError,
     RowLevelError,
     TransportError,
     UdfArgumentError,
 )
-from kvcore.request import FinishReason, GenerateRequest
-from tests.fix_blend import all_given_back
-from tests.fix_model import answer, make_request, running_node, tiny_config
-from tests.fix_pool import MemoryPoolNode
-from tests.fix_text import write_model_folder
+from tierkv.kvcore.request import FinishReason, GenerateRequest
 
 SPEC = RandomModelSpec(tiny_config(vocab_size=300, eos_token_id=1), seed=3)
 """More tokens than the tokenizer has, as models are padded to round numbers."""

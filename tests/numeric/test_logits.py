@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from compute.architecture import parse_architecture
-from compute.batch import ChunkInput, build_batch
-from kvcore.layout import KvDtype
 from tests.fix_logits import CASES, LLAMA3, OLD_LLAMA3, Pair, close
 from tests.fix_model import tiny_config
+from tierkv.compute.model.architecture import parse_architecture
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.kvcore.layout import KvDtype
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from compute.node import ComputeNode
-from kvcore.errors import (
+from tests.fix_model import answer, make_request, write_calibration
+from tests.fix_model import layerwise_node as running_node
+from tests.fix_pool import DyingPoolNode, MemoryPoolNode
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.errors import (
     BlockNotFoundError,
     ContextTooLongError,
     OverloadedError,
@@ -21,11 +24,8 @@ from kvcore.errors import (
     UnknownModelError,
     UserError,
 )
-from kvcore.layout import KvCodec
-from kvcore.request import FinishReason
-from tests.fix_model import answer, make_request, write_calibration
-from tests.fix_model import layerwise_node as running_node
-from tests.fix_pool import DyingPoolNode, MemoryPoolNode
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import FinishReason
 
 PROMPT = [i * 5 % 128 for i in range(61)]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvcore.ids import NamespaceKey
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode
+from tierkv.kvcore.ids import NamespaceKey
 
 BLOCK = 8
 DONOR = random.Random(1).choices(range(128), k=2 * BLOCK + 3)

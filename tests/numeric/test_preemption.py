@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from compute.config import LoadPolicy
-from kvcore.block_key import ROOT_PARENT, block_keys, tail_key
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.config import LoadPolicy
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, tail_key
 
 BLOCK = 8
 PROMPTS = [[(i * step + 1) % 128 for i in range(30)] for step in (3, 5, 7, 11)]

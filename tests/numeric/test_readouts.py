@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from compute.config import LoadPolicy
-from compute.node import ComputeNode
-from kvcore.errors import RowLevelError, UserError
-from kvcore.request import FinishReason, GenerateRequest
 from tests.fix_blend import DOCS, all_given_back, doc_request, known
 from tests.fix_logits import CASES, Pair, close
 from tests.fix_model import answer, make_request
 from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.config import LoadPolicy
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.errors import RowLevelError, UserError
+from tierkv.kvcore.request import FinishReason, GenerateRequest
 
 LENGTHS = [1, 7, 8, 9, 40, 64, 65, 150]
 ASKED = (3, 100, 127, 0, 3)

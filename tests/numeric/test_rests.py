@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compute.attention import PagedAttention
-from compute.attention_plan import AttentionPlan
-from compute.batch import ChunkInput, build_batch
-from compute.pages import L1Pages
-from compute.rests import LONGEST_REST
-from kvcore.layout import BlockLayout, KvDtype
 from tests.fix_logits import CASES, Pair, close
+from tierkv.compute.model.attention import PagedAttention
+from tierkv.compute.model.attention_plan import AttentionPlan
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.model.rests import LONGEST_REST
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 torch.set_num_threads(1)
 BLOCK, PAGES, HEAD_DIM = 8, 160, 16

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from compute.config import LoadPolicy, RandomModelSpec
-from compute.loading import load_model
-from kvcore.block_key import ROOT_PARENT, namespace_key
-from storage.block_store import StoredBlock
-from storage.memory import MemoryBlockStore
 from tests.fix_model import answer, make_request, node_config, running_node, tiny_config
 from tests.fix_pool import CorruptingPoolNode, DyingPoolNode, MemoryPoolNode
+from tierkv.compute.config import LoadPolicy, RandomModelSpec
+from tierkv.compute.loading import load_model
+from tierkv.kvcore.block_key import ROOT_PARENT, namespace_key
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.memory import MemoryBlockStore
 
 PREFIX = random.Random(5).choices(range(128), k=45)
 

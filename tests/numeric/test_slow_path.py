@@ -12,12 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.config import LoadPolicy  # noqa: E402
-from compute.load_log import LoadRecord  # noqa: E402
-from compute.node import ComputeNode  # noqa: E402
 from tests.fix_blend import some_tokens  # noqa: E402
 from tests.fix_model import answer, make_request, running_node  # noqa: E402
 from tests.fix_pool import MemoryPoolNode  # noqa: E402
+from tierkv.compute.config import LoadPolicy  # noqa: E402
+from tierkv.compute.node import ComputeNode  # noqa: E402
+from tierkv.compute.tiers.load_log import LoadRecord  # noqa: E402
 
 PROMPT = some_tokens(480)
 SLOW_READ_S = 0.2

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from compute.config import RandomModelSpec
-from compute.demo_model.data import make_probes
-from compute.demo_model.evaluate import FOLDER, Answerer
-from compute.node import ComputeNode
-from kvcore.block_key import block_keys
-from kvcore.request import FinishReason, GenerateRequest
 from tests.fix_blend import doc_request, known, some_tokens
 from tests.fix_model import FAMILY_EXTRAS, answer, make_request, running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.config import RandomModelSpec
+from tierkv.compute.demo_model.data import make_probes
+from tierkv.compute.demo_model.evaluate import FOLDER, Answerer
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.request import FinishReason, GenerateRequest
 
 BLOCK, NEW = 8, 70
 OFF: dict[str, Any] = {"speculative_tokens": 0, "l1_pages": 300}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from compute.node import ComputeNode
-from kvcore.errors import ChecksumError, TransportError
-from kvcore.layout import KvCodec
-from kvcore.request import FinishReason, GenerateEvent
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import DyingPoolNode, MemoryPoolNode
+from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.errors import ChecksumError, TransportError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import FinishReason, GenerateEvent
 
 BLOCK = 8
 LENGTHS = [1, 7, 8, 9, 30, 64, 65, 100, 150]

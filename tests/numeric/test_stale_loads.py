@@ -13,16 +13,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.answers import Delivery  # noqa: E402
-from compute.blend.lookup import prompt_chunks  # noqa: E402
-from compute.engine import Engine  # noqa: E402
-from compute.node import ComputeNode  # noqa: E402
-from compute.sequence import Phase, make_sequence  # noqa: E402
-from kvcore.ids import Incarnation  # noqa: E402
 from tests.fix_blend import doc_request, some_tokens  # noqa: E402
 from tests.fix_model import answer, make_request, node_config  # noqa: E402
 from tests.fix_model import layerwise_node as running_node  # noqa: E402
 from tests.fix_pool import MemoryPoolNode  # noqa: E402
+from tierkv.compute.batching.answers import Delivery  # noqa: E402
+from tierkv.compute.batching.sequence import Phase, make_sequence  # noqa: E402
+from tierkv.compute.engine.engine import Engine  # noqa: E402
+from tierkv.compute.node import ComputeNode  # noqa: E402
+from tierkv.compute.tiers.chunk_lookup import prompt_chunks  # noqa: E402
+from tierkv.kvcore.ids import Incarnation  # noqa: E402
 
 PROMPT = some_tokens(31)
 HEAD = some_tokens(16)

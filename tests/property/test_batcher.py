@@ -14,16 +14,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compute.batch_plan import Chunk, LoadOrder
-from compute.batcher import Batcher
-from compute.drafts import Drafts
-from compute.page_pool import PagePool
-from compute.part_reuse import PartReuse
-from compute.pool_parts import part_wanted
-from compute.sequence import Phase, Sequence, make_sequence
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.location import Tier
-from kvcore.request import Blend, FinishReason, GenerateRequest, SamplingParams
+from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.batching.part_reuse import PartReuse
+from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
+from tierkv.compute.engine.drafts import Drafts
+from tierkv.compute.tiers.pool_parts import part_wanted
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compute.blend.plan import BlendPlan, ChunkUse, lay_out
-from compute.blend.selectors import make_selector
-from kvcore.request import Blend, BlendSelector
 from tests.fix_kitchen import Kitchen, Prompt, make_prompt
 from tests.fix_logits import BLOCK, CASES, Pair, close
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse, lay_out
+from tierkv.compute.blend.selectors import make_selector
+from tierkv.kvcore.request import Blend, BlendSelector
 
 torch.set_num_threads(1)
 

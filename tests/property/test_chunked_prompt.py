@@ -9,14 +9,19 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compute
-from dbfront.blend_policy import blend_of
-from dbfront.chunked_prompt import DOCUMENT_END, clean_documents, encode_chat, encode_text
-from dbfront.contracts import Message, TextCall
-from dbfront.tokenizer import TextTokenizer, load_tokenizer
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import NamespaceGrant
 from tests.fix_scheduler import NAMESPACE, make_model
+from tierkv import compute
+from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.generation.blend_policy import blend_of
+from tierkv.dbfront.tokens.chunked_prompt import (
+    DOCUMENT_END,
+    clean_documents,
+    encode_chat,
+    encode_text,
+)
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer, load_tokenizer
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import NamespaceGrant
 
 DEMO = Path(compute.__file__).parent / "demo_model" / "weights"
 SPECIALS = ["<q>", "<a>", "</s>", "<sep>"]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.layer_codec import TORCH_DTYPES, make_codec  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES, make_codec  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
 LAYOUTS = st.builds(
     BlockLayout,

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from kvcore.block_key import ROOT_PARENT
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeRole
-from kvwire.event_records import pack_events
-from metaserver.directory import Directory
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvwire.event_records import pack_events
+from tierkv.metaserver.directory.directory import Directory
 
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(4)]
 CHAINS = (KEYS, KEYS[2:], KEYS[::-1], KEYS[1::2])

@@ -11,16 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmp import messages as m
-from dmp.frame import HEADER_BYTES, parse_header
-from dmp.packing import Packer
-from dmp.pool_node import PoolNodeStats, PutRequest
-from dmp.range_codec import MAX_RANGES, pack_ranges, pack_sums, unpack_ranges, unpack_sums
-from kvcore import limits
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location
-from policies.eviction import Expectation
+from tierkv.dmp.pool_node import PoolNodeStats, PutRequest
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import HEADER_BYTES, parse_header
+from tierkv.dmp.wire.packing import Packer
+from tierkv.dmp.wire.range_codec import (
+    MAX_RANGES,
+    pack_ranges,
+    pack_sums,
+    unpack_ranges,
+    unpack_sums,
+)
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location
+from tierkv.policies.eviction import Expectation
 
 NODE = NodeId("dmp-a")
 u64 = st.integers(0, 2**64 - 1)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmp import messages as m
-from dmp.clients import ByteBudget, Clients
-from dmp.frame import FrameType, pack_header
-from dmp.node import DmpNode
-from dmp.range_codec import pack_ranges
-from dmp.session import Session
-from dmp.socket_io import Wire
-from kvcore.ids import NodeId
-from kvcore.location import Location
 from tests.fix_dmp import Rig, block_key, make_put
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.server.client_connection import Session
+from tierkv.dmp.server.clients import ByteBudget, Clients
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import FrameType, pack_header
+from tierkv.dmp.wire.range_codec import pack_ranges
+from tierkv.dmp.wire.socket_io import Wire
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.location import Location
 
 NODE = NodeId("dmp-a")
 SIZE = 5

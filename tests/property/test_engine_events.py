@@ -1,9 +1,9 @@
 """Whatever is lost, late, replayed or restarted: the directory learns what an engine holds.
 
 A model of vLLM's cache and publisher, a wire that loses and delays, and the two pure cores as
-engines/events/feed.py joins them. While messages are under way the directory may be behind; once
-all have arrived and the engine was asked, it claims nothing that is not there, and all that is when
-the history is whole.
+integrations/events/feed.py joins them. While messages are under way the directory may be behind;
+once all have arrived and the engine was asked, it claims nothing that is not there, and all that is
+when the history is whole.
 """
 
 from __future__ import annotations
@@ -15,19 +15,6 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engines.events.following import (
-    AskReplay,
-    Following,
-    Forget,
-    Hide,
-    Instruction,
-    Show,
-    Take,
-)
-from engines.events.messages import EngineBatch, decode_batch
-from engines.events.own_blocks import OwnBlocks
-from kvcore.block_key import block_keys
-from kvcore.ids import BlockKey
 from tests.fix_engine_events import (
     CLEARED,
     MODEL,
@@ -40,6 +27,19 @@ from tests.fix_engine_events import (
     salt,
     stored,
 )
+from tierkv.integrations.events.following import (
+    AskReplay,
+    Following,
+    Forget,
+    Hide,
+    Instruction,
+    Show,
+    Take,
+)
+from tierkv.integrations.events.messages import EngineBatch, decode_batch
+from tierkv.integrations.events.own_blocks import OwnBlocks
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.ids import BlockKey
 
 PROMPTS = [
     tuple(range(12)),

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engines.complaints import Complaints
-from engines.settings import EngineSettings
-from kvcore import limits
-from kvcore.errors import ConfigError
+from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.settings import EngineSettings
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
 
 NAMES = st.sampled_from([*EngineSettings.__dataclass_fields__, "pol", "", "\ud800", "mine"])
 TEXTS = st.text(st.characters(), max_size=30) | st.sampled_from(

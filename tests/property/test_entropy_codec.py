@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.calibration import make_calibration  # noqa: E402
-from compute.codec.entropy import EntropyCodec  # noqa: E402
-from compute.codec.frame import Level  # noqa: E402
-from compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
-from kvcore.errors import CacheError  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
+from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
+from tierkv.compute.codec.entropy import EntropyCodec  # noqa: E402
+from tierkv.compute.codec.frame import Level  # noqa: E402
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
+from tierkv.kvcore.errors import CacheError  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
 LEVELS = (Level.FINE, Level.MEDIUM, Level.COARSE)
 

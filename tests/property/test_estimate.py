@@ -8,11 +8,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, example, given, settings
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
 from tests.fix_sql import InstantGenerator
 from tests.property.test_sql_replay import queries, tables
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 
 
 async def plans(

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore import limits
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from kvcore.ids import BlockKey, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvwire.event_records import (
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvwire.event_records import (
     NOWHERE,
     OWN,
     RECORD_BYTES,
@@ -20,7 +20,7 @@ from kvwire.event_records import (
     EventRecords,
     pack_events,
 )
-from metaserver.event_columns import RECORD, records_of
+from tierkv.metaserver.directory.event_columns import RECORD, records_of
 
 NODE, LIFE = NodeId("dmp-0"), Incarnation(7)
 U32 = st.integers(0, 2**32 - 1)

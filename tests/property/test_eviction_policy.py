@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from policies.eviction import BlockFacts, Expectation
-from policies.select import PRODUCTION_POLICIES, make_policy
+from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
 HANDLES = st.integers(0, 2)
 KEYS = st.integers(0, 9)

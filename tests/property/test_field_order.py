@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dbfront.field_order import FieldOrders, order_fields
-from dbfront.field_table import FieldTable
-from sql.field_reorder import FieldReorder
+from tierkv.dbfront.calls.field_order import FieldOrders, order_fields
+from tierkv.dbfront.calls.field_table import FieldTable
+from tierkv.sql.calls.field_reorder import FieldReorder
 
 OFF, STATS, GGR = FieldReorder
 Row = dict[str, str]

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.errors import RemoteProtocolError
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcore.hold import LeaseId
-from policies.holds import Holds
+from tierkv.kvcore.hold import LeaseId
+from tierkv.policies.holds import Holds
 
 LIMIT = 20
 LEASES = st.integers(1, 4).map(LeaseId)

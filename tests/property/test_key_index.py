@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from metaserver.arrays import U8, FreeList, reserve
-from metaserver.key_index import KeyIndex, hashes_of
+from tierkv.metaserver.directory.arrays import U8, FreeList, reserve
+from tierkv.metaserver.directory.key_index import KeyIndex, hashes_of
 
 CROWD = 6
 """Keys come from so few groups of equal hashes that buckets overflow into the next ones."""

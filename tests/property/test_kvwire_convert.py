@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcore import limits
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
-from kvcore.location import Location, Replica, Tier
-from kvcore.node import (
+from tierkv.kvcore import limits
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.kvcore.location import Location, Replica, Tier
+from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,
     NodeInfo,
@@ -25,7 +25,7 @@ from kvcore.node import (
     PathReport,
     TierStats,
 )
-from kvcore.request import (
+from tierkv.kvcore.request import (
     Blend,
     BlendSelector,
     FinishReason,
@@ -35,13 +35,12 @@ from kvcore.request import (
     SamplingParams,
     Usage,
 )
-from kvcore.reuse_hint import ReuseHint
-from kvcore.reuse_policy import ReusePolicy
-from kvwire import convert, convert_compute, convert_event
-from kvwire.event_records import RECORD_BYTES, EventRecords
-from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
-from metaserver import wire, wire_locate
-from metaserver.client import (
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvwire import convert, convert_compute, convert_event
+from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords
+from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
+from tierkv.metaserver.client import (
     BlockListing,
     BlockRecord,
     LocateReply,
@@ -50,9 +49,15 @@ from metaserver.client import (
     NodeCoverage,
     NodeState,
 )
-from metaserver.copy_table import Places
-from metaserver.leases import cut_keys
-from metaserver.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder, chain_of
+from tierkv.metaserver.directory.copy_table import Places
+from tierkv.metaserver.directory.leases import cut_keys
+from tierkv.metaserver.directory.locate_reply import (
+    ListedReplicas,
+    ReplicaColumns,
+    ReplicaHolder,
+    chain_of,
+)
+from tierkv.metaserver.rpc import wire, wire_locate
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)

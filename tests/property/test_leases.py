@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcore import limits
-from kvcore.hold import NO_LEASE, LeaseId
-from kvcore.ids import NodeId
-from metaserver.leases import Leases
+from tierkv.kvcore import limits
+from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.ids import NodeId
+from tierkv.metaserver.directory.leases import Leases
 
 NODES = [NodeId(name) for name in "abc"]
 TTLS = st.sampled_from([0.5, 1.0, 2.0, 0.0, -1.0, float("nan"), limits.MAX_LEASE_S * 2])

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.blend_controller import BlendWork, choose_ratio
-from compute.load_controller import Chain, Level, Prompt, Run, choose, makespan
-from kvcore.layout import KvCodec
-from kvcore.location import Tier
-from policies.service_time import Line, StepCost
+from tierkv.costing.blend_controller import BlendWork, choose_ratio
+from tierkv.costing.load_controller import Chain, Level, Prompt, Run, choose, makespan
+from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Tier
 
 BLOCK = 16
 costs = st.builds(

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from compute.page_pool import PagePool
-from kvcore.block_key import ROOT_PARENT
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey
-from policies.eviction import BlockFacts, Expectation
-from policies.select import PRODUCTION_POLICIES, make_policy
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
 
 def key_of(path: tuple[int, ...]) -> BlockKey:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dbfront.pgwire.connection import PgConnection, Phase
-from kvcore.errors import RemoteProtocolError
 from tests.fix_pgwire import RunningServer, plain_sql, running_pgwire
+from tierkv.dbfront.pgwire.protocol.connection import PgConnection, Phase
+from tierkv.kvcore.errors import RemoteProtocolError
 
 STARTUP = struct.pack("!II", 20, 196608) + b"user\0alice\0\0"
 STARTUP = struct.pack("!I", len(STARTUP)) + STARTUP[4:]

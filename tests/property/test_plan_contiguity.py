@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.plan_runs import RUNS_PER_NODE, Effort, cut, deal
-from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from tierkv.scheduler.plans.plan_runs import RUNS_PER_NODE, Effort, cut, deal
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 
 BLOCK_TOKENS = 2
 

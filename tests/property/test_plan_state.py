@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.ids import NodeId
-from scheduler.plan_events import (
+from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.plans.plan_events import (
     CallFailed,
     CallFinished,
     CallPrefilled,
@@ -20,9 +20,9 @@ from scheduler.plan_events import (
     PrefetchRun,
     SendCall,
 )
-from scheduler.plan_runs import Effort
-from scheduler.plan_state import PlanState
-from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from tierkv.scheduler.plans.plan_runs import Effort
+from tierkv.scheduler.plans.plan_state import PlanState
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 
 BLOCK_TOKENS = 2
 prompts = st.lists(

@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.load_controller import Level, Prompt, Run, choose
-from kvcore.ids import NodeId, RequestId
-from kvcore.layout import KvCodec
-from kvcore.location import Tier
-from kvcore.node import NodeLoad
-from policies.service_time import Line, StepCost
-from scheduler.choice import Costs, weigh
-from scheduler.choice import choose as choose_node
-from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix, Rates
-from scheduler.events import RequestArrived, SeenNode, WantedModel
-from scheduler.fleet import Fleet
-from scheduler.lone_node import weigh_lone
-from scheduler.node_record import Work
-from scheduler.node_table import figures_of
-from scheduler.request_record import RequestRecord
-from scheduler.service import Waits, serve, service_cost
 from tests.fix_scheduler import LAYOUT, make_info
+from tierkv.costing.load_controller import Level, Prompt, Run, choose
+from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.choosing.choice import Costs, weigh
+from tierkv.scheduler.choosing.choice import choose as choose_node
+from tierkv.scheduler.choosing.lone_node import weigh_lone
+from tierkv.scheduler.choosing.service import Waits, serve, service_cost
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix, Rates
+from tierkv.scheduler.events import RequestArrived, SeenNode, WantedModel
+from tierkv.scheduler.nodes.fleet import Fleet
+from tierkv.scheduler.nodes.node_record import Work
+from tierkv.scheduler.nodes.node_table import figures_of
+from tierkv.scheduler.request_record import RequestRecord
 
 BLOCKS = st.integers(0, 40)
 PREFIXES = st.builds(CachedPrefix, BLOCKS, BLOCKS, BLOCKS, BLOCKS)

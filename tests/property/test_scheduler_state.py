@@ -15,11 +15,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvcore.ids import Incarnation, NodeId, RequestId
-from kvcore.node import NodeRole
-from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix
-from scheduler.events import (
+from tests.fix_scheduler import make_info
+from tierkv.kvcore.ids import Incarnation, NodeId, RequestId
+from tierkv.kvcore.node import NodeRole
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,
     Dispatch,
@@ -45,8 +46,7 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from scheduler.state import SchedulerState
-from tests.fix_scheduler import make_info
+from tierkv.scheduler.requests.state import SchedulerState
 
 ROLES = {"c1": NodeRole.COMPUTE, "p1": NodeRole.PREFILL, "d1": NodeRole.DECODE}
 

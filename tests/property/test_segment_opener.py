@@ -11,16 +11,16 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmp import geometry as g
-from dmp.config import DmpConfig
-from dmp.geometry import Geometry
-from dmp.node import DmpNode
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import NullReporter
-from kvcore.clock import ManualClock
-from kvcore.errors import CacheError
-from kvcore.ids import HostId, NodeId
 from tests.fix_dmp import block_key, fetch, make_range, store
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.segment import geometry as g
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import CacheError
+from tierkv.kvcore.ids import HostId, NodeId
 
 SHAPE = Geometry.of(extent_count=2, extent_bytes=128 << 10)
 NAMES = [f"n{i}" for i in range(4)]

@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import BlockNotFoundError, CacheError, ConfigError
-from storage.block_store import StoredBlock
-from storage.segment_folder import segment_path
-from storage.segment_format import PAGE, OtherVersionError, parse_file_page, parse_record
-from storage.segment_store import SegmentStore
 from tests.fix_dmp import block_key, make_range
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError, ConfigError
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.disk.segment_folder import segment_path
+from tierkv.storage.disk.segment_format import (
+    PAGE,
+    OtherVersionError,
+    parse_file_page,
+    parse_record,
+)
+from tierkv.storage.disk.segment_store import SegmentStore
 
 FILES = 4
 FILE = PAGE * 13

@@ -21,17 +21,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dmp.extents import slot_bytes_for
-from dmp.geometry import SLOT_DTYPE
-from dmp.restored import RestoredSlots
-from dmp.slot_table import SlotTable
-from dmp.slots import Slot, SlotState
-from kvcore.block_key import ROOT_PARENT
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey
-from policies.eviction import Expectation
-from policies.select import PRODUCTION_POLICIES, make_policy
 from tests.fix_dmp import block_key, make_put
+from tierkv.dmp.segment.extents import slot_bytes_for
+from tierkv.dmp.segment.geometry import SLOT_DTYPE
+from tierkv.dmp.segment.restored import RestoredSlots
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import Expectation
+from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
 EXTENT_BYTES = 128 << 10
 SIZES = (30_000, 50_000)

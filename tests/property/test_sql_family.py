@@ -11,10 +11,10 @@ import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dbfront.contracts import ClientInfo, StatementResult
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
 from tests.fix_sql import InstantGenerator, answer_text, embedding, label_odds
+from tierkv.dbfront.contracts import ClientInfo, StatementResult
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 
 TABLE = "CREATE TABLE t (i INT, g INT, p VARCHAR)"
 YES_NO = ("yes", "Yes", "no", "No")

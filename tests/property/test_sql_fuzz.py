@@ -9,15 +9,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.errors import UserError
-from sql.ai_call import CallForm, resolve_call
-from sql.dialect import Dialect
-from sql.functions import AI_FUNCTIONS
-from sql.lexer import tokenize
-from sql.parameters import parameter_types
-from sql.plan import plan_statement
-from sql.settings import setting_command
-from sql.statement import split_statements
+from tierkv.kvcore.errors import UserError
+from tierkv.sql.calls.ai_call import CallForm, resolve_call
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.calls.functions import AI_FUNCTIONS
+from tierkv.sql.plan.parameters import parameter_types
+from tierkv.sql.plan.plan import plan_statement
+from tierkv.sql.settings import setting_command
+from tierkv.sql.text.lexer import tokenize
+from tierkv.sql.text.statement import split_statements
 
 _TEXT = (
     "SELECT INSERT INTO UPDATE DELETE FROM WHERE SET WITH a AS ( ) ( ) [ ] { } , , ; ; ' ' \" $$ "

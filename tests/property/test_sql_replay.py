@@ -8,10 +8,10 @@ import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
 from tests.fix_sql import InstantGenerator, answer_text, label_odds
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), st.text(max_size=5))
 tables = st.lists(st.tuples(st.integers(0, 3), texts), min_size=1, max_size=25)

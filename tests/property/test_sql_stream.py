@@ -9,11 +9,11 @@ import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dbfront.contracts import ClientInfo, Column, StatementResult
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSqlServer
-from sql.plan import plan_statement
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.contracts import ClientInfo, Column, StatementResult
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.sql.plan.plan import plan_statement
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), st.text(max_size=5))
 tables = st.lists(

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dbfront.statistic_store import StatisticStore
-from dbfront.statistic_tables import FUNCTIONS, STATEMENTS
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.accounts.statistic_tables import FUNCTIONS, STATEMENTS
 
 NAMES = st.sampled_from(["a", "b", "c"])
 

@@ -10,23 +10,23 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compute.page_pool import PagePool
-from dmp.placement import rank_nodes
-from kvcore.block_event import BlockRemoved, BlockStored
-from kvcore.block_key import ROOT_PARENT
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeLoad, NodeReport
-from metaserver.client import LocateReply
-from policies.eviction import BlockFacts
-from policies.select import make_policy
-from scheduler.events import Stage
 from tests.sim.meta_server import ReportingNode
 from tests.sim.network import Ask, Network, Sleep, Steps, Stream, Task
 from tests.sim.pool_server import put_of
 from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, answer_from, expected_kv, next_kv
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.dmp.client.placement import rank_nodes
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport
+from tierkv.metaserver.client import LocateReply
+from tierkv.policies.eviction import BlockFacts
+from tierkv.policies.select import make_policy
+from tierkv.scheduler.events import Stage
 
 QUEUE_LIMIT = 6
 TOKEN_S = 0.001

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcore.hold import NO_LEASE, LeaseId
-from kvcore.ids import NodeId, RequestId
-from metaserver.client import LocateReply
-from scheduler.config import SchedulerConfig
-from scheduler.events import (
+from tests.sim.compute_server import News
+from tests.sim.network import Ask, Network, Process, Sleep, Steps, Stream
+from tests.sim.prompts import BLOCK_TOKENS, Prompt, expected_answer
+from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.metaserver.client import LocateReply
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.events import (
     Abandon,
     Dispatch,
     Event,
@@ -36,11 +39,8 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from scheduler.job import located
-from scheduler.state import SchedulerState
-from tests.sim.compute_server import News
-from tests.sim.network import Ask, Network, Process, Sleep, Steps, Stream
-from tests.sim.prompts import BLOCK_TOKENS, Prompt, expected_answer
+from tierkv.scheduler.requests.job import located
+from tierkv.scheduler.requests.state import SchedulerState
 
 LEASE_S = 3.0
 CONFIG = SchedulerConfig(

@@ -1,7 +1,8 @@
 """The meta server of the simulation, and what every node does to stay known to it.
 
-MetaServer is metaserver.state.MetaState behind the simulated network. ReportingNode does with
-simulated time what metaserver/agent.py does with asyncio: register, beat, send events, hear orders.
+MetaServer is tierkv.metaserver.state.MetaState behind the simulated network. ReportingNode does
+with simulated time what metaserver/agent.py does with asyncio: register, beat, send events, hear
+orders.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
-from kvcore.block_event import BlockStored, EventBatch
-from kvcore.errors import StaleEpochError
-from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeReport
-from kvwire.event_records import pack_events
-from metaserver.client import HeartbeatReply, LocateReply, Registration, ReportReply
-from metaserver.config import MetaConfig
-from metaserver.leases import Asked
-from metaserver.reporter import MetaReporter
-from metaserver.state import MetaState
 from tests.sim.network import Ask, Network, Process, Sleep, Steps
+from tierkv.kvcore.block_event import BlockStored, EventBatch
+from tierkv.kvcore.errors import StaleEpochError
+from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvwire.event_records import pack_events
+from tierkv.metaserver.client import HeartbeatReply, LocateReply, Registration, ReportReply
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.directory.leases import Asked
+from tierkv.metaserver.reporter import MetaReporter
+from tierkv.metaserver.state import MetaState
 
 BEAT_S = 0.5
 META_CONFIG = MetaConfig(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from kvcore.clock import ManualClock
-from kvcore.errors import CacheError
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import CacheError
 
 Steps = Generator["Sleep | Ask", Any, Any]
 

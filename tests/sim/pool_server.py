@@ -1,6 +1,6 @@
 """A DMP node of the simulation: the real slot table over a dictionary of payloads.
 
-References are resolved as dmp/node_state.py does it. Payloads are read and written while time
+References are resolved as dmp/node/state.py does it. Payloads are read and written while time
 passes, in pinned slots; a crash keeps the segment or loses it.
 """
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmp.geometry import SLOT_DTYPE
-from dmp.pool_node import PutRequest
-from dmp.restored import RestoredSlots
-from dmp.slot_table import SlotTable
-from dmp.slots import Slot, SlotState
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
-from kvcore.errors import BlockNotFoundError, StaleEpochError
-from kvcore.hold import HoldOrder
-from kvcore.ids import BlockKey
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeReport
-from policies.select import make_policy
 from tests.sim.meta_server import ReportingNode
 from tests.sim.network import Network, Sleep, Steps
 from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.geometry import SLOT_DTYPE
+from tierkv.dmp.segment.restored import RestoredSlots
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
+from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
+from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.policies.select import make_policy
 
 EXTENT_BYTES = 128 << 10
 SLOT_PAYLOAD_BYTES = 30_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey
 
 
 class Promises:

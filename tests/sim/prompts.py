@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from kvcore.block_key import ROOT_PARENT, block_keys
-from kvcore.ids import BlockKey
 from tests.fix_scheduler import LAYOUT, NAMESPACE
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.ids import BlockKey
 
 BLOCK_TOKENS = LAYOUT.block_tokens
 MAX_BLOCKS = 7

@@ -5,10 +5,6 @@ from __future__ import annotations
 import random
 from typing import TypeVar
 
-from dmp.slots import SlotState
-from kvcore.block_event import EventBatch
-from kvcore.hold import NO_LEASE
-from kvcore.ids import Incarnation, NodeId
 from tests.sim.compute_server import ComputeServer
 from tests.sim.front import CONFIG, LEASE_S, Front
 from tests.sim.meta_server import MetaServer, ReportingNode
@@ -16,6 +12,10 @@ from tests.sim.network import Faults
 from tests.sim.pool_server import PoolServer
 from tests.sim.prompts import draw_prompt, expected_answer, expected_kv, next_kv
 from tests.sim.world import World, false_news
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.hold import NO_LEASE
+from tierkv.kvcore.ids import Incarnation, NodeId
 
 T = TypeVar("T")
 

@@ -10,13 +10,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvcore import limits
-from kvcore.block_event import BlockStored, EventBatch
-from kvcore.block_key import ROOT_PARENT
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeRole
-from policies.select import PRODUCTION_POLICIES
 from tests.fix_scheduler import make_model
 from tests.sim.compute_server import ComputeServer
 from tests.sim.front import Front
@@ -24,6 +17,13 @@ from tests.sim.meta_server import MetaServer, ReportingNode
 from tests.sim.network import PEACE, Faults, Network, Process
 from tests.sim.pool_server import PoolServer, SegmentFile
 from tests.sim.prompts import MAX_BLOCKS, draw_prompt, expected_kv
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockStored, EventBatch
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.policies.select import PRODUCTION_POLICIES
 
 STORM_S = 10.0
 LONGEST_ANSWER_S = 40.0

@@ -14,10 +14,6 @@ from typing import Any
 
 import pytest
 
-from engines.events.endpoints import EventEndpoint, event_endpoints
-from engines.events.feed import EngineEvents
-from engines.events.messages import EngineRemoved, EngineStored, decode_batch, token_numbers
-from kvcore.block_key import block_keys
 from tests.engines.conformance.interfaces import load
 from tests.fix_engine_events import (
     CLEARED,
@@ -31,6 +27,15 @@ from tests.fix_engine_events import (
     stored,
     until,
 )
+from tierkv.integrations.events.endpoints import EventEndpoint, event_endpoints
+from tierkv.integrations.events.feed import EngineEvents
+from tierkv.integrations.events.messages import (
+    EngineRemoved,
+    EngineStored,
+    decode_batch,
+    token_numbers,
+)
+from tierkv.kvcore.block_key import block_keys
 
 MODULES = {
     "vllm": "vllm.distributed.kv_events",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engines.launch import SGLANG_BACKEND, Events, LaunchKind, LaunchWish, plan_launch
 from tests.engines.conformance.documented import hooks_in_docs
 from tests.engines.conformance.interfaces import hooks_of, load, misfits, overridden
+from tierkv.integrations.launch import SGLANG_BACKEND, Events, LaunchKind, LaunchWish, plan_launch
 
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("runs in .venv-interfaces", allow_module_level=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engines.launch import VLLM_CONNECTOR, VLLM_TIER
 from tests.engines.conformance.documented import hooks_in_docs
 from tests.engines.conformance.interfaces import hooks_of, load, misfits, overridden
+from tierkv.integrations.launch import VLLM_CONNECTOR, VLLM_TIER
 
 vllm = pytest.importorskip("vllm", reason="runs in .venv-interfaces")
 

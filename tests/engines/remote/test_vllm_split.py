@@ -26,7 +26,7 @@ def connector(role: str, meta: str, token_file: str) -> str:
     return json.dumps(
         {
             "kv_connector": "TierKvConnector",
-            "kv_connector_module_path": "engines.vllm.connector",
+            "kv_connector_module_path": "tierkv.integrations.vllm.connector",
             "kv_role": role,
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {

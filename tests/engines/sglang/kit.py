@@ -34,7 +34,7 @@ LAYERS, HEADS, HEAD_DIM = 3, 2, 8
 PAGE = 16
 DYNAMIC = {
     "backend_name": "tierkv",
-    "module_path": "engines.sglang.hicache",
+    "module_path": "tierkv.integrations.sglang.hicache",
     "class_name": "TierKvHiCache",
     "interface_v1": 1,
     "prefetch_threshold": 1,

@@ -11,11 +11,11 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams as TheirParams
 
-from engines.remote.door import Ask, Counts
-from engines.remote.sglang_http import counts_of_meta, generate_body, score_body
-from engines.salts import TenantSalt, identity_digest
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.request import GenerateRequest, HitTokens, SamplingParams
+from tierkv.integrations.remote.door import Ask, Counts
+from tierkv.integrations.remote.sglang_http import counts_of_meta, generate_body, score_body
+from tierkv.integrations.salts import TenantSalt, identity_digest
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.request import GenerateRequest, HitTokens, SamplingParams
 
 SALT = str(TenantSalt(NamespaceKey(bytes(range(32))), identity_digest("r:f")))
 

@@ -73,7 +73,7 @@ def connector(pool: str = "", *, role: str = "kv_both", **extra: Any) -> dict[st
     reach = {"pool": pool} if pool else {}
     return {
         "kv_connector": "TierKvConnector",
-        "kv_connector_module_path": "engines.vllm.connector",
+        "kv_connector_module_path": "tierkv.integrations.vllm.connector",
         "kv_role": role,
         "kv_load_failure_policy": "recompute",
         # A busy machine answers late, and computes so small a model faster than it loads: what that

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dmp.pool import Pool
 from tests.engines.vllm.engine_process import (
     EngineProcess,
     cached_of,
@@ -22,6 +21,7 @@ from tests.engines.vllm.engine_process import (
     write_model,
 )
 from tests.engines.vllm.tier_rig import Server, flip_bits, pool_node, wait_for
+from tierkv.dmp.client.pool import Pool
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -19,14 +19,14 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-from dmp.pool import Pool
-from engines.launch import Connector, Events, LaunchKind, LaunchWish, Role, plan_launch
-from engines.vllm.connector import TierKvConnector
-from engines.vllm.tier import TierKvTier
 from tests.fix_cluster import free_port, wait_for
 from tests.fix_dmp import Rig
 from tests.fix_engine_model import copy_demo_model
 from tests.fix_engine_nodes import Process
+from tierkv.dmp.client.pool import Pool
+from tierkv.integrations.launch import Connector, Events, LaunchKind, LaunchWish, Role, plan_launch
+from tierkv.integrations.vllm.connector import TierKvConnector
+from tierkv.integrations.vllm.tier import TierKvTier
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

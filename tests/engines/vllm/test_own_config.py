@@ -8,11 +8,11 @@ import pytest
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from engines.vllm.model_facts import kv_facts
-from engines.vllm.own_config import find_config
-from engines.vllm.tier_format import identity_of
 from tests.engines.vllm.engine_process import write_model
 from tests.engines.vllm.tier_rig import Engine, offloading_config
+from tierkv.integrations.vllm.model_facts import kv_facts
+from tierkv.integrations.vllm.own_config import find_config
+from tierkv.integrations.vllm.tier_format import identity_of
 
 ROPE = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
 

@@ -52,7 +52,7 @@ def test_bytes_are_never_wrong(
     node: Server, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_patient(monkeypatch)
-    monkeypatch.setattr("engines.vllm.tier_owed.RETRY_S", 0.0)
+    monkeypatch.setattr("tierkv.integrations.vllm.tier_owed.RETRY_S", 0.0)
     Anything.node, Anything.transport = node, transport
     run_state_machine_as_test(
         Anything,

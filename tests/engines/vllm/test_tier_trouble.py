@@ -10,7 +10,6 @@ from vllm.utils.hashing import sha256, xxhash
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvcore.errors import ConfigError
 from tests.engines.vllm.tier_rig import (
     Engine,
     MakeEngine,
@@ -19,6 +18,7 @@ from tests.engines.vllm.tier_rig import (
     keys_of,
     wait_for,
 )
+from tierkv.kvcore.errors import ConfigError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -149,7 +149,7 @@ def test_a_pool_that_hangs_delays_nobody_for_long(
     keys = keys_of("a", 6)
     other = make_engine(8)
     other.store(keys)
-    monkeypatch.setattr("engines.vllm.tier_core.PATIENCE_S", 0.2)
+    monkeypatch.setattr("tierkv.integrations.vllm.tier_core.PATIENCE_S", 0.2)
     engine = make_engine(8)
     assert node.process is not None
     node.process.send_signal(signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_a_pool_that_hangs_delays_nobody_for_long(
 def test_chunks_of_an_outage_are_stored_later(
     make_engine: MakeEngine, node: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.vllm.tier_owed.RETRY_S", 0.0)
+    monkeypatch.setattr("tierkv.integrations.vllm.tier_owed.RETRY_S", 0.0)
     engine = make_engine(8)
     node.end(signal.SIGKILL)
     keys = keys_of("much used", 4)

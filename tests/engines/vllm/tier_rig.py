@@ -43,7 +43,7 @@ from vllm.v1.kv_offload.config import (
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from vllm.v1.request import Request
 
-from engines.vllm import tier_core
+from tierkv.integrations.vllm import tier_core
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
@@ -157,7 +157,11 @@ class Engine:
     def __init__(
         self, chunks: int = 8, *, tier: dict[str, Any], wait: bool = True, **changes: Any
     ) -> None:
-        entry = {"type": "TierKvTier", "module_path": "engines.vllm.tier", "revision": REVISION}
+        entry = {
+            "type": "TierKvTier",
+            "module_path": "tierkv.integrations.vllm.tier",
+            "revision": REVISION,
+        }
         extra = {
             "cpu_bytes_to_use": chunks * changes.get("chunk_bytes", CHUNK_BYTES),
             "secondary_tiers": [entry | {"timeout_ms": 2_000} | tier],

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dmp.pool_node import RangeRead, RangeWrite
-from dmp.segment_head import PAGE
-from dmp.transport.connection import Peer
-from dmp.transport.rails import Piece
-from dmp.transport.tcp import TcpPoolNode
-from dmp.transport.verbs import Landing, VerbsPoolNode
-from dmp.transport.verbs_device import Op
-from dmp.transport.verbs_fabric import Bounce, address_of, local_fabric
-from dmp.transport.verbs_lane import Span, VerbsSettings
-from dmp.transport.verbs_link import Job, LinkSettings, RailLink, run_jobs
-from kvcore.clock import ManualClock, SystemClock
-from kvcore.errors import BlockNotFoundError, CacheError, TransportError
-from kvcore.location import Location
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tests.fix_rdma import CABLES, RDMA, SERVED, SMALL, USED, OpenVerbs
+from tierkv.dmp.pool_node import RangeRead, RangeWrite
+from tierkv.dmp.segment.segment_head import PAGE
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.transport.verbs.device import Op
+from tierkv.dmp.transport.verbs.fabric import Bounce, address_of, local_fabric
+from tierkv.dmp.transport.verbs.lane import Span, VerbsSettings
+from tierkv.dmp.transport.verbs.link import Job, LinkSettings, RailLink, run_jobs
+from tierkv.dmp.transport.verbs.node import Landing, VerbsPoolNode
+from tierkv.dmp.transport.verbs.rails import Piece
+from tierkv.kvcore.clock import ManualClock, SystemClock
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError, TransportError
+from tierkv.kvcore.location import Location
 
 pytestmark = RDMA
 BOTH = [make_range("a", 0), make_range("a", 1)]

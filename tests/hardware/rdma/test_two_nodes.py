@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from dmp.pool_node import PoolNode
-from dmp.transport.connection import Connection, Peer
-from dmp.transport.select import PathOptions, connect_pool_node
-from dmp.transport.verbs import VerbsPoolNode
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
-from kvcore.request import GenerateEvent
 from tests.fix_rdma import RDMA
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.transport.connection import Connection, Peer
+from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.dmp.transport.verbs.node import VerbsPoolNode
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvcore.request import GenerateEvent
 
 pytestmark = [*RDMA, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]

@@ -8,8 +8,8 @@ import pytest
 
 from bench.policies import Rows, Table, hint_lines, statements, tenants, write_between
 from bench.report import Report
-from policies.eviction import Expectation
-from simulator.trace_hints import NO_HINTS
+from tierkv.policies.eviction import Expectation
+from tierkv.simulator.trace_hints import NO_HINTS
 
 
 def test_traces_are_the_same_for_a_seed_and_in_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 from bench import router, sizing
 from bench.router import Cell, draw, measure, quick_scene, table
 from bench.synthetic_trace import agents
-from simulator.options import RouterName
+from tierkv.simulator.options import RouterName
 
 SCENE = replace(quick_scene(1), requests=agents(6, seed=1), speeds=(1.0, 2.0, 4.0))
 TWO = (RouterName.TIERKV, RouterName.RANDOM)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compute.architecture import parse_architecture
-from kvcore.errors import ModelFolderError
 from tests.fix_model import FAMILY_EXTRAS, tiny_config
+from tierkv.compute.model.architecture import parse_architecture
+from tierkv.kvcore.errors import ModelFolderError
 
 
 def test_families_differ_in_biases_and_norms() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compute.batcher import Batcher
-from compute.page_pool import PagePool
-from compute.sequence import PRIORITY_ARRIVALS, Phase, Sequence, make_sequence
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.location import Tier
-from kvcore.request import FinishReason, GenerateRequest, SamplingParams
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.batching.sequence import PRIORITY_ARRIVALS, Phase, Sequence, make_sequence
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from compute.blend.lookup import MOST_MISSES, PromptChunk, find_chunks, prompt_chunks
-from compute.finder import Source
-from kvcore import limits
-from kvcore.block_key import ROOT_PARENT, ChunkNamer
-from kvcore.location import Tier
-from kvcore.request import Blend
 from tests.fix_model import make_request
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.tiers.chunk_lookup import MOST_MISSES, PromptChunk, find_chunks, prompt_chunks
+from tierkv.compute.tiers.finder import Source
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_key import ROOT_PARENT, ChunkNamer
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import Blend
 
 POOL = MemoryPoolNode()
 

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.layer_codec import TORCH_DTYPES, make_codec  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES, make_codec  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
 FIXED = [codec for codec in KvCodec if codec.has_fixed_size]
 LOSSY = [codec for codec in FIXED if codec.is_lossy]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from compute.batch import ChunkInput, build_batch
-from compute.cuda_decode import StaticDecode, attach_decode_graphs
-from compute.pages import NULL_PAGE
 from tests.fix_logits import BLOCK, CASES, Pair, close
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.cuda_decode import StaticDecode, attach_decode_graphs
+from tierkv.compute.model.pages import NULL_PAGE
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

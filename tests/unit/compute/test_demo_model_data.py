@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from compute.demo_model import data, dialogue, notes, phrasings, words
-from compute.demo_model.instructions import INSTRUCTION, Head, make_head
+from tierkv.compute.demo_model import data, dialogue, notes, phrasings, words
+from tierkv.compute.demo_model.instructions import INSTRUCTION, Head, make_head
 
 
 def _conversations(count: int, progress: float) -> list[dialogue.Conversation]:

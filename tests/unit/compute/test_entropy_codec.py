@@ -9,13 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 zstandard = pytest.importorskip("zstandard")
 
-from compute.codec.calibration import make_calibration  # noqa: E402
-from compute.codec.codecs import Codecs  # noqa: E402
-from compute.codec.entropy import EntropyCodec  # noqa: E402
-from compute.codec.frame import FrameHead, Level, coarsest_of, read_head  # noqa: E402
-from compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
-from kvcore.errors import ChecksumError, LayoutError  # noqa: E402
-from kvcore.layout import BlockLayout, KvCodec, KvDtype, framed_bytes  # noqa: E402
+from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
+from tierkv.compute.codec.codecs import Codecs  # noqa: E402
+from tierkv.compute.codec.entropy import EntropyCodec  # noqa: E402
+from tierkv.compute.codec.frame import FrameHead, Level, coarsest_of, read_head  # noqa: E402
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
+from tierkv.kvcore.errors import ChecksumError, LayoutError  # noqa: E402
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype, framed_bytes  # noqa: E402
 
 LAYOUT = BlockLayout(2, 2, 8, KvDtype.FLOAT32, 16)
 STEPS = torch.tensor([0.125, 0.5, 1.0])

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from compute.fit import LineFit, StepCostFit
-from policies.service_time import Line, StepCost, causal_pairs
+from tierkv.costing.fit import LineFit, StepCostFit
+from tierkv.costing.service_time import Line, StepCost, causal_pairs
 
 
 def test_latency_and_rate_are_told_apart_by_reads_of_different_sizes() -> None:

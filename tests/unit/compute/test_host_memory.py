@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from compute.host_memory import HostMemory
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.tiers.host_memory import HostMemory
 
 
 class MappedNode(MemoryPoolNode):

@@ -6,8 +6,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from compute.inbox import Inbox
-from kvcore.errors import TransportError
+from tierkv.compute.batching.inbox import Inbox
+from tierkv.kvcore.errors import TransportError
 
 
 def test_a_call_nobody_waits_for_any_more_is_skipped_and_hurts_nobody() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compute.batcher import Batcher
-from compute.blend.isolation import Isolation
-from compute.blend.lookup import PromptChunk, prompt_chunks
-from compute.page_pool import PagePool
-from compute.sequence import Phase, Sequence, make_sequence
-from kvcore.request import Blend, GenerateRequest
 from tests.fix_model import make_request
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
+from tierkv.compute.blend.isolation import Isolation
+from tierkv.compute.tiers.chunk_lookup import PromptChunk, prompt_chunks
+from tierkv.kvcore.request import Blend, GenerateRequest
 
 
 class Rig:
@@ -129,7 +129,7 @@ def test_what_never_fits_is_dropped_and_the_queue_is_bounded(
     rig.want(5)
     assert rig.queue.begin_next() is None
     assert rig.queue.dropped_chunks == 1 and rig.queue.idle.is_set()
-    monkeypatch.setattr("compute.blend.isolation._QUEUED_CHUNKS", 2)
+    monkeypatch.setattr("tierkv.compute.blend.isolation._QUEUED_CHUNKS", 2)
     rig.want(1, 2, 3)
     assert rig.queue.dropped_chunks == 2
     rig.queue.stop()

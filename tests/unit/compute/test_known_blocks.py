@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compute.known_blocks import KnownBlocks
-from kvcore.ids import BlockKey
+from tierkv.compute.batching.known_blocks import KnownBlocks
+from tierkv.kvcore.ids import BlockKey
 
 SCOPE = b"s" * 16
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from compute.blend_controller import BlendWork, choose_ratio
-from compute.load_controller import Chain, Level, Prompt, Run, choose, choose_depth, makespan
-from kvcore.layout import KvCodec
-from kvcore.location import Tier
-from policies.service_time import Line, StepCost
+from tierkv.costing.blend_controller import BlendWork, choose_ratio
+from tierkv.costing.load_controller import Chain, Level, Prompt, Run, choose, choose_depth, makespan
+from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Tier
 
 RAW = Level(KvCodec.NONE, layer_bytes=100.0)
 

@@ -9,25 +9,25 @@ from contextlib import contextmanager
 
 import pytest
 
-from compute.blend_controller import BlendWork
-from compute.config import LoadPolicy
-from compute.finder import Attempt, Source
-from compute.load_decider import Ahead, LoadDecider
-from compute.load_figures import (
+from tests.fix_model import node_config
+from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.config import LoadPolicy
+from tierkv.compute.tiers.finder import Attempt, Source
+from tierkv.compute.tiers.load_decider import Ahead, LoadDecider
+from tierkv.compute.tiers.load_figures import (
     BLEND_PROBE_REFUSALS,
     PROBE_PAUSE_S,
     PROBE_REFUSALS,
     LoadFigures,
 )
-from compute.load_log import LoadLog, LoadRecord
-from compute.probe import probe
-from kvcore.clock import ManualClock
-from kvcore.ids import BlockKey, HostId, Incarnation
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
-from kvcore.location import Location, Tier
-from kvcore.node import LoadChoiceStats
-from tests.fix_model import node_config
-from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.tiers.load_log import LoadLog, LoadRecord
+from tierkv.compute.tiers.probe import probe
+from tierkv.costing.blend_controller import BlendWork
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import LoadChoiceStats
 
 LAYOUT = BlockLayout(layers=4, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=8)
 """One layer of a block has 512 bytes."""
@@ -283,7 +283,7 @@ def test_who_shares_a_step_waits_for_all_of_it_and_is_planned_as_alone() -> None
 def test_the_log_counts_by_kind_and_says_what_came_of_each(caplog) -> None:
     log = LoadLog()
     record, cancelled = decided(log, "r1"), decided(log, "r2")
-    with caplog.at_level(logging.INFO, logger="compute.load_log"):
+    with caplog.at_level(logging.INFO, logger="tierkv.compute.tiers.load_log"):
         log.ended(record, 10.75)
         log.ended(cancelled, -1.0)
     assert log.stats() == (LoadChoiceStats("load", 2, 1, 0.5, 0.75, 0.25),)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from compute.batch_plan import FullBlock
-from compute.block_puts import PublishJob
-from compute.owed_blocks import OwedBlocks
-from kvcore.ids import BlockKey
-from kvcore.layout import KvCodec
+from tierkv.compute.batching.batch_plan import FullBlock
+from tierkv.compute.tiers.block_puts import PublishJob
+from tierkv.compute.transfers.owed_blocks import OwedBlocks
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.layout import KvCodec
 
 KEYS = [BlockKey(bytes([i]) * 16) for i in range(6)]
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compute.page_pool import PagePool
-from kvcore.block_key import ROOT_PARENT
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey
-from policies.eviction import Expectation
-from policies.leaf_lru import LeafLru
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import Expectation
+from tierkv.policies.leaf_lru import LeafLru
 
 
 class Pool(PagePool):

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute.part_index import PartIndex, scope_of
-from kvcore.block_key import ROOT_PARENT
-from kvcore.ids import BlockKey, NamespaceKey
+from tierkv.compute.batching.part_index import PartIndex, scope_of
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 TOKENS = st.lists(st.sampled_from([0, 1, 256, 70_000]), max_size=5)
 STEP = st.tuples(st.integers(0, 6), st.integers(0, 1), st.none() | TOKENS)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from compute.architecture import parse_architecture
-from compute.projection import Projection, is_packed
-from compute.weights import random_weights
 from tests.fix_model import tiny_config
+from tierkv.compute.model.architecture import parse_architecture
+from tierkv.compute.model.projection import Projection, is_packed
+from tierkv.compute.model.weights import random_weights
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from compute.batch_plan import FullBlock
-from compute.block_puts import PublishJob
-from compute.finder import Attempt, BlockFinder
-from compute.pages import L1Pages
-from compute.publisher import Publisher
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import SystemClock
-from kvcore.ids import HostId
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
 from tests.fix_dmp import block_key
 from tests.fix_pool import MemoryPoolNode
+from tierkv.compute.batching.batch_plan import FullBlock
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.tiers.block_puts import PublishJob
+from tierkv.compute.tiers.finder import Attempt, BlockFinder
+from tierkv.compute.tiers.publisher import Publisher
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.ids import HostId
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 
 LAYOUT = BlockLayout(2, 1, 8, KvDtype.FLOAT32, 8)
 LONG_S = 30.0

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from compute.reuse_facts import expectation_of, facts_of, facts_of_hits
-from compute.sequence import Sequence, make_sequence
-from dmp.messages import check_put
-from kvcore.reuse_hint import ReuseHint
-from policies.eviction import Expectation
 from tests.fix_dmp import make_put
 from tests.fix_model import make_request
+from tierkv.compute.batching.reuse_facts import expectation_of, facts_of, facts_of_hits
+from tierkv.compute.batching.sequence import Sequence, make_sequence
+from tierkv.dmp.wire.messages import check_put
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.policies.eviction import Expectation
 
 E = Expectation
 

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import torch
 
-from compute.sampler import Draw, Sampler, request_seed
 from tests.fix_model import make_request
+from tierkv.compute.sampling.sampler import Draw, Sampler, request_seed
 
 LOGITS = torch.tensor([[0.1, 2.0, 1.9, -3.0]])
 

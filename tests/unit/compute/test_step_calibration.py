@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compute.fit import StepCostFit
-from compute.step_calibration import MeasuredStep, plausible
-from policies.service_time import StepCost, causal_pairs
+from tierkv.compute.engine.step_calibration import MeasuredStep, plausible
+from tierkv.costing.fit import StepCostFit
+from tierkv.costing.service_time import StepCost, causal_pairs
 
 COST = StepCost(per_token_s=5e-5, per_pair_s=2e-8, per_step_s=1e-3, per_sequence_s=5e-4)
 SHAPES = ((1, 1), (8, 1), (64, 1), (64, 8), (512, 1), (512, 8))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.session import DuckDbSession
-from kvcore import limits
-from kvcore.errors import SqlError
-from sql.dialect import Dialect
-from sql.plan import plan_statement
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import SqlError
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.plan.plan import plan_statement
 
 
 async def rows(session: DuckDbSession, sql: str) -> list[tuple[object, ...]]:

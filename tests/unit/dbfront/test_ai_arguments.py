@@ -5,9 +5,9 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from dbfront.session import DuckDbSession
-from kvcore.errors import UdfArgumentError
 from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore.errors import UdfArgumentError
 
 PRICE = "12345678901234567.0"
 

@@ -6,15 +6,6 @@ import json
 
 import pytest
 
-from dbfront.session import DuckDbSession
-from kvcore.errors import (
-    ContextTooLongError,
-    RowLevelError,
-    SqlError,
-    UdfArgumentError,
-    UnknownModelError,
-)
-from kvcore.request import FinishReason
 from tests.fix_sql import (
     InstantGenerator,
     answer_text,
@@ -22,6 +13,15 @@ from tests.fix_sql import (
     label_odds,
     make_model,
 )
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore.errors import (
+    ContextTooLongError,
+    RowLevelError,
+    SqlError,
+    UdfArgumentError,
+    UnknownModelError,
+)
+from tierkv.kvcore.request import FinishReason
 
 YES_NO = ("yes", "Yes", "no", "No")
 DIGITS = tuple("0123456789")

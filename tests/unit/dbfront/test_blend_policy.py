@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dbfront.contracts import Message, PreparedCall, TextCall
-from kvcore.errors import UdfArgumentError
-from kvcore.layout import KvCodec
-from kvcore.request import Blend, BlendSelector
-from kvcore.reuse_policy import ReusePolicy
 from tests.fix_scheduler import make_info
 from tests.fix_text import Front, running_front, text_model, write_model_folder
+from tierkv.dbfront.contracts import Message, PreparedCall, TextCall
+from tierkv.kvcore.errors import UdfArgumentError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import Blend, BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
 
 ALLOWED = ReusePolicy(blend=True, recompute_ratio=0.3, selector=BlendSelector.QUERY, gradual=True)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import compute
-from dbfront.chunked_prompt import (
+from tests.fix_text import CHAT_TEMPLATE, write_model_folder
+from tierkv import compute
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.chunked_prompt import (
     EncodedPrompt,
     Part,
     clean_documents,
@@ -17,11 +19,9 @@ from dbfront.chunked_prompt import (
     encode_text,
     prompt_parts,
 )
-from dbfront.contracts import Message
-from dbfront.tokenizer import TextTokenizer, load_tokenizer
-from kvcore import limits
-from kvcore.errors import ContextTooLongError, UdfArgumentError
-from tests.fix_text import CHAT_TEMPLATE, write_model_folder
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer, load_tokenizer
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ContextTooLongError, UdfArgumentError
 
 DEMO = Path(compute.__file__).parent / "demo_model" / "weights"
 DOCUMENTS = ("Customer: Mia. City: Porto.", "Das Wetter in Köln ist schön.\n\nUnd nass.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.session import DuckDbSession
-from kvcore.errors import UdfArgumentError
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore.errors import UdfArgumentError
 
 REVIEWS = (
     "CREATE TABLE reviews AS SELECT i AS id, 'text ' || i AS body, 'product ' || i % 4 AS product, "

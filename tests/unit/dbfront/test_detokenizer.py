@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dbfront.detokenizer import Cut, Detokenizer, StopStrings
 from tests.fix_text import byte_tokenizer
+from tierkv.dbfront.tokens.detokenizer import Cut, Detokenizer, StopStrings
 
 BYTES = byte_tokenizer()
 

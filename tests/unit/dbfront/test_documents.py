@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from dbfront.contracts import TextCall
-from dbfront.session import DuckDbSession
-from kvcore import limits
-from kvcore.errors import SqlError, TierKVError, UdfArgumentError
-from kvcore.request import BlendSelector
-from sql.parameters import parameter_types
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.contracts import TextCall
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import SqlError, TierKVError, UdfArgumentError
+from tierkv.kvcore.request import BlendSelector
+from tierkv.sql.plan.parameters import parameter_types
 
 
 async def rows(session: DuckDbSession, sql: str, *params: Any) -> list[tuple[Any, ...]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dbfront.contracts import Message, TextCall
-from kvcore.request import FinishReason
 from tests.fix_scheduler import EOS
 from tests.fix_text import running_front, write_model_folder
+from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.kvcore.request import FinishReason
 
 
 async def test_the_node_of_an_empty_answer_is_known(tmp_path: Path) -> None:

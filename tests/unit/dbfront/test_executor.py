@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import duckdb
 import pytest
 
-from dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
-from dbfront.engines.duckdb_errors import to_tierkv_error
-from dbfront.question_runner import Sent
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.errors import (
+from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.calls.question_runner import Sent
+from tierkv.dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
+from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.kvcore.errors import (
     CancelledByUserError,
     FeatureNotSupportedError,
     NoNodeError,
@@ -27,7 +28,6 @@ from kvcore.errors import (
     UnknownModelError,
     UnknownUdfError,
 )
-from tests.fix_sql import InstantGenerator, answer_text
 
 
 async def rows(session: DuckDbSession, sql: str, *params: object) -> list[tuple[object, ...]]:

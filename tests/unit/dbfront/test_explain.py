@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from dbfront import estimate
-from dbfront.contracts import ClientInfo, PreparedCall, TextCall, TextEvent
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.errors import (
+from tests.fix_sql import TABLES, InstantGenerator, answer_text
+from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextCall, TextEvent
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.explain import estimate
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.kvcore.errors import (
     NodeLostError,
     RowLevelError,
     SqlError,
@@ -21,7 +22,6 @@ from kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
-from tests.fix_sql import TABLES, InstantGenerator, answer_text
 
 SAME_BEGINNING = "'the same instruction for all of them: ' || "
 

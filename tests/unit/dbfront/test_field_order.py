@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront import field_tree
-from dbfront.field_order import FieldOrders, order_fields, statistics_order
-from dbfront.field_table import FieldTable
-from sql.field_reorder import FieldReorder
+from tierkv.dbfront.calls import field_tree
+from tierkv.dbfront.calls.field_order import FieldOrders, order_fields, statistics_order
+from tierkv.dbfront.calls.field_table import FieldTable
+from tierkv.sql.calls.field_reorder import FieldReorder
 
 OFF, STATS, GGR = FieldReorder
 

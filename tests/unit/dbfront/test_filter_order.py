@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.filter_order import FilterOrder
-from dbfront.session import DuckDbSession
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.accounts.filter_order import FilterOrder
+from tierkv.dbfront.statement.session import DuckDbSession
 
 ROWS = 800
 LONG = "x" * 300

@@ -9,10 +9,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dbfront.engines.duckdb_engine import DuckDbConfig, DuckDbEngine
-from dbfront.engines.duckdb_errors import to_tierkv_error
-from kvcore.errors import ConfigError, SqlError
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
+from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
+from tierkv.kvcore.errors import ConfigError, SqlError
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from dbfront.call_record import CallRecord, Outcome
-from dbfront.contracts import Message, TextAnswer, TextCall
-from kvcore.errors import (
+from tests.fix_scheduler import make_info
+from tests.fix_text import Front, running_front, text_model, write_model_folder
+from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.kvcore.errors import (
     ContextTooLongError,
     NodeLostError,
     NoNodeError,
     UdfArgumentError,
     UnknownModelError,
 )
-from kvcore.ids import NodeId
-from kvcore.node import NodeRole
-from kvcore.request import FinishReason, HitTokens
-from tests.fix_scheduler import make_info
-from tests.fix_text import Front, running_front, text_model, write_model_folder
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.request import FinishReason, HitTokens
 
 
 @pytest.fixture

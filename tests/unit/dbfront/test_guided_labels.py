@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dbfront.contracts import Message, TextCall
-from dbfront.guided_labels import label_schema, most_label_tokens, read_label
-from kvcore.errors import FeatureNotSupportedError, RowLevelError, UdfArgumentError
 from tests.fix_scheduler import make_info
 from tests.fix_text import running_front, text_model, write_model_folder
+from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.generation.guided_labels import label_schema, most_label_tokens, read_label
+from tierkv.kvcore.errors import FeatureNotSupportedError, RowLevelError, UdfArgumentError
 
 LABELS = ("yes", "Yes", "no", 'say "no"')
 TALK = (Message("user", "Is it good?"),)

@@ -13,23 +13,23 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from dbfront.cache_salt import salted_tenant
-from dbfront.contracts import Message
-from dbfront.http.access import admit
-from dbfront.http.app import _answer_error
-from dbfront.http.config import HttpConfig, is_loopback
-from dbfront.http.schema import (
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.generation.cache_salt import salted_tenant
+from tierkv.dbfront.http.access import admit
+from tierkv.dbfront.http.app import _answer_error
+from tierkv.dbfront.http.config import HttpConfig, is_loopback
+from tierkv.dbfront.http.schema import (
     ChatBody,
     CompletionBody,
     FieldError,
     StatementError,
     usage_json,
 )
-from kvcore import limits
-from kvcore.errors import AuthenticationError, ConfigError, NoNodeError
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector, HitTokens, Usage
-from kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector, HitTokens, Usage
+from tierkv.kvcore.reuse_hint import ReuseHint
 
 USER = [{"role": "user", "content": "Hi"}]
 

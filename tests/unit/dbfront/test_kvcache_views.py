@@ -10,9 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.kvcache_views import (
+from tests.fix_sql import InstantGenerator
+from tests.unit.dbfront.test_session import ThreeNodes
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.views.kvcache import (
     baseline_of,
     block_row,
     error_rows,
@@ -20,14 +23,11 @@ from dbfront.kvcache_views import (
     prefix_rows,
     tier_rows,
 )
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.clock import ManualClock
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Tier
-from kvcore.node import NodeInfo, NodeReport, NodeRole, TierStats
-from metaserver.client import BlockListing, BlockRecord, NodeState
-from tests.fix_sql import InstantGenerator
-from tests.unit.dbfront.test_session import ThreeNodes
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, TierStats
+from tierkv.metaserver.client import BlockListing, BlockRecord, NodeState
 
 L2 = TierStats(Tier.L2, "shm", "tiny", query_tokens=100, hit_tokens=40, read_time_s=0.5)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.session import DuckDbSession
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.statement.session import DuckDbSession
 
 ROWS = 400
 QUERIES = {

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dbfront.session import DuckDbSession
 from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.statement.session import DuckDbSession
 
 ROWS = 400
 RED = len([i for i in range(ROWS) if answer_text(f"p{i}") == "red"])

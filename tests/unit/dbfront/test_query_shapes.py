@@ -9,8 +9,8 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from dbfront.session import DuckDbSession
 from tests.fix_sql import TABLES, InstantGenerator, answer_text
+from tierkv.dbfront.statement.session import DuckDbSession
 
 QUERIES = {
     "select list": "SELECT id, ai_generate(body) FROM docs ORDER BY id",

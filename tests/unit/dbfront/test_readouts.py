@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dbfront.call_record import CallRecord, Outcome
-from dbfront.contracts import Message, TextAnswer, TextCall
-from dbfront.tokenizer import load_tokenizer
-from kvcore import limits
-from kvcore.errors import ContextTooLongError, UdfArgumentError
-from kvcore.ids import NodeId
-from kvcore.node import NodeRole
-from kvcore.request import FinishReason, HitTokens
 from tests.fix_scheduler import EOS, chances, make_info
 from tests.fix_text import Front, running_front, text_model, write_model_folder
+from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.tokens.tokenizer import load_tokenizer
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ContextTooLongError, UdfArgumentError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.request import FinishReason, HitTokens
 
 TALK = (Message("user", "Is it good?"),)
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}}, indent=2)

@@ -14,22 +14,24 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dbfront.admin_views import SettingRow
-from dbfront.contracts import ClientInfo, Column
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.clock import ManualClock
-from kvcore.errors import (
+from tests.fix_scheduler import make_info as scheduler_info
+from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
+from tierkv.dbfront.contracts import ClientInfo, Column
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.views.admin import SettingRow
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import (
     CancelledByUserError,
     ConfigError,
     FeatureNotSupportedError,
     SqlError,
     UserError,
 )
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
-from kvcore.layout import KvCodec
-from kvcore.location import Tier
-from kvcore.node import (
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import (
     ModelInfo,
     NodeInfo,
     NodeLoad,
@@ -38,16 +40,14 @@ from kvcore.node import (
     PathReport,
     TierStats,
 )
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
-from scheduler.admission import WaitingCall
-from scheduler.dispatcher import WaitingRequest
-from scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
-from scheduler.routing_stats import RoutingStats
-from scheduler.routing_view import RoutingView, node_costs
-from scheduler.state import SchedulerState
-from tests.fix_scheduler import make_info as scheduler_info
-from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
+from tierkv.scheduler.choosing.admission import WaitingCall
+from tierkv.scheduler.dispatcher import WaitingRequest
+from tierkv.scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
+from tierkv.scheduler.requests.state import SchedulerState
+from tierkv.scheduler.routing_stats import RoutingStats
+from tierkv.scheduler.routing_view import RoutingView, node_costs
 
 BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
 

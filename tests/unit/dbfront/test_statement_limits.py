@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from dbfront.contracts import StatementResult
-from dbfront.session import DuckDbSession
-from dbfront.statistics import StatementProgress
-from kvcore.errors import (
+from tests.fix_sql import InstantGenerator, answer_text
+from tierkv.dbfront.accounts.statistics import StatementProgress
+from tierkv.dbfront.contracts import StatementResult
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore.errors import (
     DeadlineError,
     FeatureNotSupportedError,
     NodeLostError,
@@ -19,7 +20,6 @@ from kvcore.errors import (
     UdfArgumentError,
     UserError,
 )
-from tests.fix_sql import InstantGenerator, answer_text
 
 
 async def value(session: DuckDbSession, sql: str) -> object:

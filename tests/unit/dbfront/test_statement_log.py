@@ -13,17 +13,18 @@ from uuid import UUID
 
 import pytest
 
-from dbfront.call_record import CallRecord, Outcome
-from dbfront.contracts import ClientInfo, PreparedCall, TextEvent
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from dbfront.statement_entry import LoggedStatements, new_query_id
-from dbfront.statement_log import StatementLog
-from dbfront.statistic_store import StatisticStore
-from dbfront.statistic_views import quantile_ms
-from dbfront.statistics import AiStats
-from kvcore.clock import ManualClock
-from kvcore.errors import (
+from tests.fix_sql import TABLES, InstantGenerator
+from tierkv.dbfront.accounts.statement_entry import LoggedStatements, new_query_id
+from tierkv.dbfront.accounts.statement_log import StatementLog
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextEvent
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.views.statistics import quantile_ms
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import (
     CancelledByUserError,
     OverloadedError,
     RowLevelError,
@@ -32,10 +33,9 @@ from kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
-from kvcore.ids import RequestId
-from kvcore.request import HitTokens, Usage
-from sql.view_columns import VIEW_COLUMNS
-from tests.fix_sql import TABLES, InstantGenerator
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.request import HitTokens, Usage
+from tierkv.sql.view_columns import VIEW_COLUMNS
 
 NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC
 FULL = "SELECT id, ai_generate('Secret question: ' || body) FROM docs WHERE id < 7"

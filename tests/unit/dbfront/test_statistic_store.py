@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbfront.statistic_file import MEMORY, open_database
-from dbfront.statistic_store import DAMAGED, StatisticStore
-from dbfront.statistic_tables import (
+from tierkv.dbfront.accounts.statistic_file import MEMORY, open_database
+from tierkv.dbfront.accounts.statistic_store import DAMAGED, StatisticStore
+from tierkv.dbfront.accounts.statistic_tables import (
     FUNCTIONS,
     GROUPS,
     STATEMENTS,
@@ -26,7 +26,7 @@ from dbfront.statistic_tables import (
     seconds_of,
     step_of,
 )
-from kvcore import limits
+from tierkv.kvcore import limits
 
 DAY_S = 86_400.0
 

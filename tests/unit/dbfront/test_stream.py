@@ -10,11 +10,16 @@ from typing import Any
 import duckdb
 import pytest
 
-from dbfront.contracts import ClientInfo, PreparedCall, RowStream, StatementResult, TextEvent
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.errors import CancelledByUserError, FeatureNotSupportedError, RowLevelError, SqlError
 from tests.fix_sql import TABLES, InstantGenerator, answer_text
 from tests.property.test_sql_replay import is_it
+from tierkv.dbfront.contracts import ClientInfo, PreparedCall, RowStream, StatementResult, TextEvent
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.kvcore.errors import (
+    CancelledByUserError,
+    FeatureNotSupportedError,
+    RowLevelError,
+    SqlError,
+)
 
 
 @dataclass
@@ -233,7 +238,7 @@ async def test_old_answers_are_forgotten_and_asked_again(
     session: DuckDbSession, generator: HeldGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept is bounded; rows that ask for something older get the same answer again."""
-    monkeypatch.setattr("dbfront.stream_executor.KEPT_ANSWERS", 8)
+    monkeypatch.setattr("tierkv.dbfront.statement.stream_executor.KEPT_ANSWERS", 8)
     await big(session, 120)
     stream = await opened(session, "SELECT i, ai_generate('q' || i % 30) FROM big")
     assert await rest(stream) == [(i, answer_text(f"q{i % 30}")) for i in range(120)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.pgwire.catalog.alter import lost_length, without_only
-from dbfront.pgwire.catalog.ddl import rewrite_create
-from dbfront.pgwire.catalog.text_lengths import text_length
-from dbfront.pgwire.sql_tokens import tokens
-from kvcore.errors import SqlError
+from tierkv.dbfront.postgres_dialect.rewriting.alter import lost_length, without_only
+from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
+from tierkv.dbfront.postgres_dialect.rewriting.text_lengths import text_length
+from tierkv.dbfront.postgres_values.sql_tokens import tokens
+from tierkv.kvcore.errors import SqlError
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dbfront.chat_template import ChatTemplate
-from dbfront.chunked_prompt import encode_chat, encode_text
-from dbfront.contracts import Message
-from dbfront.plain_text import PlainText
-from dbfront.tokenizer import TokenizerCache, load_tokenizer
-from kvcore import limits
-from kvcore.clock import ManualClock
-from kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
 from tests.fix_text import CHAT_TEMPLATE, SPECIALS, byte_tokenizer, text_model, write_model_folder
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.chat_template import ChatTemplate
+from tierkv.dbfront.tokens.chunked_prompt import encode_chat, encode_text
+from tierkv.dbfront.tokens.plain_text import PlainText
+from tierkv.dbfront.tokens.tokenizer import TokenizerCache, load_tokenizer
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
 
 LLAMA3 = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}

@@ -7,12 +7,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dbfront.contracts import ClientInfo
-from dbfront.engines.duckdb_engine import DuckDbConfig
-from dbfront.session import DuckDbSession, DuckDbSqlServer
-from kvcore.errors import FeatureNotSupportedError, RowLevelError
 from tests.fix_sql import InstantGenerator, answer_text
 from tests.property.test_sql_replay import is_it
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.kvcore.errors import FeatureNotSupportedError, RowLevelError
 
 pytestmark = pytest.mark.skipif(
     int(duckdb.__version__.split(".")[0]) < 2, reason="the WITH of this DuckDB can't write"

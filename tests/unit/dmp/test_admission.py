@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from dmp.eviction_order import SAME_USE_S
-from dmp.pool_node import PutRequest
-from dmp.slot_table import SlotTable
-from dmp.slots import Slot
-from kvcore.hold import HoldOrder, LeaseId
-from policies.eviction import BlockFacts, Expectation
-from policies.leaf_lru import LeafLru
 from tests.fix_dmp import block_key, make_put
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.slots import Slot
+from tierkv.dmp.slots.eviction_order import SAME_USE_S
+from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.leaf_lru import LeafLru
 
 SLOT = 32 << 10
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from dmp.config import DmpConfig
-from kvcore.errors import ConfigError
-from kvcore.ids import HostId, NodeId
+from tierkv.dmp.config import DmpConfig
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, NodeId
 
 
 def make(**settings: object) -> DmpConfig:

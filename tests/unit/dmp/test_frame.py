@@ -4,14 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from dmp.frame import HEADER, HEADER_BYTES, MAGIC, MAX_HEAD_BYTES, FrameType, pack_header
-from dmp.frame import parse_header as parse
-from dmp.messages import Put
-from dmp.pool_node import PutRequest
-from kvcore import limits
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import BlockKey
-from policies.eviction import Expectation
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.wire.frame import (
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_HEAD_BYTES,
+    FrameType,
+    pack_header,
+)
+from tierkv.dmp.wire.frame import parse_header as parse
+from tierkv.dmp.wire.messages import Put
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import Expectation
 
 
 def raw(**changes: object) -> bytes:

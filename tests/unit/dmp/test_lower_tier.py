@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dmp.lower_tier import LowerTier
-from dmp.node import DmpNode
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import BlockRemoved, BlockStored
-from kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
-from kvcore.location import Tier
-from kvcore.node import TierStats
-from storage.l4 import L4Store
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tierkv.dmp.node.lower_tier import LowerTier
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import TierStats
+from tierkv.storage.l4 import L4Store
 
 MakeRig = Callable[..., Rig]
 MIB = 1 << 20

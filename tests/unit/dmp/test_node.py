@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from dmp.messages import RangeRef
-from dmp.range_ref import as_ref
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import BlockRemoved, BlockStored
-from kvcore.clock import ManualClock
-from kvcore.errors import ConfigError, TransportError
-from kvcore.location import Tier
-from kvcore.node import NodeRole
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.dmp.wire.range_ref import as_ref
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.errors import ConfigError, TransportError
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeRole
 
 MakeRig = Callable[..., Rig]
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dmp.placement import rank_nodes
-from kvcore.ids import NodeId
 from tests.fix_dmp import block_key
+from tierkv.dmp.client.placement import rank_nodes
+from tierkv.kvcore.ids import NodeId
 
 NODES = [(NodeId(name), 1.0) for name in ("dmp-a", "dmp-b", "dmp-c")]
 KEYS = [block_key(f"block-{i}") for i in range(3000)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmp.transport.rails import (
+from tierkv.dmp.transport.verbs.rails import (
     COOLDOWN_S,
     MAX_COOLDOWN_S,
     Piece,

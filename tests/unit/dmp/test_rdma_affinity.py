@@ -5,7 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmp.transport.rdma_affinity import Place, device_place, distance, memory_place, pci_place
+from tierkv.dmp.transport.verbs.affinity import (
+    Place,
+    device_place,
+    distance,
+    memory_place,
+    pci_place,
+)
 
 
 @pytest.fixture

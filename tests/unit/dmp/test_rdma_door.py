@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dmp.frame import FrameType
-from dmp.rdma_messages import QpAddress, RdmaConnect, RdmaOffer
-from dmp.transport.connection import Connection, Peer
-from dmp.transport.verbs_device import discover
-from kvcore.errors import ConfigError, TransportError
 from tests.fix_dmp import Rig
 from tests.fix_tls import Certificates
+from tierkv.dmp.transport.connection import Connection, Peer
+from tierkv.dmp.transport.verbs.device import discover
+from tierkv.dmp.wire.frame import FrameType
+from tierkv.dmp.wire.rdma_messages import QpAddress, RdmaConnect, RdmaOffer
+from tierkv.kvcore.errors import ConfigError, TransportError
 
 
 def test_no_device_is_a_reason_not_an_error(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmp.geometry import Geometry
-from dmp.rdma_messages import (
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.wire.rdma_messages import (
     PortOffer,
     QpAddress,
     RdmaAccept,
@@ -16,8 +16,8 @@ from dmp.rdma_messages import (
     RdmaOffer,
     RemoteArea,
 )
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import Incarnation
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import Incarnation
 
 GID = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
 ADDRESS = QpAddress(GID, lid=3, qp_num=17, psn=0xABCDEF, mtu=5, reads=16)

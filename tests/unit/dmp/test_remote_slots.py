@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from dmp.geometry import Geometry
-from dmp.rdma_messages import QpAddress, RdmaAccept, RemoteArea
-from dmp.segment import STAMP_BYTES, Stamp, parse_stamp
-from dmp.slots import SlotState
-from dmp.transport.inproc import InprocPoolNode
-from dmp.transport.remote_slots import check_stamp, range_span, ranges_in, remote_of
-from kvcore.errors import BlockNotFoundError, StaleEpochError
-from kvcore.ids import Incarnation, NodeId
-from kvcore.location import Location
 from tests.fix_dmp import RANGE_BYTES, Rig, make_range, store
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.segment.segment import STAMP_BYTES, Stamp, parse_stamp
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.transport.remote_slots import check_stamp, range_span, ranges_in, remote_of
+from tierkv.dmp.wire.rdma_messages import QpAddress, RdmaAccept, RemoteArea
+from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.kvcore.location import Location
 
 SHAPE = Geometry.of(extent_count=4, extent_bytes=256 << 10)
 ACCEPT = RdmaAccept(

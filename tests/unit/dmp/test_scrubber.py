@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from dmp.damage import DamageLog
-from dmp.scrubber import ScrubPlan
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.block_event import BlockRemoved
-from kvcore.clock import SystemClock
-from kvcore.location import Tier
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, store
+from tierkv.dmp.node.damage import DamageLog
+from tierkv.dmp.node.scrubber import ScrubPlan
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block_event import BlockRemoved
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.location import Tier
 
 MakeRig = Callable[..., Rig]
 

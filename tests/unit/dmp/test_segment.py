@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dmp.geometry import Geometry
-from dmp.pool_node import PutRequest
-from dmp.segment import Segment, map_segment
-from dmp.segment_file import open_segment
-from dmp.segment_scan import SegmentScan, scan_segment
-from dmp.slots import Slot, SlotState
-from dmp.transport.inproc import InprocPoolNode
-from dmp.transport.verbs_fabric import address_of
-from kvcore.errors import ConfigError
-from kvcore.location import Location
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, block_key, make_put, store
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.segment.segment import Segment, map_segment
+from tierkv.dmp.segment.segment_file import open_segment
+from tierkv.dmp.segment.segment_scan import SegmentScan, scan_segment
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.transport.verbs.fabric import address_of
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.location import Location
 
 SHAPE = Geometry.of(extent_count=2, extent_bytes=256 << 10)
 SLOT_BYTES = 48 << 10

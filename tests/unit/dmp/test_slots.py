@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dmp.eviction_order import SAME_USE_S
-from dmp.extents import slot_bytes_for
-from dmp.geometry import SLOT_DTYPE
-from dmp.restored import RestoredSlots
-from dmp.slot_table import SlotTable
-from dmp.slots import Slot
 from tests.fix_dmp import block_key, make_put
+from tierkv.dmp.segment.extents import slot_bytes_for
+from tierkv.dmp.segment.geometry import SLOT_DTYPE
+from tierkv.dmp.segment.restored import RestoredSlots
+from tierkv.dmp.segment.slots import Slot
+from tierkv.dmp.slots.eviction_order import SAME_USE_S
+from tierkv.dmp.slots.slot_table import SlotTable
 
 SLOT = 32 << 10
 

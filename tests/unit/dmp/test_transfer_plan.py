@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dmp.pool_node import PathInfo
-from dmp.transfer_plan import Ends, Transport, plan_transfer, settle
-from kvcore.ids import HostId
+from tierkv.dmp.pool_node import PathInfo
+from tierkv.dmp.transfer_plan import Ends, Transport, plan_transfer, settle
+from tierkv.kvcore.ids import HostId
 
 NONE = "no RDMA device here"
 

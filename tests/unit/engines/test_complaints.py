@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from engines.complaints import Complaints, clean_text
-from kvcore import limits
+from tierkv.integrations.complaints import Complaints, clean_text
+from tierkv.kvcore import limits
 
 
 def test_it_is_said_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from engines.complaints import Complaints
-from engines.engine_report import engine_report
-from engines.identity import FACTS_MARK, EngineIdentity, differences, layout_fields, revision_of
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.location import Tier
-from kvcore.node import NodeInfo, NodeRole
-from kvwire import convert
-from storage.model_folder import inspect_model_folder
+from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.engine_report import engine_report
+from tierkv.integrations.identity import (
+    FACTS_MARK,
+    EngineIdentity,
+    differences,
+    layout_fields,
+    revision_of,
+)
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvwire import convert
+from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 LAYOUT = BlockLayout(2, 2, 16, KvDtype.FLOAT32, 128, order="vllm-hnd-1")
 HERE = EngineIdentity("vllm", "0.32.0", "/models/tiny", "abc", LAYOUT)

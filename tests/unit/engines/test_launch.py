@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.launch import (
+from tierkv.integrations.launch import (
     SGLANG_BACKEND,
     VLLM_CONNECTOR,
     VLLM_TIER,
@@ -22,10 +22,10 @@ from engines.launch import (
     plan_launch,
     serve_command,
 )
-from engines.settings import EngineSettings
-from engines.vllm.connector_settings import ConnectorSettings
-from engines.vllm.tier_options import TierOptions
-from kvcore.errors import ConfigError
+from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.vllm.connector_settings import ConnectorSettings
+from tierkv.integrations.vllm.tier_options import TierOptions
+from tierkv.kvcore.errors import ConfigError
 
 POOL = {"pool": "127.0.0.1:7401", "tenant": "a:b"}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engines.layouts import config_layout, opaque_layout
-from kvcore.layout import BlockLayout, KvDtype
+from tierkv.integrations.layouts import config_layout, opaque_layout
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 LLAMA: dict[str, Any] = {
     "num_hidden_layers": 6,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.keys import rank_key
-from engines.salts import (
+from tierkv.integrations.keys import rank_key
+from tierkv.integrations.salts import (
     TenantSalt,
     identity_digest,
     is_uncached,
@@ -15,7 +15,7 @@ from engines.salts import (
     uncached_salt,
     user_namespace,
 )
-from kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, NAMESPACE_KEY_BYTES, BlockKey, NamespaceKey
 
 keys = st.binary(min_size=NAMESPACE_KEY_BYTES, max_size=NAMESPACE_KEY_BYTES).map(NamespaceKey)
 any_text = st.text(st.characters(exclude_categories=()))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engines.settings import EngineSettings
-from kvcore.errors import ConfigError
+from tierkv.integrations.settings import EngineSettings
+from tierkv.kvcore.errors import ConfigError
 
 
 def test_everything_is_read() -> None:

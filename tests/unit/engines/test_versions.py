@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.versions import untested
+from tierkv.integrations.versions import untested
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from engines.work_queue import Call, WorkQueue
+from tierkv.integrations.work_queue import Call, WorkQueue
 
 
 class Gate:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.block_key import (
+from tierkv.kvcore.block_key import (
     ROOT_PARENT,
     ChunkNamer,
     block_keys,
@@ -21,8 +21,8 @@ from kvcore.block_key import (
     next_block_key,
     tail_key,
 )
-from kvcore.ids import NamespaceKey
-from kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.ids import NamespaceKey
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "block_keys.json"
 VECTORS: dict[str, Any] = json.loads(GOLDEN.read_text())
@@ -66,7 +66,7 @@ def test_chunk_keys_are_golden(vector: dict[str, Any]) -> None:
 def test_another_process_with_another_hash_seed_agrees() -> None:
     vector = VECTORS["chains"][3]
     code = (
-        "from kvcore.block_key import block_keys;"
+        "from tierkv.kvcore.block_key import block_keys;"
         f"print([k.hex() for k in block_keys({KEYS[0]!r}, {vector['token_ids']}, block_tokens=4)])"
     )
     run = subprocess.run(

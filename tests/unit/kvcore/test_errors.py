@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from kvcore import errors
-from kvcore.errors import (
+from tierkv.kvcore import errors
+from tierkv.kvcore.errors import (
     CacheError,
     ProtocolError,
     RetryableError,

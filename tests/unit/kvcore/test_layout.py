@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.layout import BlockLayout, KvCodec, KvDtype
+from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 
 LAYOUT = BlockLayout(layers=3, kv_heads=2, head_dim=4, dtype=KvDtype.FLOAT32, block_tokens=8)
 

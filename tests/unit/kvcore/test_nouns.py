@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvcore import limits
-from kvcore.block_event import BlockRemoved, NullReporter
-from kvcore.clock import Clock, ManualClock, SystemClock
-from kvcore.ids import (
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockRemoved, NullReporter
+from tierkv.kvcore.clock import Clock, ManualClock, SystemClock
+from tierkv.kvcore.ids import (
     BlockKey,
     HostId,
     Incarnation,
@@ -20,11 +20,11 @@ from kvcore.ids import (
     RequestId,
     new_request_id,
 )
-from kvcore.layout import KvCodec
-from kvcore.location import Location, Replica, Tier, tier_seen_from
-from kvcore.node import NodeRole
-from kvcore.request import Blend, GenerateRequest, HitTokens, SamplingParams
-from kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Location, Replica, Tier, tier_seen_from
+from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.request import Blend, GenerateRequest, HitTokens, SamplingParams
+from tierkv.kvcore.reuse_hint import ReuseHint
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from kvcore.errors import TransportError
-from kvwire.checksums import intact, sealed, unsealed
-from kvwire.v1 import compute_pb2 as pb
+from tierkv.kvcore.errors import TransportError
+from tierkv.kvwire.checksums import intact, sealed, unsealed
+from tierkv.kvwire.v1 import compute_pb2 as pb
 
 REQUEST = pb.GenerateRequest(
     request_id="r",

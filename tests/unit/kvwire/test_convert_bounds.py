@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from kvcore import limits
-from kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import NodeReport
-from kvcore.request import GenerateRequest, SamplingParams
-from kvwire import convert, convert_compute, convert_event
-from kvwire.event_records import RECORD_BYTES
-from kvwire.v1 import common_pb2, compute_pb2, meta_pb2
-from metaserver import wire, wire_locate
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import NodeReport
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
+from tierkv.kvwire import convert, convert_compute, convert_event
+from tierkv.kvwire.event_records import RECORD_BYTES
+from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
+from tierkv.metaserver.rpc import wire, wire_locate
 
 KEY = bytes(16)
 LAYOUT = common_pb2.BlockLayout(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=1)

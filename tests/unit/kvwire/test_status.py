@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from kvcore import errors
-from kvcore.errors import (
+from tierkv.kvcore import errors
+from tierkv.kvcore.errors import (
     AuthenticationError,
     DirectoryUnavailableError,
     RetryableError,
@@ -18,14 +18,14 @@ from kvcore.errors import (
     TierKVError,
     TransportError,
 )
-from kvwire.status import (
+from tierkv.kvwire.status import (
     ERROR_METADATA_KEY,
     error_from_proto,
     error_from_rpc,
     error_to_proto,
     status_of,
 )
-from kvwire.v1 import common_pb2
+from tierkv.kvwire.v1 import common_pb2
 
 
 def tree(kind: type[TierKVError] = TierKVError) -> Iterator[type[TierKVError]]:

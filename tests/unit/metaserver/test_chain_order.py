@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvcore.block_event import BlockStored, EventBatch
-from kvcore.block_key import ROOT_PARENT
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeRole
-from kvwire.event_records import pack_events
-from metaserver.directory import Directory
+from tierkv.kvcore.block_event import BlockStored, EventBatch
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvwire.event_records import pack_events
+from tierkv.metaserver.directory.directory import Directory
 
 LIFE = Incarnation(1)
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(1, 4)]

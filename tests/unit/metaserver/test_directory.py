@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvcore import limits
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import RemoteProtocolError
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeRole
-from kvwire.event_records import RECORD_BYTES, EventRecords, pack_events
-from metaserver.arrays import distinct
-from metaserver.block_table import HEAT_FADES_S
-from metaserver.directory import Directory
-from metaserver.event_columns import RECORD
-from metaserver.names import Names
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords, pack_events
+from tierkv.metaserver.directory.arrays import distinct
+from tierkv.metaserver.directory.block_table import HEAT_FADES_S
+from tierkv.metaserver.directory.directory import Directory
+from tierkv.metaserver.directory.event_columns import RECORD
+from tierkv.metaserver.directory.names import Names
 
 DMP = NodeInfo(NodeId("dmp-0"), Incarnation(7), NodeRole.DMP, HostId("a"))
 FAR = NodeInfo(NodeId("dmp-1"), Incarnation(7), NodeRole.DMP, HostId("b"))

@@ -8,18 +8,18 @@ from contextlib import aclosing
 
 import pytest
 
-from kvcore.block_event import BlockStored
-from kvcore.block_key import ROOT_PARENT
-from kvcore.clock import ManualClock
-from kvcore.hold import HoldOrder, LeaseId
-from kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from kvcore.location import Location, Tier
-from kvcore.node import NodeInfo, NodeReport, NodeRole
-from metaserver.agent import NodeAgent
-from metaserver.hold_streams import MAX_QUEUED_KEYS, HoldStreams
-from metaserver.leases import Asked
-from metaserver.local import LocalMeta
-from metaserver.reporter import MetaReporter
+from tierkv.kvcore.block_event import BlockStored
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.directory.leases import Asked
+from tierkv.metaserver.hold_streams import MAX_QUEUED_KEYS, HoldStreams
+from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.reporter import MetaReporter
 
 NODE, LIFE = NodeId("dmp-0"), Incarnation(1)
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(1, 4)]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcore import limits
-from kvcore.hold import NO_LEASE, HoldOrder, LeaseId
-from kvcore.ids import BlockKey, NodeId
-from metaserver.leases import NO_CHANGE, Asked, Leases
+from tierkv.kvcore import limits
+from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.ids import BlockKey, NodeId
+from tierkv.metaserver.directory.leases import NO_CHANGE, Asked, Leases
 
 A, B = NodeId("a"), NodeId("b")
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(4)]

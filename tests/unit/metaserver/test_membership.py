@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import limits
-from kvcore.errors import ConfigError, OverloadedError, StaleEpochError
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
-from metaserver.config import MetaConfig
-from metaserver.membership import Membership
-from metaserver.state import MetaState
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError, OverloadedError, StaleEpochError
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.membership import Membership
+from tierkv.metaserver.state import MetaState
 
 
 def node(name: str = "n", incarnation: int = 5) -> NodeInfo:

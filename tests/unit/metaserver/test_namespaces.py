@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import Namespace
-from metaserver.namespaces import NamespaceStore
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver.client import Namespace
+from tierkv.metaserver.namespaces import NamespaceStore
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import TransportError
-from kvcore.ids import BlockKey, Incarnation, NodeId
-from kvcore.location import Tier
-from metaserver.client import ReportReply
-from metaserver.reporter import BATCH_EVENTS, MetaReporter
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import TransportError
+from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
+from tierkv.kvcore.location import Tier
+from tierkv.metaserver.client import ReportReply
+from tierkv.metaserver.reporter import BATCH_EVENTS, MetaReporter
 
 TAKEN = ReportReply(accepted=True, send_inventory=False)
 GAP = ReportReply(accepted=True, send_inventory=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from policies.arc import Arc
-from policies.block_policies import Fifo, Lfu, Lru, Ttl
-from policies.eviction import BlockFacts, EvictionPolicy
-from policies.leaf_lru import LeafLru
-from policies.lhd import Lhd
-from policies.s3fifo import S3Fifo
+from tierkv.policies.arc import Arc
+from tierkv.policies.block_policies import Fifo, Lfu, Lru, Ttl
+from tierkv.policies.eviction import BlockFacts, EvictionPolicy
+from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.lhd import Lhd
+from tierkv.policies.s3fifo import S3Fifo
 
 
 class Cache:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from policies.eviction import BlockFacts, Expectation
-from policies.leaf_lru import LeafLru
-from policies.learned import LearnedValue
-from simulator.cache_replay import replay
-from simulator.trace import Request
-from simulator.trace_hints import Hint
+from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.learned import LearnedValue
+from tierkv.simulator.cache_replay import replay
+from tierkv.simulator.trace import Request
+from tierkv.simulator.trace_hints import Hint
 
 
 def chains(seed: int, count: int) -> list[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.lifetimes import BUCKETS, EDGES, Lifetimes, Run, bucket_of, run_kind
+from tierkv.policies.lifetimes import BUCKETS, EDGES, Lifetimes, Run, bucket_of, run_kind
 
 KIND = 8  # A multiple of RUN_KINDS; a run without new blocks adds nothing.
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.ids import NodeId, RequestId
-from kvcore.node import NodeInfo, NodeRole
-from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix
-from scheduler.events import (
+from tests.fix_scheduler import make_info, make_model
+from tests.unit.scheduler.test_state import CONFIG, Script, dispatched
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,
     Fail,
@@ -28,9 +30,7 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from scheduler.request_record import Phase
-from tests.fix_scheduler import make_info, make_model
-from tests.unit.scheduler.test_state import CONFIG, Script, dispatched
+from tierkv.scheduler.request_record import Phase
 
 ONE = replace(CONFIG, max_in_flight_per_node=1)
 BLOCK = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.ids import NodeId
-from scheduler.affinity import Affinity, AffinityCounts
-from scheduler.cost import CostSplit, ServiceCost
-from scheduler.events import CandidateCost
+from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.choosing.affinity import Affinity, AffinityCounts
+from tierkv.scheduler.cost import CostSplit, ServiceCost
+from tierkv.scheduler.events import CandidateCost
 
 BLOCK_TOKENS = 16
 

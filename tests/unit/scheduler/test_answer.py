@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcore.ids import NamespaceKey, RequestId
-from kvcore.layout import KvCodec
-from kvcore.request import (
+from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import (
     BlendSelector,
     FinishReason,
     GenerateEvent,
@@ -12,7 +12,7 @@ from kvcore.request import (
     HitTokens,
     Usage,
 )
-from scheduler.answer import Answer
+from tierkv.scheduler.requests.answer import Answer
 
 
 def test_the_codec_of_a_handed_off_answer_is_told() -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.ids import RequestId
-from kvcore.node import NodeRole
-from kvcore.request import FinishReason, GenerateEvent, GenerateRequest
-from scheduler.events import WantedModel
-from scheduler.job import Job
-from scheduler.request_record import Phase
 from tests.fix_scheduler import FakeCompute, make_info, make_request
 from tests.unit.scheduler.test_dispatcher import QUICK, Cluster, ask, long_request, running, until
 from tests.unit.scheduler.test_leases import CHEAP_LOADS, LeaseMeta, two
 from tests.unit.scheduler.test_patience import HangingMeta
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest
+from tierkv.scheduler.events import WantedModel
+from tierkv.scheduler.request_record import Phase
+from tierkv.scheduler.requests.job import Job
 
 Q1, Q2 = RequestId("q1"), RequestId("q2")
 
@@ -161,7 +161,7 @@ async def test_while_it_waits_for_a_node_to_come() -> None:
 async def test_at_a_node_that_does_not_take_it_the_stream_is_closed(
     answers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.dispatcher.CANCEL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("tierkv.scheduler.dispatcher.CANCEL_TIMEOUT_S", 0.02)
     async with running(make_info("c1")) as cluster:
         node: FakeCompute = cluster["c1"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvcore.errors import DirectoryUnavailableError, TransportError
-from kvcore.ids import Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeReport, NodeRole
-from metaserver.client import NodeState
-from scheduler.cluster_view import FORGET_AFTER_LOOKS, ClusterView
 from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model
+from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
+from tierkv.metaserver.client import NodeState
+from tierkv.scheduler.nodes.cluster_view import FORGET_AFTER_LOOKS, ClusterView
 
 C1 = NodeId("c1")
 

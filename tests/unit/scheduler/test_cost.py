@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.node import NodeLoad
-from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix, Rates, known_rates
-from scheduler.service import service_cost
 from tests.fix_scheduler import LAYOUT
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.choosing.service import service_cost
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix, Rates, known_rates
 
 BLOCK = LAYOUT.payload_bytes
 RATES = Rates(

@@ -7,14 +7,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from kvcore.ids import NodeId
-from kvcore.node import NodeLoad
-from scheduler.config import SchedulerConfig
-from scheduler.credibility import credible, speeds
-from scheduler.events import SeenNode
-from scheduler.fleet import Fleet
-from scheduler.node_table import Figures
 from tests.fix_scheduler import make_info
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.events import SeenNode
+from tierkv.scheduler.nodes.credibility import credible, speeds
+from tierkv.scheduler.nodes.fleet import Fleet
+from tierkv.scheduler.nodes.node_table import Figures
 
 FAST = NodeLoad(prefill_token_s=1e-4, prefill_step_s=1e-3)
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.errors import NodeLostError, NoNodeError, OverloadedError, UdfArgumentError
-from kvcore.ids import HostId, Incarnation, NodeId
-from kvcore.node import NodeInfo, NodeRole
-from kvcore.request import (
+from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
+from tierkv.kvcore.errors import NodeLostError, NoNodeError, OverloadedError, UdfArgumentError
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.kvcore.request import (
     Blend,
     FinishReason,
     GenerateEvent,
@@ -20,11 +21,10 @@ from kvcore.request import (
     HitTokens,
     SamplingParams,
 )
-from metaserver.client import LocateReply, NodeCoverage
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.dispatcher import Dispatcher
-from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
+from tierkv.metaserver.client import LocateReply, NodeCoverage
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 QUICK = SchedulerConfig(
     refresh_interval_s=0.02,

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from dbfront.contracts import Prospect
-from dbfront.estimate import Estimate
-from dbfront.explain_text import assumptions
-from kvcore.ids import HostId, NodeId
-from kvcore.node import NodeLoad
-from kvcore.request import HitTokens
-from metaserver.client import LocateReply, NodeCoverage
-from scheduler import forecast as forecast_module
-from scheduler.cluster_view import ClusterView
-from scheduler.dispatcher import Dispatcher
-from scheduler.forecast import Forecast, shared_before
-from scheduler.plan_tree import PlannedPrompt, build_tree
-from scheduler.statement_run import PlannedCall
 from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
+from tierkv.dbfront.contracts import Prospect
+from tierkv.dbfront.explain.as_text import assumptions
+from tierkv.dbfront.explain.estimate import Estimate
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.node import NodeLoad
+from tierkv.kvcore.request import HitTokens
+from tierkv.metaserver.client import LocateReply, NodeCoverage
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
+from tierkv.scheduler.plans import forecast as forecast_module
+from tierkv.scheduler.plans.forecast import Forecast, shared_before
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
+from tierkv.scheduler.plans.statement_run import PlannedCall
 
 FAST_LOADS = NodeLoad(
     prefill_tokens_per_s=100.0,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from kvcore.clock import SystemClock
-from kvcore.errors import RemoteProtocolError
-from kvcore.hold import NO_LEASE, LeaseId
-from kvcore.ids import BlockKey
-from metaserver.client import LocateReply
-from scheduler.hold_keeper import MAX_HELD, HoldKeeper
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.ids import BlockKey
+from tierkv.metaserver.client import LocateReply
+from tierkv.scheduler.plans.hold_keeper import MAX_HELD, HoldKeeper
 
 KEYS = [BlockKey(bytes([n]) * 16) for n in range(3)]
 DEADLINE_S = 20.0

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.ids import NodeId, RequestId
-from kvcore.node import NodeLoad
-from scheduler.events import Dispatch, FirstToken, NodesSeen, RequestFinished, SeenNode
-from scheduler.learning import (
+from tests.fix_scheduler import make_info
+from tests.unit.scheduler.test_state import Script
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.events import Dispatch, FirstToken, NodesSeen, RequestFinished, SeenNode
+from tierkv.scheduler.nodes.learning import (
     LEAST_FACTOR,
     LEAST_OVERHEAD_S,
     MOST_FACTOR,
     MOST_OVERHEAD_S,
     Correction,
 )
-from scheduler.routing_stats import RoutingStats
-from scheduler.routing_view import summarise
-from tests.fix_scheduler import make_info
-from tests.unit.scheduler.test_state import Script
+from tierkv.scheduler.routing_stats import RoutingStats
+from tierkv.scheduler.routing_view import summarise
 
 
 def test_what_a_node_adds_and_how_slow_it_is_are_told_apart() -> None:

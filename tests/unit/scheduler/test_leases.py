@@ -8,15 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.clock import SystemClock
-from kvcore.errors import NodeLostError
-from kvcore.hold import NO_LEASE, LeaseId
-from kvcore.ids import BlockKey, HostId
-from kvcore.node import NodeInfo
-from metaserver.client import MAX_LISTED_REPLICAS, LocateReply, NodeCoverage
-from scheduler.directory_client import DirectoryClient
-from scheduler.request_leases import RequestLeases
-from scheduler.routing_stats import RoutingStats
 from tests.fix_scheduler import FakeMeta, make_info
 from tests.unit.scheduler.test_dispatcher import (
     QUICK,
@@ -27,6 +18,15 @@ from tests.unit.scheduler.test_dispatcher import (
     tokens_of,
     until,
 )
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import NodeLostError
+from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.ids import BlockKey, HostId
+from tierkv.kvcore.node import NodeInfo
+from tierkv.metaserver.client import MAX_LISTED_REPLICAS, LocateReply, NodeCoverage
+from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.requests.request_leases import RequestLeases
+from tierkv.scheduler.routing_stats import RoutingStats
 
 IN_POOL = LocateReply(prefix_blocks=2, memory_blocks=2)
 CHEAP_LOADS = replace(QUICK, prefill_tokens_per_s=10.0, lease_s=10.0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from kvcore.clock import ManualClock
-from kvcore.ids import BlockKey, HostId
-from metaserver.client import MAX_LISTED_REPLICAS, LocateReply
-from scheduler.config import SchedulerConfig
-from scheduler.directory_client import DirectoryClient
-from scheduler.patience import Patience
-from scheduler.routing_stats import RoutingStats
 from tests.fix_scheduler import LAYOUT, FakeMeta, make_model, make_request
+from tierkv.kvcore.clock import ManualClock
+from tierkv.kvcore.ids import BlockKey, HostId
+from tierkv.metaserver.client import MAX_LISTED_REPLICAS, LocateReply
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.locating.patience import Patience
+from tierkv.scheduler.routing_stats import RoutingStats
 
 
 def test_after_a_failure_one_question_at_a_time_tries_again() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvcore.ids import NodeId
-from scheduler.plan_events import (
+from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.plans.plan_events import (
     CallFailed,
     CallFinished,
     CallPrefilled,
@@ -17,9 +17,9 @@ from scheduler.plan_events import (
     PrefetchRun,
     SendCall,
 )
-from scheduler.plan_runs import Effort
-from scheduler.plan_state import PlanState
-from scheduler.plan_tree import PlannedPrompt, build_tree
+from tierkv.scheduler.plans.plan_runs import Effort
+from tierkv.scheduler.plans.plan_state import PlanState
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
 
 A, B = NodeId("a"), NodeId("b")
 ONE = NodesSeen((PlanNode(A),))

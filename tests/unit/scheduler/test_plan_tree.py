@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.plan_runs import Effort, cut, deal
-from scheduler.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from tierkv.scheduler.plans.plan_runs import Effort, cut, deal
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=16)
 

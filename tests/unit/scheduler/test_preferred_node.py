@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kvcore.ids import NodeId, RequestId
-from kvcore.node import NodeInfo, NodeLoad
-from kvcore.preferred_node import PreferredNode
-from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix
-from scheduler.events import (
+from tests.fix_scheduler import LAYOUT, make_info
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.node import NodeInfo, NodeLoad
+from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,
     NodesSeen,
@@ -15,8 +16,7 @@ from scheduler.events import (
     SeenNode,
     WantedModel,
 )
-from scheduler.state import SchedulerState
-from tests.fix_scheduler import LAYOUT, make_info
+from tierkv.scheduler.requests.state import SchedulerState
 
 MODEL = WantedModel("tiny")
 PROMPT = 10 * LAYOUT.block_tokens

@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
-from kvcore.ids import NodeId, RequestId
-from kvcore.node import NodeInfo, NodeRole
-from scheduler.cost import CachedPrefix
-from scheduler.events import (
+from tests.fix_scheduler import FakeCompute, make_info
+from tests.unit.scheduler.test_dispatcher import ask, long_request, running, tokens_of
+from tests.unit.scheduler.test_state import Script, dispatched
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,
     FirstToken,
@@ -23,9 +26,6 @@ from scheduler.events import (
     RequestFinished,
     Stage,
 )
-from tests.fix_scheduler import FakeCompute, make_info
-from tests.unit.scheduler.test_dispatcher import ask, long_request, running, tokens_of
-from tests.unit.scheduler.test_state import Script, dispatched
 
 Q1 = RequestId("q1")
 BLOCK = 16

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.ids import HostId, Incarnation, NodeId, RequestId
-from kvcore.node import NodeInfo, NodeLoad, NodeRole
-from scheduler.config import SchedulerConfig
-from scheduler.cost import CachedPrefix
-from scheduler.events import (
+from tests.fix_scheduler import make_info, make_model
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
+from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeRole
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,
     Dispatch,
@@ -33,9 +34,8 @@ from scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from scheduler.request_record import InvalidTransition
-from scheduler.state import SchedulerState
-from tests.fix_scheduler import make_info, make_model
+from tierkv.scheduler.request_record import InvalidTransition
+from tierkv.scheduler.requests.state import SchedulerState
 
 CONFIG = SchedulerConfig(
     node_wait_s=10.0, backoff_initial_s=1.0, backoff_max_s=4.0, prefill_tokens_per_s=100.0

@@ -9,21 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvcore.block_key import block_keys
-from kvcore.clock import SystemClock
-from kvcore.hold import LeaseId
-from kvcore.ids import NodeId
-from kvcore.request import GenerateRequest
-from kvcore.reuse_hint import ReuseHint
-from metaserver.client import LocateReply, NodeCoverage
-from scheduler.cluster_view import ClusterView
-from scheduler.config import SchedulerConfig
-from scheduler.directory_client import DirectoryClient
-from scheduler.dispatcher import Dispatcher
-from scheduler.hold_keeper import HoldKeeper
-from scheduler.plan_events import PlanNode
-from scheduler.routing_stats import RoutingStats
-from scheduler.statement_run import PlannedCall, StatementRun
 from tests.fix_scheduler import (
     LAYOUT,
     NAMESPACE,
@@ -33,6 +18,21 @@ from tests.fix_scheduler import (
     make_model,
     make_request,
 )
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.hold import LeaseId
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.request import GenerateRequest
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.metaserver.client import LocateReply, NodeCoverage
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.nodes.cluster_view import ClusterView
+from tierkv.scheduler.plans.hold_keeper import HoldKeeper
+from tierkv.scheduler.plans.plan_events import PlanNode
+from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
+from tierkv.scheduler.routing_stats import RoutingStats
 
 MODEL = make_model()
 TOKENS = LAYOUT.block_tokens

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.errors import UserError
-from policies.eviction import Expectation
-from simulator.cache_replay import policy_names, replay
-from simulator.trace import Request
-from simulator.trace_hints import NO_HINT, Hint, TraceHints
+from tierkv.kvcore.errors import UserError
+from tierkv.policies.eviction import Expectation
+from tierkv.simulator.cache_replay import policy_names, replay
+from tierkv.simulator.trace import Request
+from tierkv.simulator.trace_hints import NO_HINT, Hint, TraceHints
 
 
 def request(at: float, *ids: int, tokens: int | None = None, **extra: object) -> Request:

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from simulator.cluster import Cluster
-from simulator.noise import LEAST, MOST, SLOWED, Noise
-from simulator.options import GB, ClusterOptions, Gate, RouterName
-from simulator.results import Ledger
-from simulator.serving_model import Constants, ServingModel, load_constants
-from simulator.trace import Request
-from simulator.workload import Workload, make_workload
+from tierkv.simulator.cluster import Cluster
+from tierkv.simulator.nodes.noise import LEAST, MOST, SLOWED, Noise
+from tierkv.simulator.nodes.serving_model import Constants, ServingModel, load_constants
+from tierkv.simulator.options import GB, ClusterOptions, Gate, RouterName
+from tierkv.simulator.results import Ledger
+from tierkv.simulator.trace import Request
+from tierkv.simulator.workload import Workload, make_workload
 
 BLOCK = 100
 MODEL = ServingModel(

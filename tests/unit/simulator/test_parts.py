@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import ConfigError
-from policies.select import PRODUCTION_POLICIES, make_policy
-from simulator.job import look_up
-from simulator.pool_link import PoolLink
-from simulator.prefix_cache import PrefixCache
-from simulator.prices import load_prices
-from simulator.results import quantile
-from simulator.serving_model import load_constants
-from simulator.trace import Request
-from simulator.workload import NOBODY, Workload, make_workload
+from tierkv.kvcore.errors import ConfigError
+from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
+from tierkv.simulator.nodes.job import look_up
+from tierkv.simulator.nodes.pool_link import PoolLink
+from tierkv.simulator.nodes.prefix_cache import PrefixCache
+from tierkv.simulator.nodes.serving_model import load_constants
+from tierkv.simulator.prices import load_prices
+from tierkv.simulator.results import quantile
+from tierkv.simulator.trace import Request
+from tierkv.simulator.workload import NOBODY, Workload, make_workload
 
 CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kvcore.errors import ConfigError
-from simulator.options import ClusterOptions, Gate, RouterName
-from simulator.request import CacheQuestion, parse
-from simulator.serving_model import load_constants
-from simulator.sizing import pool_worth
-from simulator.trace import Request
-from simulator.workload import make_workload
+from tierkv.kvcore.errors import ConfigError
+from tierkv.simulator.nodes.serving_model import load_constants
+from tierkv.simulator.options import ClusterOptions, Gate, RouterName
+from tierkv.simulator.request import CacheQuestion, parse
+from tierkv.simulator.sizing import pool_worth
+from tierkv.simulator.trace import Request
+from tierkv.simulator.workload import make_workload
 
 
 def test_a_cache_or_a_cluster() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from kvcore.errors import UserError
-from kvcore.limits import MAX_CHAIN_BLOCKS, MAX_TRACE_LINE_BYTES
-from simulator.trace import Request, TraceReader, load_trace
+from tierkv.kvcore.errors import UserError
+from tierkv.kvcore.limits import MAX_CHAIN_BLOCKS, MAX_TRACE_LINE_BYTES
+from tierkv.simulator.trace import Request, TraceReader, load_trace
 
 GOOD = {"timestamp": 1500, "input_length": 700, "output_length": 3, "hash_ids": [7, 8]}
 AGENT = GOOD | {"session_id": 20672, "turn": 3, "tool_use": True, "think_time": 2.5}

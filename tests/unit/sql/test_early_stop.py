@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sql.dialect import Dialect
-from sql.plan import plan_statement
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.plan.plan import plan_statement
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
-from sql.dialect import Dialect
-from sql.explain_options import ExplainOptions, explain_options
-from sql.lexer import tokenize
-from sql.plan import Explain, plan_statement
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.plan.explain_options import ExplainOptions, explain_options
+from tierkv.sql.plan.plan import Explain, plan_statement
+from tierkv.sql.text.lexer import tokenize
 
 CALL = "SELECT missing, ai_generate(body) FROM docs"
 

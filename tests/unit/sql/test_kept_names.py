@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.errors import SqlError
-from sql.kept_names import KeptNames, refuse_kept
-from sql.lexer import tokenize
+from tierkv.kvcore.errors import SqlError
+from tierkv.sql.plan.kept_names import KeptNames, refuse_kept
+from tierkv.sql.text.lexer import tokenize
 
 KEPT = KeptNames(frozenset({"lower", "range", "json"}), frozenset({"main", "public", "memory"}))
 

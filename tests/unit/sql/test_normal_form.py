@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore import limits
-from sql.lexer import tokenize
-from sql.normal_form import normal_form, query_id
+from tierkv.kvcore import limits
+from tierkv.sql.text.lexer import tokenize
+from tierkv.sql.text.normal_form import normal_form, query_id
 
 FORMS = {
     "SELECT ai_generate('What? ' || body) FROM t;": "SELECT ai_generate($1 || body) FROM t",

@@ -12,8 +12,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from kvcore.errors import UserError
-from sql.plan import StatementPlan, plan_statement
+from tierkv.kvcore.errors import UserError
+from tierkv.sql.plan.plan import StatementPlan, plan_statement
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sql_plans.txt"
 

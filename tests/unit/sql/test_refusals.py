@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.errors import UserError
-from sql.dialect import Dialect
-from sql.plan import MAX_FORMS, plan_statement
+from tierkv.kvcore.errors import UserError
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.plan.plan import MAX_FORMS, plan_statement
 
 
 def refused(sql: str, dialect: Dialect) -> UserError:

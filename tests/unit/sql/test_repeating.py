@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sql.changes import may_change
-from sql.lexer import tokenize
-from sql.repeating import ChangeText, change_text
-from sql.statement import classify
+from tierkv.sql.plan.changes import may_change
+from tierkv.sql.text.lexer import tokenize
+from tierkv.sql.text.repeating import ChangeText, change_text
+from tierkv.sql.text.statement import classify
 
 
 def read(text: str) -> ChangeText:

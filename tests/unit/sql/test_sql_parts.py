@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
-from sql.changes import may_change, query_writes
-from sql.lexer import TokenKind, read_ahead, string_value, tokenize
-from sql.literals import NotConstantError, literal_value
-from sql.options import CallOptions, parse_options
-from sql.parameters import parameter_types
-from sql.plan import plan_statement
-from sql.settings import parse_setting, setting_command
-from sql.statement import StatementKind, classify, split_statements
-from sql.views import VIEW_COLUMNS, view_ddl
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
+from tierkv.sql.calls.options import CallOptions, parse_options
+from tierkv.sql.plan.changes import may_change, query_writes
+from tierkv.sql.plan.parameters import parameter_types
+from tierkv.sql.plan.plan import plan_statement
+from tierkv.sql.settings import parse_setting, setting_command
+from tierkv.sql.text.lexer import TokenKind, read_ahead, string_value, tokenize
+from tierkv.sql.text.literals import NotConstantError, literal_value
+from tierkv.sql.text.statement import StatementKind, classify, split_statements
+from tierkv.sql.views import VIEW_COLUMNS, view_ddl
 
 
 @pytest.mark.parametrize(

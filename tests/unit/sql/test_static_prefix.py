@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sql.lexer import tokenize
-from sql.static_prefix import static_prefix
+from tierkv.sql.calls.static_prefix import static_prefix
+from tierkv.sql.text.lexer import tokenize
 
 
 def prefix_of(expression: str) -> str:

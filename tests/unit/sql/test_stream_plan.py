@@ -6,10 +6,10 @@ from decimal import Decimal
 
 import pytest
 
-from sql.clauses import conjunct_ranges, select_clauses
-from sql.dialect import Dialect
-from sql.lexer import tokenize
-from sql.plan import plan_statement
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.plan.plan import plan_statement
+from tierkv.sql.text.clauses import conjunct_ranges, select_clauses
+from tierkv.sql.text.lexer import tokenize
 
 
 @pytest.mark.parametrize(

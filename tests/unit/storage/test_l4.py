@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dmp.lower_tier import LowerTier
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, TransportError
-from kvcore.ids import BlockKey
-from storage.archive import ObjectArchive, _path
-from storage.block_store import StoredBlock
-from storage.l4 import L4Store
-from storage.segment_format import PAGE
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server, make_s3_server
+from tierkv.dmp.node.lower_tier import LowerTier
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, TransportError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.storage.archive import ObjectArchive, _path
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.disk.segment_format import PAGE
+from tierkv.storage.l4 import L4Store
 
 RANGE = 6_000
 FILE = PAGE + 4 * 4 * PAGE

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from kvcore.errors import ModelFolderError
-from storage.model_folder import FULL_DIGEST_BYTES, inspect_model_folder
-from storage.safetensors_header import read_tensor_index
+from tierkv.kvcore.errors import ModelFolderError
+from tierkv.storage.modelfiles.model_folder import FULL_DIGEST_BYTES, inspect_model_folder
+from tierkv.storage.modelfiles.safetensors_header import read_tensor_index
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import errno
 
-from kvcore.block_key import ROOT_PARENT
-from storage.block_store import StoredBlock
-from storage.medium_health import RETRY_S, MediumHealth
-from storage.segment_format import PAGE, Record
-from storage.segment_index import Entry, FileRole, SegmentIndex
 from tests.fix_dmp import block_key
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.disk.medium_health import RETRY_S, MediumHealth
+from tierkv.storage.disk.segment_format import PAGE, Record
+from tierkv.storage.disk.segment_index import Entry, FileRole, SegmentIndex
 
 FILE = PAGE + 3 * 2 * PAGE
 """Three records of two pages."""

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, PoolFullError
-from storage.block_store import BlockRead, RangeRead, StoredBlock
-from storage.segment_folder import segment_path
-from storage.segment_format import PAGE, pack_checksums
-from storage.segment_store import SegmentStore
 from tests.fix_dmp import block_key, make_range
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, PoolFullError
+from tierkv.storage.block_store import BlockRead, RangeRead, StoredBlock
+from tierkv.storage.disk.segment_folder import segment_path
+from tierkv.storage.disk.segment_format import PAGE, pack_checksums
+from tierkv.storage.disk.segment_store import SegmentStore
 
 RANGE = 6_000
 RECORD = PAGE * 4

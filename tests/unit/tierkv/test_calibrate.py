@@ -8,17 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compute.codec.calibration import load_calibration  # noqa: E402
-from compute.loading import load_model  # noqa: E402
-from kvcore.errors import ConfigError  # noqa: E402
-from kvcore.ids import HostId, NodeId  # noqa: E402
-from kvcore.layout import KvCodec  # noqa: E402
-from kvcore.node import NodeRole  # noqa: E402
-from storage.model_folder import CALIBRATION_NAME  # noqa: E402
-from tierkv.calibrate import calibrate  # noqa: E402
-from tierkv.node_config import compute_config  # noqa: E402
+from tierkv.commands.calibrate import calibrate  # noqa: E402
+from tierkv.compute.codec.calibration import load_calibration  # noqa: E402
+from tierkv.compute.loading import load_model  # noqa: E402
+from tierkv.kvcore.errors import ConfigError  # noqa: E402
+from tierkv.kvcore.ids import HostId, NodeId  # noqa: E402
+from tierkv.kvcore.layout import KvCodec  # noqa: E402
+from tierkv.kvcore.node import NodeRole  # noqa: E402
+from tierkv.parts.node_config import compute_config  # noqa: E402
+from tierkv.parts.shipped_model import model_folder  # noqa: E402
 from tierkv.settings import ComputeSettings  # noqa: E402
-from tierkv.shipped_model import model_folder  # noqa: E402
+from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME  # noqa: E402
 
 TEXT = "Customer: Jonas Ortiz. City: Oslo. Product: blender. Review: It never lets me down.\n"
 

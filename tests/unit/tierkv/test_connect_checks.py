@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engines.launch import Connector, LaunchKind
 from tests.fix_cluster import ROOT
-from tierkv.connect_checks import Model, check_block, check_version
+from tierkv.commands.connect_checks import Model, check_block, check_version
+from tierkv.integrations.launch import Connector, LaunchKind
 
 DEMO = ROOT / "compute" / "demo_model" / "weights"
 

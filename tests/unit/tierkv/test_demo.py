@@ -8,13 +8,13 @@ import re
 import pytest
 from rich.console import Console
 
-from dbfront.statistics import AiStats
-from kvcore.request import HitTokens
 from tierkv.config import load_config
-from tierkv.demo import run_demo
-from tierkv.demo_chat import ChatTurn
-from tierkv.demo_plot import Bar, Kind, plot_lines
-from tierkv.demo_report import StatementRun, Story, print_story
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.demo.demo import run_demo
+from tierkv.demo.demo_chat import ChatTurn
+from tierkv.demo.demo_plot import Bar, Kind, plot_lines
+from tierkv.demo.demo_report import StatementRun, Story, print_story
+from tierkv.kvcore.request import HitTokens
 
 GREEN, RED = Kind("with", "█", "green"), Kind("without", "░", "red")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.block_key import ROOT_PARENT
-from kvcore.errors import ConfigError
-from kvcore.ids import BlockKey, NodeId
-from storage.block_store import StoredBlock
 from tierkv.config import list_entries, load_config
-from tierkv.disk_tier import disk_tier
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import BlockKey, NodeId
+from tierkv.parts.disk_tier import disk_tier
 from tierkv.settings import DmpSettings
+from tierkv.storage.block_store import StoredBlock
 
 NODE, MIB = NodeId("dmp-0"), 1 << 20
 

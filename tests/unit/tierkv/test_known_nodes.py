@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.node import NodeReport, NodeRole
-from metaserver.client import NodeState
 from tests.fix_scheduler import make_info
-from tierkv.known_nodes import NodeFile
+from tierkv.kvcore.node import NodeReport, NodeRole
+from tierkv.metaserver.client import NodeState
+from tierkv.parts.known_nodes import NodeFile
 
 META = "127.0.0.1:7400"
 NODES = tuple(

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from dmp.memory_room import memory_available
-from dmp.transport.inproc import InprocPoolNode
-from kvcore.errors import ConfigError
 from tests.fix_dmp import Rig, store
-from tierkv.cluster_files import segment_prefix
 from tierkv.config import load_config
-from tierkv.left_memory import clean, kept_text, left_segments, orphans_text, require_memory
+from tierkv.dmp.segment.memory_room import memory_available
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.errors import ConfigError
+from tierkv.processes.cluster_files import segment_prefix
+from tierkv.processes.left_memory import (
+    clean,
+    kept_text,
+    left_segments,
+    orphans_text,
+    require_memory,
+)
 from tierkv.settings import Settings
 
 MakeRig = Callable[..., Rig]

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvcore.errors import NoNodeError, UserError
-from kvcore.layout import KvCodec
-from kvcore.request import BlendSelector
-from kvcore.reuse_policy import ReusePolicy
-from metaserver.client import Namespace
-from metaserver.config import MetaConfig
-from metaserver.server import MetaServer
 from tierkv.cli import app
+from tierkv.commands.namespaces import NamespaceChange
 from tierkv.config import load_config
+from tierkv.kvcore.errors import NoNodeError, UserError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.loop_thread import LoopThread
-from tierkv.namespaces import NamespaceChange
+from tierkv.metaserver.client import Namespace
+from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.rpc.server import MetaServer
 
 
 @pytest.fixture

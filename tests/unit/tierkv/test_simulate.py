@@ -9,8 +9,8 @@ import pytest
 import zstandard
 from typer.testing import CliRunner
 
-from kvcore.errors import ConfigError, TierKVError, UserError
 from tierkv.cli import app
+from tierkv.kvcore.errors import ConfigError, TierKVError, UserError
 
 
 def line(at_ms: int, blocks: list[int]) -> str:

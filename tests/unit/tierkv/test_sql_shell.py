@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dbfront.statistics import AiStats
-from kvcore.request import HitTokens
-from sql.functions import AI_FUNCTIONS
-from tierkv import shell_history
 from tierkv.config import state_folder
-from tierkv.shell_commands import LEAVING, Reply, answer, is_command
-from tierkv.shell_completion import catalog_of, words_for
-from tierkv.shell_prompt import is_complete
-from tierkv.sql_shell import summarise
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.kvcore.request import HitTokens
+from tierkv.shell import shell_history
+from tierkv.shell.shell_commands import LEAVING, Reply, answer, is_command
+from tierkv.shell.shell_completion import catalog_of, words_for
+from tierkv.shell.shell_prompt import is_complete
+from tierkv.shell.sql_shell import summarise
+from tierkv.sql.calls.functions import AI_FUNCTIONS
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.errors import NoNodeError
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
-from tierkv import supervisor as supervisor_module
-from tierkv.child_log import keep_short
-from tierkv.supervisor import (
+from tierkv.kvcore.errors import NoNodeError
+from tierkv.processes import supervisor as supervisor_module
+from tierkv.processes.child_log import keep_short
+from tierkv.processes.supervisor import (
     Child,
     ChildSpec,
     Supervisor,

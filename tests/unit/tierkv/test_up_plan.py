@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg.conninfo
 import pytest
 
-from kvcore.errors import ConfigError
+from tierkv.commands.up import ClusterShape, _own, _tell_ready, dialable, plan_nodes, sql_words
 from tierkv.config import load_config
+from tierkv.kvcore.errors import ConfigError
+from tierkv.parts.shipped_model import model_name, split_by_model, with_default_model
 from tierkv.settings import ComputeSettings, Settings
-from tierkv.shipped_model import model_name, split_by_model, with_default_model
-from tierkv.up import ClusterShape, _own, _tell_ready, dialable, plan_nodes, sql_words
 
 
 def test_one_host_keeps_its_name() -> None:

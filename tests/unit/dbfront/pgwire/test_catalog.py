@@ -5,16 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbfront.contracts import Column, StatementResult
-from dbfront.pgwire.catalog.commands import SettingCommand, parse_setting_command
-from dbfront.pgwire.catalog.cursors import Cursors, parse_declare
-from dbfront.pgwire.catalog.ddl import rewrite_create
-from dbfront.pgwire.catalog.install import catalog_names, catalog_statements, client_names
-from dbfront.pgwire.catalog.rewrite import TELLING, may_tell, rewrite
-from dbfront.pgwire.catalog.rewriter import DATABASE
-from dbfront.pgwire.catalog.settings import Settings, milliseconds
-from dbfront.pgwire.catalog.shapes import shapes
-from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
+from tierkv.dbfront.contracts import Column, StatementResult
+from tierkv.dbfront.postgres_dialect.catalog.install import (
+    catalog_names,
+    catalog_statements,
+    client_names,
+)
+from tierkv.dbfront.postgres_dialect.catalog.shapes import shapes
+from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
+from tierkv.dbfront.postgres_dialect.rewriting.rewrite import TELLING, may_tell, rewrite
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
+from tierkv.dbfront.postgres_dialect.session.cursors import Cursors, parse_declare
+from tierkv.dbfront.postgres_dialect.settings.commands import SettingCommand, parse_setting_command
+from tierkv.dbfront.postgres_dialect.settings.settings import Settings, milliseconds
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting datestyle": "'ISO'"}
 

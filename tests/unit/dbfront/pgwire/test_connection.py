@@ -4,16 +4,16 @@ import struct
 
 import pytest
 
-from dbfront.pgwire import messages as m
-from dbfront.pgwire.connection import MAX_AUTH_MESSAGE_BYTES, PgConnection, Phase
-from dbfront.pgwire.errors import error_fields
-from kvcore.errors import (
+from tierkv.dbfront.pgwire.protocol import messages as m
+from tierkv.dbfront.pgwire.protocol.connection import MAX_AUTH_MESSAGE_BYTES, PgConnection, Phase
+from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.kvcore.errors import (
     CancelledByUserError,
     LocalProtocolError,
     OverloadedError,
     RemoteProtocolError,
 )
-from kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_STARTUP_BYTES
+from tierkv.kvcore.limits import MAX_PGWIRE_FRAME_BYTES, MAX_STARTUP_BYTES
 
 
 def frame(type_byte: bytes, body: bytes = b"") -> bytes:

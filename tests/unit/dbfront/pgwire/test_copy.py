@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbfront.contracts import Column
-from dbfront.pgwire.copy_binary import BinaryReader, BinaryWriter
-from dbfront.pgwire.copy_format import CopyReader, CopyWriter
-from dbfront.pgwire.copy_statement import CopyOptions, CopyStatement, parse_copy
-from dbfront.pgwire.copy_values import text_converter
-from dbfront.pgwire.types import pg_type
-from kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
+from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.copying.binary_rows import BinaryReader, BinaryWriter
+from tierkv.dbfront.copying.statement import CopyOptions, CopyStatement, parse_copy
+from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter
+from tierkv.dbfront.copying.values import text_converter
+from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dbfront.pgwire.binary_format import binary_encoder
-from dbfront.pgwire.numeric_format import numeric_binary, numeric_from_binary
-from dbfront.pgwire.parameters import decode_parameter
-from dbfront.pgwire.text_format import text_encoder
-from dbfront.pgwire.types import pg_type
-from kvcore.errors import SqlError
+from tierkv.dbfront.postgres_values.binary_format import binary_encoder
+from tierkv.dbfront.postgres_values.numeric_format import numeric_binary, numeric_from_binary
+from tierkv.dbfront.postgres_values.parameters import decode_parameter
+from tierkv.dbfront.postgres_values.text_format import text_encoder
+from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.kvcore.errors import SqlError
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "BOOLEAN": st.booleans(),

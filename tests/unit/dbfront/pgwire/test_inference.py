@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.pgwire.inference.by_tokens import inferred_types, lookup_sql, parameter_uses
+from tierkv.dbfront.postgres_dialect.inference.by_tokens import (
+    inferred_types,
+    lookup_sql,
+    parameter_uses,
+)
 
 COLUMNS = (("id", "INTEGER", 1), ("name", "VARCHAR", 2), ("at", "TIMESTAMP", 3))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.pgwire.inference.origins import (
+from tierkv.dbfront.postgres_dialect.inference.origins import (
     Columns,
     Origin,
     OutputColumn,

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from dbfront.postgres import client_frames
-from dbfront.postgres.client_frames import ClientFrames
-from dbfront.postgres.conversation import Conversation
-from dbfront.postgres.messages import execute, framed, parse, query
-from dbfront.postgres.statement import may_matter
-from kvcore.errors import RemoteProtocolError
+from tierkv.dbfront.postgres.statements.statement import may_matter
+from tierkv.dbfront.postgres.wire import client_frames
+from tierkv.dbfront.postgres.wire.client_frames import ClientFrames
+from tierkv.dbfront.postgres.wire.conversation import Conversation
+from tierkv.dbfront.postgres.wire.messages import execute, framed, parse, query
+from tierkv.kvcore.errors import RemoteProtocolError
 
 PLAIN = query(b"SELECT 1")
 CALL = query(b"SELECT AI_Generate('x')")

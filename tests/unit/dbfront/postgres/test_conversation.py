@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from dbfront.postgres.conversation import Conversation
-from dbfront.postgres.messages import framed
+from tierkv.dbfront.postgres.wire.conversation import Conversation
+from tierkv.dbfront.postgres.wire.messages import framed
 
 READY = framed(b"Z", b"I")
 IN_BLOCK = framed(b"Z", b"T")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dbfront.postgres.statement import Planner, may_matter
-from kvcore.errors import FeatureNotSupportedError, SqlError, UserError
+from tierkv.dbfront.postgres.statements.statement import Planner, may_matter
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, UserError
 
 
 @pytest.mark.parametrize(

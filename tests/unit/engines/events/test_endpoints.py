@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.events.endpoints import EventEndpoint, event_endpoints
-from kvcore.errors import ConfigError
+from tierkv.integrations.events.endpoints import EventEndpoint, event_endpoints
+from tierkv.kvcore.errors import ConfigError
 
 
 def test_the_defaults_are_on_the_engines_host() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engines.events.following import (
+from tests.fix_engine_events import CLEARED, batch
+from tierkv.integrations.events.following import (
     AskReplay,
     Following,
     Forget,
@@ -11,8 +12,7 @@ from engines.events.following import (
     Show,
     Take,
 )
-from engines.events.messages import EngineBatch, decode_batch
-from tests.fix_engine_events import CLEARED, batch
+from tierkv.integrations.events.messages import EngineBatch, decode_batch
 
 
 def started(batches: int = 3, *, replays: bool = True) -> Following:

@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from engines.events.messages import EngineStored, decode_batch, token_numbers
 from tests.fix_engine_events import CLEARED, batch, payload, removed, stored
+from tierkv.integrations.events.messages import EngineStored, decode_batch, token_numbers
 
 
 def test_events_of_a_batch_come_in_order() -> None:

@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 
-from engines.events.own_blocks import OwnBlocks
-from engines.salts import TenantSalt
-from kvcore.block_key import ROOT_PARENT, block_keys
-from kvcore.ids import BlockKey
 from tests.fix_engine_events import (
     CLEARED,
     MODEL,
@@ -23,6 +19,10 @@ from tests.fix_engine_events import (
     salt,
     stored,
 )
+from tierkv.integrations.events.own_blocks import OwnBlocks
+from tierkv.integrations.salts import TenantSalt
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.ids import BlockKey
 
 PROMPT = list(range(100, 112))
 

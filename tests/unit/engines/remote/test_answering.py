@@ -8,13 +8,13 @@ from contextlib import aclosing
 
 import pytest
 
-from engines.remote.answering import Answering
-from engines.remote.door import Ask, Counts, EngineLook, Piece
-from kvcore import limits
-from kvcore.clock import SystemClock
-from kvcore.errors import NodeLostError
-from kvcore.ids import NamespaceKey, NodeId, RequestId
-from kvcore.request import FinishReason, GenerateRequest
+from tierkv.integrations.remote.answering import Answering
+from tierkv.integrations.remote.door import Ask, Counts, EngineLook, Piece
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import NodeLostError
+from tierkv.kvcore.ids import NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.request import FinishReason, GenerateRequest
 
 PIECES = 50
 PIECE_TOKENS = limits.MAX_QUEUED_ANSWER_TOKENS // 4

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from engines.events.feed import EngineEvents
-from engines.layouts import opaque_layout
-from engines.remote.config import EngineKind, RemoteConfig
-from engines.remote.door import Ask, EngineLook, Piece
-from engines.remote.node import Life, RemoteNode
-from kvcore.block_event import NullReporter
-from kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
-from kvcore.node import ModelInfo, NodeRole
-from kvcore.request import GenerateRequest
+from tierkv.integrations.events.feed import EngineEvents
+from tierkv.integrations.layouts import opaque_layout
+from tierkv.integrations.remote.config import EngineKind, RemoteConfig
+from tierkv.integrations.remote.door import Ask, EngineLook, Piece
+from tierkv.integrations.remote.node import Life, RemoteNode
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.node import ModelInfo, NodeRole
+from tierkv.kvcore.request import GenerateRequest
 
 MODEL = ModelInfo("m", "", "r", opaque_layout("x"), 4_096, (2,), "", 0)
 CACHED = 96

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engines.layouts import opaque_layout
-from engines.remote.pace import Pace
-from kvcore.node import NodeLoad
-from scheduler.config import SchedulerConfig
-from scheduler.cost import NOTHING_CACHED, CachedPrefix, known_rates
-from scheduler.service import service_cost
+from tierkv.integrations.layouts import opaque_layout
+from tierkv.integrations.remote.pace import Pace
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.choosing.service import service_cost
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix, known_rates
 
 PROMPT, BLOCK = 260, 32
 LAYOUT = opaque_layout("x", BLOCK)
@@ -45,7 +45,7 @@ def test_an_engine_that_became_slow_is_seen() -> None:
     pace = Pace()
     for _ in range(10):
         pace.first_token(PROMPT, 0, 0.07)
-    # Meanwhile the scheduler's own correction of predictions knows (scheduler/learning.py).
+    # Meanwhile the scheduler's own correction of predictions knows (scheduler/nodes/learning.py).
     for _ in range(30):
         pace.first_token(PROMPT, 0, 0.7)
     assert predicted(pace, NOTHING_CACHED) > 0.35

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from engines.remote.refusals import refusal, stream_error
-from kvcore.errors import (
+from tierkv.integrations.remote.refusals import refusal, stream_error
+from tierkv.kvcore.errors import (
     ConfigError,
     ContextTooLongError,
     OverloadedError,

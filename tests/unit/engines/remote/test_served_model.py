@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-import compute
-from engines.remote.config import EngineKind, RemoteConfig
-from engines.remote.door import EngineDoor, EngineLook
-from engines.remote.doors import open_door
-from engines.remote.served_model import served_model
-from engines.remote.text_tokens import END, text_folder
-from kvcore import limits
-from kvcore.errors import ConfigError
-from kvcore.ids import HostId, NodeId
-from kvcore.layout import BlockLayout, KvDtype
-from kvcore.node import NodeRole
-from storage.model_folder import inspect_model_folder
+from tierkv import compute
+from tierkv.integrations.remote.config import EngineKind, RemoteConfig
+from tierkv.integrations.remote.door import EngineDoor, EngineLook
+from tierkv.integrations.remote.doors import open_door
+from tierkv.integrations.remote.served_model import served_model
+from tierkv.integrations.remote.text_tokens import END, text_folder
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore.node import NodeRole
+from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 DEMO = Path(compute.__file__).parent / "demo_model" / "weights"
 LOOK = EngineLook(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.remote.sse import EventDecoder
-from kvcore import limits
-from kvcore.errors import RemoteProtocolError
+from tierkv.integrations.remote.sse import EventDecoder
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
 
 TEXTS = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dbfront.chunked_prompt import encode_chat
-from dbfront.contracts import Message
-from dbfront.detokenizer import Detokenizer
-from dbfront.tokenizer import TextTokenizer, load_tokenizer
-from engines.remote.text_tokens import (
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.chunked_prompt import encode_chat
+from tierkv.dbfront.tokens.detokenizer import Detokenizer
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer, load_tokenizer
+from tierkv.integrations.remote.text_tokens import (
     END,
     ESCAPE,
     MARK,
@@ -27,7 +27,7 @@ from engines.remote.text_tokens import (
     text_of,
     tokens_of,
 )
-from kvcore.errors import UdfArgumentError, UserError
+from tierkv.kvcore.errors import UdfArgumentError, UserError
 
 TOKENIZER: TextTokenizer = load_tokenizer(text_folder())
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.sglang.host_pages import HostPages, page_memory
+from tierkv.integrations.sglang.host_pages import HostPages, page_memory
 
 PAGE, LAYERS, WIDTH, TOKENS = 4, 3, 5, 16
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engines.identity import EngineIdentity
-from engines.sglang.page_form import identity_of, part_of
+from tierkv.integrations.identity import EngineIdentity
+from tierkv.integrations.sglang.page_form import identity_of, part_of
 
 
 def storage(**changes: Any) -> Any:

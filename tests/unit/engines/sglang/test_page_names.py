@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engines.sglang.page_names import PageNames, generation_marker
-from kvcore.ids import NamespaceKey
+from tierkv.integrations.sglang.page_names import PageNames, generation_marker
+from tierkv.kvcore.ids import NamespaceKey
 
 BASE = NamespaceKey(bytes(range(32)))
 HASH = "5e" * 32

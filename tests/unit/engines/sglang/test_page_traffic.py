@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engines.sglang.page_traffic import Page, chain_notes
-from kvcore.block_key import ROOT_PARENT
-from kvcore.ids import BlockKey
+from tierkv.integrations.sglang.page_traffic import Page, chain_notes
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey
 
 A, B, C = (BlockKey(bytes([n]) * 16) for n in (1, 2, 3))
 

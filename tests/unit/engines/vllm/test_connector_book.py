@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engines.vllm.connector_book import KnownKeys, RequestBook, Story
-from kvcore.block_key import block_keys
-from kvcore.ids import BlockKey, NamespaceKey
+from tierkv.integrations.vllm.connector_book import KnownKeys, RequestBook, Story
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 NAMESPACE = NamespaceKey(b"n" * 32)
 WIDTH = 4

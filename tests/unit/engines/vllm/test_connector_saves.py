@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engines.vllm.connector_book import RequestBook
-from kvcore.block_key import ROOT_PARENT, block_keys
-from kvcore.ids import NamespaceKey
+from tierkv.integrations.vllm.connector_book import RequestBook
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.ids import NamespaceKey
 
 NAMESPACE = NamespaceKey(bytes(range(32)))
 

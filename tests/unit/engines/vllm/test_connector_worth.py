@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.vllm.connector_worth import LoadCost, LoadWorth, TimedWorth
+from tierkv.integrations.vllm.connector_worth import LoadCost, LoadWorth, TimedWorth
 
 TOKENS = 1_024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.vllm.kv_memory import (
+from tierkv.integrations.vllm.kv_memory import (
     HostMemory,
     StagedMemory,
     UnfitMemoryError,

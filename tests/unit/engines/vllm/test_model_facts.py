@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engines.vllm.kv_memory import open_memory
-from engines.vllm.model_facts import (
+from tierkv.integrations.vllm.kv_memory import open_memory
+from tierkv.integrations.vllm.model_facts import (
     WorkerFacts,
     engine_identity,
     kv_facts,
@@ -19,8 +19,8 @@ from engines.vllm.model_facts import (
     why_unsupported,
     worker_facts,
 )
-from kvcore import limits
-from kvcore.layout import BlockLayout, KvDtype
+from tierkv.kvcore import limits
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 BLOCKS, HEADS, TOKENS, CHANNELS = 4, 2, 8, 16
 NAMES = ["layers.0", "layers.1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.vllm.tier_chains import ChainEnds, parents_of
+from tierkv.integrations.vllm.tier_chains import ChainEnds, parents_of
 
 
 def key(number: int, group: int = 0) -> bytes:

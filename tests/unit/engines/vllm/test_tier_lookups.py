@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engines.vllm.tier_lookups import LookupBook
+from tierkv.integrations.vllm.tier_lookups import LookupBook
 
 PATIENCE_S, HOLD_S = 0.5, 30.0
 A, B, C = b"a", b"b", b"c"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from engines.vllm import tier_owed
-from engines.vllm.tier_format import identity_of
-from engines.vllm.tier_names import ChunkNames
-from engines.vllm.tier_options import TierOptions
-from engines.vllm.tier_owed import OwedChunks
-from engines.vllm.tier_seed import is_random, seed_key
-from kvcore.errors import ConfigError
-from kvcore.ids import NamespaceKey
+from tierkv.integrations.vllm import tier_owed
+from tierkv.integrations.vllm.tier_format import identity_of
+from tierkv.integrations.vllm.tier_names import ChunkNames
+from tierkv.integrations.vllm.tier_options import TierOptions
+from tierkv.integrations.vllm.tier_owed import OwedChunks
+from tierkv.integrations.vllm.tier_seed import is_random, seed_key
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import NamespaceKey
 
 BASE = NamespaceKey(bytes(32))
 COMMIT = "0123456789" * 4

@@ -1,0 +1,90 @@
+"""What goes back to the caller of a request: events, the last one with its usage, or an error.
+
+Called by the engine; pure functions over a Sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tierkv.compute.batching.sequence import Sequence
+from tierkv.compute.sampling.sampler import Draw, request_seed
+from tierkv.kvcore.errors import RowLevelError, TierKVError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import FinishReason, GenerateEvent, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Something for the caller of one request: an event, or the error that ended it."""
+
+    seq_id: int
+    event: GenerateEvent | TierKVError
+
+
+def last_event(
+    seq: Sequence,
+    new_tokens: tuple[int, ...],
+    reason: FinishReason,
+    *,
+    node_id: NodeId,
+    now: float,
+    codec: KvCodec = KvCodec.NONE,
+) -> GenerateEvent:
+    """Sum a request up; what never happened (a first step, a first token) counts until now."""
+    resumed = seq.request.resumed_tokens
+    started = seq.started_s if seq.started_s >= 0 else now
+    first = seq.first_token_s if seq.first_token_s >= 0 else now
+    blended, blend = seq.blended, seq.request.blend
+    return GenerateEvent(
+        token_ids=new_tokens,
+        finish_reason=reason,
+        usage=Usage(
+            prompt_tokens=seq.prompt_length - resumed,
+            completion_tokens=seq.generated + resumed,
+            hit_tokens=seq.hit_tokens(),
+            written_tokens=seq.published_tokens,
+            blended_tokens=0 if blended is None else blended.hits.total,
+            recomputed_tokens=0 if blended is None else blended.recomputed,
+            selector=None if blended is None or blend is None else blend.selector,
+            kv_codec=codec if seq.request.use_cache else KvCodec.NONE,
+        ),
+        node_id=node_id,
+        queue_s=started - seq.arrival_s,
+        ttft_s=first - seq.arrival_s,
+        scores=seq.readout.scores if seq.readout is not None else (),
+        embedding=seq.readout.embedding if seq.readout is not None else (),
+    )
+
+
+def draw_for(seq: Sequence) -> Draw:
+    """Say how the sequence's next token is chosen.
+
+    Where its form lets nothing follow, anything may be drawn: ``refusal`` says that it counts not.
+    """
+    sampling = seq.request.sampling
+    return Draw(
+        sampling.temperature,
+        sampling.top_p,
+        request_seed(seq.request),
+        seq.request.resumed_tokens + seq.generated,
+        allowed=None if seq.form is None else seq.form.allowed(),
+    )
+
+
+def refusal(seq: Sequence, *, finite: bool) -> RowLevelError | None:
+    """Say why what a step chose for a sequence, or read out of it, can't be its answer.
+
+    Args:
+        seq: whose step it was.
+        finite: its logits are finite.
+    """
+    if not finite or (seq.request.reads_out and seq.readout is None):
+        return RowLevelError(
+            "the model produced logits that are not finite",
+            hint="check the model's weights and dtype",
+        )
+    if seq.form is not None and seq.form.error:
+        return RowLevelError(seq.form.error, hint="simplify the schema")
+    return None

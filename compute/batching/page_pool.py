@@ -1,0 +1,353 @@
+"""Which L1 page holds what: references, prefix lookup, leaf-first eviction, leases.
+
+Pure bookkeeping over page numbers; the bytes are in compute/model/pages.py. Only the engine thread
+calls it. Which unused leaf goes is the eviction policy's choice (policies/); page 0 is the null
+page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tierkv.compute.batching.part_index import PartIndex
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import (
+    NO_FACTS,
+    BlockFacts,
+    EvictionPolicy,
+    Expectation,
+    whole_seconds,
+)
+from tierkv.policies.holds import Holds
+from tierkv.policies.leaf_lru import LeafLru
+
+_NONE = 0
+_PARTIAL_SHARE = 16
+"""Where pages are short, at most this part of them holds unfinished blocks: full ones give more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageEvent:
+    """A block became findable here, or (``stored`` False) was given up."""
+
+    key: BlockKey
+    stored: bool
+    parent: BlockKey = ROOT_PARENT
+    tenant: str = ""
+    session: str = ""
+
+
+class PagePool:
+    """Pages of one node. Every page but 0 is in exactly one of three states.
+
+    free (no reference, no key) -> used (referenced; may get a key by ``commit``) -> cached (no
+    reference, but a key: evictable, never before its children, while no lease holds it) -> free
+    or used.
+
+    Attributes:
+        num_pages: pages including the null page.
+        evicted_blocks: keyed pages whose content was given up, ever.
+        holds: pages under lease: at most half of all; requests that need pages win over them.
+        parts: what is in pages, token by token, for prompts that end inside a block; of a page
+            without a key while it is used.
+        _partial: pages whose key is that of an unfinished block, which only ``parts`` finds, that
+            of the oldest use first. They have no children, and nobody is told of them.
+        _offered: pages the policy may name; it drops those it named that may not go just then,
+            and they are offered again when they may.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        policy: EvictionPolicy | None = None,
+        *,
+        now: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Begin with free pages.
+
+        Args:
+            num_pages: pages including the null page.
+            policy: who goes first; None is leaf-LRU.
+            now: the engine's time, asked at uses and evictions.
+        """
+        if num_pages < 2:
+            raise ValueError("a page pool needs the null page and at least one more")
+        self.num_pages = num_pages
+        self.evicted_blocks = 0
+        self.holds = Holds((num_pages - 1) // 2)
+        self.parts: PartIndex[int] = PartIndex()
+        self._policy = policy if policy is not None else LeafLru()
+        self._now = now
+        self._references = [0] * num_pages
+        self._key: list[BlockKey | None] = [None] * num_pages
+        self._parent = [_NONE] * num_pages
+        self._children = [0] * num_pages
+        self._offered = [False] * num_pages
+        self._facts = [NO_FACTS] * num_pages
+        self._page_of: dict[BlockKey, int] = {}
+        self._free = list(range(num_pages - 1, 0, -1))  # Popped from the end: low pages first.
+        self._partial: dict[int, None] = {}
+        self._cached = 0
+        self._events: list[PageEvent] = []
+
+    @property
+    def available(self) -> int:
+        """Pages that ``allocate`` could give, if no cached page is held up by a used child."""
+        return len(self._free) + self._cached
+
+    @property
+    def used(self) -> int:
+        """Pages somebody holds."""
+        return self.num_pages - 1 - self.available
+
+    @property
+    def keyed(self) -> int:
+        """Pages that can be found by key."""
+        return len(self._page_of)
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Return the pages of the longest known prefix of a chain; takes no reference."""
+        pages: list[int] = []
+        for key in keys:
+            page = self._page_of.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def unreferenced(self, pages: Sequence[int]) -> int:
+        """Count pages whose acquisition would shrink ``available``."""
+        return sum(1 for page in pages if self._references[page] == 0)
+
+    def allocate(self, count: int, *, over_leases: bool = True) -> list[int] | None:
+        """Take ``count`` pages with one reference each, evicting old blocks; None: not enough.
+
+        Args:
+            count: how many.
+            over_leases: whether leases give way, the one that ends first before others; those who
+                only load ahead or compute in the background can wait.
+        """
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            gone = self._evict_partial() or self._evict_one()
+            if not (gone or (over_leases and self._leases_give_way())):
+                return None
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def acquire(self, pages: Sequence[int]) -> None:
+        """Add one reference to each page."""
+        for page in pages:
+            if self._references[page] == 0:
+                assert self._key[page] is not None, f"page {page} is free"
+                self._cached -= 1
+            self._references[page] += 1
+
+    def facts(self, pages: Sequence[int]) -> list[BlockFacts]:
+        """Return what is known of findable pages."""
+        return [self._facts[page] for page in pages]
+
+    def use(self, pages: Sequence[int], facts: Sequence[BlockFacts]) -> None:
+        """Note that a request uses findable pages, and what it knows about their future."""
+        now = whole_seconds(self._now())
+        for page, known in zip(pages, facts, strict=True):
+            if known.expectation is Expectation.NONE and self._children[page] > 1:
+                # One caller's last use does not speak for others, who come where chains part.
+                known = replace(known, expectation=Expectation.UNKNOWN)
+            self._facts[page] = known
+            self._policy.used(page, known, now)
+            if page in self._partial:
+                self._partial[page] = self._partial.pop(page)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drop one reference from each page of a chain, its end first."""
+        for page in reversed(pages):
+            assert self._references[page] > 0, f"page {page} was released twice"
+            self._references[page] -= 1
+            if self._references[page] > 0:
+                continue
+            if self._key[page] is None:
+                self.parts.remove(page)
+                self._free.append(page)
+            else:
+                self._cached += 1
+                self._offer(page)
+
+    def commit(
+        self,
+        page: int,
+        key: BlockKey,
+        parent: BlockKey,
+        *,
+        tenant: str = "",
+        session: str = "",
+        facts: BlockFacts | None = None,
+        partial: bool = False,
+    ) -> int:
+        """Make a full, used page findable and return the page to use from now on.
+
+        If another page has the key already, the caller's reference moves to that page and its own
+        page is released: one key, one page, and holders of a child always hold its parent. With
+        ``partial`` the block is not full: it has no children, and there are no events of it.
+        """
+        assert self._references[page] > 0 and self._key[page] is None
+        known = self._page_of.get(key)
+        if known is not None:
+            self.acquire([known])
+            self.release([page])
+            return known
+        self._key[page] = key
+        self._page_of[key] = page
+        if parent != ROOT_PARENT:
+            self._parent[page] = self._page_of[parent]
+            self._children[self._parent[page]] += 1
+        known_facts = facts or BlockFacts(key, None if parent == ROOT_PARENT else parent)
+        self._facts[page] = known_facts
+        self._policy.entered(page, known_facts, whole_seconds(self._now()))
+        if partial:
+            self._partial[page] = None
+        else:
+            self._events.append(PageEvent(key, True, parent, tenant, session))
+        return page
+
+    def is_shared(self, page: int) -> bool:
+        """Whether a used page has more than one reference."""
+        return self._references[page] > 1
+
+    def is_spare_part(self, page: int) -> bool:
+        """Whether a page is an unfinished block that is in no use and can go at once."""
+        return page in self._partial and self._may_go(page)
+
+    def give_up(self, page: int) -> None:
+        """Forget a cached page without children: what it holds is elsewhere by now."""
+        self._forget(page, whole_seconds(self._now()))
+        self.evicted_blocks -= 1  # Nothing was lost.
+
+    def hold(self, order: HoldOrder) -> None:
+        """Carry out an order about a lease; blocks that are not here, or beyond half, are not held.
+
+        A page in use may be held too: it stays when its last request ends.
+        """
+        now = self._now()
+        self._let_go(self.holds.expire(now))
+        until = now + min(order.ttl_s, limits.MAX_LEASE_S)
+        if order.keys:
+            pages = (self._page_of.get(key) for key in order.keys)
+            self.holds.hold(order.lease, [(page, 1) for page in pages if page is not None], until)
+        elif order.ttl_s > 0:
+            self.holds.prolong(order.lease, until)
+        else:
+            self._let_go(self.holds.end(order.lease))
+
+    def drop_unused(self) -> int:
+        """Forget every cached page nobody uses, leases or not; returns how many."""
+        before = self.evicted_blocks
+        while self._cached and (self._evict_one() or self._leases_give_way()):
+            pass
+        return self.evicted_blocks - before
+
+    def drain_events(self) -> list[PageEvent]:
+        """Return what was stored and evicted since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _may_go(self, page: int) -> bool:
+        return (
+            self._references[page] == 0
+            and self._key[page] is not None
+            and not self._children[page]
+            and page not in self.holds
+        )
+
+    def _offer(self, page: int) -> None:
+        if not self._offered[page] and self._may_go(page):
+            self._offered[page] = True
+            self._policy.offer(page)
+
+    def _evict_partial(self) -> bool:
+        """Free the unfinished block that was of no use for longest, if there are many of them."""
+        if len(self._partial) <= self.num_pages // _PARTIAL_SHARE:
+            return False
+        page = next(iter(self._partial))
+        if self._may_go(page):
+            self._forget(page, whole_seconds(self._now()))
+            return True
+        return False
+
+    def _evict_one(self) -> bool:
+        """Free the unused leaf that is worth least; False if there is none.
+
+        Amortised one question to the policy per page that was offered.
+        """
+        now = self._now()
+        if self.holds:
+            self._let_go(self.holds.expire(now))
+        now = whole_seconds(now)
+        while (page := self._policy.victim(now)) is not None:
+            if self._may_go(page):
+                self._forget(page, now)
+                return True
+            self._policy.withdraw(page)
+            self._offered[page] = False
+        return False
+
+    def _leases_give_way(self) -> bool:
+        """End the lease that would end first; False when there is none."""
+        if not self.holds:
+            return False
+        self._let_go(self.holds.give_way())
+        return True
+
+    def _let_go(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._offer(page)
+
+    def _forget(self, page: int, now: float) -> None:
+        key = self._key[page]
+        assert key is not None
+        self._policy.left(page, now)
+        self._offered[page] = False
+        self._facts[page] = NO_FACTS
+        self._cached -= 1
+        del self._page_of[key]
+        self._key[page] = None
+        self.parts.remove(page)
+        self._free.append(page)
+        if page in self._partial:
+            del self._partial[page]
+        else:
+            self._events.append(PageEvent(key, False))
+        self.evicted_blocks += 1
+        parent, self._parent[page] = self._parent[page], _NONE
+        if parent != _NONE:
+            self._children[parent] -= 1
+            self._offer(parent)
+
+    def check_invariants(self) -> None:
+        """Assert that every page is in exactly one state and that links and counts agree."""
+        pages = range(1, self.num_pages)
+        cached = [p for p in pages if self._references[p] == 0 and self._key[p] is not None]
+        used = [p for p in pages if self._references[p] > 0]
+        assert len(cached) == self._cached
+        assert sorted([*cached, *used, *self._free]) == list(pages)
+        assert all(self._key[p] is None and self._references[p] == 0 for p in self._free)
+        assert {k: p for p, k in enumerate(self._key) if k is not None} == self._page_of
+        for page in pages:
+            children = sum(1 for p in self._parent if p == page)
+            assert children == self._children[page]
+            assert not children or self._key[page] is not None
+            assert self._offered[page] or not self._may_go(page), f"page {page} is forgotten"
+            assert not self._offered[page] or self._key[page] is not None
+            assert page not in self.holds or self._key[page] is not None
+            assert page not in self._partial or (self._key[page] and not self._children[page])
+            known = self._references[page] > 0 or self._key[page] is not None
+            assert known or page not in self.parts, f"page {page} is free and can be found"
+        self.holds.check_invariants()
+        self.parts.check_invariants()

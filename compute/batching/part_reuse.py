@@ -1,0 +1,173 @@
+"""Token-exact reuse in L1: a prompt takes over the common part of a partly equal block.
+
+Used by the batcher only, in the engine's thread. Whole blocks are shared, parts of them are copied:
+the first tokens of a known page go to a page of the sequence's own, which it then fills. So pages
+can be large without a prompt losing the block in which it parts from all others:
+
+    known   |aaaaaaaa|bbbbbbbb|        what one asked before
+    prompt  |aaaaaaaa|bbbbbcc          shares the first page, copies 5 tokens, computes from c on
+
+A known page is a full block, the beginning of a running sequence's last block once its prompt is
+computed (``open_end``), or the unfinished last block of a sequence that ended (``keep_end``). A
+prompt that is being computed is announced (``claim``), so that those that would compute much of the
+same wait for it, as they do for whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tierkv.compute.batching.known_blocks import KnownBlocks
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.batching.part_index import Item, Part, PartIndex, scope_of
+from tierkv.compute.batching.reuse_facts import facts_of_end
+from tierkv.compute.batching.sequence import Sequence
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Tier
+from tierkv.policies.eviction import NO_FACTS
+
+CopyPart = Callable[[int, int, int], None]
+"""Copies the first tokens of a page to another one and zeroes the rest: source, target, tokens."""
+
+_WORTH_WAITING = 4
+"""A sequence waits for another one's block if it would take over such a part of a block more."""
+
+
+class PartReuse:
+    """The parts of blocks that sequences of one page pool give and take."""
+
+    def __init__(self, pool: PagePool, copy: CopyPart, known: KnownBlocks | None = None) -> None:
+        """Begin with nothing.
+
+        Args:
+            pool: the pages.
+            copy: how one is copied.
+            known: is told of full blocks, for parts of those that L1 has no more.
+        """
+        self._pool = pool
+        self._copy = copy
+        self._known = known
+        self._claims: PartIndex[BlockKey] = PartIndex()
+
+    def take(self, seq: Sequence) -> bool:
+        """Copy what is known of the block in which a sequence goes on; it has a page for that.
+
+        Returns:
+            whether its next page holds something now and needs no clearing.
+        """
+        seq.part_sought = True
+        block = seq.computed // seq.block_tokens
+        part = _find(self._pool.parts, seq, block)
+        if part is None:
+            return False
+        tokens = min(part.tokens, seq.block_tokens - 1)  # At least one is computed in this page.
+        self._copy(part.item, int(seq.page_table[block]), tokens)
+        facts = self._pool.facts([part.item])
+        if facts[0] is not NO_FACTS:
+            self._pool.use([part.item], facts)
+        seq.computed += tokens
+        if not seq.hits_final:
+            seq.part_tier, seq.part_tokens = Tier.L1, tokens
+        return True
+
+    def known_tokens(self, seq: Sequence, block: int) -> int:
+        """Return how much of a block of a sequence L1 has."""
+        part = _find(self._pool.parts, seq, block)
+        return part.tokens if part is not None else 0
+
+    def below_l1(self, seq: Sequence) -> int:
+        """Return how many tokens behind a sequence's whole pages only the pool may have."""
+        block, wanted = seq.num_pages, len(seq.missing_keys())
+        if wanted:
+            return seq.loaded_tokens(block + wanted) - seq.computed - self.known_tokens(seq, block)
+        if self._known is None or not seq.wants_part or seq.blend is not None:
+            return 0
+        stop = min(seq.reusable_tokens, seq.computed + seq.block_tokens)
+        part = self._known.find(_scope(seq, block), seq.token_bytes(seq.computed, stop))
+        return part.tokens - self.known_tokens(seq, block) if part is not None else 0
+
+    def worth_waiting_for(self, seq: Sequence, block: int) -> BlockKey | None:
+        """Return the announced block that shares much more with a sequence's than L1 has."""
+        claimed = _find(self._claims, seq, block) if len(self._claims) else None
+        if claimed is None:
+            return None
+        gain = claimed.tokens - self.known_tokens(seq, block)
+        return claimed.item if gain >= max(1, seq.block_tokens // _WORTH_WAITING) else None
+
+    def claim(self, seq: Sequence, block: int, key: BlockKey) -> None:
+        """Announce a block that a sequence is going to compute; its last one may be partial."""
+        start = block * seq.block_tokens
+        stop = min(start + seq.block_tokens, seq.length)
+        self._claims.add(_scope(seq, block), seq.token_bytes(start, stop), key)
+
+    def unclaim(self, key: BlockKey) -> None:
+        """Take a block back: it is computed, or will not be."""
+        self._claims.remove(key)
+
+    def committed(self, seq: Sequence, block: int, page: int) -> None:
+        """Let others take parts of a block that became findable as a whole."""
+        start = block * seq.block_tokens
+        stop = start + seq.block_tokens
+        self._add(seq, block, page, stop)
+        if self._known is not None:
+            key, _ = seq.key_and_parent(block)
+            self._known.note(_scope(seq, block), seq.token_bytes(start, stop), key)
+
+    def open_end(self, seq: Sequence) -> None:
+        """Let others take parts of a computed prompt's last block, which the answer goes on in."""
+        stop = min(seq.computed, seq.prompt_length, seq.findable_tokens)
+        if seq.request.use_cache and stop > seq.committed * seq.block_tokens:
+            self._add(seq, seq.committed, int(seq.page_table[seq.committed]), stop)
+
+    def keep_end(self, seq: Sequence) -> None:
+        """Make the unfinished last block of a sequence findable, for it is about to leave.
+
+        Not while somebody saves it: the blocks before it could not be evicted, which may be needed
+        at once.
+        """
+        block = seq.committed
+        start, stop = block * seq.block_tokens, min(seq.computed, seq.findable_tokens)
+        if not seq.request.use_cache or seq.is_background or stop <= start:
+            return
+        tokens, page = seq.token_bytes(start, stop), int(seq.page_table[block])
+        if self._pool.is_shared(page):
+            return
+        self._pool.parts.remove(page)
+        known = self._pool.parts.find(_scope(seq, block), tokens)
+        if known is not None and known.tokens == stop - start:
+            return  # Others have as much.
+        key, parent = seq.tail(stop)
+        seq.page_table[block] = self._pool.commit(
+            page,
+            key,
+            parent,
+            tenant=seq.request.tenant,
+            session=seq.session,
+            facts=facts_of_end(seq, key, parent, stop),
+            partial=True,
+        )
+        self._add(seq, block, int(seq.page_table[block]), stop)
+
+    def _add(self, seq: Sequence, block: int, page: int, stop: int) -> None:
+        """Make a page findable by its tokens, in place of one with the first of these tokens."""
+        scope, tokens = _scope(seq, block), seq.token_bytes(block * seq.block_tokens, stop)
+        parts = self._pool.parts
+        if page in parts and parts.tokens_of(page) == tokens:
+            return
+        parts.add(scope, tokens, page)
+        shorter = parts.shortened(scope, tokens)
+        if shorter is not None and self._pool.is_spare_part(shorter):
+            self._pool.give_up(shorter)
+
+
+def _scope(seq: Sequence, block: int) -> bytes:
+    parent = seq.key_and_parent(block - 1)[0] if block else ROOT_PARENT
+    return scope_of(seq.request.namespace_key, parent)
+
+
+def _find(index: PartIndex[Item], seq: Sequence, block: int) -> Part[Item] | None:
+    """Return what shares most of a sequence's block; its last token must be computed anyway."""
+    start = block * seq.block_tokens
+    stop = min(seq.reusable_tokens, start + seq.block_tokens)
+    return index.find(_scope(seq, block), seq.token_bytes(start, stop)) if stop > start else None

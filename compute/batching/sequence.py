@@ -1,0 +1,324 @@
+"""One request inside the engine: its tokens, its pages and how far it is.
+
+A Sequence is mutated only by the batcher. Token ids and page table are preallocated arrays, so a
+step slices them instead of walking the prompt.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens
+
+Int64Array = NDArray[np.int64]
+_NAME = re.compile(limits.NAME_PATTERN)
+PRIORITY_ARRIVALS = 1_000
+"""A request goes before those of one step more of priority that came so many arrivals earlier."""
+
+
+class Phase(StrEnum):
+    """Where a sequence is in its life; ``ENDED`` is final.
+
+    ``LOCATING`` and ``LOADING`` are about its exact prefix; in ``CHUNKS`` its other chunks are
+    looked up and in ``BLENDING`` they are loaded and blended, which computes all of the prompt.
+    """
+
+    WAITING = "waiting"
+    LOCATING = "locating"
+    LOADING = "loading"
+    CHUNKS = "chunks"
+    BLENDING = "blending"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class BlendedTokens:
+    """What blending spared: hit tokens by tier, and reused tokens that were computed again."""
+
+    hits: HitTokens
+    recomputed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What a request asked about its prompt; see GenerateEvent for both."""
+
+    scores: tuple[float, ...] = ()
+    embedding: tuple[float, ...] = ()
+
+
+class AnswerForm(Protocol):
+    """Holds an answer to a form, token by token (compute/sampling/guides.py).
+
+    Attributes:
+        complete: nothing may follow any more.
+        error: why the answer can't go on; empty while it can.
+    """
+
+    complete: bool
+    error: str
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """Return ``[vocab]``, True for what may come next; None, with ``error`` set, if nothing."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """Take note of the next token; True when it ends the answer."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's state; ``[0, computed)`` of its tokens have KV in its pages.
+
+    Attributes:
+        seq_id: number in order of arrival; breaks ties of priority.
+        request: what was asked.
+        arrival_s: when it came.
+        block_tokens: tokens per block.
+        tokens: known token ids, ``[0, length)`` valid, room for the whole answer.
+        length: known tokens.
+        max_length: ``length`` at which the answer is as long as allowed.
+        keys: names of the full blocks known so far, prompt first.
+        page_table: pages of blocks ``[0, num_pages)``.
+        computed: tokens with KV.
+        committed: leading blocks whose pages are findable (stays 0 without cache).
+        phase: see Phase.
+        hit_tiers: tier of each leading prompt block that was not recomputed, at first admission.
+        part_tokens: leading tokens of the block behind those that were not recomputed either.
+        part_tier: where they came from.
+        part_sought: what is known of the block it goes on in was looked for.
+        claims: block keys this sequence has announced to compute.
+        blocked_on: key another sequence is computing, for which this one waits.
+        started_s: when its first step was planned; negative until then.
+        first_token_s: when its first token was sampled; negative until then.
+        published_tokens: tokens handed to the pool.
+        hits_final: set by the first preemption; what is found again later is no saving.
+        unsaved: committed blocks that the pool did not take when they became full.
+        tail_saved: its partial last block was saved at its last preemption.
+        blend: leave to blend chunks; None once that was done, given up or never given.
+        blended: what blending spared; None if nothing was blended.
+        findable_tokens: blocks that end behind this never become findable: their KV is approximate.
+        session: the request's session where that is a name, else empty; goes with its blocks.
+        raw_start: position of the chunk that is computed in isolation here, the end of ``tokens``;
+            negative for everything that has a caller.
+        raw_pages: where that chunk's KV goes a second time, free of position.
+        form: what the answer is held to; None: nothing. It has seen every token of the answer.
+        readout: what was read out instead of an answer; None until then.
+    """
+
+    seq_id: int
+    request: GenerateRequest
+    arrival_s: float
+    block_tokens: int
+    tokens: Int64Array
+    length: int
+    max_length: int
+    keys: list[BlockKey]
+    page_table: Int64Array
+    num_pages: int = 0
+    computed: int = 0
+    committed: int = 0
+    phase: Phase = Phase.WAITING
+    hit_tiers: list[Tier] = field(default_factory=list)
+    part_tokens: int = 0
+    part_tier: Tier = Tier.L1
+    part_sought: bool = False
+    claims: list[BlockKey] = field(default_factory=list)
+    blocked_on: BlockKey | None = None
+    started_s: float = -1.0
+    first_token_s: float = -1.0
+    published_tokens: int = 0
+    hits_final: bool = False
+    unsaved: list[int] = field(default_factory=list)
+    tail_saved: bool = False
+    blend: Blend | None = None
+    blended: BlendedTokens | None = None
+    findable_tokens: int = sys.maxsize
+    session: str = ""
+    raw_start: int = -1
+    raw_pages: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    form: AnswerForm | None = None
+    readout: Readout | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key: smaller runs earlier and is preempted later.
+
+        A step of priority is worth so many arrivals, so nobody is overtaken for ever.
+        """
+        return (self.seq_id + self.request.priority * PRIORITY_ARRIVALS, self.seq_id)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens that came with the request (resumed ones included)."""
+        return len(self.request.token_ids)
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled here."""
+        return self.length - self.prompt_length
+
+    @property
+    def is_background(self) -> bool:
+        """Whether nobody waits for it: it computes a chunk in isolation."""
+        return self.raw_start >= 0
+
+    @property
+    def wants_chunks(self) -> bool:
+        """Whether chunks behind what is computed may be blended."""
+        return self.blend is not None and self.blend.chunks[-1][1] > self.computed
+
+    @property
+    def reusable_tokens(self) -> int:
+        """Tokens whose KV may be reused: at least the last one must be computed for logits.
+
+        All tokens of a chunk in isolation must be computed, for its keys before rope.
+        """
+        return self.raw_start if self.is_background else self.length - 1
+
+    @property
+    def usable_blocks(self) -> int:
+        """Full blocks that may be reused."""
+        return min(len(self.keys), self.reusable_tokens // self.block_tokens)
+
+    @property
+    def wants_part(self) -> bool:
+        """Whether a part of the block that it goes on in may be taken over from another one."""
+        ends_with_block = self.computed == self.num_pages * self.block_tokens
+        may = self.request.use_cache and not self.part_sought
+        return may and ends_with_block and self.computed < self.reusable_tokens
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages it holds, in order."""
+        held: list[int] = self.page_table[: self.num_pages].tolist()
+        return held
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages needed for KV of that many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def add_pages(self, pages: list[int]) -> None:
+        """Append pages to the table."""
+        self.page_table[self.num_pages : self.num_pages + len(pages)] = pages
+        self.num_pages += len(pages)
+
+    def extend(
+        self, tokens: tuple[int, ...], stop_ids: Collection[int]
+    ) -> tuple[int, FinishReason | None]:
+        """Append chosen tokens one by one until something ends it; returns how many, and what."""
+        for taken, token in enumerate(tokens):
+            if token in stop_ids:
+                return taken, FinishReason.STOP
+            self.tokens[self.length] = token
+            self.length += 1
+            if self.form is not None and self.form.take(token):
+                return taken + 1, FinishReason.STOP
+            if self.length >= self.max_length:
+                return taken + 1, FinishReason.LENGTH
+            if self.request.handoff:
+                return taken + 1, FinishReason.HANDOFF
+        return len(tokens), None
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """Return tokens ``[start, stop)`` as they are compared (compute/batching/part_index.py)."""
+        return self.tokens[start:stop].astype("<u4").tobytes()
+
+    def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:
+        """Name a full block, extending the chain by one when it was just generated."""
+        if block == len(self.keys):
+            ids = self.tokens[block * self.block_tokens : (block + 1) * self.block_tokens]
+            parent = self.keys[-1] if self.keys else ROOT_PARENT
+            self.keys.append(next_block_key(self.request.namespace_key, parent, ids.tolist()))
+        return self.keys[block], self.keys[block - 1] if block else ROOT_PARENT
+
+    @property
+    def wants_tail(self) -> bool:
+        """Whether the last, partial block of what was computed may be in the pool.
+
+        Another node left it there, whose request continues here, or a preemption did: then the
+        pool may have KV of all tokens but the newest.
+        """
+        resumed = self.request.use_cache and self.request.resumed_tokens > 0
+        left = self.tail_saved or (resumed and self.generated == 0)
+        return left and (self.length - 1) % self.block_tokens > 0
+
+    def tail(self, tokens: int) -> tuple[BlockKey, BlockKey]:
+        """Name the partial last block of ``[0, tokens)`` and its parent."""
+        block = tokens // self.block_tokens
+        parent = self.key_and_parent(block - 1)[0] if block else ROOT_PARENT
+        ids = self.tokens[block * self.block_tokens : tokens].tolist()
+        return tail_key(self.request.namespace_key, parent, ids), parent
+
+    def missing_keys(self) -> list[BlockKey]:
+        """Names of what could be loaded behind its pages: full blocks, then perhaps a tail."""
+        keys = self.keys[self.num_pages : self.usable_blocks]
+        if self.wants_tail and self.num_pages <= self.usable_blocks:
+            keys.append(self.tail(self.length - 1)[0])
+        return keys
+
+    def loaded_tokens(self, blocks: int) -> int:
+        """Tokens in its leading blocks once they are loaded; the last may be a tail."""
+        return min(blocks * self.block_tokens, self.length - 1)
+
+    def hit_tokens(self) -> HitTokens:
+        """Count prompt tokens not recomputed, per tier; resumed tokens are not prompt."""
+        prompt = self.prompt_length - self.request.resumed_tokens
+        counts = dict.fromkeys(Tier, 0)
+        for block, tier in enumerate(self.hit_tiers):
+            counts[tier] += max(0, min(self.block_tokens, prompt - block * self.block_tokens))
+        whole = len(self.hit_tiers) * self.block_tokens
+        counts[self.part_tier] += max(0, min(self.part_tokens, prompt - whole))
+        exact = HitTokens(*(counts[tier] for tier in (Tier.L1, Tier.L2, Tier.L3, Tier.L4)))
+        return exact if self.blended is None else exact + self.blended.hits
+
+
+def new_tokens_of(request: GenerateRequest) -> int:
+    """Return how many tokens may still be generated for a request."""
+    return 0 if request.reads_out else max(0, request.sampling.max_tokens - request.resumed_tokens)
+
+
+def make_sequence(
+    seq_id: int,
+    request: GenerateRequest,
+    *,
+    arrival_s: float,
+    block_tokens: int,
+    form: AnswerForm | None = None,
+) -> Sequence:
+    """Prepare a request for the batcher; hashes its blocks once, O(prompt)."""
+    length = len(request.token_ids)
+    session = request.session_id or ""
+    new_tokens = new_tokens_of(request)
+    tokens = np.zeros(length + new_tokens, dtype=np.int64)
+    tokens[:length] = request.token_ids
+    keys: list[BlockKey] = []
+    if request.use_cache:
+        keys = block_keys(request.namespace_key, request.token_ids, block_tokens=block_tokens)
+    return Sequence(
+        seq_id=seq_id,
+        request=request,
+        arrival_s=arrival_s,
+        block_tokens=block_tokens,
+        tokens=tokens,
+        length=length,
+        max_length=length + new_tokens,
+        keys=keys,
+        page_table=np.zeros(-(-len(tokens) // block_tokens), dtype=np.int64),
+        session=session if _NAME.fullmatch(session) else "",
+        form=form,
+    )

@@ -1,0 +1,1 @@
+"""The engine: one loop that plans, computes, samples and delivers."""

@@ -1,0 +1,142 @@
+"""Computes a few prompts of nobody when an engine starts, to know what steps cost before the first.
+
+The steps of a statement's batch are all alike, so they can't tell cost per token from cost per step
+or per prompt (costing/fit.py); these are chosen to differ. Kernels that a backend makes at their
+first use are made here, too, and not in somebody's first answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.config import ComputeConfig
+from tierkv.compute.model.batch import ChunkInput, build_batch
+from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.tiers.load_figures import LoadFigures
+from tierkv.costing.service_time import causal_pairs
+from tierkv.kvcore.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_S = 0.1
+"""A step that is expected to take longer is not tried: a large model starts hardly later."""
+_GROWTH = 8
+"""Each step is so many times the last one."""
+_LEAST_SIZES = 3
+"""Steps of few tokens can't tell cost per token from cost per step."""
+_PROMPTS = 8
+"""Steps of enough tokens are tried with one prompt and with so many."""
+_TRIES = 3
+"""The shortest of so many counts: a busy machine stops a step for longer than it takes."""
+_TRIED_S = 0.03
+"""Steps that take longer together are not tried again: the first answer waits for this."""
+_OF_PARTS = 1.5
+"""A step takes at most so many times what its parts take one by one: they attend to each other."""
+_BUDGET_S = 0.4
+"""What is measured by then has to do."""
+
+
+MeasuredStep = tuple[int, float, float, int]
+"""Tokens, pairs and seconds of a step, and the prompts in it."""
+
+
+def calibrate_steps(
+    figures: LoadFigures, model: Decoder, pool: PagePool, config: ComputeConfig, clock: Clock
+) -> None:
+    """Compute steps of 1, 8, 64 ... tokens of one prompt and of some, and fit their costs.
+
+    Args:
+        figures: takes in what they cost.
+        model: what computes; nothing else uses it yet.
+        pool: gives spare pages and gets them back.
+        config: has the tokens of the longest step.
+        clock: what measures.
+    """
+    try:
+        with torch.inference_mode():
+            steps = _measured(model, pool, config.max_batch_tokens, clock)
+            figures.steps.calibrate(plausible(steps))
+    except Exception:  # noqa: BLE001 - whatever a kernel raises; requests will meet it, and tell.
+        _log.warning("measuring what steps cost failed: requests will tell", exc_info=True)
+
+
+def plausible(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Cut what a busy machine added to steps, where others show that it can't have been the step.
+
+    None takes longer than one of more tokens, nor much longer than its parts one by one.
+    """
+    alone = {tokens: seconds for tokens, _, seconds, prompts in steps if prompts == 1}
+    sizes = sorted(alone)
+    for smaller, larger in reversed(list(pairwise(sizes))):
+        alone[smaller] = min(alone[smaller], alone[larger])
+    for smaller, larger in pairwise(sizes):
+        alone[larger] = min(alone[larger], _OF_PARTS * larger / smaller * alone[smaller])
+    return [
+        (
+            tokens,
+            pairs,
+            min(seconds, prompts * alone[tokens // prompts]) if prompts > 1 else alone[tokens],
+            prompts,
+        )
+        for tokens, pairs, seconds, prompts in steps
+    ]
+
+
+def _measured(model: Decoder, pool: PagePool, max_tokens: int, clock: Clock) -> list[MeasuredStep]:
+    block_tokens = model.pages.layout.block_tokens
+    context = min(max_tokens, model.arch.context_tokens, pool.available * block_tokens)
+    samples: list[MeasuredStep] = []
+    tokens = 1
+    end_s = clock.now() + _BUDGET_S
+    sizes = 0
+    _step_s(model, pool, (tokens,), clock)  # The first one warms up.
+    while tokens <= context and (clock.now() < end_s or not samples):
+        for prompts in (1, _PROMPTS) if tokens > _PROMPTS else (1,):
+            each = tokens // prompts
+            if prompts > 1 and prompts * -(-each // block_tokens) > pool.available:
+                break
+            seconds = _shortest_s(model, pool, (each,) * prompts, clock, end_s)
+            samples.append((tokens, prompts * causal_pairs(0, each), seconds, prompts))
+        sizes += 1
+        if seconds * _GROWTH > _LONGEST_S and sizes >= _LEAST_SIZES:
+            break
+        tokens *= _GROWTH
+    return samples
+
+
+def _shortest_s(
+    model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clock, end_s: float
+) -> float:
+    """Compute a step some times, or until ``end_s``, and return the least seconds."""
+    took = [_step_s(model, pool, prompts, clock)]
+    while len(took) < _TRIES and sum(took) < _TRIED_S and clock.now() < end_s:
+        took.append(_step_s(model, pool, prompts, clock))
+    return min(took)
+
+
+def _step_s(model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clock) -> float:
+    """Compute prompts of so many tokens and return the seconds it took."""
+    block_tokens = model.pages.layout.block_tokens
+    needed = [-(-tokens // block_tokens) for tokens in prompts]
+    pages = pool.allocate(sum(needed))
+    assert pages, "nobody holds any before the first request"
+    model.pages.clear(pages)
+    tables = np.split(np.array(pages, np.int64), np.cumsum(needed)[:-1])
+    chunks = [
+        ChunkInput(np.zeros(tokens, np.int64), 0, table, wants_logits=1)
+        for tokens, table in zip(prompts, tables, strict=True)
+    ]
+    device = model.pages.kv.device
+    began = clock.now()
+    try:
+        outputs = model.compute(build_batch(chunks, block_tokens=block_tokens, device=device))
+        outputs.logits.cpu()  # A GPU has computed them then.
+    finally:
+        pool.release(pages)
+    return clock.now() - began

@@ -1,0 +1,1 @@
+"""The decoder in torch: weights, paged attention, rotary positions, pages of KV."""

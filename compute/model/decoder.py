@@ -1,0 +1,153 @@
+"""The decoder: one forward pass of a Llama-like model over a mixed batch.
+
+Called by the engine once per step with prefill chunks and decodes on one token axis, so every
+projection is one matrix product. KV goes to and comes from pages; nothing else is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, rms_norm, silu
+
+from tierkv.compute.model.architecture import Architecture
+from tierkv.compute.model.attention import PagedAttention
+from tierkv.compute.model.batch import ForwardBatch
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.model.rope import inverse_frequencies, rotate, rotation
+from tierkv.compute.model.weights import LayerWeights, Weights
+
+
+class Outputs(NamedTuple):
+    """What a pass gives for the rows it was asked about.
+
+    Attributes:
+        hidden: after the last norm, ``[rows, hidden]`` in the weights' dtype.
+        logits: what the head makes of it, ``[rows, vocab]`` float32.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class Graphs(Protocol):
+    """Forward passes captured before."""
+
+    def run(self, step: ForwardBatch) -> Outputs | None:
+        """Return the step's outputs; None when it must be computed plainly."""
+        ...
+
+
+class Decoder:
+    """A decoder bound to its weights and pages.
+
+    Attributes:
+        arch: sizes and switches.
+        weights: what it computes with.
+        pages: where KV lives.
+        frequencies: of the rotation of keys and queries, ``[head_dim / 2]``.
+        attention: over the pages.
+        graphs: decode steps captured on CUDA (compute/model/cuda_decode.py); None: always plainly.
+    """
+
+    def __init__(self, arch: Architecture, weights: Weights, pages: L1Pages) -> None:
+        self.arch = arch
+        self.weights = weights
+        self.pages = pages
+        self.attention = PagedAttention(pages)
+        self.graphs: Graphs | None = None
+        self.frequencies = inverse_frequencies(arch.rope, arch.head_dim).to(pages.kv.device)
+        groups = (arch.heads, arch.kv_heads, arch.kv_heads)
+        self._widths = [heads * arch.head_dim for heads in groups]
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Compute KV of all tokens; return ``[len(batch.logit_rows), vocab]`` float32 logits."""
+        return self.compute(batch).logits
+
+    def compute(self, batch: ForwardBatch) -> Outputs:
+        """Compute KV of all tokens, and the outputs of the rows that are wanted.
+
+        Args:
+            batch: the step; its pages must be allocated.
+        """
+        outputs = None if self.graphs is None else self.graphs.run(batch)
+        return self.compute_plainly(batch) if outputs is None else outputs
+
+    def compute_plainly(self, batch: ForwardBatch) -> Outputs:
+        """Do ``compute`` operation by operation."""
+        steps = self.layer_steps(batch)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                outputs: Outputs = end.value
+                return outputs
+
+    def layer_steps(self, batch: ForwardBatch) -> Generator[int, None, Outputs]:
+        """Do ``compute`` in steps: yields each layer's number before it reads that layer's pages.
+
+        Returns what ``compute`` does. Other steps may be computed in between; nothing of a stopped
+        one is shared with them.
+        """
+        hidden = embedding(batch.token_ids, self.weights.embedding)
+        cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
+        for index, layer in enumerate(self.weights.layers):
+            yield index
+            hidden = self._attend(index, layer, batch, hidden, cos, sin)
+            hidden = self.feed_forward(layer, hidden).add_(hidden)
+        return self.outputs(hidden[batch.logit_rows] if batch.last is None else hidden)
+
+    def project(self, layer: LayerWeights, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values before rope, each ``[tokens, heads, head_dim]``."""
+        normed = self._norm(hidden, layer.input_norm)
+        q, k, v = torch.split(layer.qkv(normed), self._widths, dim=-1)
+        q, k, v = (x.view(len(x), -1, self.arch.head_dim) for x in (q, k, v))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        return q, k, v
+
+    def feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        """Return what the layer's second half adds to ``hidden``, both ``[tokens, hidden]``."""
+        normed = self._norm(hidden, layer.post_norm)
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        return layer.down(silu(gate).mul_(up))
+
+    def outputs(self, hidden: Tensor) -> Outputs:
+        """Turn ``[rows, hidden]`` after the last layer into what a pass gives."""
+        normed = self._norm(hidden, self.weights.final_norm)
+        return Outputs(normed, self.weights.head(normed).float())
+
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        batch: ForwardBatch,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:
+        """Return ``hidden`` and what the layer's first half adds to it.
+
+        In the last layer only rows with outputs are left, if the batch says so.
+        """
+        q, k, v = self.project(layer, hidden)
+        if batch.raw is not None:
+            self.attention.write_raw(index, batch.raw, k, v)
+        self.attention.write(index, batch, rotate(k, cos, sin), v)
+        plan = batch.attention
+        if batch.last is not None and index + 1 == self.arch.layers:
+            plan, rows = batch.last, batch.logit_rows
+            q, hidden, cos, sin = q[rows], hidden[rows], cos[rows], sin[rows]
+        attended = self.attention.attend(index, plan, rotate(q, cos, sin))
+        return layer.out(attended.flatten(-2)).add_(hidden)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Root mean square norm, in float32 as the reference models do it."""
+        if x.dtype is torch.float32:
+            return rms_norm(x, weight.shape, weight, self.arch.norm_eps)
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.arch.norm_eps)
+        return weight * scaled.to(x.dtype)

@@ -1,0 +1,1 @@
+"""From logits to tokens: greedy, random, or held to a grammar."""

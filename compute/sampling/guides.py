@@ -1,0 +1,191 @@
+"""Holding answers to a JSON schema: which tokens may come next, for one request after the other.
+
+``Guides`` belongs to a node and makes one ``Guide`` per request, away from the engine thread; the
+guide then belongs to the engine. Compiled schemas are kept. Nothing here knows the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierkv.compute.sampling.json_grammar import compiler, grammar_of, parser_limits, schema_error
+from tierkv.kvcore.errors import (
+    FeatureNotSupportedError,
+    OverloadedError,
+    RowLevelError,
+    TransportError,
+)
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import GenerateRequest
+
+BoolArray = NDArray[np.bool_]
+
+_SCHEMAS_KEPT = 64
+_MOST_COMPILING = 256
+_ERROR_CHARS = 200
+
+
+class Guide:
+    """What one answer may go on with. Used by one thread at a time.
+
+    Attributes:
+        complete: nothing may follow any more.
+        error: why the answer can't go on; empty while it can.
+    """
+
+    def __init__(self, matcher: Any, *, vocab_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.complete = False
+        self.error = ""
+        self._matcher = matcher
+        self._vocab_tokens = vocab_tokens
+        self._eos = [token for token in eos_token_ids if token < vocab_tokens]
+
+    def allowed(self) -> BoolArray | None:
+        """Return ``[vocab]``, True for what may come next; None, with ``error`` set, if nothing."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        known = np.unpackbits(bits, bitorder="little")[: self._vocab_tokens]
+        allowed = np.zeros(self._vocab_tokens, dtype=np.bool_)
+        allowed[: len(known)] = known
+        if self._matcher.is_accepting():
+            allowed[self._eos] = True
+        if self._matcher.is_error() or not allowed.any():
+            self._fail("no token of the model can go on with the answer")
+            return None
+        return allowed
+
+    def take(self, token: int) -> bool:
+        """Take note of the next token; True when it ends the answer, well or with ``error``."""
+        if not self._matcher.consume_token(token):
+            self._fail(f"token {token} does not fit")
+        self.complete = bool(self._matcher.is_stopped())
+        return self.complete
+
+    def _fail(self, what: str) -> None:
+        told = " ".join(self._matcher.get_error().split())[:_ERROR_CHARS]
+        self.error = f"the answer can't be held to its JSON schema: {told or what}"
+
+
+class Guides:
+    """Makes guides for one model. Its methods belong to the node's event loop."""
+
+    def __init__(self, model: ModelInfo, *, vocab_tokens: int) -> None:
+        self._model = model
+        self._vocab_tokens = vocab_tokens
+        self._tokenizer: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiling: dict[str, asyncio.Task[Any]] = {}
+        self._turn = asyncio.Lock()
+
+    async def guide(self, request: GenerateRequest) -> Guide | None:
+        """Return the guide of a request as far as its answer is known; None for free text.
+
+        A schema is compiled once, in a thread; later requests take a copy, which takes
+        microseconds.
+
+        Raises:
+            UdfArgumentError: the schema can't be followed.
+            FeatureNotSupportedError: the model has no tokenizer.json, or there is no compiler.
+            RowLevelError: what was generated before does not fit the schema.
+            OverloadedError: too many other schemas are waiting.
+            TransportError: the node is stopping.
+        """
+        if not request.guide:
+            return None
+        compiled = await self._matcher(request.guide)
+        guide = Guide(
+            compiled.deep_copy(),
+            vocab_tokens=self._vocab_tokens,
+            eos_token_ids=self._model.eos_token_ids,
+        )
+        if request.resumed_tokens:
+            await asyncio.to_thread(_resume, guide, request)
+        return guide
+
+    async def _matcher(self, schema: str) -> Any:
+        """Return a schema's matcher, which has seen nothing and is only copied.
+
+        Compiling goes on when the caller leaves: the next one may want it, and no more than one
+        thread is ever busy with it.
+        """
+        if schema in self._compiled:
+            self._compiled.move_to_end(schema)
+            return self._compiled[schema]
+        task = self._compiling.get(schema)
+        if task is None:
+            if len(self._compiling) >= _MOST_COMPILING:
+                raise OverloadedError(f"{_MOST_COMPILING} JSON schemas wait to be compiled")
+            task = asyncio.create_task(self._compile_in_turn(schema))
+            self._compiling[schema] = task
+            task.add_done_callback(lambda done: self._keep(schema, done))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or caller is None or caller.cancelling():
+                raise
+            raise TransportError("the node is stopping") from None
+
+    async def _compile_in_turn(self, schema: str) -> Any:
+        async with self._turn:
+            return await asyncio.to_thread(self._compile, schema)
+
+    def _keep(self, schema: str, done: asyncio.Task[Any]) -> None:
+        del self._compiling[schema]
+        if not done.cancelled() and done.exception() is None:
+            self._compiled[schema] = done.result()
+            if len(self._compiled) > _SCHEMAS_KEPT:
+                self._compiled.popitem(last=False)
+
+    async def close(self) -> None:
+        """Give up what is being compiled."""
+        tasks = list(self._compiling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _compile(self, schema: str) -> Any:
+        grammar = grammar_of(schema)
+        if self._tokenizer is None:
+            self._tokenizer = self._load_tokenizer()
+        matcher = compiler().LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=parser_limits()
+        )
+        matcher.compute_bitmask()  # The first one fills tables that all copies share.
+        if matcher.is_error():
+            raise schema_error(matcher.get_error())
+        return matcher
+
+    def _load_tokenizer(self) -> Any:
+        kind = compiler().LLTokenizer
+        path = Path(self._model.folder, "tokenizer.json")
+        try:
+            text = path.read_text(encoding="utf-8") if self._model.folder else ""
+        except (OSError, UnicodeError):
+            text = ""
+        if not text:
+            raise FeatureNotSupportedError(
+                f"answers of model {self._model.name} can't be held to a JSON schema: its folder "
+                "has no tokenizer.json",
+                hint="add it to the model's folder on every compute node",
+            )
+        ends = list(self._model.eos_token_ids) or None
+        options = {"eos_token": ends, "slices": kind.json_slices()}
+        try:
+            return kind(text, n_vocab=self._vocab_tokens, **options)
+        except ValueError:  # It has more tokens than the model, which never chooses those.
+            return kind(text, **options)
+
+
+def _resume(guide: Guide, request: GenerateRequest) -> None:
+    """Tell a new guide what was generated before; an end may only stand at the end."""
+    for token in request.token_ids[-request.resumed_tokens :]:
+        if guide.complete or (guide.take(token) and guide.error):
+            raise RowLevelError(
+                guide.error or "tokens were generated behind the end of an answer held to a schema"
+            )

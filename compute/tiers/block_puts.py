@@ -1,0 +1,184 @@
+"""Slots at pool nodes that fill layer by layer while a forward pass computes what goes into them.
+
+Only the publisher's thread touches these. A node that fails takes its own blocks out, nobody
+else's; nothing is visible before ``close`` seals it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tierkv.compute.batching.batch_plan import FullBlock
+from tierkv.compute.tiers.finder import Absorb, BlockFinder
+from tierkv.dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
+from tierkv.kvcore.ids import BlockKey, NodeId
+from tierkv.kvcore.layout import BlockLayout, KvCodec
+from tierkv.policies.eviction import Expectation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishJob:
+    """Blocks of one sequence that are published, or given up, together.
+
+    Attributes:
+        seq_id: whose blocks.
+        blocks: in chain order; the job's owner holds a reference on their pages.
+        tenant: whom to account to.
+        codec: how they are stored.
+        must: queue it even when the queue is full (a handoff waits for it).
+        session: whose conversation it belongs to; empty when nobody said.
+        handoff: another node reads the blocks as soon as they are there.
+    """
+
+    seq_id: int
+    blocks: tuple[FullBlock, ...]
+    tenant: str
+    codec: KvCodec
+    must: bool = False
+    session: str = ""
+    handoff: bool = False
+
+
+SaveDone = Callable[[PublishJob, Sequence[FullBlock]], None]
+"""Takes a job that has ended and those of its blocks whose pool node was away or failed."""
+
+ReadRanges = Callable[[int, Sequence[int], KvCodec], list[memoryview]]
+"""One layer of some pages as ranges (``L1Pages.read_ranges``)."""
+
+
+@dataclass(slots=True)
+class _NodePuts:
+    """What goes to one node; ``failed`` ends it early."""
+
+    node: PoolNode
+    blocks: list[tuple[FullBlock, PublishJob]] = field(default_factory=list)
+    granted: list[tuple[PutGrant, int, PublishJob]] = field(default_factory=list)
+    failed: bool = False
+
+
+class BlockPuts:
+    """The blocks of some jobs, from reserve to seal; only those of a codec of fixed size."""
+
+    def __init__(
+        self,
+        jobs: Sequence[PublishJob],
+        finder: BlockFinder,
+        layout: BlockLayout,
+        *,
+        model: str,
+        absorb: Absorb,
+    ) -> None:
+        self._jobs = jobs
+        self._finder = finder
+        self._layout = layout
+        self._model = model
+        self._absorb = absorb
+        self._nodes: list[_NodePuts] = []
+        self._homeless: list[BlockKey] = []
+        self._layers = 0
+
+    def reserve(self) -> None:
+        """Ask for a slot per block; a block that the pool has, or is being given, gets none."""
+        by_node: dict[NodeId, _NodePuts] = {}
+        for job in self._jobs:
+            for block in job.blocks if job.codec.has_fixed_size else ():
+                node = self._finder.place(block.key)
+                if node is None:
+                    self._homeless.append(block.key)
+                    continue
+                puts = by_node.setdefault(node.node_id, _NodePuts(node))
+                puts.blocks.append((block, job))
+        self._nodes = list(by_node.values())
+        for puts in self._nodes:
+            wanted = [self._request(block, job) for block, job in puts.blocks]
+            with self._absorb() as attempt:
+                grants = puts.node.reserve(wanted)
+                puts.granted = [
+                    (grant, block.page, job)
+                    for grant, (block, job) in zip(grants, puts.blocks, strict=True)
+                    if grant is not None
+                ]
+            puts.failed = not attempt.ok
+
+    def _request(self, block: FullBlock, job: PublishJob) -> PutRequest:
+        range_bytes = replace(self._layout, codec=job.codec).stored_layer_bytes
+        return put_request(block, job, self._layout, range_bytes=range_bytes, model=self._model)
+
+    def write(self, stop: int, read_ranges: ReadRanges) -> None:
+        """Write layers up to ``stop`` that were not written yet, one layer in memory at a time."""
+        for layer in range(self._layers, stop):
+            for puts in self._nodes:
+                if puts.granted and not puts.failed:
+                    self._write_layer(puts, layer, read_ranges)
+        self._layers = max(self._layers, stop)
+
+    def _write_layer(self, puts: _NodePuts, layer: int, read_ranges: ReadRanges) -> None:
+        for codec, granted in _by_codec(puts.granted).items():
+            ranges = read_ranges(layer, [page for _, page in granted], codec)
+            with self._absorb() as attempt:
+                puts.node.write_ranges(
+                    [
+                        RangeWrite(grant, layer, data)
+                        for (grant, _), data in zip(granted, ranges, strict=True)
+                    ]
+                )
+            puts.failed = puts.failed or not attempt.ok
+
+    def close(self, kept: Sequence[PublishJob]) -> int:
+        """Seal the blocks of the jobs that are kept, give the others up.
+
+        Returns:
+            bytes in sealed slots.
+        """
+        whole = self._layers == self._layout.layers
+        sealed_bytes = 0
+        for puts in self._nodes:
+            good = [g for g, _, job in puts.granted if whole and not puts.failed and job in kept]
+            if good:
+                with self._absorb() as attempt:
+                    puts.node.seal(good)
+                puts.failed = not attempt.ok
+                good = good if attempt.ok else []
+            kept_keys = {grant.key for grant in good}
+            rest = [g for g, _, _ in puts.granted if g.key not in kept_keys]
+            if rest:
+                with self._absorb():
+                    puts.node.abort(rest)
+            sealed_bytes += sum(grant.range_bytes * grant.range_count for grant in good)
+        return sealed_bytes
+
+    def lost(self) -> set[BlockKey]:
+        """Return the blocks whose node was away or failed; those that it refused are not lost."""
+        failed = (block.key for puts in self._nodes if puts.failed for block, _ in puts.blocks)
+        return {*self._homeless, *failed}
+
+
+def put_request(
+    block: FullBlock, job: PublishJob, layout: BlockLayout, *, range_bytes: int, model: str
+) -> PutRequest:
+    """Say what a pool node has to know about a block, its future included."""
+    facts = block.facts
+    return PutRequest(
+        key=block.key,
+        parent=block.parent,
+        range_bytes=range_bytes,
+        range_count=layout.layers,
+        tokens=block.tokens or layout.block_tokens,
+        model=model,
+        tenant=job.tenant,
+        session=job.session,
+        expectation=Expectation.ROWS if job.handoff else facts.expectation,
+        expected_in_s=0.0 if job.handoff else facts.expected_in_s,
+        depth=facts.depth,
+        tail=facts.tail,
+    )
+
+
+def _by_codec(
+    granted: Sequence[tuple[PutGrant, int, PublishJob]],
+) -> dict[KvCodec, list[tuple[PutGrant, int]]]:
+    groups: dict[KvCodec, list[tuple[PutGrant, int]]] = {}
+    for grant, page, job in granted:
+        groups.setdefault(job.codec, []).append((grant, page))
+    return groups

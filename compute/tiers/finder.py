@@ -1,0 +1,213 @@
+"""Where the pool holds a chain of blocks, best source first.
+
+Used by loader threads (to read) and by the publisher (to place). Asks the meta server once for
+the whole chain; what it does not know, the home node and rendezvous hashing may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from tierkv.dmp.client.placement import rank_nodes
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import CacheError
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location, Replica, Tier, tier_seen_from
+from tierkv.metaserver.client import LocateReply
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What came of a guarded piece of cache work; ``error`` is None when it went well."""
+
+    error: CacheError | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether no error was absorbed."""
+        return self.error is None
+
+
+Absorb = Callable[[], AbstractContextManager[Attempt]]
+"""Guards cache work: errors are counted and swallowed (compute/tiers/tiers.py)."""
+
+Directory = Callable[[Sequence[BlockKey]], LocateReply]
+"""Blocking ``MetaClient.locate``; raises DirectoryUnavailableError."""
+
+
+Promote = Callable[[PoolNode, Sequence[BlockKey]], Sequence[Location | None]]
+"""Has a node bring blocks from its disk into memory; guarded and measured (compute/tiers/tiers.py).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One copy of a block.
+
+    Attributes:
+        node: who has it.
+        location: where it can be read; None while it rests on the node's disk or archive, which
+            the loader promotes only when loading is found worth it.
+        tier: as seen from here.
+        key: the block, for a copy that rests or rested.
+    """
+
+    node: PoolNode
+    location: Location | None
+    tier: Tier
+    key: BlockKey | None = None
+
+
+class BlockFinder:
+    """Knows the connected pool nodes and asks them, and the directory, about blocks.
+
+    Attributes:
+        directory: the meta server, or None where there is none.
+        archive: tier L4 outside the DMP nodes; asked last, None by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: HostId,
+        directory: Directory | None,
+        absorb: Absorb,
+        promote: Promote,
+        archive: PoolNode | None = None,
+    ) -> None:
+        self.directory = directory
+        self.archive = archive
+        self._host = host
+        self._absorb = absorb
+        self._promote = promote
+        self._nodes: dict[NodeId, PoolNode] = {}
+
+    @property
+    def nodes(self) -> list[PoolNode]:
+        """Connected pool nodes."""
+        return list(self._nodes.values())
+
+    def set_nodes(self, nodes: Sequence[PoolNode]) -> None:
+        """Replace the connected pool nodes; may be called from any thread."""
+        self._nodes = {node.node_id: node for node in nodes}
+
+    @property
+    def home(self) -> PoolNode | None:
+        """The pool node of this host, if there is one."""
+        return next((n for n in self._nodes.values() if n.host == self._host), None)
+
+    def place(self, key: BlockKey) -> PoolNode | None:
+        """Return the node a new block is written to: the home node, else the rendezvous node."""
+        return self.home or self._rendezvous(key)
+
+    def find(self, keys: Sequence[BlockKey], *, thorough: bool) -> list[tuple[Source, ...]]:
+        """Return the sources of the longest prefix of ``keys`` that the pool holds.
+
+        Args:
+            keys: a chain, or the rest of one.
+            thorough: ask every node about what the directory does not know (after a handoff,
+                when the directory may not have heard of the newest blocks yet).
+        """
+        keys = keys[: limits.MAX_CHAIN_BLOCKS]
+        found, answered = self._from_directory(keys)
+        rest = keys[len(found) :]
+        if rest:
+            found += self._from_nodes(rest, everywhere=thorough, by_rendezvous=not answered)
+        if self.archive is not None and len(found) < len(keys):
+            known: dict[BlockKey, list[Source]] = {key: [] for key in keys[len(found) :]}
+            self._ask(self.archive, list(known), known, tier=Tier.L4)
+            found += _leading(known)
+        return found
+
+    def _from_directory(self, keys: Sequence[BlockKey]) -> tuple[list[tuple[Source, ...]], bool]:
+        found: list[tuple[Source, ...]] = []
+        if self.directory is None:
+            return found, False
+        reply = LocateReply()
+        with self._absorb() as attempt:
+            reply = self.directory(keys)
+        for replicas in reply.replicas:
+            sources = [self._source(r) for r in replicas if self._is_reachable(r)]
+            if not sources:
+                break
+            found.append(tuple(sorted(sources, key=lambda source: source.tier)))
+        return found, attempt.ok
+
+    def _is_reachable(self, replica: Replica) -> bool:
+        can_be_read = replica.location is not None or replica.tier is Tier.L4
+        return can_be_read and replica.node in self._nodes
+
+    def _source(self, replica: Replica) -> Source:
+        tier = tier_seen_from(replica, self._host)
+        key = replica.key if replica.location is None else None
+        return Source(self._nodes[replica.node], replica.location, tier, key)
+
+    def _from_nodes(
+        self, keys: Sequence[BlockKey], *, everywhere: bool, by_rendezvous: bool
+    ) -> list[tuple[Source, ...]]:
+        """Ask nodes themselves: always the home node, others only when there is a reason.
+
+        Without the directory (``by_rendezvous``) nobody knows what rests on disks, and the nodes
+        are asked to promote it.
+        """
+        known: dict[BlockKey, list[Source]] = {key: [] for key in keys}
+        if self.home is not None:
+            self._ask(self.home, keys, known, tier=Tier.L2, promote=by_rendezvous)
+        if everywhere:
+            for node in self.nodes:
+                if node is not self.home:
+                    self._ask(node, keys, known, tier=Tier.L3, promote=by_rendezvous)
+        elif by_rendezvous:
+            for node, wanted in self._by_rendezvous(keys, known):
+                self._ask(node, wanted, known, tier=Tier.L3, promote=True)
+        return _leading(known)
+
+    def _by_rendezvous(
+        self, keys: Sequence[BlockKey], known: dict[BlockKey, list[Source]]
+    ) -> list[tuple[PoolNode, list[BlockKey]]]:
+        wanted: dict[NodeId, list[BlockKey]] = {}
+        for key in keys:
+            node = None if known[key] else self._rendezvous(key)
+            if node is not None and node is not self.home:
+                wanted.setdefault(node.node_id, []).append(key)
+        return [(self._nodes[node_id], missing) for node_id, missing in wanted.items()]
+
+    def _ask(
+        self,
+        node: PoolNode,
+        keys: Sequence[BlockKey],
+        known: dict[BlockKey, list[Source]],
+        *,
+        tier: Tier,
+        promote: bool = False,
+    ) -> None:
+        found: list[Location | None] = []
+        with self._absorb():
+            found = node.lookup(keys)
+        for key, location in zip(keys, found, strict=False):
+            if location is not None:
+                known[key].append(Source(node, location, tier))
+        missing = [key for key in keys[: len(found)] if not known[key]]
+        if promote and missing:
+            for key, location in zip(missing, self._promote(node, missing), strict=False):
+                if location is not None:
+                    known[key].append(Source(node, location, Tier.L4, key))
+
+    def _rendezvous(self, key: BlockKey) -> PoolNode | None:
+        nodes = self._nodes
+        # Equal weights: every reader and writer must rank alike, whatever it knows of capacities.
+        ranked = rank_nodes(key, [(node_id, 1.0) for node_id in nodes])
+        return nodes[ranked[0]] if ranked else None
+
+
+def _leading(known: dict[BlockKey, list[Source]]) -> list[tuple[Source, ...]]:
+    """Return the sources of the longest prefix without a gap."""
+    found: list[tuple[Source, ...]] = []
+    for sources in known.values():
+        if not sources:
+            break
+        found.append(tuple(sources))
+    return found

@@ -1,0 +1,95 @@
+"""Chains that are stored at two levels (codec ``adaptive``): finds both, picks one per block.
+
+Used by the tiers' worker threads. What comes out is a chain like any other: frames say how coarse
+they are, so a load may mix them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tierkv.compute.codec.levels import BlockSizes, choose_levels
+from tierkv.compute.tiers.finder import BlockFinder, Source
+from tierkv.compute.tiers.load_figures import LoadFigures
+from tierkv.costing.service_time import causal_pairs
+from tierkv.kvcore.block_key import coarse_key
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.layout import BlockLayout, KvCodec
+
+Copies = tuple[Source, ...]
+
+_SHARE_OF_COMPUTING = 0.5
+"""Without a budget loading may take so much of the time that computing would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A chain, or the rest of one.
+
+    Attributes:
+        keys: of its blocks, as they are named at the fine level.
+        start: tokens before the first of them.
+        left_s: seconds left until the first token should be out; None: no budget.
+    """
+
+    keys: Sequence[BlockKey]
+    start: int
+    left_s: float | None = None
+
+
+class LevelPicker:
+    """Picks levels by what this node measured."""
+
+    def __init__(self, finder: BlockFinder, figures: LoadFigures, layout: BlockLayout) -> None:
+        self._finder = finder
+        self._figures = figures
+        self._layout = layout
+
+    def pick(self, wanted: Wanted, fine: list[Copies], *, thorough: bool) -> list[Copies]:
+        """Return a chain of the better level per block that time allows.
+
+        Args:
+            wanted: what was looked for.
+            fine: what was found of it at the fine level.
+            thorough: as in BlockFinder.find.
+        """
+        skipped = 0 if wanted.start else 1  # A prompt's first block is stored at one level only.
+        names = [coarse_key(key) for key in wanted.keys[skipped:]]
+        if len(fine) < skipped:
+            return fine  # Whatever else there is begins behind a block that nobody has.
+        coarse = self._finder.find(names, thorough=thorough) if names else []
+        coarse = [*fine[:skipped], *coarse]
+        both = list(zip(fine, coarse, strict=False))
+        count = choose_levels(
+            [self._sizes(*copies) for copies in both],
+            bytes_per_s=self._bytes_per_s([copies for copies, _ in both]),
+            budget_s=self._budget_s(wanted, len(both)),
+        ).fine
+        longer = fine if len(fine) > len(coarse) else coarse
+        return [*fine[:count], *coarse[count : len(both)], *longer[len(both) :]]
+
+    def _sizes(self, fine: Copies, coarse: Copies) -> BlockSizes:
+        return BlockSizes(self._size(fine), self._size(coarse))
+
+    def _size(self, copies: Copies) -> int:
+        """A copy that rests on a disk does not say how long it is: at most this."""
+        at = copies[0].location
+        return at.length if at is not None else self._layout.stored_bytes
+
+    def _bytes_per_s(self, chain: Sequence[Copies]) -> float:
+        sizes = [self._size(copies) for copies in chain]
+        level = self._figures.level(KvCodec.ADAPTIVE, chain)
+        seconds = sum(sizes) / level.decode_bytes_per_s
+        for size, copies in zip(sizes, chain, strict=True):
+            seconds += size / self._figures.line(copies[0].tier).bytes_per_s
+        return sum(sizes) / seconds if seconds else float("inf")
+
+    def _budget_s(self, wanted: Wanted, blocks: int) -> float:
+        if wanted.left_s is not None:
+            return max(0.0, wanted.left_s)
+        cost = self._figures.steps.cost
+        if cost is None:
+            return float("inf")  # Nothing was computed yet: nothing says that time is short.
+        tokens = blocks * self._layout.block_tokens
+        return _SHARE_OF_COMPUTING * cost.seconds(tokens, causal_pairs(wanted.start, tokens))

@@ -1,0 +1,177 @@
+"""Applies the load policy and the figures of this node to one prompt.
+
+Translates the engine's words (sources, tokens ahead) to the controller's (runs, lines, costs). With
+policy ``auto`` the smallest predicted makespan wins; ``always`` and ``never`` are only predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tierkv.compute.config import ComputeConfig, LoadPolicy
+from tierkv.compute.tiers.finder import Source
+from tierkv.compute.tiers.load_figures import LoadFigures
+from tierkv.costing.blend_controller import BlendDecision, BlendWork, choose_ratio
+from tierkv.costing.load_controller import LoadDecision, Prompt, beside_s, choose, choose_depth
+from tierkv.costing.service_time import StepCost, causal_pairs
+from tierkv.kvcore.layout import BlockLayout, KvCodec
+from tierkv.kvcore.location import Tier
+
+_LEAST_PATIENCE_S = 0.5
+"""A busy machine may be late by so much; giving up for less would lose loads that are fine."""
+
+_OF_COMPUTING, _OF_PREDICTED = 0.5, 1.5
+"""A load is given up when it takes so many times what computing or loading was to take."""
+_UNKNOWN = StepCost(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What stands before a prompt on its node, and beside it.
+
+    Attributes:
+        tokens: tokens that are computed before its own.
+        sequences: of so many prompts.
+        after: prompts that come after it, but soon enough to share its forward pass.
+        load_s: seconds until a loader is free for it.
+    """
+
+    tokens: int = 0
+    sequences: int = 0
+    after: int = 0
+    load_s: float = 0.0
+
+
+class LoadDecider:
+    """Decides what of a prompt is loaded; stateless but for the figures."""
+
+    def __init__(self, config: ComputeConfig, layout: BlockLayout, figures: LoadFigures) -> None:
+        self._policy = config.load_policy
+        self._timeout_s = config.load_timeout_s
+        self._step_tokens = config.max_batch_tokens
+        self._threads = config.load_threads
+        self._layout = layout
+        self._figures = figures
+
+    def decide(
+        self,
+        sources: Sequence[tuple[Source, ...]],
+        codec: KvCodec,
+        *,
+        start: int,
+        stop: int,
+        ahead: Ahead = Ahead(),
+    ) -> LoadDecision:
+        """Choose how many of the blocks behind ``start`` to load for a prompt up to ``stop``."""
+        prompt = self._prompt(start, stop, ahead)
+        decision = self._chosen(prompt, sources, codec)
+        shared_s = beside_s(prompt, decision.depth, ahead.after)
+        return replace(decision, predicted_s=decision.predicted_s + shared_s)
+
+    def _chosen(
+        self, prompt: Prompt, sources: Sequence[tuple[Source, ...]], codec: KvCodec
+    ) -> LoadDecision:
+        runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
+        if not sources or self._policy is LoadPolicy.NEVER:
+            return choose(prompt, [], [])
+        if self._policy is LoadPolicy.ALWAYS or prompt.cost is _UNKNOWN:
+            return choose_depth(prompt, runs, level, len(sources))
+        return choose(prompt, runs, [level])
+
+    def decide_blend(
+        self,
+        sources: Sequence[tuple[Source, ...]],
+        codec: KvCodec,
+        work: BlendWork,
+        *,
+        start: int,
+        stop: int,
+        ahead: Ahead = Ahead(),
+    ) -> BlendDecision:
+        """Choose whether to blend, and how much of the reused tokens to compute again.
+
+        Args:
+            sources: chunk blocks that must be loaded; empty when all are in L1.
+            codec: how they are stored.
+            work: what blending would compute.
+            start: leading tokens with exact KV.
+            stop: tokens of the prompt.
+            ahead: what stands before it.
+        """
+        prompt = self._prompt(start, stop, ahead)
+        runs, level = self._figures.runs(sources), self._figures.level(codec, sources)
+        slower = self._figures.blend_slower.value
+        decision = choose_ratio(prompt, work, runs, level, slower=slower)
+        if self._policy is LoadPolicy.NEVER and sources:
+            return replace(decision, recompute_ratio=None, predicted_s=decision.compute_s)
+        if self._policy is LoadPolicy.AUTO and prompt.cost is not _UNKNOWN:
+            if decision.recompute_ratio is None and self._figures.blend_refused():
+                return choose_ratio(prompt, work, runs, level, slower=1.0)
+            return decision
+        return replace(decision, recompute_ratio=work.min_ratio, pass_s=0.0)
+
+    def worth_saving(self, tier: Tier, codec: KvCodec, *, tokens: int, context_tokens: int) -> bool:
+        """Whether loading one more block from a tier is faster than computing its tokens again.
+
+        Args:
+            tier: where it would be saved.
+            codec: how.
+            tokens: tokens in the block.
+            context_tokens: tokens up to its end.
+        """
+        if self._policy is not LoadPolicy.AUTO or self._figures.steps.cost is None:
+            return self._policy is not LoadPolicy.NEVER
+        return self.spared_s(tier, codec, tokens=tokens, context_tokens=context_tokens) > 0.0
+
+    def spared_s(self, tier: Tier, codec: KvCodec, *, tokens: int, context_tokens: int) -> float:
+        """Return the seconds that loading a block takes less than computing it; 0.0: none."""
+        cost = self._figures.steps.cost
+        if self._policy is LoadPolicy.NEVER or cost is None:
+            return 0.0
+        level = self._figures.level(codec, [])
+        rates = 1 / self._figures.line(tier).bytes_per_s + 1 / level.decode_bytes_per_s
+        compute_s = cost.causal_seconds(context_tokens - tokens, tokens, steps=0.0)
+        return max(0.0, compute_s - level.layer_bytes * self._layout.layers * rates)
+
+    def lookup_patience_s(self, start: int, stop: int) -> float:
+        """Return how long a lookup may take that may spare computing ``[start, stop)``."""
+        cost = self._figures.steps.cost or _UNKNOWN
+        return self.patience_s(cost.seconds(stop - start, causal_pairs(start, stop - start)))
+
+    def patience_s(self, compute_s: float, predicted_s: float = 0.0) -> float:
+        """Return how long a load may take whose tokens could be computed in ``compute_s``.
+
+        Half as long as computing, or half as long again as was predicted, where that is more: so a
+        path that got slow costs a bounded share of computing, once, and is remembered.
+        """
+        if self._policy is not LoadPolicy.AUTO or not compute_s:
+            return self._timeout_s
+        wait_s = max(_OF_COMPUTING * compute_s, _OF_PREDICTED * predicted_s)
+        return min(self._timeout_s, max(_LEAST_PATIENCE_S, wait_s))
+
+    def load_wait_s(self, busy_s: Sequence[float]) -> float:
+        """Return when a loader is free if loads under way end in ``busy_s`` seconds each."""
+        waiting = len(busy_s) - self._threads
+        return max(0.0, sorted(busy_s)[waiting]) if waiting >= 0 else 0.0
+
+    def _prompt(self, start: int, stop: int, ahead: Ahead) -> Prompt:
+        cost = self._figures.steps.cost or _UNKNOWN
+        steps_ahead = ahead.tokens / self._step_tokens
+        return Prompt(
+            start=start,
+            stop=stop,
+            block_tokens=self._layout.block_tokens,
+            layers=self._layout.layers,
+            step_tokens=self._step_tokens,
+            cost=cost,
+            # What stands ahead attends to as much as it does, as far as anyone can tell.
+            compute_from_s=cost.seconds(
+                ahead.tokens,
+                ahead.tokens * (start + stop) / 2,
+                steps=steps_ahead,
+                sequences=max(steps_ahead, ahead.sequences),
+            ),
+            load_from_s=ahead.load_s,
+            shares_steps=ahead.tokens > 0,
+        )

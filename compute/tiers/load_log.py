@@ -1,0 +1,123 @@
+"""What the loading controller chose, what it predicted, and what came of it.
+
+The engine's thread writes; reports and people read. The last decisions are kept, all are counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from tierkv.kvcore.node import LoadChoiceStats
+
+_log = logging.getLogger(__name__)
+_KEPT = 256
+_LATE_AT_MOST = 8.0
+"""An answer that took still longer, times what was planned, was held up by something else."""
+_NEW_SHARE = 0.2
+_AT_LEAST = 0.5
+"""A prediction is never below this share of the plan."""
+
+
+@dataclass(slots=True)
+class LoadRecord:
+    """One decision.
+
+    Attributes:
+        request_id: for whom.
+        kind: ``load``, ``part`` or ``compute``; ``blend`` when chunks are blended.
+        choice: the plan, as in ``alternatives``.
+        found_blocks: blocks that could have been loaded.
+        planned_s: seconds from the decision to the first token, by what it is made of; 0.0 while
+            nothing is measured.
+        predicted_s: the same, and what plans of its kind took longer lately.
+        alternatives: what was predicted for the other plans.
+        decided_at_s: the engine's clock.
+        actual_s: what it took; NaN until known, and for good when there was no first token.
+    """
+
+    request_id: str
+    kind: str
+    choice: str
+    found_blocks: int
+    planned_s: float
+    predicted_s: float
+    alternatives: tuple[tuple[str, float], ...]
+    decided_at_s: float
+    actual_s: float = math.nan
+
+
+@dataclass(slots=True)
+class _Sums:
+    decisions: int = 0
+    measured: int = 0
+    predicted_s: float = 0.0
+    actual_s: float = 0.0
+    error_s: float = 0.0
+
+
+@dataclass(slots=True)
+class LoadLog:
+    """A bounded log of decisions with sums over all of them.
+
+    Attributes:
+        recent: the last decisions, oldest first.
+    """
+
+    recent: deque[LoadRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _sums: dict[str, _Sums] = field(default_factory=dict)
+    _late_s: dict[str, float] = field(default_factory=dict)
+
+    def decided(
+        self,
+        request_id: str,
+        *,
+        kind: str,
+        choice: str,
+        found_blocks: int,
+        planned_s: float,
+        alternatives: tuple[tuple[str, float], ...],
+        now: float,
+    ) -> LoadRecord:
+        """Take a decision in, and predict from it when the first token comes."""
+        late_s = self._late_s.get(kind, 0.0) if planned_s else 0.0
+        predicted_s = max(_AT_LEAST * planned_s, planned_s + late_s)
+        record = LoadRecord(
+            request_id, kind, choice, found_blocks, planned_s, predicted_s, alternatives, now
+        )
+        self.recent.append(record)
+        self._sums.setdefault(kind, _Sums()).decisions += 1
+        return record
+
+    def ended(self, record: LoadRecord, first_token_s: float) -> None:
+        """Take in when the first token came; negative: never."""
+        if first_token_s >= 0.0:
+            record.actual_s = first_token_s - record.decided_at_s
+        if record.predicted_s > 0.0 and not math.isnan(record.actual_s):
+            late_s = min(record.actual_s, _LATE_AT_MOST * record.planned_s) - record.planned_s
+            before_s = self._late_s.setdefault(record.kind, late_s)
+            self._late_s[record.kind] = before_s + _NEW_SHARE * (late_s - before_s)
+            sums = self._sums[record.kind]
+            sums.measured += 1
+            sums.predicted_s += record.predicted_s
+            sums.actual_s += record.actual_s
+            sums.error_s += abs(record.predicted_s - record.actual_s)
+        others = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in record.alternatives)
+        _log.info(
+            "request %s: found %d blocks, chose %s, predicted %.4f s, took %.4f s (%s)",
+            record.request_id,
+            record.found_blocks,
+            record.choice,
+            record.predicted_s,
+            record.actual_s,
+            others,
+        )
+
+    def stats(self) -> tuple[LoadChoiceStats, ...]:
+        """Return the sums by kind."""
+        return tuple(
+            LoadChoiceStats(kind, s.decisions, s.measured, s.predicted_s, s.actual_s, s.error_s)
+            for kind, s in sorted(self._sums.copy().items())
+        )

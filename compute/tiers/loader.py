@@ -1,0 +1,289 @@
+"""Loads blocks from the pool into L1 pages, layer by layer, behind the computation.
+
+Runs in the tiers' worker threads. Layer l of all blocks arrives before layer l + 1, and an event
+per layer lets the engine compute behind it; small loads bring several layers, or all, in one read.
+A block that can't be read shortens the load.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tierkv.compute.model.copy_stream import copies_beside, wait_for_copies
+from tierkv.compute.model.pages import L1Pages, LayerWindow
+from tierkv.compute.tiers.finder import Absorb, Source
+from tierkv.compute.tiers.load_figures import LoadFigures
+from tierkv.dmp.pool_node import PoolNode, RangeRead
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import LayoutError, TransportError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.layout import FRAME_ALIGNMENT, KvCodec
+from tierkv.kvcore.location import Location, Tier
+
+_HOLD_TTL_S = 30.0
+Held = list[tuple[PoolNode, list[Location]]]
+"""What must be released after a load."""
+_Targets = Mapping[int, Sequence[memoryview]]
+"""By layer, where the range of each block goes."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadJob:
+    """One load in progress; the loader writes it, the engine looks at its events.
+
+    Attributes:
+        pages: where blocks go, in order.
+        sources: per block, copies to try; the first is the best.
+        layer_ready: set when that layer is in the pages (or never will be).
+        good: leading blocks that are complete so far; final once ``ended`` is set.
+        tiers: tier each of the leading blocks came from.
+        codec: what the blocks' ranges are.
+        ended: set when no thread writes into the pages any more.
+        given_up: nobody wants it any more; the loader stops before the next layer.
+    """
+
+    pages: tuple[int, ...]
+    sources: list[tuple[Source, ...]]
+    layer_ready: list[threading.Event]
+    good: int
+    tiers: list[Tier]
+    codec: KvCodec
+    ended: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
+    lost_nodes: set[NodeId] = field(default_factory=set)
+    sizes: list[int] = field(default_factory=list)
+    """Bytes of a range of each block, once the loader knows."""
+
+
+def make_job(
+    pages: Sequence[int],
+    sources: Sequence[tuple[Source, ...]],
+    layers: int,
+    *,
+    codec: KvCodec,
+) -> LoadJob:
+    """Prepare a load of one block per page."""
+    events = [threading.Event() for _ in range(layers)]
+    tiers = [copies[0].tier for copies in sources]
+    return LoadJob(tuple(pages), list(sources), events, len(pages), tiers, codec)
+
+
+class Loader:
+    """Executes load jobs. Thread-safe: jobs share nothing but the figures."""
+
+    def __init__(
+        self,
+        pages: L1Pages,
+        *,
+        absorb: Absorb,
+        clock: Clock,
+        figures: LoadFigures,
+    ) -> None:
+        self._pages = pages
+        self._absorb = absorb
+        self._clock = clock
+        self._figures = figures
+
+    def run(self, job: LoadJob, *, arrived: Callable[[], None]) -> None:
+        """Load all layers, saying so after each; always ends with every event set."""
+        held: Held = []
+        try:
+            self._prepare(job, held)
+            with copies_beside(self._pages.kv.device):
+                self._read_layers(job, arrived)
+        except BaseException:
+            job.good = 0  # Before the events: who sees them reads it at once.
+            raise
+        finally:
+            for ready in job.layer_ready:
+                ready.set()
+            for node, locations in held:
+                with self._absorb():
+                    node.release(locations)
+
+    def _read_layers(self, job: LoadJob, arrived: Callable[[], None]) -> None:
+        """Read layer after layer; several at once where they are small, for a call costs more."""
+        layers = len(job.layer_ready)
+        together = self._figures.layers_together(sum(job.sizes[: job.good]))
+        for first in range(0, layers, together):
+            some = range(first, min(first + together, layers))
+            if job.given_up:
+                job.good = 0
+            if job.good:
+                job.good = self._read_some(job, some)
+            for layer in some:
+                job.layer_ready[layer].set()
+            if job.good:
+                arrived()
+
+    def _prepare(self, job: LoadJob, held: Held) -> None:
+        """Bring up what rests, keep the best copies from eviction, drop those that are gone."""
+        pending = list(range(len(job.sources)))
+        while pending:
+            self._promote(job, pending)
+            pending = self._hold(job, [b for b in pending if job.sources[b]], held)
+        job.sources = [self._readable(copies, job.codec) for copies in job.sources]
+        job.good = next((i for i, copies in enumerate(job.sources) if not copies), job.good)
+        for block, copies in enumerate(job.sources[: job.good]):
+            job.tiers[block] = copies[0].tier
+            job.sizes.append(_place(copies[0]).length // len(job.layer_ready))
+
+    def _readable(self, copies: tuple[Source, ...], codec: KvCodec) -> tuple[Source, ...]:
+        """Leave out copies that rest or that can't be KV of this layout, whatever their key says.
+
+        Keys of other layouts differ (kvcore/block_key.py); this is for whoever got a key wrong.
+        Copies of an entropy-coded block are read into room of one size, that of the best.
+        """
+        readable: list[Source] = []
+        for source in copies:
+            if source.location is None:
+                continue
+            with self._absorb() as attempt:
+                self._check_size(source.location, codec)
+            length = source.location.length
+            if attempt.ok and (codec.has_fixed_size or length == _length(readable, length)):
+                readable.append(source)
+        return tuple(readable)
+
+    def _check_size(self, location: Location, codec: KvCodec) -> None:
+        layout = self._pages.codecs.layout_of(codec)
+        expected, length = layout.stored_bytes, location.length
+        if codec.has_fixed_size:
+            fits = length == expected
+        else:
+            fits = 0 < length <= expected and length % (layout.layers * FRAME_ALIGNMENT) == 0
+        if not fits:
+            bound = "of" if codec.has_fixed_size else "of up to"
+            raise LayoutError(
+                f"{location.node} has a block of {length} bytes, not {bound} {expected}"
+            )
+
+    def _promote(self, job: LoadJob, blocks: Sequence[int]) -> None:
+        """Have nodes read the blocks whose best copy rests (tier L4) into their memory."""
+        resting = [b for b in blocks if job.sources[b] and job.sources[b][0].location is None]
+        for some in _by_node(job, resting).values():
+            keys = [job.sources[b][0].key for b in some]
+            node = job.sources[some[0]][0].node
+            found: list[Location | None] = [None] * len(some)
+            began = self._clock.now()
+            with self._absorb() as attempt:
+                found = node.promote([key for key in keys if key is not None])
+            if isinstance(attempt.error, TransportError):
+                job.lost_nodes.add(node.node_id)
+            size = sum(at.length for at in found if at is not None)
+            self._figures.promoted(size, self._clock.now() - began)
+            for block, location in zip(some, found, strict=True):
+                first, *others = job.sources[block]
+                here = [] if location is None else [replace(first, location=location)]
+                job.sources[block] = (*here, *others)
+        again = [b for b in resting if job.sources[b] and job.sources[b][0].location is None]
+        if again:
+            self._promote(job, again)
+
+    def _hold(self, job: LoadJob, blocks: Sequence[int], held: Held) -> list[int]:
+        """Hold the best copies of blocks; answers those whose best was gone, now without it."""
+        gone: list[int] = []
+        for some in _by_node(job, blocks).values():
+            node = job.sources[some[0]][0].node
+            locations = [_place(job.sources[b][0]) for b in some]
+            valid = [False] * len(some)
+            with self._absorb() as attempt:
+                valid = node.hold(locations, ttl_s=_HOLD_TTL_S)
+            if isinstance(attempt.error, TransportError):
+                job.lost_nodes.add(node.node_id)
+            for block, ok in zip(some, valid, strict=True):
+                if not ok:
+                    job.sources[block] = job.sources[block][1:]
+                    gone.append(block)
+            held.append((node, [at for at, ok in zip(locations, valid, strict=True) if ok]))
+        return gone
+
+    def _read_some(self, job: LoadJob, layers: range) -> int:
+        """Read layers of all blocks, one call per node; returns how many blocks are good."""
+        good = job.good
+        pages, sizes = job.pages[:good], job.sizes[:good]
+        windows = [self._pages.window(layer, pages, job.codec, sizes) for layer in layers]
+        targets = dict(zip(layers, (window.ranges for window in windows), strict=True))
+        for blocks in _by_node(job, range(good)).values():
+            if not self._read_together(job, blocks, targets):
+                good = min(good, self._read_singly(job, blocks, targets))
+        for window in windows:
+            good = self._commit(window, good, job.codec)
+        return good
+
+    def _commit(self, window: LayerWindow, count: int, codec: KvCodec) -> int:
+        """Move what was read into the pages; returns how many blocks are good."""
+        began = self._clock.now()
+        with self._absorb():
+            window.commit(count)
+            wait_for_copies(self._pages.kv.device)
+        if window.is_staged:
+            size = sum(len(one) for one in window.ranges[: window.done])
+            self._figures.decoded(codec, size, self._clock.now() - began)
+        return window.done
+
+    def _read_together(self, job: LoadJob, blocks: Sequence[int], targets: _Targets) -> bool:
+        source = job.sources[blocks[0]][0]
+        if source.node.node_id in job.lost_nodes:
+            return False
+        reads = [
+            RangeRead(_place(job.sources[block][0]), layer, ranges[block])
+            for layer, ranges in targets.items()
+            for block in blocks
+        ]
+        began = self._clock.now()
+        with self._absorb() as attempt:
+            source.node.read_ranges(reads)
+        if isinstance(attempt.error, TransportError):
+            job.lost_nodes.add(source.node.node_id)
+        if source.key is None:  # Else promoting was measured instead.
+            size = sum(len(read.destination) for read in reads)
+            seconds = self._clock.now() - began
+            if attempt.ok:
+                self._figures.read(source.tier, size, seconds, layers=len(targets))
+            else:
+                self._figures.lost(source.tier, size, seconds)
+        return attempt.ok
+
+    def _read_singly(self, job: LoadJob, blocks: Sequence[int], targets: _Targets) -> int:
+        """Find the first block that no copy can give; the blocks before it are good."""
+        for block in blocks:
+            if not self._read_one(job, block, targets):
+                return block
+        return len(job.pages)
+
+    def _read_one(self, job: LoadJob, block: int, targets: _Targets) -> bool:
+        for source in job.sources[block]:
+            if source.node.node_id in job.lost_nodes:
+                continue
+            place = _place(source)
+            with self._absorb() as attempt:
+                source.node.read_ranges(
+                    [RangeRead(place, layer, ranges[block]) for layer, ranges in targets.items()]
+                )
+            if attempt.ok:
+                job.tiers[block] = source.tier
+                return True
+            if isinstance(attempt.error, TransportError):
+                job.lost_nodes.add(source.node.node_id)
+        return False
+
+
+def _by_node(job: LoadJob, blocks: Iterable[int]) -> dict[tuple[NodeId, Tier], list[int]]:
+    """Group blocks by where their best copy is, so that each group is one call."""
+    groups: dict[tuple[NodeId, Tier], list[int]] = {}
+    for block in blocks:
+        best = job.sources[block][0]
+        groups.setdefault((best.node.node_id, best.tier), []).append(block)
+    return groups
+
+
+def _length(copies: Sequence[Source], default: int) -> int:
+    return _place(copies[0]).length if copies else default
+
+
+def _place(source: Source) -> Location:
+    assert source.location is not None, "a resting copy is promoted before it is read"
+    return source.location

@@ -1,0 +1,126 @@
+"""Takes the beginning of a pool block where a prompt's chain of whole blocks ends.
+
+Used by the tiers' worker threads, and by the engine to decide. A block is one range per layer with
+one checksum, so it is read whole, into a page of the sequence's own, and counts as far as its
+tokens agree; what follows in the page is computed over it. That costs one look-up more per prompt,
+and is done only where it spares more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tierkv.compute.batching.known_blocks import KnownBlocks
+from tierkv.compute.batching.part_index import TOKEN_BYTES, scope_of
+from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.tiers.finder import Source
+from tierkv.compute.tiers.load_figures import LoadFigures
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.ids import BlockKey, NamespaceKey
+from tierkv.kvcore.layout import KvCodec
+
+Find = Callable[[Sequence[BlockKey], int], list[tuple[Source, ...]]]
+"""Looks a chain that begins at a token up in the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPart:
+    """Copies of a block whose first ``tokens`` tokens a prompt goes on with."""
+
+    copies: tuple[Source, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartWanted:
+    """What of a prompt may be found in parts, as the engine's thread saw it.
+
+    Attributes:
+        namespace: whose blocks.
+        keys: of the prompt's usable full blocks.
+        first_block: the first that L1 lacks.
+        tokens: of the prompt from there on, without the last one (compute/batching/part_index.py).
+        block_tokens: tokens per block.
+        l1_tokens: what L1 has of the first block.
+    """
+
+    namespace: NamespaceKey
+    keys: tuple[BlockKey, ...]
+    first_block: int
+    tokens: bytes
+    block_tokens: int
+    l1_tokens: int
+
+
+def part_wanted(seq: EngineSequence, l1_tokens: int) -> PartWanted | None:
+    """Describe what a sequence could take in part; None for one whose chunks may be blended."""
+    if seq.blend is not None or seq.is_background or not seq.request.use_cache:
+        return None
+    start = seq.num_pages * seq.block_tokens
+    return PartWanted(
+        seq.request.namespace_key,
+        tuple(seq.keys[: seq.usable_blocks]),
+        seq.num_pages,
+        seq.token_bytes(start, seq.reusable_tokens),
+        seq.block_tokens,
+        l1_tokens,
+    )
+
+
+def find_part(
+    wanted: PartWanted,
+    found: int,
+    *,
+    known: KnownBlocks,
+    find: Find,
+    worth_asking: Callable[[int, int], bool],
+) -> PoolPart | None:
+    """Look for a block that begins as the prompt goes on behind ``found`` whole blocks.
+
+    Args:
+        wanted: the prompt.
+        found: whole blocks that the pool has.
+        known: blocks of which the tokens are known here.
+        find: asks the pool; called once at most.
+        worth_asking: whether so many tokens, the first of them at a position, pay for that.
+    """
+    block = wanted.first_block + found
+    if block > len(wanted.keys):
+        return None  # A tail was found; nothing is left behind it.
+    parent = wanted.keys[block - 1] if block else ROOT_PARENT
+    width = TOKEN_BYTES * wanted.block_tokens
+    tokens = wanted.tokens[found * width : (found + 1) * width]
+    part = known.find(scope_of(wanted.namespace, parent), tokens) if tokens else None
+    if part is None:
+        return None
+    count = min(part.tokens, wanted.block_tokens - 1)
+    gain = count - (wanted.l1_tokens if found == 0 else 0)
+    if gain <= 0 or not worth_asking(gain, block * wanted.block_tokens):
+        return None
+    copies = find([part.item], block * wanted.block_tokens)
+    return PoolPart(copies[0], count) if copies else None
+
+
+def worth_loading(
+    part: PoolPart, codec: KvCodec, figures: LoadFigures, *, start: int, alone: bool
+) -> bool:
+    """Whether reading a block is faster than computing what it has of a prompt.
+
+    Args:
+        part: the block.
+        codec: how it is stored.
+        figures: what both cost.
+        start: tokens before it.
+        alone: nothing else is loaded, so it is charged the latency as well.
+    """
+    cost = figures.steps.cost
+    if cost is None:
+        return True
+    (run,) = figures.runs([part.copies])
+    level = figures.level(codec, [part.copies])
+    size = figures.stored_bytes(part.copies[0])
+    lines = [run.line] if run.promote is None else [run.line, run.promote]
+    load_s = sum(size / line.bytes_per_s + alone * line.latency_s for line in lines)
+    load_s += size / level.decode_bytes_per_s
+    return load_s < cost.causal_seconds(start, part.tokens, steps=0.0)

@@ -1,0 +1,243 @@
+"""Writes blocks to the pool behind the computation, layer by layer while a pass runs.
+
+One thread carries out what the engine posts. Where too many blocks are in flight the engine waits
+a little if that is expected to be worth it, else some are simply not published; a pool that is slow
+or silent is not waited for. The pages of a job stay referenced until it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.tiers.block_puts import BlockPuts, PublishJob, SaveDone
+from tierkv.compute.tiers.finder import Absorb, BlockFinder
+from tierkv.compute.tiers.frame_puts import FramesPut, put_frames
+from tierkv.costing.meter import Rate
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import BlockKey
+
+_log = logging.getLogger(__name__)
+_Work = Callable[[], None]
+_PATIENCE_MARGIN = 2.0
+"""A wait that is expected to be worth it may take so many times as long; then it is given up."""
+
+
+class Publication:
+    """Jobs on their way to the pool, as the engine's thread sees them.
+
+    ``computed`` after each layer, or once for many; then ``end``, exactly once.
+
+    Attributes:
+        jobs: those that were taken; each is passed to ``done`` after ``end``.
+    """
+
+    def __init__(self, publisher: Publisher, jobs: tuple[PublishJob, ...], puts: BlockPuts) -> None:
+        self.jobs = jobs
+        self._publisher = publisher
+        self._puts = puts
+
+    def computed(self, stop: int) -> None:
+        """Say that layers ``[0, stop)`` of the blocks' pages hold what they will hold."""
+        self._publisher.post_write(self._puts, stop)
+
+    def end(self, kept: Collection[PublishJob]) -> None:
+        """Make the blocks of some jobs readable and give the others up: they leave no trace."""
+        self._publisher.post_end(self.jobs, self._puts, [job for job in self.jobs if job in kept])
+
+
+class Publisher:
+    """The write-behind thread.
+
+    Attributes:
+        dropped_blocks: blocks not published because too many were in flight.
+        written_bytes: bytes written into slots.
+        write_time_s: seconds spent writing.
+    """
+
+    def __init__(
+        self,
+        pages: L1Pages,
+        finder: BlockFinder,
+        *,
+        model: str,
+        queue_blocks: int,
+        absorb: Absorb,
+        clock: Clock,
+        done: SaveDone,
+    ) -> None:
+        self.dropped_blocks = 0
+        self.written_bytes = 0
+        self.write_time_s = 0.0
+        self._pages = pages
+        self._finder = finder
+        self._model = model
+        self._queue_blocks = queue_blocks
+        self._absorb = absorb
+        self._clock = clock
+        self._done = done
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._pending_blocks = 0
+        self._ending_blocks = 0
+        self._pace = Rate()
+        self._paced_s = 0.0
+        self._came_late = False
+        self._idle = threading.Condition()
+        self._copies = _side_stream(pages.kv.device) if pages.kv.is_cuda else None
+        self._thread = threading.Thread(target=self._run, name="tierkv-publish", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish what is queued, then end the thread; open publications must have ended."""
+        self._work.put(None)
+        self._thread.join()
+
+    def offer(self, job: PublishJob, *, patience_s: float = 0.0) -> bool:
+        """Queue blocks whose pages are complete; False when too many are in flight."""
+        publication = self.begin([job], patience_s=patience_s)
+        if publication is None:
+            return False
+        publication.computed(self._pages.layout.layers)
+        publication.end([job])
+        return True
+
+    def begin(self, jobs: Sequence[PublishJob], *, patience_s: float = 0.0) -> Publication | None:
+        """Take blocks whose pages are being computed; None when none of them can be taken.
+
+        Jobs beyond the bound are dropped, but for those that are a must.
+
+        Args:
+            jobs: whose blocks.
+            patience_s: wait for room if it is expected to take no longer.
+        """
+        self._await_room(sum(len(job.blocks) for job in jobs), patience_s)
+        taken = tuple(job for job in jobs if self._admit(job))
+        if not taken:
+            return None
+        puts = BlockPuts(
+            taken, self._finder, self._pages.layout, model=self._model, absorb=self._absorb
+        )
+        self._work.put(lambda: self._timed(puts.reserve))
+        return Publication(self, taken, puts)
+
+    def post_write(self, puts: BlockPuts, stop: int) -> None:
+        """Have layers written; on CUDA behind the kernels that compute them, and no later ones."""
+        event = None
+        if self._copies is not None:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._pages.kv.device))
+        self._work.put(lambda: self._timed(lambda: self._write(puts, stop, event)))
+
+    def post_end(
+        self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]
+    ) -> None:
+        """Have blocks sealed or aborted, and their owner told."""
+        with self._idle:
+            self._ending_blocks += sum(len(job.blocks) for job in jobs)
+        self._work.put(lambda: self._end(jobs, puts, kept))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is queued that what nobody waits for should wait."""
+        return self._pending_blocks > self._queue_blocks // 2
+
+    @property
+    def spare_blocks(self) -> int:
+        """How many blocks can be queued before it is behind."""
+        return max(0, self._queue_blocks // 2 - self._pending_blocks)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything offered so far is published or given up; False on timeout."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._pending_blocks == 0, timeout_s)
+
+    def _await_room(self, blocks: int, patience_s: float) -> None:
+        """Wait until so many blocks more are within the bound, or nothing is in flight.
+
+        A wait that was in vain is the last one until something was published.
+        """
+        most = max(0, self._queue_blocks - blocks)
+        surplus = self._pending_blocks - most
+        if surplus <= 0 or self._came_late or not self._pace.value:
+            return
+        # Of a pass that has not ended nothing leaves while its engine waits here.
+        if surplus > self._ending_blocks or surplus / self._pace.value > patience_s:
+            return
+        with self._idle:
+            self._came_late = not self._idle.wait_for(
+                lambda: self._pending_blocks <= most, _PATIENCE_MARGIN * patience_s
+            )
+
+    def _admit(self, job: PublishJob) -> bool:
+        with self._idle:
+            full = self._pending_blocks + len(job.blocks) > self._queue_blocks
+            if full and not job.must:
+                self.dropped_blocks += len(job.blocks)
+                return False
+            self._pending_blocks += len(job.blocks)
+        return True
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 - the thread must live; the block stays unpublished.
+                _log.exception("publishing blocks failed")
+
+    def _write(self, puts: BlockPuts, stop: int, event: torch.cuda.Event | None) -> None:
+        if event is None or self._copies is None:
+            puts.write(stop, self._pages.read_ranges)
+            return
+        self._copies.wait_event(event)
+        with torch.cuda.stream(self._copies):
+            puts.write(stop, self._pages.read_ranges)
+
+    def _end(self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]) -> None:
+        began = self._clock.now()
+        lost: set[BlockKey] = set()
+        try:
+            self.written_bytes += puts.close(kept)
+            frames = self._put_frames(kept)
+            self.written_bytes += frames.sealed_bytes
+            lost = puts.lost() | frames.lost
+        finally:
+            self.write_time_s += self._clock.now() - began
+            for job in jobs:
+                self._done(job, [b for b in job.blocks if b.key in lost and job in kept])
+            blocks = sum(len(job.blocks) for job in jobs)
+            with self._idle:
+                self._pace.add(blocks, self.write_time_s - self._paced_s)
+                self._paced_s = self.write_time_s
+                self._pending_blocks -= blocks
+                self._ending_blocks -= blocks
+                self._came_late = False
+                self._idle.notify_all()
+
+    def _put_frames(self, kept: Sequence[PublishJob]) -> FramesPut:
+        """Write what could not go out layer by layer: its size shows when all layers are there."""
+        jobs = [job for job in kept if not job.codec.has_fixed_size]
+        if not jobs:
+            return FramesPut(0, set())
+        with torch.cuda.stream(self._copies):  # None, where there is no GPU, changes nothing.
+            return put_frames(
+                jobs, self._pages, self._finder, model=self._model, absorb=self._absorb
+            )
+
+    def _timed(self, work: _Work) -> None:
+        began = self._clock.now()
+        work()
+        self.write_time_s += self._clock.now() - began
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make a stream for copies that wait for one layer, not for all that was queued since."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream

@@ -1,0 +1,89 @@
+"""Tier L4 as the loader sees it: a BlockStore read like a pool node.
+
+Made by the composition root when a node has an archive; blocks are only read here (DMP nodes write
+L4). A location's slot is simply the block key as a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkv.dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
+from tierkv.kvcore.errors import PoolFullError
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location
+from tierkv.storage.block_store import BlockStore, StoredBlock
+
+
+class StoreReader(PoolNode):
+    """A read-only PoolNode over a BlockStore."""
+
+    def __init__(self, store: BlockStore, *, node_id: NodeId, host: HostId) -> None:
+        self._store = store
+        self._node_id = node_id
+        self._host = host
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._node_id
+
+    @property
+    def host(self) -> HostId:
+        return self._host
+
+    @property
+    def path(self) -> PathInfo:
+        return PathInfo("inproc", "an archive of this node")
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self.lookup(keys)
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        found = [self._store.find(key) for key in keys]
+        return [self._location(block) if block is not None else None for block in found]
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        for read in reads:
+            self._store.get_range(_key(read.location), read.index, read.destination)
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
+        return [self._store.exists(_key(location)) for location in locations]
+
+    def release(self, locations: Sequence[Location]) -> None:
+        """Do nothing: a store does not evict what it was given to keep."""
+
+    def reserve(
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+    ) -> list[PutGrant | None]:
+        return [None] * len(puts)
+
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        raise PoolFullError("an archive is read-only here")
+
+    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
+        return [None] * len(grants)
+
+    def abort(self, grants: Sequence[PutGrant]) -> None:
+        """Do nothing: nothing was granted."""
+
+    def stats(self) -> PoolNodeStats:
+        return PoolNodeStats(0, 0, 0, len(self._store.blocks()), 0, 0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _location(self, block: StoredBlock) -> Location:
+        slot = int.from_bytes(block.key, "big")
+        return Location(self._node_id, Incarnation(0), 0, slot, 0, block.payload_bytes)
+
+
+def _key(location: Location) -> BlockKey:
+    return BlockKey(location.slot.to_bytes(BLOCK_KEY_BYTES, "big"))

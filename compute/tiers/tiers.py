@@ -1,0 +1,341 @@
+"""L1 misses become loads from L2, L3 or L4, or recomputation: the one place where that is decided.
+
+The engine asks here where blocks are and hands over what to load and publish; worker threads do
+it. On the node side CacheError is caught in this file only: counted by kind, never passed on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from tierkv.compute.batching.batch_plan import LoadOrder
+from tierkv.compute.batching.known_blocks import KnownBlocks
+from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.config import ComputeConfig, LoadPolicy
+from tierkv.compute.model.pages import L1Pages
+from tierkv.compute.tiers.block_puts import SaveDone
+from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, find_chunks
+from tierkv.compute.tiers.finder import Attempt, BlockFinder, Directory, Source
+from tierkv.compute.tiers.level_picker import LevelPicker, Wanted
+from tierkv.compute.tiers.load_decider import LoadDecider
+from tierkv.compute.tiers.load_figures import PROBE_PAUSE_S, LoadFigures
+from tierkv.compute.tiers.load_log import LoadLog
+from tierkv.compute.tiers.loader import Loader, LoadJob, make_job
+from tierkv.compute.tiers.pool_parts import PartWanted, PoolPart, find_part, worth_loading
+from tierkv.compute.tiers.probe import probe
+from tierkv.compute.tiers.publisher import Publisher
+from tierkv.costing.meter import Rate, TierMeter
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CacheError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.request import GenerateRequest, HitTokens
+
+_log = logging.getLogger(__name__)
+LocateAnswer = Callable[[list[tuple[Source, ...]], PoolPart | None], None]
+"""Takes whole blocks in a row, and perhaps one behind them that counts in part."""
+
+
+class Tiers:
+    """The memory hierarchy below L1, as the engine uses it.
+
+    Attributes:
+        cache_errors: count by kind (``CacheError.code``); each one was a recompute.
+        figures: what loading and computing cost here.
+        decider: chooses what is loaded and what is computed, from the figures.
+        log: what it chose.
+        finder: knows the pool nodes.
+        publisher: the write-behind thread.
+        known: blocks by their tokens, which prompts take in part.
+    """
+
+    def __init__(
+        self,
+        config: ComputeConfig,
+        pages: L1Pages,
+        *,
+        clock: Clock,
+        directory: Directory | None,
+        published: SaveDone,
+        archive: PoolNode | None = None,
+    ) -> None:
+        self.cache_errors: Counter[str] = Counter()
+        self.figures = LoadFigures(
+            pages.layout, host=config.host, clock=clock, read_bytes=config.load_read_bytes
+        )
+        self.decider = LoadDecider(config, pages.layout, self.figures)
+        self.log = LoadLog()
+        self.finder = BlockFinder(
+            host=config.host,
+            directory=directory,
+            absorb=self.absorb,
+            promote=self._promote,
+            archive=archive,
+        )
+        self.publisher = Publisher(
+            pages,
+            self.finder,
+            model=config.model_name,
+            queue_blocks=min(config.publish_queue_blocks, max(1, pages.num_pages // 4)),
+            absorb=self.absorb,
+            clock=clock,
+            done=published,
+        )
+        self.known = KnownBlocks()
+        self._policy = config.load_policy
+        self._layout = pages.layout
+        self._pages = pages
+        self._budget_s = config.ttft_budget_s
+        self._levels = LevelPicker(self.finder, self.figures, pages.layout)
+        self._refused_codecs: set[KvCodec] = set()
+        self._clock = clock
+        self._locate_s = Rate()
+        self._locate_again_s = 0.0
+        self._loader = Loader(
+            pages,
+            absorb=self.absorb,
+            clock=clock,
+            figures=self.figures,
+        )
+        self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
+
+    def start(self) -> None:
+        """Start the publisher; loader threads start with the first load."""
+        self.publisher.start()
+
+    def stop(self) -> None:
+        """Finish what is queued and end all threads."""
+        self.publisher.stop()
+        self._workers.shutdown(wait=True, cancel_futures=True)
+
+    @contextmanager
+    def absorb(self) -> Iterator[Attempt]:
+        """Guard cache work: a CacheError is counted and means "miss", nothing more."""
+        attempt = Attempt()
+        try:
+            yield attempt
+        except CacheError as error:
+            attempt.error = error
+            self.cache_errors[error.code] += 1
+            _log.debug("cache error, recomputing: %s", error)
+
+    def _promote(self, node: PoolNode, keys: Sequence[BlockKey]) -> Sequence[Location | None]:
+        """Have a node read blocks from its disk; what that took is what L4 costs."""
+        found: Sequence[Location | None] = ()
+        began = self._clock.now()
+        with self.absorb():
+            found = node.promote(keys)
+        size = sum(place.length for place in found if place is not None)
+        self.figures.promoted(size, self._clock.now() - began)
+        return found
+
+    @property
+    def meters(self) -> dict[Tier, TierMeter]:
+        """What was looked for in and loaded from each tier."""
+        return self.figures.meters
+
+    @property
+    def reachable(self) -> bool:
+        """Whether there is anything below L1."""
+        return bool(self.finder.nodes) or self.finder.archive is not None
+
+    def wants_locate(self, missing_tokens: int, prefill_rate: float) -> bool:
+        """Whether asking where blocks are can pay off at all."""
+        if self._policy is LoadPolicy.NEVER or not self.reachable:
+            return False
+        if self._policy is LoadPolicy.ALWAYS or not prefill_rate or not self._locate_s.value:
+            return True
+        if missing_tokens / prefill_rate > 1.0 / self._locate_s.value:
+            return True
+        now = self._clock.now()
+        if now < self._locate_again_s:
+            return False
+        self._locate_again_s = now + PROBE_PAUSE_S  # One asks all the same: it may have got faster.
+        return True
+
+    def codec_of(self, request: GenerateRequest) -> KvCodec | None:
+        """Return how a request's KV is stored below L1; None where it can't be, so it is not.
+
+        That is an entropy codec on a node without tables: told once, and the answers stay exact.
+        """
+        codec = request.kv_codec or self._layout.codec
+        if self._pages.codecs.has(codec):
+            return codec
+        if codec not in self._refused_codecs:
+            self._refused_codecs.add(codec)
+            self.cache_errors["codec_unavailable"] += 1
+            _log.warning(
+                "KV of a namespace with codec %s is not cached: this model has no calibration; "
+                "run tierkv calibrate",
+                codec,
+            )
+        return None
+
+    def locate(
+        self, seq: EngineSequence, answer: LocateAnswer, *, part: PartWanted | None = None
+    ) -> None:
+        """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread.
+
+        Args:
+            seq: whose blocks.
+            answer: takes whole blocks, and one that counts in part.
+            part: what may be taken in part; None: nothing.
+        """
+        codec = self.codec_of(seq.request)
+        keys = seq.missing_keys() if codec is not None else []
+        wanted = Wanted(keys, seq.num_pages * self._layout.block_tokens, self._left_s(seq))
+        # The directory may not have heard yet of what was saved a moment ago, here or elsewhere.
+        thorough = seq.request.resumed_tokens > 0 or seq.hits_final
+        part = part if codec is not None else None
+        self._workers.submit(self._locate, wanted, part, codec, thorough, answer)
+
+    def _left_s(self, seq: EngineSequence) -> float | None:
+        """Return what is left of the time to the first token; None without a budget."""
+        if not self._budget_s:
+            return None
+        nobody_waits = seq.arrival_s == 0.0  # What is loaded ahead has not come yet.
+        return self._budget_s - (0.0 if nobody_waits else self._clock.now() - seq.arrival_s)
+
+    def _locate(
+        self,
+        wanted: Wanted,
+        part: PartWanted | None,
+        codec: KvCodec | None,
+        thorough: bool,
+        answer: LocateAnswer,
+    ) -> None:
+        found: list[tuple[Source, ...]] = []
+        more: PoolPart | None = None
+        began = self._clock.now()
+        try:
+            found = self._find(wanted, codec, thorough=thorough)
+            if part is not None:
+                more = find_part(
+                    part,
+                    len(found),
+                    known=self.known,
+                    find=lambda keys, start: self._find(
+                        Wanted(keys, start, wanted.left_s), codec, thorough=thorough
+                    ),
+                    worth_asking=self._worth_asking,
+                )
+        except Exception:  # noqa: BLE001 - worker's outermost frame; no answer would hang a request.
+            self.cache_errors["internal"] += 1
+            _log.exception("looking blocks up failed")
+        self._locate_s.add(1.0, self._clock.now() - began)
+        self._locate_again_s = self._clock.now() + PROBE_PAUSE_S
+        answer(found, more)
+
+    def _find(
+        self, wanted: Wanted, codec: KvCodec | None, *, thorough: bool
+    ) -> list[tuple[Source, ...]]:
+        found = self.finder.find(wanted.keys, thorough=thorough)
+        if codec is not KvCodec.ADAPTIVE:
+            return found
+        return self._levels.pick(wanted, found, thorough=thorough)
+
+    def _worth_asking(self, tokens: int, start: int) -> bool:
+        """Whether computing some tokens takes longer than a look-up."""
+        cost, per_s = self.figures.steps.cost, self._locate_s.value
+        if self._policy is LoadPolicy.ALWAYS or cost is None or not per_s:
+            return True
+        return cost.causal_seconds(start, tokens, steps=0.0) > 1.0 / per_s
+
+    def worth_loading(self, part: PoolPart, codec: KvCodec, *, start: int, alone: bool) -> bool:
+        """Whether a block is loaded for what counts of it (compute/tiers/pool_parts.py)."""
+        if self._policy is LoadPolicy.ALWAYS:
+            return True
+        return worth_loading(part, codec, self.figures, start=start, alone=alone)
+
+    def locate_chunks(
+        self, chunks: Sequence[PromptChunk], answer: Callable[[FoundChunks], None]
+    ) -> None:
+        """Find chunks that the pool holds as a whole; ``answer`` runs in a worker thread."""
+        self._workers.submit(self._locate_chunks, chunks, answer)
+
+    def _locate_chunks(
+        self, chunks: Sequence[PromptChunk], answer: Callable[[FoundChunks], None]
+    ) -> None:
+        found: FoundChunks = {}
+        try:
+            found = find_chunks(chunks, lambda keys: self.finder.find(keys, thorough=False))
+        except Exception:  # noqa: BLE001 - worker's outermost frame; no answer would hang a request.
+            self.cache_errors["internal"] += 1
+            _log.exception("looking chunks up failed")
+        answer(found)
+
+    def worth_saving(self, tokens: int, context_tokens: int, codec: KvCodec) -> bool:
+        """Whether a block that is about to go is loaded faster than these tokens are computed."""
+        return self.decider.worth_saving(
+            self._saves_to, codec, tokens=tokens, context_tokens=context_tokens
+        )
+
+    def saving_patience_s(self, context_tokens: int, codec: KvCodec) -> float:
+        """Return how long a full block's way to the pool may be waited for: what it spares once."""
+        return self.decider.spared_s(
+            self._saves_to,
+            codec,
+            tokens=self._layout.block_tokens,
+            context_tokens=context_tokens,
+        )
+
+    @property
+    def _saves_to(self) -> Tier:
+        return Tier.L2 if self.finder.home is not None else Tier.L3
+
+    def avoided(self, sources: Sequence[tuple[Source, ...]]) -> None:
+        """Take note that these blocks were found and not worth loading; probe them when due."""
+        if self._policy is LoadPolicy.AUTO and sources and self.figures.refused(sources):
+            self._workers.submit(self._probe, list(sources))
+
+    def _probe(self, sources: list[tuple[Source, ...]]) -> None:
+        try:
+            probe(sources, self.figures, absorb=self.absorb, clock=self._clock)
+        except Exception:  # noqa: BLE001 - worker's outermost frame; nobody waits for a probe.
+            self.cache_errors["internal"] += 1
+            _log.exception("probing a tier failed")
+        self.figures.probe_ended(sources[0][0])
+
+    def load(
+        self,
+        order: LoadOrder,
+        sources: Sequence[tuple[Source, ...]],
+        *,
+        arrived: Callable[[], None],
+        ended: Callable[[LoadJob], None],
+    ) -> LoadJob:
+        """Start loading into the order's pages; the callbacks run in a worker thread.
+
+        ``arrived`` is called after each layer, ``ended`` once, when nobody writes any more.
+        """
+        # Whatever was found for a request whose KV can't be stored here has not this codec's size.
+        codec = self.codec_of(order.seq.request) or KvCodec.NONE
+        job = make_job(order.pages, sources, self._layout.layers, codec=codec)
+        self._workers.submit(self._load, job, arrived, ended)
+        return job
+
+    def _load(
+        self, job: LoadJob, arrived: Callable[[], None], ended: Callable[[LoadJob], None]
+    ) -> None:
+        try:
+            self._loader.run(job, arrived=arrived)
+        except Exception:  # noqa: BLE001 - worker's outermost frame; the load counts as failed.
+            job.good = 0
+            self.cache_errors["internal"] += 1
+            _log.exception("loading blocks failed")
+        job.ended.set()
+        ended(job)
+
+    def count_prompt(self, prompt_tokens: int, hits: HitTokens) -> None:
+        """Count one request's prompt: each tier was asked for what the nearer ones lacked."""
+        left = prompt_tokens
+        for tier, hit in zip(Tier, (hits.l1, hits.l2, hits.l3, hits.l4), strict=True):
+            self.meters[tier].query_tokens += left
+            self.meters[tier].hit_tokens += hit
+            left -= hit

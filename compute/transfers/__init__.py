@@ -1,0 +1,1 @@
+"""Loads and saves of sequences: what runs, what waits for it, and what is handed over."""

@@ -1,0 +1,231 @@
+"""Lookups and loads under way, and when to give up waiting for them.
+
+Used by the engine only, in its thread. The batcher decides what is loaded, the tiers do it, and
+the engine computes behind it layer by layer (compute/transfers/behind_load.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from tierkv.compute.batching.batch_plan import LoadOrder
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.inbox import Inbox
+from tierkv.compute.batching.sequence import Phase, Sequence
+from tierkv.compute.tiers.finder import Source
+from tierkv.compute.tiers.load_decider import Ahead
+from tierkv.compute.tiers.load_log import LoadRecord
+from tierkv.compute.tiers.loader import LoadJob
+from tierkv.compute.tiers.pool_parts import PoolPart, part_wanted
+from tierkv.compute.tiers.tiers import Tiers
+from tierkv.compute.transfers.behind_load import BehindLoad
+from tierkv.costing.blend_controller import BlendDecision
+from tierkv.costing.load_controller import LoadDecision
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Tier
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lookup:
+    """A question to the pool, and when its answer is no longer waited for."""
+
+    seq: Sequence
+    deadline_s: float
+
+
+class Loads:
+    """What is being looked up and loaded for which sequence.
+
+    Attributes:
+        behind: loads under way by sequence; the engine begins and continues passes behind them.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        tiers: Tiers,
+        inbox: Inbox,
+        *,
+        clock: Clock,
+    ) -> None:
+        """Make an empty set.
+
+        Args:
+            batcher: is told what was found and loaded.
+            tiers: looks up and loads in worker threads.
+            inbox: how those threads reach the engine's.
+            clock: where deadlines come from.
+        """
+        self.behind: dict[int, BehindLoad] = {}
+        self._batcher = batcher
+        self._tiers = tiers
+        self._inbox = inbox
+        self._clock = clock
+        self._locating: dict[int, _Lookup] = {}
+        self._decided: dict[int, tuple[Sequence, LoadRecord]] = {}
+
+    @property
+    def can_go_on(self) -> list[BehindLoad]:
+        """Loads whose next layer is there, for passes that began."""
+        return [
+            load
+            for load in self.behind.values()
+            # One in the background may have ended in this step: its pages are others' by now.
+            if load.can_go_on and load.order.seq.phase is Phase.LOADING
+        ]
+
+    @property
+    def can_begin(self) -> list[int]:
+        """Sequences whose first layer is there and that nothing was begun for."""
+        return [seq_id for seq_id, load in self.behind.items() if load.can_begin]
+
+    def locate(self, seq: Sequence) -> None:
+        """Ask the pool for a sequence's next blocks."""
+        start = seq.num_pages * seq.block_tokens
+        patience_s = self._tiers.decider.lookup_patience_s(start, seq.length)
+        lookup = _Lookup(seq, self._clock.now() + patience_s)
+        self._locating[seq.seq_id] = lookup
+        self._tiers.locate(
+            seq,
+            lambda found, part: self._inbox.post(lambda: self._located(lookup, found, part)),
+            part=part_wanted(seq, self._batcher.parts.known_tokens(seq, seq.num_pages)),
+        )
+
+    def _located(
+        self, lookup: _Lookup, found: list[tuple[Source, ...]], part: PoolPart | None
+    ) -> None:
+        """Turn an answer of the pool into a load, or into computing."""
+        seq = lookup.seq
+        if self._locating.get(seq.seq_id) is not lookup:
+            return  # Too late: by now it may be looking for other blocks.
+        del self._locating[seq.seq_id]
+        if seq.phase is not Phase.LOCATING:
+            return
+        decision = self._decide(seq, found)
+        sources, part_tokens = found[: decision.depth], 0
+        if part is not None and self._wants(part, seq, decision.depth, len(found)):
+            sources, part_tokens = [*sources, part.copies], part.tokens
+        order = self._batcher.located(seq, len(sources), part_tokens)
+        if order is None:
+            return
+        job = self._tiers.load(
+            order,
+            sources,
+            arrived=lambda: self._inbox.post(_wake_up),
+            ended=lambda job: self._inbox.post(lambda: self._load_ended(order, job)),
+        )
+        now = self._clock.now()
+        patience_s = self._tiers.decider.patience_s(decision.compute_s, decision.predicted_s)
+        deadline_s = now + patience_s
+        expected_s = now + decision.load_s
+        tier_bytes = Counter[Tier]()
+        for copies in sources:
+            tier_bytes[copies[0].tier] += self._tiers.figures.stored_bytes(copies[0])
+        self.behind[seq.seq_id] = BehindLoad(
+            order,
+            job,
+            deadline_s,
+            began_s=now,
+            expected_s=expected_s,
+            tier_bytes=tier_bytes,
+        )
+
+    def _wants(self, part: PoolPart, seq: Sequence, depth: int, found: int) -> bool:
+        """Whether a block behind those that are loaded is loaded for the part that counts."""
+        codec = self._tiers.codec_of(seq.request) or KvCodec.NONE
+        start = (seq.num_pages + found) * seq.block_tokens
+        return depth == found and self._tiers.worth_loading(
+            part, codec, start=start, alone=not depth
+        )
+
+    def queued_bytes(self, tier: Tier) -> int:
+        """Bytes of loads under way that have not arrived from a tier."""
+        return int(sum(loading.bytes_left(tier) for loading in self.behind.values()))
+
+    def _decide(self, seq: Sequence, found: list[tuple[Source, ...]]) -> LoadDecision:
+        """Choose how many of the found blocks to load, and take note of it."""
+        decision = self._tiers.decider.decide(
+            found,
+            self._tiers.codec_of(seq.request) or KvCodec.NONE,
+            start=seq.num_pages * seq.block_tokens,
+            stop=seq.length,
+            ahead=self.ahead_of(seq),
+        )
+        self._tiers.avoided(found[decision.depth :])
+        if found:
+            self.decided(seq, decision, found=len(found), kind=decision.kind(len(found)))
+        return decision
+
+    def ahead_of(self, seq: Sequence) -> Ahead:
+        """Estimate what stands beside a sequence: others' tokens, and loads if all are busy."""
+        now = self._clock.now()
+        busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
+        tokens, sequences, after = self._batcher.ahead_of(seq)
+        return Ahead(tokens, sequences, after, self._tiers.decider.load_wait_s(busy))
+
+    def decided(
+        self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str
+    ) -> None:
+        """Log a decision; what it took is added when the sequence has ended."""
+        record = self._tiers.log.decided(
+            seq.request.request_id,
+            kind=kind,
+            choice=decision.choice,
+            found_blocks=found,
+            planned_s=decision.predicted_s,
+            alternatives=decision.alternatives,
+            now=self._clock.now(),
+        )
+        self._decided[seq.seq_id] = (seq, record)
+
+    def _log_end(self, seq_id: int) -> None:
+        """Complete the record of a decision; one that a preemption undid stays as it is."""
+        if (decided := self._decided.pop(seq_id, None)) is not None:
+            seq, record = decided
+            self._tiers.log.ended(record, -1.0 if seq.hits_final else seq.first_token_s)
+
+    def _load_ended(self, order: LoadOrder, job: LoadJob) -> None:
+        loading = self.behind.get(order.seq.seq_id)
+        if loading is not None and loading.order is order:
+            if loading.chunk is not None and loading.whole:
+                loading.deadline_s = math.inf  # All is there: what was begun only has to end.
+            else:
+                self.settle(loading, job.good)
+        self._batcher.load_ended(order)
+
+    def settle(self, loading: BehindLoad, good: int) -> None:
+        """Keep the leading good blocks of a load and forget it."""
+        del self.behind[loading.order.seq.seq_id]
+        loading.take_saving().end()
+        self._batcher.loaded(loading.order, tuple(loading.job.tiers[:good]))
+
+    def forget(self, seq_id: int) -> None:
+        """Drop a sequence that ended; a load's own references go when its thread is done."""
+        self._locating.pop(seq_id, None)
+        self._log_end(seq_id)
+        if (loading := self.behind.pop(seq_id, None)) is not None:
+            loading.job.given_up = True
+            loading.take_saving().end()
+
+    def check_deadlines(self) -> None:
+        """Compute what took too long; the pages stay reserved until the late loader is done."""
+        now = self._clock.now()
+        for loading in [x for x in self.behind.values() if x.deadline_s < now]:
+            self._tiers.cache_errors["load_timeout"] += 1
+            self._tiers.figures.gave_up(
+                loading.job.sources, now - loading.began_s, layers_ready=loading.layers_ready
+            )
+            loading.job.given_up = True  # What is left would only take the line from others.
+            self.settle(loading, 0)
+        for lookup in list(self._locating.values()):
+            if lookup.deadline_s < now:
+                del self._locating[lookup.seq.seq_id]
+                self._tiers.cache_errors["locate_timeout"] += 1
+                self._batcher.located(lookup.seq, 0)
+
+
+def _wake_up() -> None:
+    """Do nothing: that it is in the inbox makes the loop look at its loads."""

@@ -1,0 +1,122 @@
+"""Blocks loaded ahead of the request that will want them, while another node still computes more.
+
+Used by the engine only, in its thread. Best effort at the lowest priority: it takes at most half of
+the pages nobody needs, leaves the blocks behind as cached pages, and a failure is no blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tierkv.compute.batching.batch_plan import LoadOrder
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.inbox import Inbox
+from tierkv.compute.batching.reuse_facts import facts_of
+from tierkv.compute.batching.sequence import Sequence, make_sequence
+from tierkv.compute.config import ComputeConfig, LoadPolicy
+from tierkv.compute.tiers.finder import Source
+from tierkv.compute.tiers.loader import LoadJob
+from tierkv.compute.tiers.tiers import Tiers
+from tierkv.kvcore.request import GenerateRequest
+
+_MAX_PREFETCHES = 4
+"""Under way at once; more are refused, their requests load for themselves."""
+
+Answer = Callable[[int], None]
+"""Takes how many leading tokens of the prompt L1 holds now."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prefetch:
+    """One prompt whose blocks are wanted; ``seq`` never enters the batch.
+
+    Attributes:
+        hits: pages of leading blocks that L1 had; one reference each.
+    """
+
+    seq: Sequence
+    hits: list[int]
+    answer: Answer
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that need no loading."""
+        return len(self.hits) * self.seq.block_tokens
+
+
+class Prefetches:
+    """Prompts whose blocks are being loaded ahead."""
+
+    def __init__(self, batcher: Batcher, tiers: Tiers, inbox: Inbox, config: ComputeConfig) -> None:
+        self._batcher = batcher
+        self._tiers = tiers
+        self._inbox = inbox
+        self._policy = config.load_policy
+        self._block_tokens = config.block_tokens
+        self._open: set[_Prefetch] = set()
+
+    def begin(self, request: GenerateRequest, answer: Answer) -> None:
+        """Load the full blocks before the prompt's last token; ``answer`` comes exactly once."""
+        seq = make_sequence(0, request, arrival_s=0.0, block_tokens=self._block_tokens)
+        pool = self._batcher.pool
+        hits = pool.lookup(seq.keys[: seq.usable_blocks])
+        prefetch = _Prefetch(seq, hits, answer)
+        wanted = self._policy is not LoadPolicy.NEVER and self._tiers.reachable
+        if not wanted or len(hits) == seq.usable_blocks or len(self._open) >= _MAX_PREFETCHES:
+            answer(prefetch.hit_tokens)
+            return
+        pool.acquire(hits)
+        seq.add_pages(hits)
+        self._open.add(prefetch)
+        self._tiers.locate(
+            seq, lambda found, part: self._inbox.post(lambda: self._located(prefetch, found))
+        )
+
+    def give_up(self) -> None:
+        """Answer everybody; what is being loaded goes nowhere."""
+        for prefetch in self._open:
+            prefetch.answer(prefetch.hit_tokens)
+        self._open.clear()
+
+    def _located(self, prefetch: _Prefetch, found: list[tuple[Source, ...]]) -> None:
+        seq, pool = prefetch.seq, self._batcher.pool
+        found = found[: seq.usable_blocks - seq.num_pages]  # Whoever goes on takes a tail, not L1.
+        blocks = min(len(found), self._batcher.spare_pages // 2)
+        pages = pool.allocate(blocks, over_leases=False) if blocks > 0 else None
+        if not pages:
+            self._end(prefetch, [])
+            return
+        order = LoadOrder(seq, seq.num_pages, tuple(pages))
+        self._tiers.load(
+            order,
+            found[:blocks],
+            arrived=lambda: None,
+            ended=lambda job: self._inbox.post(lambda: self._loaded(prefetch, pages, job)),
+        )
+
+    def _loaded(self, prefetch: _Prefetch, pages: list[int], job: LoadJob) -> None:
+        """Make the blocks that arrived findable; whoever had one meanwhile keeps its own page."""
+        seq, pool = prefetch.seq, self._batcher.pool
+        pool.release(pages[job.good :])
+        kept = []
+        for block, page in enumerate(pages[: job.good], len(prefetch.hits)):
+            key, parent = seq.key_and_parent(block)
+            kept.append(
+                pool.commit(
+                    page,
+                    key,
+                    parent,
+                    tenant=seq.request.tenant,
+                    session=seq.session,
+                    facts=facts_of(seq, block),
+                )
+            )
+            self._batcher.parts.committed(seq, block, kept[-1])
+        self._end(prefetch, kept)
+
+    def _end(self, prefetch: _Prefetch, loaded: list[int]) -> None:
+        self._batcher.pool.release([*prefetch.hits, *loaded])
+        if prefetch in self._open:
+            self._open.remove(prefetch)
+            prefetch.answer(prefetch.hit_tokens + len(loaded) * self._block_tokens)

@@ -1,0 +1,240 @@
+"""What of a step goes to the pool, and when: layer by layer behind a pass, or whole after it.
+
+Used by the engine only, in its thread. The publisher moves the bytes; here pages are kept alive
+for it, and a handoff is told what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, FullBlock
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.reuse_facts import facts_of
+from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.tiers.block_puts import PublishJob
+from tierkv.compute.tiers.publisher import Publication
+from tierkv.compute.tiers.tiers import Tiers
+from tierkv.compute.transfers.handoff import Handoffs
+from tierkv.compute.transfers.owed_blocks import OwedBlocks
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import FinishReason
+
+_MOST_OWED: Final = 4096
+"""Blocks that are remembered for another try."""
+_RETRY_PAUSE_S: Final = 10.0
+"""How long after a failure none is made unless the pool's nodes change."""
+
+
+class PassSave:
+    """What one forward pass leaves in the pool: what was kept by its ``end``, else nothing."""
+
+    def __init__(self, publication: Publication | None) -> None:
+        self._publication = publication
+        self._kept: list[PublishJob] = []
+
+    @property
+    def follows(self) -> bool:
+        """Whether anybody wants to know how far the pass is."""
+        return self._publication is not None
+
+    def computed(self, stop: int) -> None:
+        """Say that layers ``[0, stop)`` of the pass are computed."""
+        if self._publication is not None and stop:
+            self._publication.computed(stop)
+
+    def keep(self, seq: EngineSequence, outcome: ChunkOutcome) -> bool:
+        """Keep a sequence's blocks, for its chunk came out well; False: there are none here."""
+        jobs = self._publication.jobs if self._publication is not None else ()
+        mine = [job for job in jobs if job.seq_id == seq.seq_id]
+        for job in mine:
+            partial = job.blocks[0].tokens
+            if not partial or outcome.finish is FinishReason.HANDOFF:
+                self._kept.append(job)
+                seq.published_tokens += partial or len(job.blocks) * seq.block_tokens
+        return any(not job.blocks[0].tokens for job in mine)
+
+    def end(self) -> None:
+        """Publish what was kept and give up the rest; does nothing the second time."""
+        publication, self._publication = self._publication, None
+        if publication is not None:
+            publication.end(self._kept)
+
+
+NOTHING_SAVED = PassSave(None)
+
+
+class Saves:
+    """Blocks on their way to the pool; each job holds its own reference on their pages."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        tiers: Tiers,
+        handoffs: Handoffs,
+        clock: Clock,
+        *,
+        enabled: bool,
+    ) -> None:
+        self._batcher = batcher
+        self._tiers = tiers
+        self._handoffs = handoffs
+        self._clock = clock
+        self._enabled = enabled
+        self._owed = OwedBlocks(_MOST_OWED)
+        self._retry_at = 0.0
+
+    def begin(self, chunks: Sequence[Chunk]) -> PassSave:
+        """Take the blocks that a pass over these chunks will fill; decodes are left for later."""
+        if not self._enabled or not self._tiers.finder.nodes:
+            return NOTHING_SAVED
+        jobs = [job for chunk in chunks for job in self._jobs(chunk)]
+        if not jobs:
+            return NOTHING_SAVED
+        ends = {chunk.seq.seq_id: chunk.start + chunk.count for chunk in chunks}
+        patience_s = sum(self._patience_s(job, ends[job.seq_id]) for job in jobs)
+        publication = self._tiers.publisher.begin(jobs, patience_s=patience_s)
+        if publication is None:
+            return NOTHING_SAVED
+        for job in publication.jobs:
+            self._taken(job, ends[job.seq_id])
+        return PassSave(publication)
+
+    def _jobs(self, chunk: Chunk) -> list[PublishJob]:
+        request = chunk.seq.request
+        if chunk.count == 1 and not request.handoff:
+            return []
+        codec = self._tiers.codec_of(request)
+        if codec is None:
+            return []
+        groups = [self._batcher.filling(chunk), self._tail(chunk)]
+        return [_job(chunk.seq, blocks, codec) for blocks in groups if blocks]
+
+    def _tail(self, chunk: Chunk) -> tuple[FullBlock, ...]:
+        """The partial last block of a prompt that is handed over; the next node goes on in it."""
+        seq, tokens = chunk.seq, chunk.start + chunk.count
+        partial = tokens % seq.block_tokens
+        hands_over = seq.request.handoff and seq.request.use_cache and chunk.samples
+        if not hands_over or not partial or tokens + 1 >= seq.max_length:
+            return ()
+        key, parent = seq.tail(tokens)
+        return (FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial),)
+
+    def save(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
+        """Take full blocks whose pages are complete."""
+        if not blocks or not self._enabled:
+            return
+        codec = self._tiers.codec_of(seq.request)
+        if codec is None:
+            return
+        job = _job(seq, blocks, codec)
+        patience_s = self._patience_s(job, seq.computed)
+        if not self._tiers.finder.nodes:
+            self._owed.note(job, blocks)
+        elif self._tiers.publisher.offer(job, patience_s=patience_s):
+            self._taken(job, seq.computed)
+            seq.published_tokens += len(blocks) * seq.block_tokens
+        else:
+            seq.unsaved.extend(range(seq.committed - len(blocks), seq.committed))
+
+    def _patience_s(self, job: PublishJob, context_tokens: int) -> float:
+        """Return how long room for a job may be waited for: what its blocks take to compute."""
+        return len(job.blocks) * self._tiers.saving_patience_s(context_tokens, job.codec)
+
+    def demote(self, seq: EngineSequence) -> None:
+        """Save what the pool lacks of a sequence that is about to lose its pages, if worth it.
+
+        That is its partial last block, and full ones that found the queue full. They keep half its
+        pages at most until they are written: the others are needed at once.
+        """
+        unsaved, seq.unsaved, seq.tail_saved = seq.unsaved, [], False
+        if not self._enabled or not self._tiers.finder.nodes or not seq.request.use_cache:
+            return
+        codec = self._tiers.codec_of(seq.request)
+        if codec is None or not self._tiers.worth_saving(seq.block_tokens, seq.computed, codec):
+            return
+        room = seq.num_pages // 2
+        tail = self._own_tail(seq) if room else None
+        if tail is not None and self._tiers.worth_saving(tail.tokens, seq.computed, codec):
+            seq.tail_saved = self._save_now(seq, (tail,), codec)
+            room -= 1
+        kept = [
+            FullBlock(
+                *seq.key_and_parent(block),
+                int(seq.page_table[block]),
+                facts=facts_of(seq, block),
+            )
+            for block in unsaved[:room]
+        ]
+        if kept and self._save_now(seq, tuple(kept), codec):
+            seq.published_tokens += len(kept) * seq.block_tokens
+
+    def _own_tail(self, seq: EngineSequence) -> FullBlock | None:
+        """Return the partial block of one that decodes, under the name it is looked for later."""
+        partial = seq.computed % seq.block_tokens
+        if not partial or seq.computed != seq.length - 1 or seq.computed > seq.findable_tokens:
+            return None
+        key, parent = seq.tail(seq.computed)
+        return FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial)
+
+    def _save_now(self, seq: EngineSequence, blocks: tuple[FullBlock, ...], codec: KvCodec) -> bool:
+        tenant = seq.request.tenant
+        job = PublishJob(seq.seq_id, blocks, tenant, codec, must=True, session=seq.session)
+        if not self._tiers.publisher.offer(job):
+            return False
+        self._taken(job, seq.computed)
+        return True
+
+    def _taken(self, job: PublishJob, tokens: int) -> None:
+        """Keep a job's pages; its end is posted to this thread and can't come before this."""
+        self._batcher.pool.acquire([block.page for block in job.blocks])
+        self._handoffs.queued(job.seq_id, tokens)
+
+    def published(self, job: PublishJob, lost: Sequence[FullBlock]) -> None:
+        """Note that a job's blocks were published or given up; what is lost is saved again later.
+
+        A save that went well shows that the pool is there; one that did not, that it is better
+        left alone for a while.
+        """
+        self._batcher.pool.release([block.page for block in job.blocks])
+        self._handoffs.published(job.seq_id)
+        if lost:
+            self._owed.note(job, lost)
+            self._retry_at = self._clock.now() + _RETRY_PAUSE_S
+        else:
+            self._retry()
+
+    def pool_changed(self) -> None:
+        """Save at once what the pool's nodes of before could not take."""
+        self._retry_at = 0.0
+        self._retry()
+
+    def _retry(self) -> None:
+        """Offer owed blocks, as many as leave the publisher room for new ones."""
+        if not len(self._owed) or not self._tiers.finder.nodes:
+            return
+        if self._clock.now() < self._retry_at:
+            return
+        for job in self._owed.take(self._tiers.publisher.spare_blocks, self._page_of):
+            if self._tiers.publisher.offer(job):
+                self._taken(job, 0)
+
+    def _page_of(self, key: BlockKey) -> int | None:
+        return next(iter(self._batcher.pool.lookup([key])), None)
+
+
+def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:
+    request = seq.request
+    must = request.handoff or seq.is_background  # Of a chunk all blocks count, or none.
+    return PublishJob(
+        seq.seq_id,
+        tuple(blocks),
+        request.tenant,
+        codec,
+        must,
+        session=seq.session,
+        handoff=request.handoff,
+    )

@@ -1,0 +1,1 @@
+"""What loading and computing cost, and which of them is worth it: pure."""

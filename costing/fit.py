@@ -1,0 +1,222 @@
+"""What moving bytes and computing tokens costs, fitted online to what was measured.
+
+Pure: samples in, figures (costing/service_time.py) out. Old samples fade, so that a path or a
+machine that changed is seen after a few; both fits are least squares in closed form, with no cost
+below zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from tierkv.costing.service_time import Line, StepCost
+
+_KEPT = 0.5
+"""Weight of everything older after one more load: a change is half learnt from its first one."""
+_FADE_S = 10.0
+"""Old samples fade with time too, so that after a pause a new one counts nearly alone."""
+_SPREAD = 0.01
+"""Relative variance of sizes below which a latency can't be told from a rate."""
+
+
+class LineFit:
+    """A Line fitted to reads of different sizes.
+
+    Samples are weighted by 1 / size^2: small reads tell the latency, large ones the rate.
+
+    Attributes:
+        measured_at_s: when the last sample was taken in.
+    """
+
+    def __init__(self, *, reads_per_load: int = 1) -> None:
+        """Make an empty fit.
+
+        Args:
+            reads_per_load: equal reads that come together (one per layer) and tell as much as one.
+        """
+        self.measured_at_s = -math.inf
+        self._kept: float = _KEPT ** (1 / reads_per_load)
+        self._means = (0.0, 0.0, 0.0, 0.0)
+
+    def add(self, size_bytes: float, seconds: float, *, now: float, whole: bool = False) -> None:
+        """Take one read in; ``whole``: it counts as much as all reads of a load."""
+        if size_bytes <= 0 or seconds <= 0:
+            return
+        age_s = max(0.0, now - self.measured_at_s)
+        kept = (_KEPT if whole else self._kept) * math.exp(-age_s / _FADE_S)
+        x, y = 1 / size_bytes, seconds / size_bytes
+        pairs = zip(self._means, (x, y, x * x, x * y), strict=True)
+        new_x, new_y, new_xx, new_xy = (old + (1 - kept) * (new - old) for old, new in pairs)
+        self._means = (new_x, new_y, new_xx, new_xy)
+        self.measured_at_s = now
+
+    @property
+    def line(self) -> Line | None:
+        """The fit; None before the first sample. Without different sizes there is no latency."""
+        x, y, xx, xy = self._means
+        if not y:
+            return None
+        spread = xx - x * x
+        latency_s = (xy - x * y) / spread if spread > _SPREAD * x * x else 0.0
+        slope = y - latency_s * x
+        if latency_s < 0.0 or slope <= 0.0:
+            latency_s, slope = 0.0, y
+        return Line(latency_s, 1 / slope)
+
+
+class StepCostFit:
+    """A StepCost fitted to steps of different size and context.
+
+    One step alone tells seconds per token; what the other figures are shows as steps differ. Steps
+    of full batches are all alike, and tell none of them: what was ``calibrated`` then stays in
+    proportion, and only as a whole follows what is measured. Samples are weighted by
+    1 / tokens^2, so that the fit is as good for short steps.
+
+    Attributes:
+        scale: product of all factors that ``rescale`` was given.
+    """
+
+    def __init__(self, *, by_seconds: bool = False) -> None:
+        """Make an empty fit.
+
+        Args:
+            by_seconds: weight samples by 1 / seconds^2 instead, for times that hold more than the
+                step: one that was stopped for long then counts little, not above all others.
+        """
+        self._products = [[0.0] * 5 for _ in range(5)]
+        self._by_seconds = by_seconds
+        self._prior: StepCost | None = None
+        self._cost: StepCost | None = None
+        self.scale = 1.0
+
+    def calibrate(self, steps: Sequence[tuple[int, float, float, int]]) -> None:
+        """Take in what to believe at first.
+
+        Args:
+            steps: tokens, pairs, seconds and prompts of steps chosen to differ; few and exact.
+        """
+        exact = StepCostFit(by_seconds=True)
+        for step in steps:
+            exact.add(*step)
+        # No model computes a token for nothing, whatever a step that was stopped for long says.
+        longest = max(tokens for tokens, *_ in steps)
+        columns = [
+            c
+            for c in _COLUMNS
+            if 0 in c and (1 not in c or longest >= _SHOWS_PAIRS) and len(c) < len(steps)
+        ] or [(0,)]
+        fits = [fit for some in columns if (fit := exact._solved(some)) is not None]
+        self._prior = self._cost = min(fits, key=lambda fit: fit[0])[1]
+
+    def add(self, tokens: int, pairs: float, seconds: float, sequences: int = 1) -> None:
+        """Take one step in, with new tokens of so many sequences."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        unit = seconds if self._by_seconds else tokens
+        row = (tokens / unit, pairs / unit, 1.0 / unit, (sequences - 1) / unit, seconds / unit)
+        for i, a in enumerate(row):
+            for j, b in enumerate(row):
+                self._products[i][j] = _STEP_KEPT * self._products[i][j] + a * b
+        self._cost = None
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all figures, because other work than steps shows that computing got faster."""
+        for row in self._products[:4]:
+            row[4] *= factor
+        self._products[4] = [cell * factor for cell in self._products[4]]
+        self._products[4][4] *= factor
+        if self._prior is not None:
+            self._prior = self._prior.times(factor)
+        self.scale *= factor
+        self._cost = None if self._products[0][0] else self._prior
+
+    @property
+    def cost(self) -> StepCost | None:
+        """The fit; None before the first step. O(1)."""
+        cost = self._cost
+        if cost is None and self._products[0][0]:
+            cost = self._cost = self._leaning_on(self._prior) if self._prior else self._fitted()
+        return cost
+
+    def _leaning_on(self, prior: StepCost) -> StepCost:
+        """Fit, but where samples can't tell figures apart keep them in the prior's proportion.
+
+        Ridge regression (Hoerl and Kennard 1970) towards the prior as the samples scale it, with
+        each figure in units of what it explains.
+        """
+        matrix = [row[:4] for row in self._products[:4]]
+        target = [row[4] for row in self._products[:4]]
+        shape = (prior.per_token_s, prior.per_pair_s, prior.per_step_s, prior.per_sequence_s)
+        explained = sum(a * b for a, b in zip(shape, target, strict=True))
+        square = sum(
+            a * b * cell
+            for a, row in zip(shape, matrix, strict=True)
+            for b, cell in zip(shape, row, strict=True)
+        )
+        expected = [explained / square * figure for figure in shape]
+        seen = [i for i in range(4) if matrix[i][i]]
+        figures, free = expected, seen
+        while free:
+            ridge = [[matrix[i][j] * (1 + _LEANING * (i == j)) for j in free] for i in free]
+            pulled = [target[i] + _LEANING * matrix[i][i] * expected[i] for i in free]
+            values = _solve(ridge, pulled) or [expected[i] for i in free]
+            figures = [0.0 if i in seen else expected[i] for i in range(4)]
+            for i, value in zip(free, values, strict=True):
+                figures[i] = value
+            if min(values) >= 0.0:
+                break
+            free = [i for i in free if figures[i] > 0.0]
+        return StepCost(*figures)
+
+    def _fitted(self) -> StepCost:
+        """Fit to the samples alone."""
+        fits = [fit for columns in _COLUMNS if (fit := self._solved(columns)) is not None]
+        best = min(error for error, _ in fits)
+        enough = best + _NOTICEABLE * self._products[4][4]  # Fewer figures, if they say as much.
+        return next(cost for error, cost in fits if error <= enough)
+
+    def _solved(self, columns: tuple[int, ...]) -> tuple[float, StepCost] | None:
+        """Fit with some figures only; None when they can't be told apart or one is negative."""
+        matrix = [[self._products[i][j] for j in columns] for i in columns]
+        target = [self._products[i][4] for i in columns]
+        values = _solve(matrix, target)
+        if values is None or min(values) < 0.0:
+            return None
+        error = self._products[4][4] - sum(v * t for v, t in zip(values, target, strict=True))
+        figures = [0.0] * 4
+        for column, value in zip(columns, values, strict=True):
+            figures[column] = value
+        return max(0.0, error), StepCost(*figures)
+
+
+_COLUMNS: Final = (
+    *((0,), (0, 1), (0, 2), (0, 3), (0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)),
+    *((1, 2), (1, 3), (2, 3), (1,), (2,), (3,)),
+)
+"""Figures of StepCost tried together, plain ones first; the best without a negative one wins."""
+_STEP_KEPT = 0.85
+_LEANING = 0.02
+"""Pull of the prior: as strong as samples that differ by a seventh of their size."""
+_SHOWS_PAIRS = 256
+"""Tokens of a step in which attention's pairs cost enough to be seen beside its tokens."""
+_NOTICEABLE = 2e-3
+"""Share of the squares that another figure must explain to be believed: noise explains some."""
+
+
+def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
+    """Solve a positive semidefinite system of a few unknowns; None when it is singular."""
+    rows = [[*row, value] for row, value in zip(matrix, target, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        if rows[i][i] <= 1e-9 * matrix[i][i]:
+            return None
+        for below in range(i + 1, size):
+            factor = rows[below][i] / rows[i][i]
+            rows[below] = [b - factor * a for a, b in zip(rows[i], rows[below], strict=True)]
+    values = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * values[j] for j in range(i + 1, size))
+        values[i] = (rows[i][size] - known) / rows[i][i]
+    return values

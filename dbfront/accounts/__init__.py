@@ -1,0 +1,1 @@
+"""What statements and calls cost: log, trace and statistics."""

@@ -1,0 +1,274 @@
+"""One statement's account: what its AI calls cost and how it ended, for statistics and log.
+
+Sessions of both doors tell it what happens (dbfront/accounts/statement_log.py opens it). No literal
+of a statement, no answer and no error text is kept: those may hold prompts and data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.accounts.statistic_tables import (
+    FIRST_TOKENS,
+    FUNCTIONS,
+    HOUR_S,
+    STATEMENTS,
+    USAGE,
+    step_of,
+)
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.dbfront.contracts import ClientInfo, TextAnswer
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError, UnknownUdfError
+from tierkv.sql.text.lexer import tokenize
+from tierkv.sql.text.normal_form import normal_form, query_id
+
+_SHORT: Final = 65_536
+"""A longer text gets its normal form off the event loop, or none where nobody waits for it."""
+
+_INTERNAL_ERROR: Final = "XX000"
+
+
+class LoggedStatements(StrEnum):
+    """Which statements are in the log."""
+
+    AI = "ai"
+    ALL = "all"
+    OFF = "off"
+
+
+class LogEvent(StrEnum):
+    """What a row of the log says; the names are ClickHouse's."""
+
+    START = "QueryStart"
+    FINISH = "QueryFinish"
+    FAILED_BEFORE = "ExceptionBeforeStart"
+    FAILED = "ExceptionWhileProcessing"
+
+
+class StatementEntry:
+    """One statement's account.
+
+    Attributes:
+        query_id: of this run, a UUID that sorts by time.
+        queryid: of the statement without its literals; None until it began.
+        kind: what it does, such as ``query`` or ``insert``.
+        rows: for how many the engine asked each function, by function and model.
+    """
+
+    def __init__(
+        self,
+        store: StatisticStore,
+        clock: Clock,
+        logged: LoggedStatements,
+        *,
+        client: ClientInfo,
+        pid: int,
+        text: str,
+        query_tag: str = "",
+    ) -> None:
+        self.query_id = new_query_id(clock.wall())
+        self.queryid: int | None = None
+        self.kind = ""
+        self.rows: dict[tuple[str, str], int] = {}
+        self._holds_calls: bool | None = None
+        self._store = store
+        self._clock = clock
+        self._logged = logged
+        self._client = client
+        self._pid = pid
+        self._text = text
+        self._tag = query_tag
+        self._started_s = clock.now()
+        self._query: str | None = None
+        self._usage_keys: dict[tuple[Any, ...], None] = {}
+
+    def planned(self, kind: str, *, holds_calls: bool) -> None:
+        """It is known what the statement does, and whether it has AI calls."""
+        self.kind, self._holds_calls = kind, holds_calls
+
+    async def began(self) -> None:
+        """A statement with AI calls is about to run; returns when the log has its start."""
+        if len(self._text) > _SHORT:
+            self.queryid, self._query = await asyncio.to_thread(identify, self._text)
+        else:
+            self.queryid, self._query = identify(self._text)
+        if self._logged is not LoggedStatements.OFF:
+            row = self._row(LogEvent.START)
+            self._store.append(lambda: row)
+            await asyncio.to_thread(self._store.flush, self._clock.wall())
+
+    def answered(
+        self,
+        function: str,
+        model: str,
+        answers: Sequence[TextAnswer],
+        *,
+        is_null: bool = False,
+        retries: int = 0,
+    ) -> None:
+        """Count a call of a function, with the models' answers that it is charged for."""
+        tokens = {
+            "prompt_tokens": sum(answer.usage.prompt_tokens for answer in answers),
+            "cached_tokens": sum(answer.usage.hit_tokens.total for answer in answers),
+            "completion_tokens": sum(answer.usage.completion_tokens for answer in answers),
+        }
+        begun = [answer.ttft_s for answer in answers if answer.ttft_s > 0.0]
+        times = timed(begun, sum(answer.total_s for answer in answers))
+        self._count(
+            function,
+            model,
+            {"calls": 1, **tokens},
+            {"null_results": is_null, "retries": retries, **times},
+        )
+        for ttft_s in begun:
+            key = (function, model, step_of(ttft_s))
+            self._store.add(FIRST_TOKENS, key, {"answers": 1}, at_s=self._clock.wall())
+
+    def failed(self, function: str, model: str, *, is_null: bool = True, retries: int = 0) -> None:
+        """Count a call of a function that failed by itself."""
+        more = {"null_results": is_null, "retries": retries}
+        self._count(function, model, {"calls": 1, "errors": 1}, more)
+
+    def ended(self, stats: AiStats, error: BaseException | None = None) -> None:
+        """The statement is over, with these counters of its AI calls."""
+        if self.queryid is not None:
+            self._count_statement(stats, failed=error is not None)
+            self._complete_usage()
+        if self._is_logged(error):
+            self._log_end(stats, error)
+
+    def _is_logged(self, error: BaseException | None) -> bool:
+        if self._logged is not LoggedStatements.AI:
+            return self._logged is LoggedStatements.ALL
+        if self._holds_calls is None:  # It could not be planned.
+            return error is not None and "ai_" in self._text.lower()
+        if isinstance(error, UnknownUdfError):
+            return True
+        return self._holds_calls and (error is not None or self.queryid is not None)
+
+    def _count(
+        self, function: str, model: str, counts: Mapping[str, float], more: Mapping[str, float]
+    ) -> None:
+        store, wall_s = self._store, self._clock.wall()
+        store.add(FUNCTIONS, (function, model), {**counts, **more}, at_s=wall_s)
+        key = (hour_of(wall_s), self.query_id, function, model)
+        self._usage_keys[key] = None
+        facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
+        store.add(USAGE, key, counts, at_s=wall_s, facts=facts)
+
+    def _count_statement(self, stats: AiStats, *, failed: bool) -> None:
+        clock = self._clock
+        counts = {
+            "calls": 1,
+            "failures": failed,
+            "total_time": 1000 * (clock.now() - self._started_s),
+            "engine_time": 1000 * stats.engine_s,
+            "llm_wait_time": 1000 * stats.llm_s,
+            "rounds": stats.rounds,
+            "ai_calls": stats.calls,
+            "ai_calls_deduped": max(0, stats.calls - stats.distinct_calls),
+            **_costs(stats),
+        }
+        key = (self._client.user, self.queryid)
+        facts = {"query": self._query}
+        self._store.add(STATEMENTS, key, counts, at_s=clock.wall(), facts=facts)
+        for function, rows in self.rows.items():
+            self._store.add(FUNCTIONS, function, {"rows": rows}, at_s=clock.wall())
+
+    def _complete_usage(self) -> None:
+        wall_s = self._clock.wall()
+        for key in self._usage_keys:
+            self._store.add(USAGE, key, {}, at_s=wall_s, facts={"is_completed": 1})
+
+    def _log_end(self, stats: AiStats, error: BaseException | None) -> None:
+        code = None if error is None else _code(error)
+        row = self._row(self._ending(code)) | {
+            "query_duration": 1000 * (self._clock.now() - self._started_s),
+            "exception_code": code,
+        }
+        if self.queryid is not None:
+            row |= {"rounds": stats.rounds, "ai_calls": stats.calls, **_costs(stats)}
+            self._store.append(lambda: row)
+        else:  # Whoever writes finds its normal form, so that it costs the statement nothing.
+            text = self._text if len(self._text) <= _SHORT else ""
+            self._store.append(lambda: row | dict(zip(_IDENTITY, identify(text), strict=True)))
+
+    def _ending(self, code: str | None) -> LogEvent:
+        if code is None:
+            return LogEvent.FINISH
+        if self.queryid is not None:
+            return LogEvent.FAILED
+        # Of class 42 are the errors that an engine finds before it runs anything.
+        early = self._holds_calls is not False or code.startswith("42")
+        return LogEvent.FAILED_BEFORE if early else LogEvent.FAILED
+
+    def _row(self, event: LogEvent) -> dict[str, Any]:
+        return {
+            "event_s": self._clock.wall(),
+            "type": event.value,
+            "query_id": self.query_id,
+            "queryid": self.queryid,
+            "pid": self._pid,
+            "user_name": self._client.user,
+            "application_name": self._client.application_name,
+            "query_tag": self._tag,
+            "query_kind": self.kind,
+            "query": self._query,
+        }
+
+
+def new_query_id(wall_s: float) -> str:
+    """Return a UUID of version 7: it sorts by the time it was made at."""
+    value = int.from_bytes(os.urandom(10), "big")
+    milliseconds = int(wall_s * 1000) & (1 << 48) - 1
+    high, low = value >> 62 & 0xFFF, value & (1 << 62) - 1
+    return str(UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low))
+
+
+def hour_of(wall_s: float) -> int:
+    """Return the Unix time at which the hour of usage_history began."""
+    return int(wall_s // HOUR_S) * HOUR_S
+
+
+def timed(begun: Sequence[float], total_s: float) -> dict[str, float]:
+    """Return the counters of times of some answers, whose first tokens took ``begun`` seconds."""
+    return {
+        "total_time": 1000 * total_s,
+        "answered": len(begun),
+        "ttft_time": 1000 * sum(begun),
+    }
+
+
+_IDENTITY: Final = ("queryid", "query")
+
+
+def identify(text: str) -> tuple[int | None, str | None]:
+    """Return the id and the normal form of a statement; None of what can't be cut into tokens."""
+    try:
+        tokens = tokenize(text)
+    except SqlSyntaxError:
+        return None, None
+    return (query_id(tokens), normal_form(tokens)) if tokens else (None, None)
+
+
+def _costs(stats: AiStats) -> dict[str, float]:
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.hit_tokens.total,
+        "completion_tokens": stats.completion_tokens,
+        "errors": stats.errors,
+    }
+
+
+def _code(error: BaseException) -> str:
+    """Return the SQLSTATE a client was told."""
+    if isinstance(error, asyncio.CancelledError):
+        return CancelledByUserError.sqlstate
+    return error.sqlstate if isinstance(error, TierKVError) else _INTERNAL_ERROR

@@ -1,0 +1,112 @@
+"""What the AI calls of a statement, or of a whole session, did and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tierkv.dbfront.contracts import Notice, PlanSummary, TextAnswer
+from tierkv.kvcore.request import HitTokens
+
+
+@dataclass(slots=True)
+class AiStats:
+    """Counters of AI calls; mutated by the executor while a statement runs.
+
+    Attributes:
+        calls: AI calls with a prompt that the engine made in its last round, one per row and call;
+            and distinct ones of before, asked to learn an order of filters, that it did not make.
+        distinct_calls: calls that were answered by models, or failed.
+        requests: what the models were asked for them; a call may ask nothing or several things.
+        errors: of those, how many failed.
+        prompt_tokens: of answered calls.
+        completion_tokens: of answered calls.
+        hit_tokens: prompt tokens not computed, by tier.
+        blended_tokens: those of chunks computed elsewhere; answers are approximate with any.
+        recomputed_tokens: reused tokens of chunks that were computed again.
+        ttft_sum_s: sum of times to first token; see ``mean_ttft_s``.
+        planned_runs: pieces that the prefix trees of its batches were cut into.
+        shared_tokens: prompt tokens that another call of the same batch had in common.
+        rounds: how often the engine ran the statement.
+        engine_s: seconds in the engine.
+        llm_s: seconds waiting for answers.
+        wall_s: seconds in all.
+    """
+
+    calls: int = 0
+    distinct_calls: int = 0
+    requests: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    hit_tokens: HitTokens = field(default_factory=HitTokens)
+    blended_tokens: int = 0
+    recomputed_tokens: int = 0
+    ttft_sum_s: float = 0.0
+    planned_runs: int = 0
+    shared_tokens: int = 0
+    rounds: int = 0
+    engine_s: float = 0.0
+    llm_s: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def mean_ttft_s(self) -> float:
+        """Mean time to first token of the answered requests, 0.0 without any."""
+        return self.ttft_sum_s / self.requests if self.requests else 0.0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of prompt tokens that were not computed."""
+        return self.hit_tokens.total / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def add_answers(self, answers: Sequence[TextAnswer]) -> None:
+        """Count one answered call, and the models' answers it was made of."""
+        self.distinct_calls += 1
+        for answer in answers:
+            self._add(answer)
+
+    def _add(self, answer: TextAnswer) -> None:
+        self.requests += 1
+        self.prompt_tokens += answer.usage.prompt_tokens
+        self.completion_tokens += answer.usage.completion_tokens
+        self.hit_tokens = self.hit_tokens + answer.usage.hit_tokens
+        self.blended_tokens += answer.usage.blended_tokens
+        self.recomputed_tokens += answer.usage.recomputed_tokens
+        self.ttft_sum_s += answer.ttft_s
+
+    def add_plan(self, summary: PlanSummary) -> None:
+        """Count one planned batch."""
+        self.planned_runs += summary.runs
+        self.shared_tokens += summary.shared_tokens
+
+    def add_failure(self) -> None:
+        """Count one failed call."""
+        self.distinct_calls += 1
+        self.errors += 1
+
+    def add(self, other: AiStats) -> None:
+        """Add another statement's counters."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True, slots=True)
+class StatementProgress:
+    """How far a statement is, for progress bars.
+
+    Attributes:
+        phase: ``collect`` (the engine runs), ``llm`` (answers are awaited) or ``done``.
+        round: rounds of the engine so far.
+        calls_done: distinct calls answered.
+        calls_total: distinct calls known so far.
+        stats: the statement's counters, live.
+        notice: what the client should be told now; it is among the result's notices, too.
+    """
+
+    phase: str
+    round: int
+    calls_done: int
+    calls_total: int
+    stats: AiStats
+    notice: Notice | None = None

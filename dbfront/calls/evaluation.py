@@ -1,0 +1,298 @@
+"""Running a batch of distinct AI calls: start their recipes, ask in waves what they ask, gather.
+
+dbfront/statement/ai_statement.py calls ``evaluate``; whatever a recipe asks goes through the
+TextGenerator like a chat request (dbfront/calls/question_runner.py). A call that fails for reasons
+of its own becomes a RowFailure; any other error ends the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.context_fields import ContextFields
+from tierkv.dbfront.calls.question_runner import ROW_ERRORS, Pace, Patience, run_questions
+from tierkv.dbfront.calls.recipes.book import start_recipe
+from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order, Recipe, Reply, Step
+from tierkv.dbfront.contracts import (
+    PlanSummary,
+    PreparedCall,
+    TextAnswer,
+    TextCall,
+    TextGenerator,
+    TokenCounts,
+)
+from tierkv.kvcore.errors import TierKVError, UserError
+from tierkv.sql.calls.ai_call import AiCall
+
+_PREPARED_BETWEEN_YIELDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """A call's value, and the models' answers it was made of; each is counted by one call only.
+
+    ``retries`` says how often something it asked was sent again.
+    """
+
+    value: Any
+    answers: tuple[TextAnswer, ...] = ()
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A call that failed by itself; the others go on."""
+
+    error: TierKVError
+    retries: int = 0
+
+
+Outcome = CallAnswer | RowFailure
+
+
+async def evaluate(
+    calls: Sequence[AiCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    on_outcome: Callable[[AiCall, Outcome], None],
+    on_wave: Callable[[Sequence[PreparedCall]], None] = lambda wave: None,
+    contexts: ContextFields | None = None,
+    on_refused: Callable[[AiCall, UserError], None] = lambda call, error: None,
+) -> PlanSummary:
+    """Answer every call once and hand each outcome to ``on_outcome`` as it comes.
+
+    Args:
+        calls: distinct ones.
+        generator: the way to the models.
+        defaults: what calls take from the session.
+        on_outcome: told each call's outcome.
+        on_wave: told what is going to be asked at the same time, before any of it is; an error it
+            raises ends the batch.
+        contexts: writes the calls' contexts; a statement has one for all its batches.
+        on_refused: told whose argument an error speaks of that ends the batch.
+
+    Returns:
+        what the plans they ran by were like, added up.
+
+    Raises:
+        TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
+            error that ``on_outcome`` raises ends the batch the same way.
+    """
+    batch = _Batch(generator, defaults, on_outcome, on_refused)
+    contexts = contexts or ContextFields(defaults.field_reorder)
+    await batch.start(calls, await contexts.written(calls))
+    pace = Pace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
+    summary = PlanSummary()
+    while await batch.next_wave():
+        on_wave(batch.wave)
+        planned = await run_questions(batch.wave, generator, pace, batch)
+        summary = PlanSummary(
+            summary.runs + planned.runs, summary.shared_tokens + planned.shared_tokens
+        )
+        await batch.count_tokens()
+    return summary
+
+
+async def rehearse(
+    calls: Sequence[AiCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    on_outcome: Callable[[AiCall, Outcome], None],
+    on_wave: Callable[[Sequence[PreparedCall]], None] = lambda wave: None,
+    contexts: ContextFields | None = None,
+    on_refused: Callable[[AiCall, UserError], None] = lambda call, error: None,
+) -> PlanSummary:
+    """Do as ``evaluate`` does until something would be sent; who would ask is answered NULL."""
+    batch = _Batch(generator, defaults, on_outcome, on_refused)
+    contexts = contexts or ContextFields(defaults.field_reorder)
+    await batch.start(calls, await contexts.written(calls))
+    await batch.next_wave()
+    on_wave(batch.wave)
+    batch.abandon()
+    return PlanSummary()
+
+
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """One call's recipe, and what it waits for.
+
+    Attributes:
+        pending: what it asked and has no answer to yet.
+        answers: to what it asked last.
+        used: all answers it is charged for.
+        retries: how often what it asked was sent again.
+    """
+
+    call: AiCall
+    recipe: Recipe
+    asked: tuple[TextCall, ...] = ()
+    answers: dict[TextCall, TextAnswer] = field(default_factory=dict)
+    pending: set[TextCall] = field(default_factory=set)
+    used: list[TextAnswer] = field(default_factory=list)
+    retries: int = 0
+    ended: bool = False
+
+
+class _Batch:
+    """The recipes of a batch, and the Asker of their questions; equal ones are asked once.
+
+    Attributes:
+        wave: the questions that are asked now; ``_askers`` has who asked which, in the same order.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        defaults: CallDefaults,
+        on_outcome: Callable[[AiCall, Outcome], None],
+        on_refused: Callable[[AiCall, UserError], None],
+    ) -> None:
+        self.wave: list[PreparedCall] = []
+        self._generator = generator
+        self._defaults = defaults
+        self._on_outcome = on_outcome
+        self._on_refused = on_refused
+        self._askers: list[list[_Asking]] = []
+        self._next: dict[TextCall, list[_Asking]] = {}
+        self._counting: list[tuple[_Asking, CountTokens]] = []
+
+    async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
+        """Start all recipes, up to the first thing each asks."""
+        defaults = self._defaults.for_batch(len(calls))
+        for index, call in enumerate(calls):
+            if index % _PREPARED_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+            recipe = start_recipe(Order(call, defaults, contexts.get(call, "")))
+            self._go_on(_Asking(call, recipe), None)
+        await self.count_tokens()
+
+    async def next_wave(self) -> bool:
+        """Prepare the distinct questions that recipes wait for; False when none does.
+
+        Those that can't be asked fail here, and recipes that go on all the same may ask more.
+        """
+        asked, self._next = self._next, {}
+        self.wave, self._askers = [], []
+        for index, (question, askers) in enumerate(asked.items()):
+            if index % _PREPARED_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+            try:
+                prepared = await self._generator.prepare(question)
+            except ROW_ERRORS as error:
+                self._fail(askers, error)
+            except UserError as error:
+                self._on_refused(askers[0].call, error)
+                raise
+            else:
+                self.wave.append(prepared)
+                self._askers.append(askers)
+        return bool(asked)
+
+    def patience(self, index: int) -> Patience:
+        """Give a question the longest time, and the most tries, of those who ask it."""
+        askers = self._askers[index]
+        times = [self._timeout_s(asking.call) for asking in askers]
+        retries = [asking.call.options.retries for asking in askers]
+        return Patience(
+            None if None in times else max(time for time in times if time is not None),
+            max(self._defaults.max_retries if one is None else one for one in retries),
+        )
+
+    def retried(self, index: int) -> None:
+        """Charge another try to the first of those who asked."""
+        self._askers[index][0].retries += 1
+
+    def answered(self, index: int, answer: TextAnswer) -> None:
+        """Tell an answer to everyone who asked; the first of them is charged for it."""
+        question = self.wave[index].call
+        charged = False
+        for asking in self._askers[index]:
+            if asking.ended:
+                continue
+            asking.answers[question] = answer
+            asking.pending.discard(question)
+            if not charged:
+                asking.used.append(answer)
+                charged = True
+            if not asking.pending:
+                self._go_on(asking, tuple(asking.answers[one] for one in asking.asked))
+
+    def failed(self, index: int, error: TierKVError) -> None:
+        """Fail everyone who asked."""
+        self._fail(self._askers[index], error)
+
+    def abandon(self) -> None:
+        """Answer NULL to everyone who still asks."""
+        for asking in (asking for askers in self._askers for asking in askers):
+            if not asking.ended:
+                self._end(asking, CallAnswer(None))
+
+    async def count_tokens(self) -> None:
+        """Count for all recipes that ask for it, until none does."""
+        while self._counting:
+            counting, self._counting = self._counting, []
+            by_model: dict[str | None, list[tuple[_Asking, CountTokens]]] = {}
+            for asking, step in counting:
+                by_model.setdefault(step.model, []).append((asking, step))
+            for model, steps in by_model.items():
+                await self._count_tokens(model, steps)
+
+    async def _count_tokens(
+        self, model: str | None, steps: Sequence[tuple[_Asking, CountTokens]]
+    ) -> None:
+        texts = tuple(text for _, step in steps for text in step.texts)
+        try:
+            counted = await self._generator.count_tokens(texts, model)
+        except ROW_ERRORS as error:
+            if len(steps) == 1:
+                self._fail([steps[0][0]], error)
+                return
+            for one in steps:
+                await self._count_tokens(model, [one])
+            return
+        except UserError as error:
+            self._on_refused(steps[0][0].call, error)
+            raise
+        at = 0
+        for asking, step in steps:
+            counts = counted.counts[at : at + len(step.texts)]
+            at += len(step.texts)
+            self._go_on(asking, TokenCounts(counts, counted.context_tokens))
+
+    def _go_on(self, asking: _Asking, reply: Reply | None) -> None:
+        try:
+            step: Step = asking.recipe.send(reply)
+        except StopIteration as end:
+            self._end(asking, CallAnswer(end.value, tuple(asking.used), asking.retries))
+        except ROW_ERRORS as error:
+            self._end(asking, RowFailure(error, asking.retries))
+        else:
+            if isinstance(step, CountTokens):
+                self._counting.append((asking, step))
+            else:
+                self._asks(asking, step)
+
+    def _asks(self, asking: _Asking, step: Ask) -> None:
+        asking.asked, asking.answers = step.calls, {}
+        asking.pending = set(step.calls)
+        for question in dict.fromkeys(step.calls):
+            self._next.setdefault(question, []).append(asking)
+
+    def _fail(self, askers: Sequence[_Asking], error: TierKVError) -> None:
+        for asking in askers:
+            if not asking.ended:
+                self._end(asking, RowFailure(error, asking.retries))
+
+    def _end(self, asking: _Asking, outcome: Outcome) -> None:
+        asking.ended = True
+        asking.recipe.close()
+        self._on_outcome(asking.call, outcome)
+
+    def _timeout_s(self, call: AiCall) -> float | None:
+        timeout_ms = call.options.timeout_ms
+        timeout_s = self._defaults.timeout_s if timeout_ms is None else timeout_ms / 1000
+        return timeout_s or None

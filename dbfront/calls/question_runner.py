@@ -1,0 +1,241 @@
+"""Running prepared questions: in the order of a plan, so many at a time, again where it may help.
+
+Used by dbfront/calls/evaluation.py for what the recipes of a batch ask at the same time. It knows
+questions and answers, and nothing of the calls they are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from tierkv.dbfront.calls.prefix_order import SortedCalls
+from tierkv.dbfront.contracts import (
+    CallPlan,
+    CallTurn,
+    PlanSummary,
+    PreparedCall,
+    TextAnswer,
+    TextEvent,
+    TextGenerator,
+)
+from tierkv.kvcore.errors import (
+    ContextTooLongError,
+    DeadlineError,
+    NodeLostError,
+    OverloadedError,
+    RowLevelError,
+    TierKVError,
+)
+
+MAX_OVERLOAD_RETRIES = 5
+_PLANNED_AT_ONCE = 256
+"""Calls that are planned in the event loop, about 20 ms of work; more are in a thread."""
+
+ROW_ERRORS: Final = (ContextTooLongError, RowLevelError, DeadlineError)
+"""What one question may fail with while the others go on."""
+
+_MAY_PASS: Final = (DeadlineError, NodeLostError)
+"""What may not happen when a question is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a question is waited for, and how often it is asked again.
+
+    Attributes:
+        timeout_s: time for one try; None is no limit.
+        retries: tries after the first.
+    """
+
+    timeout_s: float | None = None
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many questions are in flight, and in which order they go.
+
+    Attributes:
+        prefix_order: neighbours in the prefix tree one after the other.
+        plan: and planned, see CallPlan.
+    """
+
+    max_concurrency: int
+    prefix_order: bool = True
+    plan: bool = True
+
+
+class Asker(Protocol):
+    """Whoever has the questions, which are told by their number; ``retried``: one is sent again."""
+
+    def patience(self, index: int) -> Patience: ...
+
+    def retried(self, index: int) -> None: ...
+
+    def answered(self, index: int, answer: TextAnswer) -> None: ...
+
+    def failed(self, index: int, error: TierKVError) -> None: ...
+
+
+async def run_questions(
+    questions: Sequence[PreparedCall], generator: TextGenerator, pace: Pace, asker: Asker
+) -> PlanSummary:
+    """Ask every question, and tell ``asker`` each answer or failure as it comes.
+
+    Raises:
+        TierKVError: what is not one question's own failure, or what ``asker`` raised; questions in
+            flight are cancelled.
+    """
+    plan = await _plan(questions, generator, pace)
+    worker = _Worker(plan, generator, asker)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(pace.max_concurrency, len(questions))):
+                group.create_task(worker.run())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        await plan.close()
+    return plan.summary
+
+
+async def _plan(
+    questions: Sequence[PreparedCall], generator: TextGenerator, pace: Pace
+) -> CallPlan:
+    def make() -> CallPlan:
+        if pace.plan and pace.prefix_order:
+            return generator.plan(questions, max_in_flight=pace.max_concurrency)
+        return SortedCalls(questions, sort=pace.prefix_order)
+
+    if len(questions) <= _PLANNED_AT_ONCE:
+        return make()
+    return await asyncio.to_thread(make)
+
+
+@dataclass(slots=True)
+class Sent:
+    """The calls of a statement that the scheduler has now, and those it refused.
+
+    Attributes:
+        now: how many it has.
+        refused: one event for each that waits for another try.
+    """
+
+    now: int = 0
+    refused: deque[asyncio.Event] = field(default_factory=deque)
+
+    def make_room(self) -> None:
+        """A call was answered: let one that was refused try again at once."""
+        if self.refused:
+            self.refused.popleft().set()
+
+    async def room(self, timeout_s: float) -> None:
+        """Wait until a call of the same statement was answered, but no longer than told."""
+        answered = asyncio.Event()
+        self.refused.append(answered)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answered.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if not answered.is_set():  # It may have been, just when the time was over.
+                self.refused.remove(answered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """Asks questions when their turn comes; several of its ``run`` share one plan."""
+
+    plan: CallPlan
+    generator: TextGenerator
+    asker: Asker
+    sent: Sent = field(default_factory=Sent)
+
+    async def run(self) -> None:
+        """Take turns until none is left."""
+        while (turn := await self.plan.take()) is not None:
+            answer: TextAnswer | None = None
+            failure: TierKVError | None = None
+            try:
+                answer = await self._answer(turn)
+            except ROW_ERRORS as error:
+                failure = error
+            finally:
+                self.plan.ended(turn.index, answered=answer is not None)
+            if answer is not None:
+                self.asker.answered(turn.index, answer)
+            elif failure is not None:
+                self.asker.failed(turn.index, failure)
+
+    async def _answer(self, turn: CallTurn) -> TextAnswer:
+        patience = self.asker.patience(turn.index)
+        retries = 0
+        while True:
+            try:
+                return await self._answer_in_time(turn, patience.timeout_s)
+            except _MAY_PASS:
+                if retries >= patience.retries:
+                    raise
+            retries += 1
+            self.asker.retried(turn.index)
+
+    async def _answer_in_time(self, turn: CallTurn, timeout_s: float | None) -> TextAnswer:
+        if timeout_s is None:
+            return await self._gather_when_there_is_room(turn)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._gather_when_there_is_room(turn)
+        except TimeoutError:
+            raise DeadlineError(
+                f"no answer within {timeout_s:g} s",
+                hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
+            ) from None
+
+    async def _gather_when_there_is_room(self, turn: CallTurn) -> TextAnswer:
+        """Try again when told to; for ever while the statement's own calls are before it.
+
+        A statement fails for its size only if others leave it no room at all, again and again.
+        """
+        refusals = 0
+        while True:
+            self.sent.now += 1
+            try:
+                answer = await self._gather(turn)
+            except OverloadedError as error:
+                refusals += self.sent.now == 1
+                if refusals > MAX_OVERLOAD_RETRIES:
+                    raise
+                retry_after_s = error.retry_after_ms / 1000
+            else:
+                self.sent.make_room()
+                return answer
+            finally:
+                self.sent.now -= 1
+            await self.sent.room(retry_after_s)
+            self.asker.retried(turn.index)
+
+    async def _gather(self, turn: CallTurn) -> TextAnswer:
+        pieces: list[str] = []
+        last = TextEvent()
+        async for last in self.generator.stream(turn.prepared):
+            if not pieces:
+                self.plan.prefilled(turn.index)
+            pieces.append(last.text)
+        if last.finish_reason is None or last.usage is None:
+            raise RowLevelError("the answer ended without a finish reason")
+        return TextAnswer(
+            text="".join(pieces),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            ttft_s=last.ttft_s,
+            total_s=last.total_s,
+            node_id=last.node_id,
+            label_probabilities=last.label_probabilities,
+            embedding=last.embedding,
+            model=turn.prepared.model.name,
+        )

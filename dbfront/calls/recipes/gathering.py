@@ -1,0 +1,135 @@
+"""``ai_agg`` and ``ai_summarize_agg``: one answer about all rows of a group.
+
+All rows go into one prompt if they fit the model's context. Else they are put into as few prompts
+as possible, in their order, and what is answered to these takes their place, until one is left. A
+row that is too long by itself is cut into pieces first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tierkv.dbfront.calls.recipes.asking import ask_model
+from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order, Recipe, Step
+from tierkv.dbfront.contracts import TokenCounts
+from tierkv.kvcore.errors import ContextTooLongError
+
+_SUMMARISE: Final = "Summarise the texts above in a few sentences."
+_BETWEEN: Final = "\n"
+_TOKENS_BETWEEN: Final = 2
+_SLACK_TOKENS: Final = 32
+_SLACK_SHARE: Final = 32
+"""What the chat template takes, and texts that have more tokens together than apart."""
+
+
+def aggregate(order: Order) -> Recipe:
+    """Return the answer to the instruction about all rows."""
+    return (yield from _answer(order, order.call.text("instruction")))
+
+
+def summarize(order: Order) -> Recipe:
+    """Return a summary of all rows."""
+    return (yield from _answer(order, _SUMMARISE))
+
+
+def _answer(order: Order, instruction: str) -> Recipe:
+    texts: Sequence[str] = order.call.texts("input")
+    room = yield from _room(order, instruction)
+    fewest: int | None = None
+    while True:
+        prompts = yield from _prompts(order, texts, room)
+        if fewest is not None and len(prompts) >= fewest:
+            raise ContextTooLongError(
+                f"answers about parts of the group don't fit the {room} tokens of a prompt",
+                hint="Set max_tokens lower.",
+            )
+        fewest = len(prompts)
+        answers = yield Ask(
+            tuple(ask_model(order, prompt, question=instruction) for prompt in prompts)
+        )
+        if len(answers) == 1:
+            return answers[0].text
+        texts = [answer.text for answer in answers]
+
+
+def _room(order: Order, instruction: str) -> Generator[Step, Any, int]:
+    """Find out how many tokens of rows a prompt can hold."""
+    call, defaults = order.call, order.defaults
+    system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
+    counted: TokenCounts = yield CountTokens(
+        (f"\nQuestion: {instruction}", system), call.model or defaults.model
+    )
+    context = counted.context_tokens
+    max_tokens = call.options.max_tokens or defaults.max_tokens
+    slack = _SLACK_TOKENS + context // _SLACK_SHARE
+    room = context - max_tokens - sum(counted.counts) - slack
+    if room <= _TOKENS_BETWEEN:
+        raise ContextTooLongError(
+            f"a context of {context} tokens has no room for rows beside the instruction and an "
+            f"answer of {max_tokens} tokens",
+            hint="Set max_tokens lower, or shorten the instruction.",
+        )
+    return room
+
+
+def _prompts(order: Order, texts: Sequence[str], room: int) -> Generator[Step, Any, list[str]]:
+    """Put neighbouring texts together as long as they fit."""
+    prompts: list[list[str]] = []
+    filled = room
+    for piece in (yield from _pieces(order, texts, room - _TOKENS_BETWEEN)):
+        tokens = piece.tokens + _TOKENS_BETWEEN
+        if not prompts or filled + tokens > room:
+            prompts.append([])
+            filled = 0
+        prompts[-1].append(piece.text)
+        filled += tokens
+    return [_BETWEEN.join(prompt) for prompt in prompts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    text: str
+    tokens: int
+
+
+def _pieces(order: Order, texts: Sequence[str], most: int) -> Generator[Step, Any, list[_Piece]]:
+    """Count texts, and cut those of more than ``most`` tokens until none is left to be cut."""
+    pieces = yield from _counted(order, texts)
+    while any(_too_long(piece, most) for piece in pieces):
+        cut = [_cut(piece, most) if _too_long(piece, most) else () for piece in pieces]
+        counted = yield from _counted(order, [text for parts in cut for text in parts])
+        fresh = iter(counted)
+        pieces = [
+            part
+            for piece, parts in zip(pieces, cut, strict=True)
+            for part in (itertools.islice(fresh, len(parts)) if parts else (piece,))
+        ]
+    return pieces
+
+
+def _counted(order: Order, texts: Sequence[str]) -> Generator[Step, Any, list[_Piece]]:
+    counted = yield CountTokens(tuple(texts), order.call.model or order.defaults.model)
+    return [_Piece(text, count) for text, count in zip(texts, counted.counts, strict=True)]
+
+
+def _too_long(piece: _Piece, most: int) -> bool:
+    return piece.tokens > most and len(piece.text) > 1
+
+
+def _cut(piece: _Piece, most: int) -> list[str]:
+    """Cut a text into pieces of about equal length, between words where one ends nearby."""
+    text = piece.text
+    size = -(-len(text) // -(-piece.tokens // most))
+    cut: list[str] = []
+    start = 0
+    while start < len(text):
+        end = start + size
+        if end < len(text):
+            space = text.rfind(" ", start + size // 2, end)
+            end = space + 1 if space >= 0 else end
+        cut.append(text[start:end])
+        start = end
+    return cut

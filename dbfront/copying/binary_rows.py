@@ -1,0 +1,152 @@
+"""COPY's binary rows: values to bytes, and bytes to rows of text.
+
+The same two sides as copy_format.py: a writer with header, line and trailer, and a reader that is
+fed pieces that may end anywhere. Both are pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.copying.text_rows import Row
+from tierkv.dbfront.copying.values import from_binary
+from tierkv.dbfront.postgres_values.binary_format import binary_encoder
+from tierkv.dbfront.postgres_values.types import PgType, pg_type
+from tierkv.kvcore.errors import SqlError
+from tierkv.kvcore.limits import MAX_SQL_BYTES
+
+_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
+_HEAD_BYTES: Final = len(_SIGNATURE) + 8
+_TRAILER: Final = b"\xff\xff"
+_NULL: Final = b"\xff\xff\xff\xff"
+_CRITICAL_FLAGS: Final = 0xFFFF0000
+
+
+class BinaryWriter:
+    """Turns rows into binary COPY data."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._encoders = [binary_encoder(pg_type(c.type_name), c.type_name) for c in columns]
+        self._count = struct.pack("!h", len(columns))
+
+    def header(self) -> bytes:
+        """Signature, flags, and no extension."""
+        return _SIGNATURE + bytes(8)
+
+    def line(self, row: Sequence[Any]) -> bytes:
+        """One row."""
+        parts = [self._count]
+        for value, encode in zip(row, self._encoders, strict=True):
+            if value is None:
+                parts.append(_NULL)
+            else:
+                data = encode(value)
+                parts += [struct.pack("!i", len(data)), data]
+        return b"".join(parts)
+
+    def trailer(self) -> bytes:
+        """What ends the data."""
+        return _TRAILER
+
+
+class BinaryReader:
+    """Turns binary COPY data into rows; mutated only through ``feed`` and ``finish``."""
+
+    def __init__(self, kinds: Sequence[PgType]) -> None:
+        self._kinds = kinds
+        self._buffer = bytearray()
+        self._at = 0
+        self._row_number = 0
+        self._begun = False
+        self._ended = False
+
+    def feed(self, data: bytes) -> list[Row]:
+        """Add a piece; give the rows that are complete.
+
+        Raises:
+            SqlError: 22P04, not COPY data; 22P03, a value that does not fit its column.
+        """
+        self._buffer += data
+        if not self._begun and not self._begin():
+            return []
+        rows: list[Row] = []
+        while not self._ended and (row := self._next_row()) is not None:
+            rows.append(row)
+        del self._buffer[: self._at]
+        self._at = 0
+        if len(self._buffer) > MAX_SQL_BYTES:
+            raise self._bad(f"a row is longer than {MAX_SQL_BYTES} bytes")
+        return rows
+
+    def finish(self) -> list[Row]:
+        """No more data.
+
+        Raises:
+            SqlError: 22P04, it ends inside a row or without its trailer's rows.
+        """
+        if not self._begun or self._buffer:
+            raise self._bad("unexpected EOF in COPY data")
+        return []
+
+    def _bad(self, why: str) -> SqlError:
+        return SqlError(why, sqlstate="22P04", detail=f"COPY, row {self._row_number}")
+
+    def _begin(self) -> bool:
+        """Pass the header, once all of it is there."""
+        if not _SIGNATURE.startswith(bytes(self._buffer[: len(_SIGNATURE)])):
+            raise self._bad("COPY file signature not recognized")
+        if len(self._buffer) < _HEAD_BYTES:
+            return False
+        flags, extension = struct.unpack_from("!II", self._buffer, len(_SIGNATURE))
+        if flags & _CRITICAL_FLAGS:
+            raise self._bad("unrecognized critical flags in COPY file header")
+        if extension > MAX_SQL_BYTES:
+            raise self._bad("invalid COPY file header (wrong length)")
+        if len(self._buffer) < _HEAD_BYTES + extension:
+            return False
+        self._at = _HEAD_BYTES + extension
+        self._begun = True
+        return True
+
+    def _next_row(self) -> Row | None:
+        """The next row, or None until it is whole."""
+        start = at = self._at
+        if len(self._buffer) < at + 2:
+            return None
+        (count,) = struct.unpack_from("!h", self._buffer, at)
+        at += 2
+        if count == -1:
+            self._end(at)
+            return None
+        self._row_number += 1
+        if count != len(self._kinds):
+            raise self._bad(f"row field count is {count}, expected {len(self._kinds)}")
+        row: Row = []
+        for kind in self._kinds:
+            if len(self._buffer) < at + 4:
+                self._wait(start)
+                return None
+            (size,) = struct.unpack_from("!i", self._buffer, at)
+            at += 4
+            if size < -1:
+                raise self._bad("invalid field size")
+            if len(self._buffer) < at + max(0, size):
+                self._wait(start)
+                return None
+            row.append(None if size < 0 else from_binary(bytes(self._buffer[at : at + size]), kind))
+            at += max(0, size)
+        self._at = at
+        return row
+
+    def _wait(self, start: int) -> None:
+        self._at = start
+        self._row_number -= 1
+
+    def _end(self, at: int) -> None:
+        self._ended = True
+        if len(self._buffer) > at:
+            raise self._bad("received copy data after EOF marker")
+        self._at = at

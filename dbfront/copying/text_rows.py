@@ -1,0 +1,242 @@
+"""COPY's text and CSV rows: values to lines, and bytes to rows of text.
+
+``CopyWriter`` and ``CopyReader`` are pure; copy.py moves their bytes. The reader is fed pieces that
+may end anywhere, even inside a UTF-8 character, and gives whole rows; None is NULL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.copying.statement import CopyOptions
+from tierkv.dbfront.copying.values import CellConverter
+from tierkv.dbfront.postgres_values.text_format import text_form
+from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.kvcore.errors import SqlError
+from tierkv.kvcore.limits import MAX_SQL_BYTES
+
+Row = list[str | None]
+
+_TEXT_ESCAPES: Final = {
+    "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f", "\v": "\\v",
+}  # fmt: skip
+_TEXT_UNESCAPES: Final = {
+    "n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v",
+}  # fmt: skip
+_ESCAPED = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+
+
+class CopyWriter:
+    """Turns rows into COPY lines."""
+
+    def __init__(self, columns: Sequence[Column], options: CopyOptions) -> None:
+        self._options = options
+        self._names = [column.name for column in columns]
+        self._forms = [text_form(pg_type(c.type_name), c.type_name) for c in columns]
+        self._forced = [
+            options.force_quote_all or name in options.force_quote for name in self._names
+        ]
+        escapes = {**_TEXT_ESCAPES, options.delimiter: "\\" + options.delimiter}
+        escapes |= {"\t": "\\t"} if options.delimiter == "\t" else {}
+        self._escapes = str.maketrans(escapes)
+
+    def header(self) -> bytes:
+        """The header line, or nothing."""
+        if not self._options.header:
+            return b""
+        cells = [self._cell(name, forced=False) for name in self._names]
+        return self._line(cells)
+
+    def line(self, row: Sequence[Any]) -> bytes:
+        """One row with its line end."""
+        cells = [
+            self._options.null if value is None else self._cell(form(value), forced=forced)
+            for value, form, forced in zip(row, self._forms, self._forced, strict=True)
+        ]
+        if self._options.csv and cells == ["\\."]:
+            cells = ['"\\."']  # alone on a line it would end the data
+        return self._line(cells)
+
+    def trailer(self) -> bytes:
+        """What ends the data: nothing."""
+        return b""
+
+    def _line(self, cells: Iterable[str]) -> bytes:
+        return (self._options.delimiter.join(cells) + "\n").encode("utf-8", "replace")
+
+    def _cell(self, text: str, *, forced: bool) -> str:
+        if not self._options.csv:
+            return text.translate(self._escapes)
+        quote, escape = self._options.quote, self._options.escape
+        special = (quote, self._options.delimiter, "\n", "\r")
+        if not forced and text != self._options.null and not any(s in text for s in special):
+            return text
+        if escape != quote:
+            text = text.replace(escape, escape * 2)
+        return quote + text.replace(quote, escape + quote) + quote
+
+
+class CopyReader:
+    """Turns COPY data into rows; mutated only through ``feed`` and ``finish``."""
+
+    def __init__(
+        self, width: int, options: CopyOptions, converters: Sequence[CellConverter | None] = ()
+    ) -> None:
+        self._width = width
+        self._converters = [(at, c) for at, c in enumerate(converters) if c is not None]
+        self._options = options
+        self._partial = b""
+        self._open_lines: list[bytes] = []
+        self._open_bytes = 0
+        self._skip_header = options.header
+        self._line_number = 0
+        self._ended = False
+
+    def feed(self, data: bytes) -> list[Row]:
+        """Add a piece; give the rows that are complete."""
+        return self._rows(self._complete_lines(data))
+
+    def finish(self) -> list[Row]:
+        """No more data; give the last row, if its line had no end.
+
+        Raises:
+            SqlError: the data ends inside a quoted value.
+        """
+        last, self._partial = self._partial, b""
+        if not last and not self._open_lines:
+            return []
+        if self._options.csv and (bool(self._open_lines) ^ self._inside_quotes(last)):
+            raise self._bad("unterminated CSV quoted field")
+        return self._rows([b"\n".join([*self._open_lines, last])])
+
+    def _complete_lines(self, data: bytes) -> list[bytes]:
+        """Whole lines; a CSV line that ends inside quotes is joined with the next."""
+        pieces = (self._partial + data).split(b"\n")
+        self._partial = pieces.pop()
+        lines: list[bytes] = []
+        for piece in pieces:
+            stays_open = bool(self._open_lines) ^ self._inside_quotes(piece)
+            if self._options.csv and stays_open:
+                self._open_lines.append(piece)
+                self._open_bytes += len(piece)
+                continue
+            lines.append(b"\n".join([*self._open_lines, piece]))
+            self._open_lines, self._open_bytes = [], 0
+        if self._open_bytes + len(self._partial) > MAX_SQL_BYTES:
+            raise self._bad(f"a row is longer than {MAX_SQL_BYTES} bytes")
+        return lines
+
+    def _inside_quotes(self, line: bytes) -> bool:
+        """Whether quotes in ``line`` leave a value open; an escaped quote does not count."""
+        quote, escape = self._options.quote.encode(), self._options.escape.encode()
+        if escape != quote:
+            line = line.replace(escape * 2, b"").replace(escape + quote, b"")
+        return line.count(quote) % 2 == 1
+
+    def _rows(self, lines: list[bytes]) -> list[Row]:
+        rows: list[Row] = []
+        for line in lines:
+            self._line_number += 1
+            if self._ended:
+                break
+            text = self._decode(line.removesuffix(b"\r"))
+            if text == "\\.":
+                self._ended = True
+            elif self._skip_header:
+                self._skip_header = False
+            else:
+                rows.append(self._row(text))
+        return rows
+
+    def _decode(self, line: bytes) -> str:
+        try:
+            if b"\0" not in line:
+                return line.decode()
+            raise SqlError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
+        except UnicodeDecodeError:
+            raise SqlError(
+                "invalid byte sequence for encoding UTF8",
+                sqlstate="22021",
+                detail=f"COPY, line {self._line_number}",
+            ) from None
+
+    def _row(self, text: str) -> Row:
+        row = self._csv_cells(text) if self._options.csv else self._text_cells(text)
+        if len(row) < self._width:
+            raise self._bad("missing data for a column")
+        if len(row) > self._width:
+            raise self._bad("extra data after last expected column")
+        for at, convert in self._converters:
+            cell = row[at]
+            if cell is not None:
+                row[at] = convert(cell)
+        return row
+
+    def _bad(self, why: str) -> SqlError:
+        return SqlError(why, sqlstate="22P04", detail=f"COPY, line {self._line_number}")
+
+    def _text_cells(self, text: str) -> Row:
+        null, delimiter = self._options.null, self._options.delimiter
+        if "\\" not in text:
+            return [None if cell == null else cell for cell in text.split(delimiter)]
+        cells: list[str] = []
+        start = at = 0
+        while at <= len(text):
+            if at == len(text) or text[at] == delimiter:
+                cells.append(text[start:at])
+                start = at + 1
+            elif text[at] == "\\":
+                at += 1
+            at += 1
+        return [None if cell == null else _unescape_text(cell) for cell in cells]
+
+    def _csv_cells(self, text: str) -> Row:
+        delimiter, quote = self._options.delimiter, self._options.quote
+        if quote not in text:
+            null = self._options.null
+            return [None if cell == null else cell for cell in text.split(delimiter)]
+        row: Row = []
+        at = 0
+        while True:
+            cell, at = self._csv_cell(text, at)
+            row.append(cell)
+            if at >= len(text):
+                return row
+            at += 1  # the delimiter
+
+    def _csv_cell(self, text: str, at: int) -> tuple[str | None, int]:
+        """One value, and the index of the delimiter after it."""
+        options = self._options
+        out: list[str] = []
+        quoted = inside = False
+        while at < len(text) and (inside or text[at] != options.delimiter):
+            follows = text[at + 1 : at + 2]
+            escapes = follows != "" and follows in (options.quote, options.escape)
+            if inside and text[at] == options.escape and escapes:
+                out.append(follows)
+                at += 2
+                continue
+            if text[at] == options.quote:
+                inside, quoted = not inside, True
+            else:
+                out.append(text[at])
+            at += 1
+        value = "".join(out)
+        return (None if not quoted and value == options.null else value), at
+
+
+def _unescape_text(cell: str) -> str:
+    """Undo backslash escapes of the text format."""
+    return _ESCAPED.sub(_unescape_one, cell) if "\\" in cell else cell
+
+
+def _unescape_one(match: re.Match[str]) -> str:
+    code = match[1]
+    if code[0] == "x" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    if code[0] in "01234567":
+        return chr(int(code, 8) & 0xFF)
+    return _TEXT_UNESCAPES.get(code, code)

@@ -1,0 +1,220 @@
+"""DuckDB's errors in our words: SQLSTATE, message without decoration, position, hint.
+
+The engine is told to give errors as JSON, which names type, subtype and position. Text errors are
+understood too, with less detail. Nothing else translates engine errors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import duckdb
+
+from tierkv.kvcore.errors import (
+    CancelledByUserError,
+    FeatureNotSupportedError,
+    SqlError,
+    SqlSyntaxError,
+    TierKVError,
+    UnknownUdfError,
+)
+from tierkv.sql.calls.functions import AI_FUNCTIONS
+from tierkv.sql.text.suggest import ai_function_hint
+
+_STATES: Final[tuple[tuple[str, str, str], ...]] = (
+    # exception type, pattern in the message, SQLSTATE; the first match counts
+    ("Sequence", r"not yet defined in this session", "55000"),
+    ("Catalog", r"(Table|View) with name .* already exists", "42P07"),
+    ("Catalog", r"Schema with name .* already exists", "42P06"),
+    ("Catalog", r"Column with name .* already exists", "42701"),
+    ("Catalog", r"already exists", "42710"),
+    ("Catalog", r"Could not drop the table because", "2BP01"),
+    ("Catalog", r"^(Table|View) with name|Referenced table", "42P01"),
+    ("Catalog", r"Function with name|function with name", "42883"),
+    ("Catalog", r"Schema with name|schema .* does not exist", "3F000"),
+    ("Catalog", r"", "42704"),
+    ("Binder", r"Referenced column|not found in FROM clause|does not have a column", "42703"),
+    ("Binder", r"Referenced table|Catalog .* does not exist", "42P01"),
+    ("Binder", r"No function matches|does not support the supplied arguments", "42883"),
+    ("Binder", r"GROUP BY clause|aggregate", "42803"),
+    ("Binder", r"[Aa]mbiguous", "42702"),
+    ("Binder", r"Cannot compare values|Cannot mix values", "42804"),
+    ("Binder", r"columns but|supplied", "42601"),
+    ("Binder", r"", "42000"),
+    ("Parser", r"", "42601"),
+    ("Syntax", r"", "42601"),
+    ("Conversion", r"out of range|overflow", "22003"),
+    ("Conversion", r"date|time", "22007"),
+    ("Conversion", r"", "22P02"),
+    ("Out of Range", r"", "22003"),
+    ("Invalid Input", r"[Dd]ivision by zero", "22012"),
+    ("Invalid Input", r"More than one row returned by a subquery", "21000"),
+    ("Invalid Input", r"Values were not provided|Parameter argument", "42P02"),
+    ("Invalid Input", r"locked", "42501"),
+    ("Invalid Input", r"", "22000"),
+    ("Constraint", r"[Dd]uplicate key|[Uu]nique|primary key", "23505"),
+    ("Constraint", r"NOT NULL", "23502"),
+    ("Constraint", r"[Ff]oreign key", "23503"),
+    ("Constraint", r"CHECK", "23514"),
+    ("Constraint", r"", "23000"),
+    ("TransactionContext", r"[Cc]urrent transaction is aborted", "25P02"),
+    ("TransactionContext", r"within a transaction", "25001"),
+    ("TransactionContext", r"read-only mode", "25006"),
+    ("TransactionContext", r"no transaction is active", "25P01"),
+    ("TransactionContext", r"[Cc]onflict", "40001"),
+    ("TransactionContext", r"", "25000"),
+    ("Permission", r"", "42501"),
+    ("IO", r"No such file|not found", "58P01"),
+    ("IO", r"", "58030"),
+    ("Out of Memory", r"", "53200"),
+    ("Not implemented", r"", "0A000"),
+    ("Dependency", r"", "2BP01"),
+    ("Mismatch Type", r"", "42804"),
+)
+_DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|Not enough disk space")
+_LATE_CONSTRAINT: Final = re.compile(
+    r"No support for adding \w+ constraints with ALTER TABLE|"
+    r"Adding columns with [A-Z ]+ constraints is not supported|"
+    # DuckDB 1.5, which says no more.
+    r"No support for that ALTER TABLE option yet|Adding columns with constraints not yet supported"
+)
+_CHECKED: Final = re.compile(r"Cannot change the type of a column that has a CHECK constraint")
+_NEW_TABLE_TYPE: Final = (
+    "A length, as in varchar(5), is such a constraint, too. Make a new table with the other type, "
+    "INSERT ... SELECT the rows, DROP the old table, RENAME the new one; or keep such tables in "
+    "PostgreSQL (tierkv up --postgres)."
+)
+_NEW_TABLE: Final = (
+    "Write the constraint in CREATE TABLE: make a new table with it, INSERT ... SELECT the rows, "
+    "DROP the old table, RENAME the new one; or keep such tables in PostgreSQL "
+    "(tierkv up --postgres)."
+)
+_TOO_LONG: Final = re.compile(
+    r"CHECK\(\(\(length\(.+\) <= \d+\) OR "
+    r"\('(?P<type>char|varchar)\((?P<most>\d+)\)' IS NULL\)\)\)$",
+    re.DOTALL,
+)
+"""The checks that catalog/text_lengths.py keeps lengths with, and the types they stand for."""
+_WITH_LENGTH: Final = {"char": "character", "varchar": "character varying"}
+_HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
+_PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
+_CATALOGUE: Final = re.compile(r"Did you mean \"(?:pg_|duckdb_|sqlite_|pragma_)")
+"""A relation of the engine's own, which no misspelt table is."""
+
+_PROGRAM: Final = re.compile(
+    r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\b.*?\b(?:RETURNS|LANGUAGE|RETURN)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_AI_NAME: Final = re.compile(r"Function with name \"?(ai_\w+)", re.IGNORECASE)
+
+
+def to_tierkv_error(
+    error: duckdb.Error, engine_text: str, source_position: Callable[[int], int]
+) -> TierKVError:
+    """Translate an engine error.
+
+    Args:
+        error: what DuckDB raised.
+        engine_text: the statement the engine was given.
+        source_position: from a 1-based position in it to one in the user's text.
+    """
+    facts = _facts(str(error))
+    kind = str(facts.get("exception_type", ""))
+    if kind == "Interrupt" or isinstance(error, duckdb.InterruptException):
+        return CancelledByUserError("canceling statement due to user request")
+    message, hint = _split_hint(str(facts.get("exception_message", error)))
+    if is_disk_full(message):  # Whatever it stopped: a commit, a write, a spill. No paths.
+        return SqlError(
+            "the database could not write: no space left on its disk",
+            sqlstate="53100",
+            hint="Free space where front.database lies, then run the statement again. Nothing of "
+            "it was stored; reading goes on.",
+        )
+    position = source_position(_position(facts, engine_text))
+    too_long = _TOO_LONG.search(message) if kind == "Constraint" else None
+    if too_long is not None:
+        text = f"{_WITH_LENGTH[too_long['type']]}({too_long['most']})"
+        return SqlError(f"value too long for type {text}", sqlstate="22001", position=position)
+    if _CHECKED.search(message):
+        return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE_TYPE)
+    if _LATE_CONSTRAINT.search(message):
+        return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE)
+    state = sqlstate(kind, message)
+    hint = hint or _sandbox_hint(state, message)
+    name = _AI_NAME.search(message)
+    if state == "42883" and name:
+        return UnknownUdfError(
+            f"there is no AI function {name[1]}()",
+            position=position,
+            hint="Write it without a schema; macros can't hold AI calls."
+            if name[1].lower() in AI_FUNCTIONS
+            else ai_function_hint(name[1], AI_FUNCTIONS) or f"There are {', '.join(AI_FUNCTIONS)}.",
+        )
+    if state == "42601" and _PROGRAM.match(engine_text):
+        return FeatureNotSupportedError(
+            "the embedded database has no functions of the user's own in SQL or other languages",
+            position=position,
+            hint="CREATE MACRO f(a) AS an expression is the nearest; AI calls can't stand in it.",
+        )
+    if state == "42601" and kind in ("Parser", "Syntax"):
+        return SqlSyntaxError(message, position=position, hint=hint)
+    return SqlError(message, sqlstate=state, position=position, hint=hint)
+
+
+def is_disk_full(message: str) -> bool:
+    """Whether the engine says that a disk has no room."""
+    return _DISK_FULL.search(message) is not None
+
+
+def _sandbox_hint(state: str, message: str) -> str:
+    """Which setting would allow what the sandbox refused; '' for anything else."""
+    if state != "42501":
+        return ""
+    if "configuration has been locked" in message:
+        return "The engine's settings are the server's; front.external_access = on unlocks them."
+    if re.search(r"disabled (by|through) configuration", message):
+        return "front.external_access = on allows files, the network and extensions."
+    return ""
+
+
+def sqlstate(kind: str, message: str) -> str:
+    """Return the SQLSTATE of a DuckDB exception type and message; XX000 when none fits."""
+    for wanted, pattern, state in _STATES:
+        if wanted.lower() == kind.lower() and re.search(pattern, message):
+            return state
+    return "XX000"
+
+
+def _facts(text: str) -> dict[str, Any]:
+    brace = text.find("{")
+    if brace >= 0 and '"exception_type"' in text[brace : brace + 20]:
+        try:
+            facts: dict[str, Any] = json.loads(text[brace:])
+            return facts
+        except ValueError:
+            pass
+    plain = _PLAIN.match(text.split("\n\nLINE ")[0])
+    if plain is None:
+        return {"exception_message": text}
+    return {"exception_type": plain[1], "exception_message": plain[2]}
+
+
+def _split_hint(message: str) -> tuple[str, str]:
+    found = _HINT.search(message)
+    if found is None:
+        return message.strip(), ""
+    hint = "" if _CATALOGUE.match(found[1]) else found[1].strip()
+    return message[: found.start()].strip(), hint
+
+
+def _position(facts: dict[str, Any], engine_text: str) -> int:
+    """Return the 1-based position in characters; DuckDB counts UTF-8 bytes from 0."""
+    raw = str(facts.get("position", ""))
+    if not raw.isdigit():
+        return 0
+    if engine_text.isascii():
+        return int(raw) + 1
+    return len(engine_text.encode()[: int(raw)].decode(errors="ignore")) + 1

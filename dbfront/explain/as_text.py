@@ -1,0 +1,189 @@
+"""Counters and estimates of AI calls as lines for people; see dbfront/explain/plan.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tierkv.dbfront.accounts.statement_trace import FormTrace, RoundTrace, StatementTrace
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.dbfront.explain.estimate import Estimate, FormEstimate
+from tierkv.kvcore.request import HitTokens
+from tierkv.scheduler.plans.forecast import Forecast
+
+
+def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
+    """Say what became of the calls that are written alike; ``rows``: how many there were."""
+    retries = f", retries {form.retries}" if form.retries else ""
+    distinct = f"distinct {form.distinct}"
+    if rows:
+        distinct = f"rows {form.rows}, {distinct} (dedup {form.dedup_ratio:.2f})"
+    asked = f"asked {form.asked}, requests {form.requests}, errors {form.errors}{retries}"
+    lines = [f"    {distinct}, {asked}"]
+    if form.requests:
+        lines += [
+            f"    prompt tokens {form.prompt_tokens}, completion tokens "
+            f"{form.completion_tokens}, hit tokens {hit_text(form.hit_tokens)}",
+            f"    TTFT p50 {_ms(form.ttft_quantile_s(0.5))}, "
+            f"p95 {_ms(form.ttft_quantile_s(0.95))}, wall {_ms(form.wall_s)}",
+        ]
+    return lines
+
+
+def round_line(number: int, one: RoundTrace, call_of: Mapping[int, int], *, met: bool) -> str:
+    """Say what one round of the engine met, if that is known, and what was asked after it."""
+    name = f"round {number}" if one.runs == 1 else f"rounds {number} to {number + one.runs - 1}"
+    asked = _by_call(one.asked, call_of)
+    line = f"  {name}: engine {_ms(one.engine_s)}"
+    if met:
+        seen = _by_call({key: n for key, n in one.lookups.items() if n}, call_of)
+        line += f", met {seen or 'no call'}"
+    if asked:
+        shared = f", {one.plan.shared_tokens} prompt tokens in common" if one.plan.runs else ""
+        line += f"; asked {asked}, models {_ms(one.model_s)}{shared}"
+    return line
+
+
+def filter_lines(trace: StatementTrace) -> list[str]:
+    """Say in which order several AI filters were asked, and what had been learned of them."""
+    order = trace.filter_order
+    if order is None or len(order.records) < 2:
+        return []
+    numbers = ", ".join(str(number + 1) for number in order.order())
+    passed = "; ".join(
+        f"filter {number} passed {record.passed} of {record.rows} rows"
+        for number, record in enumerate(order.records, 1)
+    )
+    return [f"  AI filters of WHERE in the order {numbers}: {passed}"]
+
+
+def stats_lines(stats: AiStats, trace: StatementTrace, *, rows: bool) -> list[str]:
+    """Sum a statement up; ``rows``: it is known how many calls the engine made."""
+    calls = f"calls {stats.calls}, " * rows
+    nodes = ", ".join(f"{node or '?'} {count}" for node, count in sorted(trace.nodes.items()))
+    return [
+        f"  {calls}distinct {stats.distinct_calls}, errors {stats.errors}, rounds {stats.rounds}",
+        f"  prompt tokens {stats.prompt_tokens}, completion tokens "
+        f"{stats.completion_tokens}, hit tokens {hit_text(stats.hit_tokens)}",
+        *_blended_lines(stats),
+        *_plan_lines(stats),
+        *([f"  requests answered by {nodes}"] if nodes else []),
+        f"  mean TTFT {_ms(stats.mean_ttft_s)}, engine {_ms(stats.engine_s)}, "
+        f"models {_ms(stats.llm_s)}",
+    ]
+
+
+def form_estimate_lines(estimate: Estimate, key: int, *, rows: bool) -> list[str]:
+    """Say what the calls that are written alike would take; ``rows``: how many there are."""
+    form = estimate.forms[key]
+    if not form.known:
+        most = f"at most {estimate.rows} calls: how" if estimate.rows is not None else "how"
+        return [f"    {most} many is known when the calls of an earlier stage are answered"]
+    counted = f"rows {form.rows}, " if rows else ""
+    return [f"    {counted}distinct {_number(form.distinct)}, {_tokens(form)}"]
+
+
+def estimate_lines(estimate: Estimate, max_calls: int) -> list[str]:
+    """Sum an estimate up, and say what it takes for granted."""
+    total, forecast = estimate.total, estimate.prospect.forecast
+    known = "" if total.known else " of the calls known so far"
+    lines = [
+        f"  estimate{known}: {_number(total.distinct)} calls, {_tokens(total)}",
+        f"  to compute: {_number(total.prompt_tokens - total.hits.total)} prompt tokens, "
+        f"expected hit tokens {hit_text(total.hits)}",
+        f"  time: about {_s(estimate.seconds)}: wait {_s(forecast.wait_s)}, prompts "
+        f"{_s(estimate.factor * forecast.prefill_s)}, answers "
+        f"{_s(estimate.factor * forecast.decode_s(sum(estimate.prospect.answer_tokens)))}, "
+        f"beside {_s(estimate.factor * forecast.beside_s)}, "
+        f"this front {_s(estimate.factor * forecast.fronts_s)}",
+        *(f"  assumed: {text}" for text in assumptions(estimate)),
+    ]
+    if max_calls and total.distinct > max_calls:
+        lines.append(f"  it would be refused: tierkv.max_calls allows {max_calls}")
+    return lines
+
+
+def assumptions(estimate: Estimate) -> list[str]:
+    """Say what an estimate takes for granted."""
+    forecast, prospect = estimate.prospect.forecast, estimate.prospect
+    if not forecast.calls:
+        return []
+    tokens = _number(estimate.factor * sum(prospect.answer_tokens))
+    length = "as long as earlier ones" if prospect.learned else "as long as max_tokens allows"
+    texts = [
+        _where(forecast),
+        f"answers {length}, {tokens} tokens in all",
+    ]
+    if forecast.nodes and not forecast.measured:
+        texts.append("prompts at the default rate: no node has measured its own yet")
+    if not forecast.token_s:
+        texts.append("answers take no time: no node has measured its rate yet")
+    if forecast.unanswered:
+        texts.append(
+            f"the directory did not answer for {forecast.unanswered} of {forecast.looked_up} "
+            "prompts: they count as not cached"
+        )
+    if forecast.looked_up < len(forecast.calls):
+        texts.append(
+            f"the cache was looked through for {forecast.looked_up} prompts of "
+            f"{len(forecast.calls)}; the others are like their neighbours"
+        )
+    if estimate.factor != 1.0:
+        texts.append(f"every prompt that was made stands for {estimate.factor:.1f}")
+    return texts
+
+
+def _where(forecast: Forecast) -> str:
+    if not forecast.nodes:
+        return "no node serves the model now"
+    nodes = "1 node" if forecast.nodes == 1 else f"{forecast.nodes} nodes that are equally busy"
+    return f"up to {forecast.max_in_flight} calls at once, on {nodes}"
+
+
+def hit_text(hits: HitTokens) -> str:
+    """Write hit tokens by tier."""
+    return f"L1 {hits.l1} L2 {hits.l2} L3 {hits.l3} L4 {hits.l4}"
+
+
+def _tokens(form: FormEstimate) -> str:
+    more = "at least " if form.at_least else ""
+    too_long = f", too long {_number(form.too_long)}" if form.too_long else ""
+    return (
+        f"requests {more}{_number(form.requests)}{too_long}, "
+        f"prompt tokens {more}{_number(form.prompt_tokens)}, "
+        f"shared with earlier ones {_number(form.shared_tokens)}, in cache {hit_text(form.found)}"
+    )
+
+
+def _by_call(counts: Mapping[int, int], call_of: Mapping[int, int]) -> str:
+    return ", ".join(
+        f"call {call_of[key]} {count} {'time' if count == 1 else 'times'}"
+        for key, count in sorted(counts.items(), key=lambda item: call_of[item[0]])
+    )
+
+
+def _plan_lines(stats: AiStats) -> list[str]:
+    if not stats.planned_runs:
+        return []
+    runs = f"{stats.planned_runs} run{'s' * (stats.planned_runs != 1)}"
+    return [f"  plan: {runs}, {stats.shared_tokens} prompt tokens in common with other calls"]
+
+
+def _blended_lines(stats: AiStats) -> list[str]:
+    if not stats.blended_tokens and not stats.recomputed_tokens:
+        return []
+    return [
+        f"  blended: {stats.blended_tokens} tokens reused out of place, "
+        f"{stats.recomputed_tokens} computed again; answers are approximate"
+    ]
+
+
+def _number(value: float) -> str:
+    return str(round(value))
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 or not seconds else _ms(seconds)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

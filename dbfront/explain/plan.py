@@ -1,0 +1,217 @@
+"""The "AI Plan" that EXPLAIN adds to the engine's plan: as lines, or as one JSON object.
+
+Engine neutral. On DuckDB dbfront/statement/explain.py puts it behind the engine's rows. On
+PostgreSQL, whose EXPLAIN answers rows of one column ``QUERY PLAN``, the relay appends one row for
+each of ``ai_plan_lines``; with FORMAT JSON the server's value is a list of one object, to which
+``ai_plan_json`` is added under the key ``AI Plan``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tierkv.dbfront.accounts.statement_trace import StatementTrace
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.explain.as_json import (
+    estimate_json,
+    filters_json,
+    form_json,
+    round_json,
+    stats_json,
+)
+from tierkv.dbfront.explain.as_text import (
+    estimate_lines,
+    filter_lines,
+    form_estimate_lines,
+    form_trace_lines,
+    round_line,
+    stats_lines,
+)
+from tierkv.dbfront.explain.estimate import Estimate
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.calls.functions import DOCUMENTS
+from tierkv.sql.plan.plan import CallSite, StatementPlan
+
+STREAM, REPLAY = "stream", "replay"
+_OF_ROWS: Final = ("Rows", "Dedup Ratio")
+_SHOWN_CHARS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What a statement took: the counters of EXPLAIN ANALYZE."""
+
+    stats: AiStats
+    trace: StatementTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that is told about the AI calls of a statement.
+
+    Attributes:
+        plan: of the explained statement.
+        defaults: the session's model and settings.
+        executor: ``stream`` or ``replay``.
+        why_not_stream: the reason, in words; empty where nobody said.
+        max_calls: most distinct calls it may make; 0 is no limit.
+        analysis: what it took.
+        estimate: what it would take.
+        not_estimated: why there is no estimate although one was asked for.
+    """
+
+    plan: StatementPlan
+    defaults: CallDefaults
+    executor: str = REPLAY
+    why_not_stream: str = ""
+    max_calls: int = 0
+    analysis: Analysis | None = None
+    estimate: Estimate | None = None
+    not_estimated: str = ""
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether every row's call is seen here; PostgreSQL only tells what it misses."""
+        return self.plan.dialect is Dialect.DUCKDB
+
+
+def ai_plan_lines(told: Explanation) -> list[str]:
+    """Describe what the front does for a statement, line by line."""
+    plan = told.plan
+    lines = ["AI Plan: " + _ways(told)]
+    first_of: dict[int, int] = {}
+    for site in plan.sites:
+        lines.append(_site_line(site, told.defaults))
+        lines += _head_lines(site)
+        first = first_of.setdefault(site.form.key, site.number)
+        lines += _form_lines(told, site) if first == site.number else [f"    as call {first}"]
+    if plan.collect_sql is not None:
+        lines.append("  collected with a SELECT before the statement writes")
+    if plan.stop_after_rows is not None:
+        lines.append(f"  stops after {plan.stop_after_rows} rows (LIMIT)")
+    elif plan.stops_early:
+        lines.append("  stops when there are enough rows (LIMIT)")
+    if told.analysis is not None:
+        rounds = told.analysis.trace.rounds
+        lines += [
+            round_line(number, one, first_of, met=told.counts_rows)
+            for number, one in enumerate(rounds, 1)
+        ]
+        lines += filter_lines(told.analysis.trace)
+        lines += stats_lines(told.analysis.stats, told.analysis.trace, rows=told.counts_rows)
+    if told.estimate is not None:
+        lines += estimate_lines(told.estimate, told.max_calls)
+    if told.not_estimated:
+        lines.append(f"  no estimate: {told.not_estimated}")
+    return lines
+
+
+def ai_plan_json(told: Explanation) -> dict[str, Any]:
+    """Describe the same as one JSON object."""
+    plan = told.plan
+    first_of: dict[int, int] = {}
+    for site in plan.sites:
+        first_of.setdefault(site.form.key, site.number)
+    document: dict[str, Any] = {"Executor": told.executor}
+    if told.why_not_stream:
+        document["Not Streamed"] = told.why_not_stream
+    document["Collected First"] = plan.collect_sql is not None
+    if plan.stop_after_rows is not None:
+        document["Stops After Rows"] = plan.stop_after_rows
+    elif plan.stops_early:
+        document["Stops Early"] = True
+    document["Calls"] = [_site_json(site, told, first_of) for site in plan.sites]
+    if told.analysis is not None:
+        document["Rounds"] = [round_json(one, first_of) for one in told.analysis.trace.rounds]
+        document |= filters_json(told.analysis.trace)
+        totals = stats_json(told.analysis.stats, told.analysis.trace)
+        document["Totals"] = totals if told.counts_rows else _without_rows(totals)
+    if told.estimate is not None:
+        document["Estimate"] = estimate_json(told.estimate, told.max_calls)
+    if told.not_estimated:
+        document["Not Estimated"] = told.not_estimated
+    return document
+
+
+def _ways(told: Explanation) -> str:
+    if not told.plan.sites:
+        return "no AI calls"
+    if told.executor == STREAM:
+        return "stream"
+    why = f" (not streamed: {told.why_not_stream})" if told.why_not_stream else ""
+    return f"collect, evaluate, replay{why}"
+
+
+def _form_lines(told: Explanation, site: CallSite) -> list[str]:
+    key = site.form.key
+    if told.analysis is not None:
+        return form_trace_lines(told.analysis.trace.forms[key], rows=told.counts_rows)
+    if told.estimate is not None:
+        return form_estimate_lines(told.estimate, key, rows=told.counts_rows)
+    return []
+
+
+def _site_line(site: CallSite, defaults: CallDefaults) -> str:
+    return (
+        f"  call {site.number}: {site.function} in {site.clause}, "
+        f"stage {site.stage + 1}, model {_model(site, defaults) or 'computed per row'}"
+        f"{_documents_text(site)}"
+    )
+
+
+def _head_lines(site: CallSite) -> list[str]:
+    """Say what all prompts of a call begin with, which is computed once."""
+    head = site.shared_head
+    if not head:
+        return []
+    shown = head if len(head) <= _SHOWN_CHARS else f"{head[: _SHOWN_CHARS - 3]}..."
+    text = json.dumps(shown, ensure_ascii=False)
+    return [f"    every prompt begins with the same {len(head)} characters: {text}"]
+
+
+def _site_json(site: CallSite, told: Explanation, first_of: dict[int, int]) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "Call": site.number,
+        "Function": site.function,
+        "Clause": site.clause,
+        "Stage": site.stage + 1,
+        "Position": site.position,
+        "Model": _model(site, told.defaults),
+    }
+    documents = _documents(site)
+    if documents is not None:
+        document["Documents"] = documents
+    if site.shared_head:
+        document["Prompts Begin With"] = site.shared_head
+    first = first_of[site.form.key]
+    if first != site.number:
+        return document | {"As Call": first}
+    trace = told.analysis.trace if told.analysis is not None else None
+    numbers = form_json(trace, told.estimate, site.form.key)
+    return document | (numbers if told.counts_rows else _without_rows(numbers))
+
+
+def _without_rows(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if name not in _OF_ROWS}
+
+
+def _model(site: CallSite, defaults: CallDefaults) -> str | None:
+    """Return the model's name; None when each row may name another."""
+    if "model" in site.form.row_parameters:
+        return None
+    return str(site.form.constant("model") or defaults.model or "default")
+
+
+def _documents(site: CallSite) -> int | str | None:
+    if DOCUMENTS in site.form.row_parameters:
+        return "per row"
+    documents = site.form.constant(DOCUMENTS)
+    return len(documents) if isinstance(documents, tuple) else None
+
+
+def _documents_text(site: CallSite) -> str:
+    documents = _documents(site)
+    return "" if documents is None else f", documents {documents}"

@@ -1,0 +1,1 @@
+"""From text to text: the one way of every AI call to the scheduler."""

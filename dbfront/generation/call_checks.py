@@ -1,0 +1,179 @@
+"""Checks of an AI call before any model runs, each with its own message.
+
+Used by dbfront/generation/generation.py for SQL and REST alike, so that both refuse the same
+things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import suppress
+from functools import lru_cache
+
+from tierkv.compute.client import check_json_schema
+from tierkv.dbfront.contracts import TextCall
+from tierkv.dbfront.tokens.chunked_prompt import (
+    EncodedPrompt,
+    clean_documents,
+    encode_chat,
+    encode_text,
+)
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import SamplingParams
+
+_NAME = re.compile(limits.NAME_PATTERN)
+_SCHEMA_IN_THREAD_CHARS = 4_096
+"""Compiling as much takes about a millisecond; longer schemas go to a thread."""
+
+
+async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
+    """Turn a call's prompt, whichever way it was given, into token ids.
+
+    Raises:
+        UdfArgumentError: no prompt, several, an empty one, or ids outside the vocabulary; documents
+            beside token ids.
+    """
+    given = [v for v in (call.messages, call.prompt, call.prompt_token_ids) if v is not None]
+    if len(given) != 1:
+        raise UdfArgumentError("give exactly one of messages, prompt and prompt_token_ids")
+    documents = clean_documents(call.documents)
+    if call.prompt_token_ids is not None:
+        encoded = EncodedPrompt(_checked_ids(call, tokenizer))
+    elif call.prompt is not None:
+        encoded = await encode_text(
+            tokenizer, call.prompt, documents, call.chunk_separator, plain=call.embed
+        )
+    else:
+        encoded = await encode_chat(tokenizer, call.messages or (), documents, call.chunk_separator)
+    if not encoded.token_ids:
+        raise UdfArgumentError("the prompt is empty", hint="send at least one character")
+    return encoded
+
+
+def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    token_ids = call.prompt_token_ids or ()
+    if call.documents:
+        raise UdfArgumentError(
+            "documents can't stand before token ids", hint="send the prompt as text"
+        )
+    size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
+        raise UdfArgumentError(f"token ids must be in [0, {size})")
+    return token_ids
+
+
+def sampling_params(call: TextCall, model: ModelInfo, prompt_tokens: int) -> SamplingParams:
+    """Settle how tokens are chosen and how many there may be.
+
+    Raises:
+        ContextTooLongError: prompt and completion do not fit the model's context.
+        UdfArgumentError: a parameter out of its range.
+    """
+    room = model.context_tokens - prompt_tokens
+    max_tokens = max(room, 1) if call.max_tokens is None else call.max_tokens
+    if max_tokens > room:
+        completion = "at least 1" if call.max_tokens is None else str(max_tokens)
+        raise ContextTooLongError(
+            f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
+            f"context of model {model.name} is {model.context_tokens} tokens",
+            hint=f"shorten the prompt, or set max_tokens to at most {room}"
+            if room > 0
+            else "shorten the prompt; nothing is truncated for you",
+        )
+    seed = None if call.seed is None else call.seed % (1 << 63)
+    try:
+        return SamplingParams(
+            temperature=call.temperature,
+            top_p=call.top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            ignore_eos=call.ignore_eos,
+        )
+    except ValueError as error:
+        raise UdfArgumentError(str(error)) from error
+
+
+def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -> SamplingParams:
+    """Settle a call that asks about its prompt: it needs room for the prompt, not for an answer.
+
+    ``more_tokens`` are put behind the prompt to be asked about: all but the last of a label.
+
+    Raises:
+        ContextTooLongError: prompt and those do not fit the model's context.
+    """
+    if prompt_tokens + more_tokens > model.context_tokens:
+        raise ContextTooLongError(
+            f"the prompt has {prompt_tokens} tokens and its labels up to {more_tokens + 1}, but "
+            f"the context of model {model.name} is {model.context_tokens} tokens"
+            if more_tokens
+            else f"the prompt has {prompt_tokens} tokens, but the context of model {model.name} is "
+            f"{model.context_tokens} tokens",
+            hint="shorten the prompt; nothing is truncated for you",
+        )
+    return SamplingParams(max_tokens=1)
+
+
+def check_form(call: TextCall) -> None:
+    """Refuse a call for several kinds of answer, and a stop string that would cut JSON."""
+    if bool(call.json_schema) + bool(call.labels) + call.embed > 1:
+        raise UdfArgumentError("ask for one of JSON of a schema, one of labels, and an embedding")
+    if call.json_schema and call.stop:
+        raise UdfArgumentError(
+            "stop strings can't be given for JSON of a schema",
+            hint="the answer ends where its schema is complete",
+        )
+
+
+async def checked_schema(schema: str) -> str:
+    """Return a JSON Schema in short form; empty stays empty.
+
+    Where the compiler is not installed, the node checks it.
+
+    Raises:
+        UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
+    """
+    if len(schema) > _SCHEMA_IN_THREAD_CHARS:
+        return await asyncio.to_thread(_short_schema, schema)
+    return _short_schema(schema) if schema else ""
+
+
+@lru_cache(maxsize=64)
+def _short_schema(schema: str) -> str:
+    with suppress(FeatureNotSupportedError):
+        check_json_schema(schema)
+    return json.dumps(json.loads(schema), separators=(",", ":"), ensure_ascii=False)
+
+
+def check_names(call: TextCall) -> None:
+    """Refuse names outside ``limits.NAME_PATTERN``, and a priority outside its type."""
+    for what, name in (("tenant", call.tenant), ("session_id", call.session_id)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise UdfArgumentError(
+                f"{what} {name[:140]!r} is not a valid name",
+                hint=f"use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
+            )
+    if not -(1 << 31) <= call.priority < 1 << 31:
+        raise UdfArgumentError(f"priority {call.priority} does not fit 32 bits")
+
+
+def check_ratio(recompute_ratio: float | None) -> None:
+    """Refuse a share of tokens outside (0, 1]."""
+    if recompute_ratio is not None and not 0.0 < recompute_ratio <= 1.0:
+        raise UdfArgumentError(f"recompute_ratio must be in (0, 1], got {recompute_ratio}")
+
+
+def check_stops(stops: tuple[str, ...]) -> None:
+    """Refuse too many stop strings, and empty or endless ones."""
+    if len(stops) > limits.MAX_STOP_STRINGS:
+        raise UdfArgumentError(
+            f"{len(stops)} stop strings were given, at most {limits.MAX_STOP_STRINGS} are allowed"
+        )
+    if any(not 1 <= len(stop) <= limits.MAX_STOP_STRING_CHARS for stop in stops):
+        raise UdfArgumentError(
+            f"a stop string must have 1 to {limits.MAX_STOP_STRING_CHARS} characters"
+        )

@@ -1,0 +1,434 @@
+"""From text to text: the one way every AI call of SQL and REST takes to the scheduler.
+
+``Generation`` implements ``TextGenerator`` (dbfront/contracts.py): it checks a call, turns it into
+token ids, sends it through scheduler/dispatcher.py and turns tokens back into text. It never
+truncates a prompt and never touches the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from tierkv.dbfront.call_record import CallRecord, LiveCall, Outcome
+from tierkv.dbfront.contracts import (
+    CallPlan,
+    PreparedCall,
+    Prospect,
+    TextAnswer,
+    TextCall,
+    TextEvent,
+    TokenCounts,
+)
+from tierkv.dbfront.generation.answer_lengths import AnswerLengths, most_tokens
+from tierkv.dbfront.generation.blend_policy import blend_of, blend_refusal
+from tierkv.dbfront.generation.cache_salt import salted_tenant
+from tierkv.dbfront.generation.call_checks import (
+    check_form,
+    check_names,
+    check_ratio,
+    check_stops,
+    checked_schema,
+    encode,
+    readout_params,
+    sampling_params,
+)
+from tierkv.dbfront.generation.front_pace import FrontPace
+from tierkv.dbfront.generation.guided_labels import label_schema, most_label_tokens, read_label
+from tierkv.dbfront.generation.labels import Labels, check_labels
+from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
+from tierkv.dbfront.generation.readouts import Submit, read_out, walk_labels
+from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import (
+    FeatureNotSupportedError,
+    NodeLostError,
+    NoNodeError,
+    TierKVError,
+    UnknownModelError,
+)
+from tierkv.kvcore.ids import RequestId, new_request_id
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    SamplingParams,
+    Usage,
+)
+from tierkv.scheduler.dispatcher import Dispatcher
+
+USAGE_WAIT_S = 2.0
+"""How long an answer cut by a stop string waits for its node's account of it."""
+
+
+class Generation:
+    """The front's TextGenerator.
+
+    Attributes:
+        live: calls being answered, by request id.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        tokenizers: TokenizerCache | None = None,
+        default_model: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make a generator over a started dispatcher.
+
+        Args:
+            dispatcher: where requests go.
+            tokenizers: shared cache; a new one by default.
+            default_model: what ``model=None`` means; without it the only served model is meant,
+                and once there are several the one that was the only one.
+            clock: where times come from.
+        """
+        self.live: dict[RequestId, LiveCall] = {}
+        self._dispatcher = dispatcher
+        self._clock = clock or SystemClock()
+        self._tokenizers = tokenizers or TokenizerCache(clock=self._clock)
+        self._default_model = default_model
+        self._labels = Labels()
+        self._lengths = AnswerLengths()
+        self._pace = FrontPace()
+        self._served: tuple[ModelInfo, ...] = ()
+        self._models_seen: dict[str, ModelInfo] = {}
+        self._observers: list[Callable[[CallRecord], None]] = []
+
+    def observe(self, observer: Callable[[CallRecord], None]) -> None:
+        """Call ``observer`` with the record of each call that ends; it must not block or raise."""
+        self._observers.append(observer)
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Models that nodes serve, by name; nodes that start when they are needed do so now."""
+        models = self._dispatcher.models()
+        if not models:
+            await self._dispatcher.wake()
+            models = self._dispatcher.models()
+        if models is not self._served:  # The scheduler's own list, until it looks again.
+            self._served = models
+            self._models_seen.update((model.name, model) for model in models)
+        return models
+
+    # -- checking
+
+    async def prepare(self, call: TextCall) -> PreparedCall:
+        """Check a call and turn it into token ids; see TextGenerator."""
+        self._pace.working(others=bool(self.live))
+        model = await self._model(call.model)
+        check_names(call)
+        check_stops(call.stop)
+        check_ratio(call.recompute_ratio)
+        check_form(call)
+        guide = await checked_schema(call.json_schema)
+        tokenizer = await self._tokenizers.get(model)
+        prompt = await encode(call, tokenizer)
+        guide = guide or _guide_of_labels(call, model)
+        sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
+        # The policy is the tenant's whatever the salt; only the key, and so its blocks, differ.
+        grant = await self._dispatcher.namespace(call.tenant, model)
+        scope = salted_tenant(call.tenant, call.cache_salt)
+        own = grant if scope == call.tenant else await self._dispatcher.namespace(scope, model)
+        request = GenerateRequest(
+            request_id=call.request_id or new_request_id(),
+            model=model.name,
+            token_ids=prompt.token_ids,
+            namespace_key=own.namespace_key,
+            tenant=scope,
+            sampling=sampling,
+            session_id=call.session_id,
+            priority=call.priority,
+            use_cache=call.use_cache and grant.cache_enabled,
+            blend=blend_of(call, prompt.chunks, grant, model),
+            kv_codec=grant.policy.kv_codec,
+            prepared_for=model.identity,
+            hint=call.hint,
+            guide=guide,
+            score_token_ids=scored,
+            embed=call.embed,
+        )
+        return PreparedCall(call, model, request, blend_refusal(call, grant, model))
+
+    async def _form(
+        self, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer, prompt_tokens: int
+    ) -> tuple[SamplingParams, tuple[int, ...]]:
+        """Settle how a call is answered, and what its first question about labels scores.
+
+        Raises:
+            FeatureNotSupportedError: an embedding of a model that has none to give.
+        """
+        if call.embed:
+            if model.embed_refusal:
+                raise FeatureNotSupportedError(
+                    f"model {model.name} gives no embeddings: {model.embed_refusal}",
+                    hint="name a model that TierKV's own engine serves",
+                )
+            return readout_params(model, prompt_tokens), ()
+        if call.labels and model.score_refusal:
+            check_labels(call.labels)
+            one = replace(call, max_tokens=most_label_tokens(call), temperature=0.0, top_p=1.0)
+            return sampling_params(one, model, prompt_tokens), ()
+        if not call.labels:
+            return sampling_params(call, model, prompt_tokens), ()
+        spellings = await self._labels.spellings(call, model, tokenizer)
+        longest = max(map(len, spellings))
+        walk = await self._labels.walk(call, model, tokenizer)
+        scored = walk.question.token_ids if walk.question is not None else ()
+        return readout_params(model, prompt_tokens, longest - 1), scored
+
+    async def _model(self, name: str | None) -> ModelInfo:
+        """Find a model by name; one seen before is still good while its node restarts."""
+        models = await self.models()
+        name = name or self._default_model
+        if name is None and len(models) == 1:
+            return models[0]
+        served = {model.name: model for model in models}
+        known = served or self._models_seen
+        if not known:
+            raise NoNodeError("no compute node is up", hint="see tierkv status; try again later")
+        if name is None and len(known) == 1:
+            return next(iter(known.values()))
+        names = ", ".join(sorted(known))
+        if name is None and self._dispatcher.view.default_model in known:
+            return known[self._dispatcher.view.default_model]
+        if name is None:
+            raise UnknownModelError(
+                "several models are served and none was named",
+                hint=f"say which one: {names}; front.default_model names one for all calls",
+            )
+        model = served.get(name) or self._models_seen.get(name)
+        if model is None:
+            raise UnknownModelError(
+                f"no model {name!r} is served here", hint=f"served models: {names}"
+            )
+        return model
+
+    async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
+        """Count with the model's own tokenizer; see TextGenerator."""
+        info = await self._model(model)
+        tokenizer = await self._tokenizers.get(info)
+        return TokenCounts(await tokenizer.count(texts), info.context_tokens)
+
+    def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
+        """Say when to stream which call of a statement; see TextGenerator."""
+        run = self._dispatcher.open_plan(planned_calls(calls), max_in_flight=max_in_flight)
+        return PlannedCalls(calls, run)
+
+    async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
+        """Say what it would take to answer; see TextGenerator."""
+        forecast = await self._dispatcher.forecast(
+            planned_calls(calls), max_in_flight=max_in_flight
+        )
+        learned = [self._lengths.expected(call) for call in calls]
+        tokens = (
+            float(most_tokens(call)) if known is None else known
+            for call, known in zip(calls, learned, strict=True)
+        )
+        forecast = replace(forecast, front_s=self._pace.call_s)
+        return Prospect(forecast, tuple(tokens), learned=None not in learned)
+
+    # -- answering
+
+    async def stream(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
+        """Answer with text as it comes; see TextGenerator."""
+        live = LiveCall(prepared, self._clock.now(), self._clock.wall())
+        request_id = prepared.request.request_id
+        self.live[request_id] = live
+        try:
+            tokenizer = await self._tokenizers.get(prepared.model)
+            call = prepared.call
+            asks = bool(call.labels) or call.embed
+            answering = self._readout if asks else self._text_events
+            async with aclosing(answering(live, tokenizer)) as events:
+                async for event in events:
+                    yield event
+        except TierKVError as error:
+            live.outcome, live.error_code = Outcome.FAILED, error.code
+            raise
+        except Exception:
+            live.outcome, live.error_code = Outcome.FAILED, TierKVError.code
+            raise
+        finally:
+            if self.live.get(request_id) is live:
+                del self.live[request_id]
+            self._record(live)
+
+    async def _text_events(
+        self, live: LiveCall, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        text = Detokenizer(tokenizer.decode)
+        asked = live.prepared.call
+        stops = StopStrings(() if asked.labels else asked.stop)
+        prepared = live.prepared
+        submitted = self._dispatcher.submit(
+            prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
+        )
+        async with aclosing(submitted) as events:
+            async for event in events:
+                if event.token_ids:
+                    self._count(live, event)
+                    cut = stops.push(text.push(event.token_ids))
+                    if cut.text:
+                        yield TextEvent(cut.text, node_id=event.node_id)
+                    if cut.stopped:
+                        last = await self._stop(live, events)
+                        yield self._last(live, FinishReason.STOP, last)
+                        return
+                if event.finish_reason is not None:
+                    cut = stops.push(text.flush())
+                    rest = cut.text if cut.stopped else cut.text + stops.flush()
+                    if rest:
+                        yield TextEvent(rest, node_id=event.node_id)
+                    reason = FinishReason.STOP if cut.stopped else event.finish_reason
+                    yield self._last(live, reason, event)
+                    return
+        raise NodeLostError("the answer ended without an end")  # the dispatcher never lets this be
+
+    async def _readout(
+        self, live: LiveCall, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Answer a call that asks about its prompt: with a label, or with an embedding."""
+        prepared = live.prepared
+        walk = None
+        if prepared.call.labels and prepared.model.score_refusal:
+            async with aclosing(self._guided_label(live, tokenizer)) as guided:
+                async for label in guided:
+                    yield label
+            return
+        if prepared.call.labels:
+            walk = await self._labels.walk(prepared.call, prepared.model, tokenizer)
+            event = await walk_labels(prepared, walk, self._submit_to(prepared.model))
+        else:
+            event = await read_out(prepared, self._submit_to(prepared.model))
+        live.ttft_s, live.node_id = self._clock.now() - live.started_s, event.node_id
+        last = self._last(live, event.finish_reason or FinishReason.STOP, event)
+        if walk is None:
+            yield replace(last, embedding=event.embedding)
+        elif event.finish_reason is not FinishReason.STOP:
+            yield last
+        else:
+            yield TextEvent(prepared.call.labels[walk.best], node_id=event.node_id)
+            yield replace(last, label_probabilities=walk.chances)
+
+    async def _guided_label(
+        self, live: LiveCall, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Answer with the label that the model writes; its chance is 1, others' 0."""
+        labels, parts = live.prepared.call.labels, []
+        async with aclosing(self._text_events(live, tokenizer)) as events:
+            async for event in events:
+                parts.append(event.text)
+                if event.finish_reason is FinishReason.CANCELLED:
+                    yield event
+                elif event.finish_reason is not None:
+                    cut = event.finish_reason is not FinishReason.STOP
+                    best = read_label("".join(parts), labels, cut=cut)
+                    yield TextEvent(labels[best], node_id=event.node_id)
+                    chances = tuple(float(number == best) for number in range(len(labels)))
+                    yield replace(
+                        event, finish_reason=FinishReason.STOP, label_probabilities=chances
+                    )
+
+    def _submit_to(self, model: ModelInfo) -> Submit:
+        return lambda request, node: self._dispatcher.submit(
+            request, model=model, preferred_node=node
+        )
+
+    def _count(self, live: LiveCall, event: GenerateEvent) -> None:
+        if not live.completion_tokens:
+            live.ttft_s = self._clock.now() - live.started_s
+        live.completion_tokens += len(event.token_ids)
+        live.node_id = event.node_id
+
+    async def _stop(
+        self, live: LiveCall, events: AsyncGenerator[GenerateEvent, None]
+    ) -> GenerateEvent | None:
+        """End the request at its node and wait a little for its usage: hit tokens stay true."""
+        last: GenerateEvent | None = None
+        await self._dispatcher.cancel(live.prepared.request.request_id)
+        try:
+            async with asyncio.timeout(USAGE_WAIT_S):
+                async for event in events:
+                    last = event
+        except TimeoutError:
+            return None
+        return last
+
+    def _last(self, live: LiveCall, reason: FinishReason, event: GenerateEvent | None) -> TextEvent:
+        request = live.prepared.request
+        usage = event.usage if event is not None else None
+        usage = usage or Usage(len(request.token_ids), live.completion_tokens)
+        cut = reason is FinishReason.STOP and not usage.counted_there
+        if cut and live.completion_tokens < usage.completion_tokens:
+            usage = replace(usage, completion_tokens=live.completion_tokens)
+        live.usage = usage
+        live.outcome = Outcome(reason.value)
+        if event is not None and not live.node_id:
+            live.node_id = event.node_id  # an empty answer has no other event
+        if event is not None and event.ttft_s and _is_one_of_many(live.prepared.call):
+            live.ttft_s = event.ttft_s
+        return TextEvent(
+            finish_reason=reason,
+            usage=usage,
+            ttft_s=live.ttft_s,
+            total_s=self._clock.now() - live.started_s,
+            node_id=live.node_id,
+        )
+
+    def _record(self, live: LiveCall) -> None:
+        self._pace.ended(others=bool(self.live))
+        request = live.prepared.request
+        if live.usage is not None and live.outcome in (Outcome.STOP, Outcome.LENGTH):
+            self._lengths.learn(live.prepared, live.usage.completion_tokens)
+        record = CallRecord(
+            request_id=request.request_id,
+            model=request.model,
+            tenant=live.prepared.call.tenant,
+            outcome=live.outcome,
+            usage=live.usage,
+            ttft_s=live.ttft_s,
+            total_s=self._clock.now() - live.started_s,
+            node_id=live.node_id,
+            error_code=live.error_code,
+            origin=live.prepared.call.origin,
+        )
+        for observer in self._observers:
+            observer(record)
+
+    async def answer(self, prepared: PreparedCall) -> TextAnswer:
+        """Answer with the whole text; see TextGenerator."""
+        parts: list[str] = []
+        async with aclosing(self.stream(prepared)) as events:
+            async for event in events:
+                parts.append(event.text)
+                if event.finish_reason is not None and event.usage is not None:
+                    return TextAnswer(
+                        text="".join(parts),
+                        finish_reason=event.finish_reason,
+                        usage=event.usage,
+                        ttft_s=event.ttft_s,
+                        total_s=event.total_s,
+                        node_id=event.node_id,
+                        label_probabilities=event.label_probabilities,
+                        embedding=event.embedding,
+                    )
+        raise NodeLostError("the answer ended without an end")
+
+
+def _is_one_of_many(call: TextCall) -> bool:
+    """True for a statement's calls, whose time to first token is the node's, from its arrival.
+
+    How long a call waits here for those before it says nothing of a node or of its cache. A walk
+    over labels asks several times; its time is the front's.
+    """
+    return not call.origin and not call.labels
+
+
+def _guide_of_labels(call: TextCall, model: ModelInfo) -> str:
+    return label_schema(call.labels) if call.labels and model.score_refusal else ""

@@ -1,0 +1,95 @@
+"""Probes and /metrics: /livez says the process answers, /readyz that it can do its work.
+
+Probes need no key and never call a model; a front that is not ready is still alive. What a front
+can serve without (the meta server, one node of several) makes it degraded, not unready: else one
+fault would take all fronts out of a load balancer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from tierkv.dbfront.http.services import ReadinessCheck, Services
+
+CHECK_TIMEOUT_S = 2.0
+
+WELCOME = """\
+TierKV answers here:
+
+  POST /v1/chat/completions   chat, as OpenAI's
+  POST /v1/completions        plain prompts, as OpenAI's
+  GET  /v1/models             what is served
+  POST /v1/sql                one SQL statement; {"sql": "SELECT 1"}
+  GET  /readyz?verbose        what works and what does not
+  GET  /metrics               for Prometheus
+  GET  /docs                  this, with fields and examples
+
+SQL clients connect to the PostgreSQL port (front.pg_port, 5433), which `tierkv up` prints.
+"""
+
+NEEDED = frozenset({"models", "draining"})
+"""Checks without which nothing can be served; any other that fails means degraded."""
+
+
+def health_router(services: Services) -> APIRouter:
+    """Make the endpoints."""
+    router = APIRouter()
+
+    @router.head("/")
+    @router.get("/", summary="What is where, as text")
+    async def welcome() -> Response:
+        return PlainTextResponse(WELCOME)
+
+    @router.head("/livez")
+    @router.get("/livez", summary="The process answers")
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.head("/readyz")
+    @router.get("/readyz", summary="200 while requests can be served")
+    @router.head("/health")
+    @router.get("/health", summary="The same as /readyz")
+    async def readyz(request: Request) -> Response:
+        results = await _run_checks(services)
+        wrong = {name: reason for name, reason in results.items() if reason}
+        failing = {name: reason for name, reason in wrong.items() if name in NEEDED}
+        degraded = {name: reason for name, reason in wrong.items() if name not in NEEDED}
+        status = "not ready" if failing else "degraded" if degraded else "ready"
+        body: dict[str, Any] = {"status": status, "failing": failing}
+        if "verbose" in request.query_params:
+            body["degraded"] = degraded
+            body["checks"] = {name: reason or "ok" for name, reason in results.items()}
+        return JSONResponse(body, status_code=503 if failing else 200)
+
+    @router.get("/metrics", summary="Counters for Prometheus")
+    async def metrics() -> Response:
+        services.metrics.register_models(m.name for m in await services.generator.models())
+        text, content_type = services.metrics.render()
+        return Response(text, media_type=content_type)
+
+    return router
+
+
+async def _run_checks(services: Services) -> dict[str, str]:
+    checks: dict[str, ReadinessCheck] = {"models": lambda: _models_served(services)}
+    checks.update(services.checks)
+    reasons = await asyncio.gather(*(_run_check(check) for check in checks.values()))
+    results = dict(zip(checks, reasons, strict=True))
+    results["draining"] = "the server is stopping" if services.draining else ""
+    return results
+
+
+async def _run_check(check: ReadinessCheck) -> str:
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await check()
+    except TimeoutError:
+        return f"no answer within {CHECK_TIMEOUT_S:g} s"
+
+
+async def _models_served(services: Services) -> str:
+    return "" if await services.generator.models() else "no compute node serves a model"

@@ -1,0 +1,150 @@
+"""/metrics: counters of all AI calls (SQL and REST), and the scheduler's own, for Prometheus.
+
+Series exist at 0 before the first call, and labels come from registered sets only: models that are
+served, tiers, outcomes, kinds of cache errors. Never a tenant's text, a session or a request id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.kvcore import errors
+from tierkv.kvcore.location import Tier
+from tierkv.scheduler.routing_stats import SchedulerStats
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+MODELS_KEPT = 256
+OTHER_MODEL = "other"
+
+
+class Metrics:
+    """Counters of one front, in a registry of its own.
+
+    Attributes:
+        registry: what /metrics renders; other parts may add their collectors.
+    """
+
+    def __init__(self, scheduler: Callable[[], SchedulerStats] | None = None) -> None:
+        """Make the metrics.
+
+        Args:
+            scheduler: the dispatcher's ``snapshot``; None leaves its series out.
+        """
+        self.registry = CollectorRegistry()
+        self._models: set[str] = set()
+        self._requests = self._counter("requests", "AI calls by how they ended", "outcome")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of finished calls")
+        self._completion = self._counter("completion_tokens", "Tokens generated")
+        self._hits = self._counter("hit_tokens", "Prompt tokens loaded, not computed", "tier")
+        self._written = self._counter("written_tokens", "Tokens whose KV went to the pool")
+        self._blended = self._counter("blended_tokens", "Hit tokens reused out of place")
+        self._recomputed = self._counter("recomputed_tokens", "Reused tokens computed again")
+        self._ttft = self._histogram("time_to_first_token_seconds", "From call to first token")
+        self._duration = self._histogram("call_duration_seconds", "From call to last token")
+        if scheduler is not None:
+            self.registry.register(_SchedulerCollector(scheduler))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tierkv_{name}", text, ("model", *labels), registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"tierkv_{name}", text, ("model",), buckets=TTFT_BUCKETS_S, registry=self.registry
+        )
+
+    def register_models(self, names: Iterable[str]) -> None:
+        """Make every series of these models exist."""
+        for name in names:
+            if name in self._models or len(self._models) >= MODELS_KEPT:
+                continue
+            self._models.add(name)
+            for outcome in Outcome:
+                self._requests.labels(name, outcome.value)
+            for tier in Tier:
+                self._hits.labels(name, tier.value)
+            for counter in (self._prompt, self._completion, self._written):
+                counter.labels(name)
+            for counter in (self._blended, self._recomputed):
+                counter.labels(name)
+            for histogram in (self._ttft, self._duration):
+                histogram.labels(name)
+
+    def record_call(self, record: CallRecord) -> None:
+        """Count a call that ended; an observer of dbfront/generation/generation.py."""
+        self.register_models((record.model,))
+        model = record.model if record.model in self._models else OTHER_MODEL
+        self._requests.labels(model, record.outcome.value).inc()
+        if record.ttft_s:
+            self._ttft.labels(model).observe(record.ttft_s)
+        self._duration.labels(model).observe(record.total_s)
+        usage = record.usage
+        if usage is None:
+            return
+        self._prompt.labels(model).inc(usage.prompt_tokens)
+        self._completion.labels(model).inc(usage.completion_tokens)
+        self._written.labels(model).inc(usage.written_tokens)
+        self._blended.labels(model).inc(usage.blended_tokens)
+        self._recomputed.labels(model).inc(usage.recomputed_tokens)
+        hits = usage.hit_tokens
+        for tier, tokens in zip(Tier, (hits.l1, hits.l2, hits.l3, hits.l4), strict=True):
+            self._hits.labels(model, tier.value).inc(tokens)
+
+    def render(self) -> tuple[bytes, str]:
+        """Return the text of all series, and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _SchedulerCollector(Collector):
+    """Reads the scheduler when Prometheus asks."""
+
+    def __init__(self, snapshot: Callable[[], SchedulerStats]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the scheduler's counters as they are now."""
+        stats = self._snapshot()
+        yield GaugeMetricFamily(
+            "tierkv_requests_in_flight", "Requests at nodes", stats.live - stats.waiting
+        )
+        yield GaugeMetricFamily(
+            "tierkv_requests_queued", "Requests that wait for a node", stats.waiting
+        )
+        nodes = GaugeMetricFamily("tierkv_nodes", "Compute nodes", labels=("state",))
+        nodes.add_metric(("alive",), stats.nodes_alive)
+        nodes.add_metric(("suspended",), stats.nodes_suspended)
+        yield nodes
+        for name, text, value in (
+            ("dispatched", "Requests sent to a node", stats.dispatched),
+            ("resent", "Requests sent again after a loss", stats.resent),
+            ("handoffs", "Answers continued at a decode node", stats.handoffs),
+            (
+                "prefetches",
+                "Prompts loaded by a decode node while being computed",
+                stats.prefetches,
+            ),
+            ("located", "Chains the directory was asked for", stats.located),
+            ("waits", "Times a request had to wait for room at a node", stats.queued),
+            ("rejected", "Requests refused when they came: too many, or too late", stats.rejected),
+            ("leases_reserved", "Chains kept for requests of this front", stats.leases_reserved),
+            ("leases_committed", "Leases ended by use", stats.leases_committed),
+            ("leases_aborted", "Leases ended without use", stats.leases_aborted),
+            ("leases_lost", "Leases the directory knew nothing of", stats.leases_lost),
+        ):
+            yield CounterMetricFamily(f"tierkv_{name}", text, value)
+        family = CounterMetricFamily(
+            "tierkv_front_cache_errors", "Failures that became a miss", labels=("kind",)
+        )
+        counts = dict.fromkeys(_cache_error_kinds(), 0) | dict(stats.cache_errors)
+        for kind, count in counts.items():
+            family.add_metric((kind,), count)
+        yield family
+
+
+def _cache_error_kinds() -> list[str]:
+    return [errors.CacheError.code, *(kind.code for kind in errors.CacheError.__subclasses__())]

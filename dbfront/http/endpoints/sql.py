@@ -1,0 +1,260 @@
+"""POST /v1/sql: one statement in, columns and rows as JSON out, whole or a line per row.
+
+For scripts that have curl and no database driver; the statement runs in a session of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from tierkv.dbfront.contracts import (
+    ClientInfo,
+    Column,
+    RowStream,
+    SqlServer,
+    SqlSession,
+    StatementResult,
+)
+from tierkv.dbfront.http.schema import FieldError, SqlBody, StatementError, read_body
+from tierkv.dbfront.http.services import Services, tenant_of, until_disconnect
+from tierkv.dbfront.http.sse import Framing, open_framed
+from tierkv.kvcore.errors import (
+    CancelledByUserError,
+    DeadlineError,
+    OverloadedError,
+    TierKVError,
+    UserError,
+)
+from tierkv.sql.text.lexer import read_ahead
+from tierkv.sql.text.statement import statement_spans
+
+NDJSON: Final = "application/x-ndjson"
+_SET: Final = re.compile(r"SET (tierkv\.\w+) = ('[^']*'|[\w.]+)")
+ROWS_AT_ONCE: Final = 1_000
+"""Rows of a whole result that are written before the client is waited for."""
+
+
+def sql_router(services: Services, sql: SqlServer) -> APIRouter:
+    """Make the endpoint."""
+    router = APIRouter()
+    bounds = _Bounds(services.config.max_statements, services.config.statement_timeout_s)
+
+    @router.post("/v1/sql", summary="One SQL statement in, columns and rows out")
+    async def run_sql(request: Request) -> Response:
+        body = await read_body(request, SqlBody)
+        client = ClientInfo(user=tenant_of(request), application_name="http")
+        if body.stream or NDJSON in request.headers.get("accept", ""):
+            return await open_framed(services, _lines(sql, client, body, bounds), LINES)
+        result = await until_disconnect(request, _run(sql, client, body, bounds))
+        return Response(_whole(result), media_type="application/json")
+
+    return router
+
+
+class _Bounds:
+    """How many statements run at a time, and how long one may."""
+
+    def __init__(self, most: int, timeout_s: float) -> None:
+        self._most = most
+        self._timeout_s = timeout_s
+        self._running = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one statement while it runs.
+
+        Raises:
+            OverloadedError: as many run as may.
+        """
+        if self._running >= self._most:
+            raise OverloadedError(
+                f"{self._most} SQL statements run over REST already",
+                hint="try again later, or raise front.max_http_statements",
+            )
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    @contextmanager
+    def timed(self, session: SqlSession) -> Iterator[None]:
+        """Cancel the session's statement when its time is over.
+
+        Not with asyncio.timeout: a stream's rows are asked for by one task after the other.
+
+        Raises:
+            DeadlineError: it was cancelled so.
+        """
+        cancels: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        timer = None
+        if self._timeout_s:
+            timer = loop.call_later(
+                self._timeout_s, lambda: cancels.append(loop.create_task(session.cancel()))
+            )
+        try:
+            yield
+        except CancelledByUserError:
+            if not cancels:
+                raise
+            raise DeadlineError(
+                "canceling statement due to statement timeout",
+                hint="front.statement_timeout_s is its limit",
+            ) from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+async def _run(
+    sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
+) -> StatementResult:
+    with bounds.counted():
+        async with read_ahead(body.sql), _session(sql, client, body) as session:
+            with _statement(session, body) as statement, bounds.timed(session):
+                return await session.execute(statement, body.params)
+
+
+async def _lines(
+    sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
+) -> AsyncGenerator[bytes, None]:
+    """Give the lines of a statement; the first ones come with its first rows.
+
+    So a statement that fails at once answers with an HTTP status, not with a stream.
+    """
+    with bounds.counted():
+        async with read_ahead(body.sql), _session(sql, client, body) as session:
+            with _statement(session, body) as statement, bounds.timed(session):
+                opened = await session.execute_rows(statement, body.params)
+                head = _line({"columns": _columns(opened.columns)})
+                async with aclosing(_batches(opened)) as batches:
+                    async for rows in batches:
+                        yield head + b"".join([_line({"row": row}) for row in rows])
+                        head = b""
+            result = opened if isinstance(opened, StatementResult) else opened.result
+            assert result is not None, "the last rows were taken"
+            yield head + _line(_ending(result))
+
+
+async def _batches(
+    opened: StatementResult | RowStream,
+) -> AsyncGenerator[Sequence[tuple[Any, ...]], None]:
+    if isinstance(opened, StatementResult):
+        for at in range(0, len(opened.rows), ROWS_AT_ONCE):
+            yield opened.rows[at : at + ROWS_AT_ONCE]
+        return
+    try:
+        while rows := await opened.next_rows():
+            yield rows
+    finally:
+        await opened.close()
+
+
+@asynccontextmanager
+async def _session(
+    sql: SqlServer, client: ClientInfo, body: SqlBody
+) -> AsyncGenerator[SqlSession, None]:
+    """A session for one request; leaving it stops what still runs, at the models too."""
+    session = await sql.open_session(client)
+    try:
+        for name, value in body.settings.items():
+            await _set(session, name, value)
+        yield session
+    finally:
+        await session.close()
+
+
+async def _set(session: SqlSession, name: str, value: str | float | bool) -> None:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    quoted = text.replace("'", "''")
+    try:
+        await session.execute(f"SET {name} = '{quoted}'")
+    except UserError as error:
+        raise FieldError(f"settings.{name}", error) from error
+
+
+@contextmanager
+def _statement(session: SqlSession, body: SqlBody) -> Iterator[str]:
+    """The body's one statement; positions of its errors count from the start of ``sql``."""
+    try:
+        statements = session.split(body.sql)
+        if len(statements) != 1:
+            raise FieldError("sql", UserError(f"send one statement, not {len(statements)}"))
+        with _placed(body.sql):
+            yield statements[0]
+    except TierKVError as error:
+        error.hint = in_body(error.hint)
+        raise StatementError(error) from error
+
+
+def in_body(hint: str) -> str:
+    """Put a hint to SET something as this door takes it: sessions end with their request."""
+
+    def as_field(found: re.Match[str]) -> str:
+        value = found[2] if found[2].isdigit() else '"' + found[2].strip("'") + '"'
+        return f'put "settings": {{"{found[1]}": {value}}} into the body'
+
+    return _SET.sub(as_field, hint)
+
+
+@contextmanager
+def _placed(sql: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        if error.position:
+            error.position += statement_spans(sql)[0][0]
+        raise
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return _to_json(value) + b"\n"
+
+
+LINES: Final[Framing[bytes]] = Framing(
+    media_type=NDJSON,
+    chunk=bytes,
+    error=_line,
+    # White space before the next object: an empty line would break simple readers.
+    keep_alive=b" ",
+    done=b"",
+)
+
+
+def _whole(result: StatementResult) -> bytes:
+    columns = _columns(result.columns)
+    return _to_json(
+        {
+            "command_tag": result.command_tag,
+            "columns": columns,
+            "rows": result.rows,
+            "notices": _notices(result),
+        }
+    )
+
+
+def _ending(result: StatementResult) -> dict[str, Any]:
+    return {"command_tag": result.command_tag, "notices": _notices(result)}
+
+
+def _columns(columns: Sequence[Column] | None) -> list[dict[str, str]]:
+    return [{"name": c.name, "type": c.type_name} for c in columns or ()]
+
+
+def _notices(result: StatementResult) -> list[dict[str, str]]:
+    return [
+        {"severity": n.severity, "message": n.message, "sqlstate": n.sqlstate}
+        for n in result.notices
+    ]
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return to_json(value, bytes_mode="base64", inf_nan_mode="strings", fallback=str)

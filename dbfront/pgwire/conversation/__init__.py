@@ -1,0 +1,1 @@
+"""The conversation of one client: simple and extended queries, portals."""

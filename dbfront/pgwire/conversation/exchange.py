@@ -1,0 +1,225 @@
+"""The conversation of one logged-in client: what both query protocols and COPY need.
+
+Joins the sans-I/O connection, the socket and the SQL session: reads the next message, sends rows
+with backpressure, runs statements so that cancel, hang-up and statement_timeout reach them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final, TypeVar
+
+from tierkv.dbfront.accounts.statistics import StatementProgress
+from tierkv.dbfront.contracts import Notice, RowStream, StatementResult
+from tierkv.dbfront.pgwire.protocol import messages as m
+from tierkv.dbfront.pgwire.protocol import replies
+from tierkv.dbfront.pgwire.protocol.connection import PgConnection, Phase
+from tierkv.dbfront.pgwire.protocol.errors import IdleTimeoutError, error_fields, notice_fields
+from tierkv.dbfront.pgwire.protocol.replies import Encoder, Field
+from tierkv.dbfront.pgwire.protocol.stream import WRITE_HIGH_BYTES, PgStream
+from tierkv.dbfront.postgres_dialect.session.session import CatalogSession
+from tierkv.dbfront.postgres_values.binary_format import binary_encoder
+from tierkv.dbfront.postgres_values.text_format import text_encoder
+from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.kvcore.errors import CancelledByUserError, DeadlineError, SqlError, TierKVError
+from tierkv.kvcore.limits import MAX_RESULT_COLUMNS
+
+_LOG = logging.getLogger(__name__)
+_ROWS_AT_ONCE: Final = 256
+_T = TypeVar("_T")
+
+
+class Exchange:
+    """One client's conversation.
+
+    Attributes:
+        connection: the rules of the wire.
+        stream: the socket.
+        session: the SQL session, wrapped with the PostgreSQL catalog.
+        running: whether a statement runs now; only then a cancel is passed on.
+        goodbye: what a cancelled statement is told while the server stops; None otherwise.
+    """
+
+    def __init__(self, connection: PgConnection, stream: PgStream, session: CatalogSession) -> None:
+        self.connection = connection
+        self.stream = stream
+        self.session = session
+        self.running = False
+        self.goodbye: TierKVError | None = None
+        self._pending = bytearray()
+        self._cancels: set[asyncio.Task[None]] = set()
+        self._timed_out = False
+        self._told: Notice | None = None
+        stream.on_hangup = self.cancel
+
+    async def next_message(self) -> m.FrontendMessage | None:
+        """The next message; None when the client is gone. Flushes first when it has to wait.
+
+        Raises:
+            RemoteProtocolError: malformed bytes; the connection must end.
+            IdleTimeoutError: the client was idle for longer than its session may be.
+        """
+        while True:
+            message = self.connection.next_message()
+            if message is not None:
+                assert not isinstance(
+                    message, m.SslRequest | m.GssEncRequest | m.CancelRequest | m.Startup
+                )
+                return message
+            await self.flush()
+            data = await self._read()
+            if not data:
+                return None
+            self.connection.receive_data(data)
+
+    async def _read(self) -> bytes:
+        """Wait for the client, between statements no longer than the session's settings allow."""
+        idle = self.connection.phase is Phase.READY and not self.connection.extended
+        in_transaction = self.session.transaction_status != "I"
+        limit_s = self.session.settings.idle_timeout_s(in_transaction=in_transaction) if idle else 0
+        try:
+            async with asyncio.timeout(limit_s or None):
+                return await self.stream.read()
+        except TimeoutError:
+            raise IdleTimeoutError(in_transaction=in_transaction) from None
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes; they leave at the next flush."""
+        self._pending += data
+
+    async def flush(self) -> None:
+        """Hand queued bytes to the socket and wait while the client is slow."""
+        if self._pending:
+            self.stream.write(bytes(self._pending))
+            self._pending.clear()
+            await self.stream.drain()
+
+    async def send_much(self, data: bytes) -> None:
+        """Queue bytes, flushing whenever 64 KB have gathered."""
+        self._pending += data
+        if len(self._pending) >= WRITE_HIGH_BYTES:
+            await self.flush()
+
+    async def send_rows(self, rows: Sequence[tuple[Any, ...]], encoders: Sequence[Encoder]) -> None:
+        """Send DataRows; a slow client slows us down instead of filling memory."""
+        for at in range(0, len(rows), _ROWS_AT_ONCE):
+            await self.send_much(replies.data_rows(rows[at : at + _ROWS_AT_ONCE], encoders))
+
+    async def send_stream(self, rows: RowStream, encoders: Sequence[Encoder]) -> StatementResult:
+        """Send DataRows as they come, each at once; return the result at their end."""
+        try:
+            while batch := await rows.next_rows():
+                await self.send_rows(batch, encoders)
+                await self.flush()
+        finally:
+            await rows.close()
+        assert rows.result is not None, "the last rows were taken"
+        return rows.result
+
+    def send_notices(self, result: StatementResult) -> None:
+        """Send what the statement had to say, and settings that changed."""
+        told, self._told = self._told, None
+        for notice in result.notices:
+            if notice is not told:
+                self.send(replies.notice_response(notice_fields(notice)))
+        for name, value in self.session.settings.take_changes():
+            self.send(replies.parameter_status(name, value))
+
+    def tell(self, progress: StatementProgress) -> None:
+        """Send at once what a running statement has to say; its rows may take a while."""
+        if progress.notice is not None:
+            self._told = progress.notice
+            self.send(replies.notice_response(notice_fields(progress.notice)))
+            self.stream.write(bytes(self._pending))
+            self._pending.clear()
+
+    def send_error(self, error: BaseException) -> None:
+        """Send an error that ends the statement but not the connection."""
+        if not isinstance(error, TierKVError):
+            _LOG.error("statement failed inside the server", exc_info=error)
+        self.connection.fail_statement()
+        ends = self.goodbye is not None and isinstance(error, CancelledByUserError)
+        said = self.goodbye if self.goodbye is not None and ends else error
+        self.send(replies.error_response(error_fields(said, fatal=ends)))
+
+    async def fail(self, error: BaseException) -> None:
+        """Send an error, and let the client's transaction know of it, whoever found it."""
+        self.send_error(error)
+        await self.session.fail_transaction()
+
+    def cancel(self) -> None:
+        """Cancel what runs now, if anything; may be called from any callback of the loop."""
+        if self.running:
+            task = asyncio.get_running_loop().create_task(self.session.cancel())
+            self._cancels.add(task)
+            task.add_done_callback(self._cancels.discard)
+
+    async def run(self, work: Awaitable[_T]) -> _T:
+        """Run one statement so that it can be cancelled.
+
+        Raises:
+            DeadlineError: statement_timeout passed.
+        """
+        timeout_s = self.session.settings.statement_timeout_s
+        loop = asyncio.get_running_loop()
+        self._timed_out = False
+        timer = loop.call_later(timeout_s, self._expire) if timeout_s else None
+        self.running = True
+        try:
+            return await work
+        except CancelledByUserError:
+            if self._timed_out:
+                raise DeadlineError("canceling statement due to statement timeout") from None
+            raise
+        finally:
+            self.running = False
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self) -> None:
+        self._timed_out = True
+        self.cancel()
+
+    async def close(self) -> None:
+        """Close the SQL session; an open transaction is rolled back by it."""
+        self.stream.on_hangup = None
+        if self._cancels:
+            await asyncio.gather(*self._cancels, return_exceptions=True)
+        await self.session.close()
+
+
+def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) -> tuple[Field, ...]:
+    """RowDescription fields of columns; ``formats`` as in Bind: none, one for all, or one each.
+
+    Raises:
+        SqlError: 54011, more columns than the protocol has room for.
+    """
+    if len(result_columns) > MAX_RESULT_COLUMNS:
+        raise SqlError(
+            f"a result of {len(result_columns)} columns is wider than {MAX_RESULT_COLUMNS}",
+            sqlstate="54011",
+        )
+    codes = expand_formats(formats, len(result_columns))
+    fields = []
+    for column, code in zip(result_columns, codes, strict=True):
+        kind = pg_type(column.type_name)
+        table = column.table_oid, column.attnum
+        fields.append(Field(column.name, kind.oid, kind.size, kind.typmod, code, *table))
+    return tuple(fields)
+
+
+def expand_formats(formats: Sequence[int], count: int) -> Sequence[int]:
+    """One format code per column."""
+    if not formats:
+        return [0] * count
+    return list(formats) * count if len(formats) == 1 else formats
+
+
+def encoders(result_columns: Sequence[Any], codes: Sequence[int]) -> list[Encoder]:
+    """One encoder per column."""
+    return [
+        (binary_encoder if code else text_encoder)(pg_type(c.type_name), c.type_name)
+        for c, code in zip(result_columns, codes, strict=True)
+    ]

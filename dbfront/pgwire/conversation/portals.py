@@ -1,0 +1,246 @@
+"""Prepared statements and portals of one connection, and the typing of their parameters.
+
+extended_query.py keeps them; nothing here does I/O. A parameter whose type the client declared is
+cast in the SQL text, so that describing and running a statement agree on its types.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from tierkv.dbfront.contracts import RowStream, StatementDescription, StatementResult
+from tierkv.dbfront.copying.statement import CopyStatement
+from tierkv.dbfront.pgwire.protocol.messages import Bind
+from tierkv.dbfront.postgres_values.parameters import decode_parameter, is_text
+from tierkv.dbfront.postgres_values.sql_tokens import (
+    long_casts,
+    parameter_count,
+    position_without,
+    replace_parameters,
+    selected_parameters,
+)
+from tierkv.dbfront.postgres_values.types import TEXT, PgType, by_oid, pg_type
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, UserError
+
+_MAX_DECIMAL_DIGITS: Final = 38
+_UNDECLARED: Final = (0, 705)
+
+
+@dataclass(slots=True)
+class PreparedStatement:
+    """A parsed statement.
+
+    Attributes:
+        sql: one statement, or empty.
+        declared: OIDs as in Parse; missing and 0 mean not declared.
+        parameters: how many ``$n`` there are.
+        copy: set if it is a COPY through the client.
+        description: filled at the first Describe or Bind that needs it.
+        long_casts: types of parameters the text casts to arrays, or to a type with a zone.
+        inferred: types of parameters (from 1) by the places where they stand.
+    """
+
+    sql: str
+    declared: tuple[int, ...] = ()
+    parameters: int = 0
+    copy: CopyStatement | None = None
+    description: StatementDescription | None = None
+    long_casts: dict[int, str] = field(default_factory=dict)
+    inferred: dict[int, PgType] = field(default_factory=dict)
+
+    def untyped(self) -> bool:
+        """Whether a parameter has neither a declared type nor such a cast."""
+        return any(
+            self.declared_type(at) is None and at + 1 not in self.long_casts
+            for at in range(self.parameters)
+        )
+
+    def cast_type(self, at: int) -> PgType | None:
+        """The type parameter ``at`` is cast to: declared or inferred; None for no cast."""
+        kind = self.declared_type(at)
+        if kind is None:
+            kind = self.inferred.get(at + 1)
+        return None if kind is None or is_text(kind) else kind
+
+    def declared_type(self, at: int) -> PgType | None:
+        """The declared type of parameter ``at`` (from 0), or None."""
+        oid = self.declared[at] if at < len(self.declared) else 0
+        if oid in _UNDECLARED:
+            return None
+        return by_oid(oid) or TEXT
+
+    def described_casts(self) -> dict[int, str]:
+        """Casts with which the SQL is described: parameters have the types they will have."""
+        casts = {}
+        for at in range(self.parameters):
+            kind = self.cast_type(at)
+            if kind is not None:
+                decimal = _decimal_cast(None, array=kind.element is not None)
+                casts[at + 1] = kind.duckdb or decimal
+        return self.with_text(casts)
+
+    def with_text(self, casts: dict[int, str]) -> dict[int, str]:
+        """Add casts to text of untyped parameters that are columns, so each DuckDB says so."""
+        return {**dict.fromkeys(selected_parameters(self.sql), "VARCHAR"), **casts}
+
+    def parameter_type(self, at: int) -> PgType:
+        """Declared, else inferred by the engine, else text."""
+        declared = self.declared_type(at)
+        if declared is not None:
+            return declared
+        if at + 1 in self.long_casts:
+            return pg_type(self.long_casts[at + 1])
+        if at + 1 in self.inferred:
+            return self.inferred[at + 1]
+        inferred = self.description.parameter_types if self.description else ()
+        return pg_type(inferred[at]) if at < len(inferred) else TEXT
+
+    def parameter_oids(self) -> list[int]:
+        """For ParameterDescription; a declared OID is given back as it came."""
+        oids = []
+        for at in range(self.parameters):
+            declared = self.declared[at] if at < len(self.declared) else 0
+            oids.append(self.parameter_type(at).oid if declared in _UNDECLARED else declared)
+        return oids
+
+    def needs_description(self) -> bool:
+        """Whether Bind has to know inferred parameter types."""
+        return self.description is None and any(
+            self.declared_type(at) is None for at in range(self.parameters)
+        )
+
+
+@contextmanager
+def placing_errors(sql: str, casts: dict[int, str]) -> Iterator[None]:
+    """Let errors of ``replace_parameters(sql, casts)`` say where in ``sql`` they are."""
+    try:
+        yield
+    except UserError as error:
+        if error.position:
+            error.position = position_without(sql, casts, error.position)
+        raise
+
+
+def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
+    """Make a prepared statement of one SQL statement."""
+    count = max(parameter_count(sql), len(declared)) if sql else 0
+    casts = long_casts(sql) if count else {}
+    return PreparedStatement(sql, declared, count, copy, long_casts=casts)
+
+
+@dataclass(slots=True)
+class Portal:
+    """A bound statement, and its result once it ran.
+
+    Attributes:
+        statement: what it was made from.
+        casts: of its parameters, in the SQL that is run.
+        values: the parameters.
+        result_formats: as in Bind.
+        result: set by the first Execute.
+        stream: set by the first Execute of a statement whose rows come while it runs.
+        waiting: rows of it that were taken and not sent.
+        sent: rows sent so far.
+    """
+
+    statement: PreparedStatement
+    casts: dict[int, str]
+    values: tuple[Any, ...] = ()
+    result_formats: tuple[int, ...] = ()
+    result: StatementResult | None = None
+    stream: RowStream | None = None
+    waiting: deque[tuple[Any, ...]] = field(default_factory=deque)
+    sent: int = 0
+    described: StatementDescription | None = field(default=None)
+
+    @property
+    def sql(self) -> str:
+        """The SQL to run, parameters cast."""
+        return replace_parameters(self.statement.sql, self.casts)
+
+    async def close(self) -> None:
+        """Stop the statement if it still runs."""
+        if self.stream is not None:
+            await self.stream.close()
+
+    async def take(self, most: int) -> list[tuple[Any, ...]]:
+        """Take up to ``most`` rows of the stream as soon as there are any; none at its end."""
+        assert self.stream is not None, "it is a stream"
+        if not self.waiting:
+            self.waiting.extend(await self.stream.next_rows())
+        return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+
+
+def bind(statement: PreparedStatement, message: Bind) -> Portal:
+    """Decode parameters and make a portal.
+
+    Raises:
+        SqlError: wrong number of parameters (08P01) or a value that does not fit its type.
+        FeatureNotSupportedError: a binary value of a type we don't know.
+    """
+    given = len(message.parameters)
+    if given != statement.parameters:
+        raise SqlError(
+            f"bind message supplies {given} parameters, but prepared statement "
+            f'"{message.statement}" requires {statement.parameters}',
+            sqlstate="08P01",
+        )
+    codes = message.parameter_formats
+    values: list[Any] = []
+    for at, data in enumerate(message.parameters):
+        code = codes[at] if len(codes) > 1 else (codes[0] if codes else 0)
+        values.append(None if data is None else _value(statement, at, data, code))
+    return Portal(statement, _casts(statement, values), tuple(values), message.result_formats)
+
+
+def _value(statement: PreparedStatement, at: int, data: bytes, code: int) -> Any:
+    declared = statement.declared[at] if at < len(statement.declared) else 0
+    if code and declared not in _UNDECLARED and by_oid(declared) is None:
+        raise FeatureNotSupportedError(
+            f"binary parameter ${at + 1} has unknown type OID {declared}",
+            hint="send it as text",
+        )
+    return decode_parameter(data, statement.parameter_type(at), code)
+
+
+def _casts(statement: PreparedStatement, values: Sequence[Any]) -> dict[int, str]:
+    casts = {}
+    for at, value in enumerate(values):
+        kind = statement.cast_type(at)
+        if kind is None:
+            continue
+        cast = kind.duckdb or _decimal_cast(value, array=kind.element is not None)
+        if cast:
+            casts[at + 1] = cast
+    return casts
+
+
+def _decimal_cast(value: Any, *, array: bool) -> str:
+    """The narrowest DECIMAL that holds the value, or all of an array, exactly; else DOUBLE."""
+    if value is None:
+        return "DECIMAL(18,3)[]" if array else "DECIMAL(18,3)"
+    if array:
+        numbers = [item for item in value if item is not None]
+        return f"{_narrowest(numbers)}[]" if _are_decimals(numbers) else ""
+    return _narrowest([value]) if isinstance(value, Decimal) else ""
+
+
+def _are_decimals(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, Decimal) for item in items)
+
+
+def _narrowest(numbers: Sequence[Decimal]) -> str:
+    whole = scale = 0
+    for number in numbers:
+        _, digits, exponent = number.as_tuple()
+        if not isinstance(exponent, int):  # infinite, or not a number
+            return "DOUBLE"
+        scale = max(scale, -exponent)
+        whole = max(whole, len(digits) + exponent)
+    precision = max(whole + scale, 1)
+    return f"DECIMAL({precision},{scale})" if precision <= _MAX_DECIMAL_DIGITS else "DOUBLE"

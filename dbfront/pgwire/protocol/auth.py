@@ -1,0 +1,166 @@
+"""SCRAM-SHA-256 logins (RFC 5802 and 7677).
+
+The server makes one ``Authenticator`` from its users and one ``login`` per client; no I/O here.
+The exchange is ours because scramp's refuses the empty user name that libpq sends; keys and
+SASLprep are scramp's. An unknown user goes through the same motions as a wrong password.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import scramp
+
+from tierkv.kvcore.errors import AuthenticationError, ConfigError, RemoteProtocolError
+
+MECHANISM: Final = "SCRAM-SHA-256"
+_ITERATIONS: Final = 4_096
+_SALT_BYTES: Final = 16
+_NONCE_BYTES: Final = 18
+_CLIENT_FIRST: Final = re.compile(
+    r"(?P<header>[ny],(?:a=[^,]*)?,)(?P<bare>n=[^,]*,r=(?P<nonce>[!-+\--~]{8,256})(?:,[a-z]=[^,]*)*)"
+)
+_CLIENT_FINAL: Final = re.compile(
+    r"(?P<unproved>c=(?P<channel>[^,]+),r=(?P<nonce>[^,]+)(?:,[a-z]=[^,]*)*),p=(?P<proof>[^,]+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScramVerifier:
+    """What the server keeps of a password; it can check it but not log in elsewhere with it."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+    @property
+    def text(self) -> str:
+        """PostgreSQL's spelling, as in pg_authid.rolpassword."""
+        salt, stored, server = (
+            base64.b64encode(part).decode()
+            for part in (self.salt, self.stored_key, self.server_key)
+        )
+        return f"{MECHANISM}${self.iterations}:{salt}${stored}:{server}"
+
+
+def make_verifier(password: str) -> ScramVerifier:
+    """Derive a verifier from a clear password; costs some milliseconds on purpose."""
+    parts = scramp.ScramMechanism(MECHANISM).make_auth_info(password, iteration_count=_ITERATIONS)
+    return ScramVerifier(*parts)
+
+
+def parse_verifier(user: str, secret: str) -> ScramVerifier:
+    """Read PostgreSQL's verifier text; anything else is taken for a clear password.
+
+    Raises:
+        ConfigError: it starts like a verifier but is malformed, or is empty.
+    """
+    if not secret:
+        raise ConfigError(f"pgwire user {user!r} has an empty password")
+    if not secret.startswith(MECHANISM + "$"):
+        return make_verifier(secret)
+    try:
+        _, head, keys = secret.split("$")
+        iterations, salt = head.split(":")
+        stored, server = keys.split(":")
+        parts = [base64.b64decode(part, validate=True) for part in (salt, stored, server)]
+        return ScramVerifier(parts[0], parts[1], parts[2], int(iterations))
+    except (ValueError, binascii.Error):
+        raise ConfigError(
+            f"pgwire user {user!r} has a malformed SCRAM verifier",
+            hint="expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>",
+        ) from None
+
+
+class ScramLogin:
+    """One client's exchange: first message in and out, final message in and out."""
+
+    def __init__(self, user: str, verifier: ScramVerifier, *, known: bool) -> None:
+        self._user = user
+        self._verifier = verifier
+        self._known = known
+        self._header = ""
+        self._nonce = ""
+        self._said = ""
+
+    def first(self, mechanism: str, client_first: bytes) -> bytes:
+        """Answer the client's first message.
+
+        Raises:
+            RemoteProtocolError: unknown mechanism or malformed message.
+        """
+        if mechanism != MECHANISM:
+            raise RemoteProtocolError(f"client selected an invalid SASL mechanism {mechanism!r}")
+        match = _CLIENT_FIRST.fullmatch(client_first.decode("utf-8", "replace"))
+        if match is None:
+            raise RemoteProtocolError("malformed SCRAM message")
+        self._header = match["header"]
+        self._nonce = match["nonce"] + secrets.token_urlsafe(_NONCE_BYTES)
+        salt = base64.b64encode(self._verifier.salt).decode()
+        answer = f"r={self._nonce},s={salt},i={self._verifier.iterations}"
+        self._said = f"{match['bare']},{answer}"
+        return answer.encode()
+
+    def final(self, client_final: bytes) -> bytes:
+        """Check the client's proof and answer with ours.
+
+        Raises:
+            RemoteProtocolError: malformed message, or not an answer to our first one.
+            AuthenticationError: wrong password or unknown user.
+        """
+        match = _CLIENT_FINAL.fullmatch(client_final.decode("utf-8", "replace"))
+        channel = base64.b64encode(self._header.encode()).decode()
+        if match is None or match["channel"] != channel or match["nonce"] != self._nonce:
+            raise RemoteProtocolError("malformed SCRAM message")
+        said = f"{self._said},{match['unproved']}".encode()
+        if not self._proves(match["proof"], said) or not self._known:
+            raise AuthenticationError(f'password authentication failed for user "{self._user}"')
+        return b"v=" + base64.b64encode(_hmac(self._verifier.server_key, said))
+
+    def _proves(self, proof_text: str, said: bytes) -> bool:
+        """Whether the proof comes from someone who knows the password (RFC 5802, section 3)."""
+        try:
+            proof = base64.b64decode(proof_text, validate=True)
+        except binascii.Error:
+            return False
+        signature = _hmac(self._verifier.stored_key, said)
+        if len(proof) != len(signature):
+            return False
+        client_key = bytes(x ^ y for x, y in zip(proof, signature, strict=True))
+        return hmac.compare_digest(hashlib.sha256(client_key).digest(), self._verifier.stored_key)
+
+
+def _hmac(key: bytes, data: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).digest()
+
+
+class Authenticator:
+    """The users of one server."""
+
+    def __init__(self, users: Mapping[str, str]) -> None:
+        self._verifiers = {user: parse_verifier(user, secret) for user, secret in users.items()}
+        self._mock_key = secrets.token_bytes(32)
+
+    @property
+    def trust(self) -> bool:
+        """Whether nobody is asked for a password."""
+        return not self._verifiers
+
+    def login(self, user: str) -> ScramLogin:
+        """Begin one client's exchange."""
+        verifier = self._verifiers.get(user)
+        return ScramLogin(user, verifier or self._mock(user), known=verifier is not None)
+
+    def _mock(self, user: str) -> ScramVerifier:
+        """A verifier nobody can satisfy, the same for each try, so names can't be probed."""
+        salt = hmac.new(self._mock_key, user.encode(), hashlib.sha256).digest()[:_SALT_BYTES]
+        return ScramVerifier(salt, secrets.token_bytes(32), secrets.token_bytes(32), _ITERATIONS)

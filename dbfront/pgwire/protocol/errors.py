@@ -1,0 +1,86 @@
+"""The one place where our errors become PostgreSQL's ErrorResponse and NoticeResponse fields."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tierkv.dbfront.contracts import Notice
+from tierkv.dbfront.pgwire.protocol.messages import TooLong
+from tierkv.kvcore.errors import RetryableError, SqlError, TierKVError
+
+_INTERNAL: Final = "XX000"
+
+
+class AdminShutdownError(TierKVError):
+    """The server is going down (57P01); raised into idle connections."""
+
+    code = "admin_shutdown"
+    sqlstate = "57P01"
+
+
+class TooManyConnectionsError(TierKVError):
+    """No room for one more connection (53300)."""
+
+    code = "too_many_connections"
+    sqlstate = "53300"
+
+
+class IdleTimeoutError(TierKVError):
+    """The client did nothing for too long (57P05, 25P03)."""
+
+    code = "idle_timeout"
+    sqlstate = "57P05"
+
+    def __init__(self, *, in_transaction: bool) -> None:
+        where = "idle-in-transaction" if in_transaction else "idle-session"
+        super().__init__(f"terminating connection due to {where} timeout")
+        if in_transaction:
+            self.sqlstate = "25P03"  # type: ignore[misc]  # as PostgreSQL's, per instance
+
+
+def too_long(message: TooLong) -> SqlError:
+    """What a message that is too long is answered with."""
+    return SqlError(
+        f"message of {message.size} bytes is longer than {message.limit}",
+        sqlstate="54000",
+        hint="Load data with COPY, or send it in several statements.",
+    )
+
+
+def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]:
+    """Fields of an ErrorResponse, by PostgreSQL's one-letter codes.
+
+    Only our own errors show their text; anything else is an internal error whose details belong
+    into the log.
+    """
+    severity = "FATAL" if fatal else "ERROR"
+    fields = {"S": severity, "V": severity}
+    if not isinstance(error, TierKVError):
+        return {**fields, "C": _INTERNAL, "M": f"internal error: {type(error).__name__}"}
+    fields |= {"C": error.sqlstate, "M": error.message or error.code}
+    fields |= {"D": error.detail or _retry_detail(error), "H": error.hint}
+    position = getattr(error, "position", 0)
+    return {**fields, "P": str(position) if position else ""}
+
+
+def _retry_detail(error: TierKVError) -> str:
+    """Tell a client when to try again, as HTTP does with Retry-After."""
+    cancelled = error.sqlstate == "57014"  # By the user or by a timeout: not for later.
+    if cancelled or not isinstance(error, RetryableError) or error.retry_after_ms <= 0:
+        return ""
+    return f"retry after {error.retry_after_ms} ms"
+
+
+def notice_fields(notice: Notice) -> dict[str, str]:
+    """Fields of a NoticeResponse."""
+    sqlstate = notice.sqlstate
+    if notice.severity == "WARNING" and sqlstate == "00000":
+        sqlstate = "01000"
+    return {
+        "S": notice.severity,
+        "V": notice.severity,
+        "C": sqlstate,
+        "M": notice.message,
+        "D": notice.detail,
+        "H": notice.hint,
+    }

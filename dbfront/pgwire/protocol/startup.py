@@ -1,0 +1,103 @@
+"""What a client says before it logs in: requests for encryption, a cancel, the StartupMessage.
+
+Both listeners of the SQL port begin with it, each over its own kind of stream; nobody is told yet
+who is there.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from tierkv.dbfront.pgwire.protocol import messages as m
+from tierkv.dbfront.pgwire.protocol.connection import PgConnection
+from tierkv.kvcore.errors import AuthenticationError, RemoteProtocolError
+
+_MAX_NEGOTIATIONS: Final = 4  # SSLRequest, GSSENCRequest, once each, and some slack
+
+
+class ClientStream(Protocol):
+    """Bytes from and to a client; ``read`` answers empty bytes at the end."""
+
+    async def read(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+class Startup:
+    """The beginning of one connection.
+
+    Attributes:
+        encrypted: TLS is on.
+    """
+
+    def __init__(
+        self,
+        connection: PgConnection,
+        stream: ClientStream,
+        *,
+        tls: ssl.SSLContext | None,
+        require_tls: bool,
+        start_tls: Callable[[ssl.SSLContext], Awaitable[None]],
+        on_cancel: Callable[[m.CancelRequest], Awaitable[None]],
+    ) -> None:
+        """Take a connection over until its StartupMessage.
+
+        Args:
+            connection: turns bytes into messages.
+            stream: where they come from.
+            tls: None refuses encryption.
+            require_tls: refuse clients without it.
+            start_tls: agrees to TLS and becomes encrypted.
+            on_cancel: what a CancelRequest leads to.
+        """
+        self.encrypted = False
+        self._connection = connection
+        self._stream = stream
+        self._tls = tls
+        self._require_tls = require_tls
+        self._start_tls = start_tls
+        self._on_cancel = on_cancel
+
+    async def next_message(self) -> m.FrontendMessage | m.StartupMessage | None:
+        """Return the client's next message; None when it left."""
+        while (message := self._connection.next_message()) is None:
+            data = await self._stream.read()
+            if not data:
+                return None
+            self._connection.receive_data(data)
+        return message
+
+    async def run(self) -> m.Startup | None:
+        """Answer encryption requests until the StartupMessage; None ends the connection.
+
+        Raises:
+            AuthenticationError: it must be encrypted and is not.
+            RemoteProtocolError: the client goes on asking, or sent bytes before its handshake.
+        """
+        for _ in range(_MAX_NEGOTIATIONS):
+            match await self.next_message():
+                case m.SslRequest():
+                    await self._encrypt()
+                case m.GssEncRequest():
+                    self._stream.write(b"N")
+                case m.CancelRequest() as request:
+                    await self._on_cancel(request)
+                    return None
+                case m.Startup() as startup:
+                    if self._require_tls and not self.encrypted:
+                        raise AuthenticationError("this server accepts TLS connections only")
+                    return startup
+                case _:
+                    return None
+        raise RemoteProtocolError("too many encryption requests")
+
+    async def _encrypt(self) -> None:
+        if self._connection.buffered_bytes or self.encrypted:
+            raise RemoteProtocolError("received unencrypted data after SSL request")
+        if self._tls is None:
+            self._stream.write(b"N")
+            return
+        await self._start_tls(self._tls)
+        self.encrypted = True

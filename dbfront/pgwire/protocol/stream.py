@@ -1,0 +1,170 @@
+"""One client's socket: an asyncio Protocol with bounded buffers, TLS upgrade and hang-up notice.
+
+asyncio's StreamReader keeps bytes that came before a TLS handshake and would take them for
+encrypted ones, and does not tell that a client left while its statement runs; this one does both.
+Only the server and exchange.py use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from tierkv.kvcore.errors import RemoteProtocolError
+
+READ_HIGH_BYTES: Final = 256 << 10
+"""Unread bytes at which we stop reading from the socket."""
+
+WRITE_HIGH_BYTES: Final = 64 << 10
+"""Unsent bytes at which ``drain`` waits for the client."""
+
+
+class PgStream(asyncio.Protocol):
+    """Bytes from and to one client.
+
+    Attributes:
+        on_connect: called once with the stream, when the TCP connection stands.
+        peer: address of the client.
+        on_hangup: called once, when the client is gone; the session cancels what it runs.
+    """
+
+    def __init__(self, on_connect: Callable[[PgStream], None]) -> None:
+        self.on_connect: Callable[[PgStream], None] | None = on_connect
+        self.on_hangup: Callable[[], None] | None = None
+        self.peer = ""
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._incoming = bytearray()
+        self._eof = False
+        self._interrupt: BaseException | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._write_paused = False
+        self._reading_paused = False
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The live transport."""
+        assert self._transport is not None
+        return self._transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else ""
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        if self.on_connect is not None:
+            callback, self.on_connect = self.on_connect, None
+            callback(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming += data
+        if len(self._incoming) > READ_HIGH_BYTES and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+        self._wake(self._reader)
+
+    def eof_received(self) -> bool:
+        self._hang_up()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hang_up()
+        self._wake(self._writer)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._wake(self._writer)
+
+    def _hang_up(self) -> None:
+        if not self._eof:
+            self._eof = True
+            if self.on_hangup is not None:
+                self.on_hangup()
+        self._wake(self._reader)
+
+    @staticmethod
+    def _wake(waiter: asyncio.Future[None] | None) -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def read(self) -> bytes:
+        """Give what has arrived, waiting for at least one byte; empty at the end.
+
+        Raises:
+            BaseException: whatever ``interrupt`` was given.
+        """
+        while not self._incoming and not self._eof:
+            if self._interrupt is not None:
+                raise self._interrupt
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        data = bytes(self._incoming)
+        self._incoming.clear()
+        if self._reading_paused and not self._eof:
+            self._reading_paused = False
+            self.transport.resume_reading()
+        return data
+
+    def interrupt(self, error: BaseException) -> None:
+        """Make the current or next waiting ``read`` raise ``error``."""
+        self._interrupt = error
+        self._wake(self._reader)
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; follow large amounts by ``drain``."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what was written.
+
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
+        if self._write_paused and not self.transport.is_closing():
+            self._writer = self._loop.create_future()
+            try:
+                await self._writer
+            finally:
+                self._writer = None
+        else:
+            await asyncio.sleep(0)  # let other sessions have their turn in a long result
+        if self.transport.is_closing():
+            raise ConnectionResetError("client is gone")
+
+    async def start_tls(self, context: ssl.SSLContext) -> None:
+        """Agree to TLS and become encrypted.
+
+        Raises:
+            RemoteProtocolError: bytes came before the handshake (a man in the middle's injection).
+            OSError: the handshake failed; ssl.SSLError is one.
+        """
+        if self._incoming:
+            raise RemoteProtocolError("received unencrypted data after SSL request")
+        self.transport.write(b"S")
+        # No await before start_tls: nothing can be received between here and the handshake.
+        transport = await self._loop.start_tls(self.transport, self, context, server_side=True)
+        if transport is None:
+            raise ConnectionResetError("client left during the TLS handshake")
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,1 @@
+"""Statements with AI calls on PostgreSQL."""

@@ -1,0 +1,244 @@
+"""A statement with AI calls on PostgreSQL: its rounds, each under a savepoint.
+
+tierkv.ai_call tells questions it finds no answer to; they go to the statement's book, whose answers
+are put where that function finds them before the next round. Both protocols run through here; how a
+round is started is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from tierkv.dbfront.postgres.statements.explained import actual_rows
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.dbfront.statement.ai_statement import FIRST_BUDGET, AiStatement
+from tierkv.kvcore.errors import SqlError, TierKVError
+from tierkv.sql.calls.ai_call import CallForm
+from tierkv.sql.plan.plan import Explain
+
+_SAVEPOINT: Final = messages.own_statement("SAVEPOINT tierkv")
+_UNDO: Final = messages.own_statement("ROLLBACK TO SAVEPOINT tierkv")
+_RELEASE: Final = messages.own_statement("RELEASE SAVEPOINT tierkv")
+_FILL: Final = "SELECT tierkv.learn($1::bigint[], $2::bytea[], $3::bytea[])"
+_ROOM: Final = "SELECT pg_catalog.set_config('tierkv.room', '{room}', true)"
+_FILL_BYTES: Final = 8 << 20
+"""Answers are sent in messages of about this size."""
+
+_NEVER_FOR_NULL: Final = ("57", "53", "58", "40", "25", "XX", "08")
+"""Classes of errors that a NULL in place of an answer does not cause."""
+
+
+class PostgresError(SqlError):
+    """What PostgreSQL said; ``frame`` is its ErrorResponse, to be passed on."""
+
+    code = "postgres_error"
+
+    def __init__(self, frame: bytes) -> None:
+        fields = messages.fields(frame)
+        super().__init__(
+            fields.get("M", b"").decode("utf-8", "replace"),
+            sqlstate=fields.get("C", b"XX000").decode("ascii", "replace"),
+        )
+        self.frame = frame
+
+
+class RelayRounds:
+    """EngineRounds over a relayed session, in an open transaction block.
+
+    Attributes:
+        cancelled: an error to end with as soon as PostgreSQL has finished what it does.
+        sync: own statements end with a Sync, as they must not in a client's batch.
+        asking: PostgreSQL is working; what else is waited for can be cancelled at once.
+        error: what the last round failed with, if it did.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        statement: AiStatement,
+        run_once: Callable[[], Awaitable[Reply]],
+        *,
+        sync: bool,
+        stop_after: int | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            exchange: the session.
+            statement: whose calls are answered.
+            run_once: runs the engine's text once.
+            sync: own statements end with a Sync, as they must not in a client's batch.
+            stop_after: rows that are final although filters are unanswered.
+        """
+        self.cancelled: TierKVError | None = None
+        self.asking = False
+        self.error: PostgresError | None = None
+        self._exchange = exchange
+        self._statement = statement
+        self._forms: dict[int, CallForm] = {form.key: form for form in statement.plan.forms}
+        self._analyzes = statement.plan.explain is Explain.ANALYZE
+        self._run_once = run_once
+        self.sync = sync
+        self._stop_after = stop_after
+        self._room: int | None = None
+        self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
+        self._behind = False
+        self._last: Reply | None = None
+        self._rows = 0
+
+    @property
+    def behind(self) -> bool:
+        """See EngineRounds."""
+        return self._behind
+
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return self._stop_after is not None and self._rows >= self._stop_after
+
+    def ask_few(self) -> None:
+        """Let a round ask few questions and end there, each next one twice as many."""
+        self._room = FIRST_BUDGET
+
+    async def run(self) -> Reply | None:
+        """See EngineRounds.
+
+        Raises:
+            PostgresError: the statement's own failure.
+        """
+        if self._last is not None:
+            self._last.output.close()
+        with self.at_work():
+            await self._fill()
+            await self.own(*self._make_room(), _SAVEPOINT)
+            self._last = reply = await self._run_once()
+            self._rows = reply.rows
+            if self._stop_after is not None and self._analyzes and reply.rows:
+                self._rows = actual_rows(reply)
+            self._note(reply)
+            if reply.error is None:
+                return reply
+            self.error = error = PostgresError(reply.error)
+            if not reply.misses or error.sqlstate.startswith(_NEVER_FOR_NULL):
+                raise error
+            if not self.sync:
+                # Have PostgreSQL listen again after an error in a batch; the block stays open.
+                await self._exchange.own(sync=True)
+        return None
+
+    def _make_room(self) -> list[bytes]:
+        room, self._room = self._room, None if self._room is None else 2 * self._room
+        return [] if room is None else [messages.own_statement(_ROOM.format(room=room))]
+
+    async def undo(self) -> None:
+        """See EngineRounds."""
+        await self.own(_UNDO, _RELEASE)
+
+    async def recover(self) -> None:
+        """Take back a run that failed by its own error, as if it had not been tried."""
+        if not self.sync:
+            await self._exchange.own(sync=True)
+        await self.undo()
+
+    async def release(self) -> None:
+        """Keep what the last round did."""
+        await self.own(_RELEASE)
+
+    async def own(self, *statements: bytes) -> Reply:
+        """Run statements of the relay's own.
+
+        Raises:
+            PostgresError: one failed.
+        """
+        with self.at_work():
+            reply = await self._exchange.own(*statements, sync=self.sync)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        return reply
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let nobody stop what waits for PostgreSQL's answer; a cancel waits until it is there."""
+        before, self.asking = self.asking, True
+        try:
+            yield
+        finally:
+            self.asking = before
+        if self.cancelled is not None and not before:
+            raise self.cancelled
+
+    def missed(self, reply: Reply) -> dict[tuple[int, str], None]:
+        """Tell the book what a query missed; answers the questions, for ``fill``."""
+        self._statement.book.start_round()
+        self._note(reply)
+        return dict(self._told)
+
+    async def fill(self, told: dict[tuple[int, str], None]) -> None:
+        """Put the book's answers to questions where PostgreSQL finds them."""
+        self._told = dict(told)
+        await self._fill()
+
+    def _note(self, reply: Reply) -> None:
+        """Tell the book what was missed; remember what it knows already."""
+        self._behind = False
+        self._told.clear()
+        for miss in reply.misses:
+            number, _, question = miss.partition(b" ")
+            key, text = int(number), bytes.fromhex(question.decode()).decode("utf-8", "replace")
+            if key not in self._forms:
+                continue
+            self._told[key, text] = None
+            self._statement.book.look_up(key, text)
+        self._behind = any(True for _ in self._statement.book.answers(self._told))
+
+    async def _fill(self) -> None:
+        """Put every answer that PostgreSQL asked for, and the book has, where it finds it."""
+        keys: list[int] = []
+        questions: list[bytes] = []
+        answers: list[bytes | None] = []
+        size = 0
+        for key, text, answer in self._statement.book.answers(self._told):
+            keys.append(key)
+            questions.append(text.encode())
+            answers.append(
+                None if answer is None else answer.replace("\0", "").encode("utf-8", "replace")
+            )
+            size += len(questions[-1]) + len(answers[-1] or b"")
+            if size > _FILL_BYTES:
+                await self.own(messages.own_arrays(_FILL, keys, questions, answers))
+                keys, questions, answers, size = [], [], [], 0
+        if keys:
+            await self.own(messages.own_arrays(_FILL, keys, questions, answers))
+        self._told.clear()
+
+
+class LastReply:
+    """EngineRounds that keep what the last round was answered.
+
+    Attributes:
+        reply: None when it failed on a missing answer.
+    """
+
+    def __init__(self, rounds: RelayRounds) -> None:
+        self.reply: Reply | None = None
+        self._rounds = rounds
+
+    @property
+    def behind(self) -> bool:
+        """See EngineRounds."""
+        return self._rounds.behind
+
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return self._rounds.enough()
+
+    async def run(self) -> Reply | None:
+        """See EngineRounds."""
+        self.reply = await self._rounds.run()
+        return self.reply
+
+    async def undo(self) -> None:
+        """See EngineRounds."""
+        await self._rounds.undo()

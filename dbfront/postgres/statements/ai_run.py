@@ -1,0 +1,403 @@
+"""One statement with AI calls, from the session's settings to its notices.
+
+Both protocols use it: ``open`` before anything of the statement runs, ``answer`` to run it, and
+``notices`` for what the client is told beside the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from tierkv.dbfront.accounts.statement_entry import StatementEntry
+from tierkv.dbfront.accounts.statement_log import StatementLog
+from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.contracts import ClientInfo, TextGenerator
+from tierkv.dbfront.explain.estimate import Estimate
+from tierkv.dbfront.explain.plan import Analysis, Explanation
+from tierkv.dbfront.pgwire.protocol.errors import notice_fields
+from tierkv.dbfront.postgres.statements.ai_rounds import LastReply, PostgresError, RelayRounds
+from tierkv.dbfront.postgres.statements.block import Block
+from tierkv.dbfront.postgres.statements.explained import add_ai_plan
+from tierkv.dbfront.postgres.statements.session_values import SessionValues
+from tierkv.dbfront.postgres.statements.statement import Statement
+from tierkv.dbfront.postgres.statements.unknown_calls import hinted
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.encoding import shown
+from tierkv.dbfront.postgres.wire.exchange import Exchange, OnReset, Reply
+from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
+from tierkv.dbfront.views.rows import Row
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from tierkv.sql.plan.plan import Explain, StatementPlan
+from tierkv.sql.text.statement import StatementKind
+
+RunOnce = Callable[[], Awaitable[Reply]]
+
+
+class Watched(Protocol):
+    """A session that can say what it does."""
+
+    def activity_row(self, asking: str) -> Row: ...
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AiServices:
+    """What all sessions of a relay share.
+
+    Attributes:
+        generator: the way to the models.
+        clock: for statistics.
+        tenant_of: whose KV namespace a client's calls belong to.
+        statements: where statements with AI calls are counted and logged.
+        view_rows: rows of an admin view, but of stat_activity.
+        reset: resets what is counted, of one group or all.
+        sessions: who is asked for stat_activity; they come and go by themselves.
+    """
+
+    generator: TextGenerator
+    clock: Clock
+    tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
+    statements: StatementLog | None = None
+    view_rows: Callable[[str], Awaitable[list[Row]]] | None = None
+    reset: OnReset | None = None
+    sessions: WeakSet[Watched] = field(default_factory=WeakSet)
+
+
+class AiRun:
+    """A statement at work.
+
+    Attributes:
+        values: the session's settings as it began.
+        stats: its counters.
+        account: where it is counted; after ``open``.
+    """
+
+    def __init__(
+        self,
+        statement: Statement,
+        exchange: Exchange,
+        block: Block,
+        services: AiServices,
+        client: ClientInfo,
+        *,
+        sync: bool,
+        alone: bool = True,
+        pid: int = 0,
+        on_progress: Callable[[StatementProgress], None] | None = None,
+    ) -> None:
+        assert statement.plan is not None
+        self.stats = AiStats()
+        self._statement = statement
+        self._plan: StatementPlan = statement.plan
+        self._exchange = exchange
+        self._block = block
+        self._services = services
+        self._client = client
+        self._sync = sync
+        self._alone = alone
+        self._pid = pid
+        self.account: StatementEntry | None = None
+        self._on_progress = on_progress
+        self._ai: AiStatement | None = None
+        self._rounds: RelayRounds | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled: TierKVError | None = None
+        self._values: SessionValues | None = None
+        self._estimate: Estimate | None = None
+        self._over = False
+        self._told: set[bytes] = set()
+
+    @property
+    def values(self) -> SessionValues:
+        """The session's settings; after ``open``."""
+        assert self._values is not None
+        return self._values
+
+    @property
+    def defaults(self) -> CallDefaults:
+        """What calls take from the session."""
+        return self.values.call_defaults(self._services.tenant_of(self._client))
+
+    @property
+    def _only_reads(self) -> bool:
+        is_query = self._plan.kind is StatementKind.QUERY and not self._plan.query_writes
+        return self._alone and is_query and not self._statement.locks_rows
+
+    async def open(self) -> None:
+        """Read the settings, check constant arguments, open a block, prepare the answers' table.
+
+        Raises:
+            TierKVError: nothing of the statement ran.
+        """
+        self._values = await self._block.values()
+        self.account = self._account()
+        try:
+            await self._open()
+        except TierKVError as error:
+            self._ended(error)
+            raise
+
+    async def _open(self) -> None:
+        refuse_replay(str(self.values.settings.get("tierkv.execution")), self._plan.why_not_stream)
+        self._ai = AiStatement(
+            self._plan,
+            self._services.generator,
+            self.defaults,
+            self.values.policy,
+            self._services.clock,
+            self.stats,
+            self._on_progress,
+            self.account,
+        )
+        await self._ai.check_constants()
+        await self._block.open(self.values, reads=self._only_reads)
+        first_key = min(form.key for form in self._plan.forms)
+        await self._block.begin_rounds(first_key)
+
+    async def answer(
+        self, run_once: RunOnce, *, keep: bool = True, collect_once: RunOnce | None = None
+    ) -> Reply:
+        """Run the statement until nothing is missing.
+
+        Args:
+            run_once: runs it once.
+            collect_once: runs a SELECT that meets the same calls, for a statement that writes; the
+                statement itself then needs no round but its last.
+            keep: the last run counts. Otherwise it is taken back, and the answers stay: the caller
+                runs the statement another way.
+
+        Raises:
+            PostgresError: PostgreSQL's own error.
+            TierKVError: ours.
+        """
+        assert self._ai is not None
+        collects = collect_once is not None and self._plan.explain is Explain.NO
+        stop_after = self._plan.stop_after_rows if keep and not self._plan.writes else None
+        self._rounds = rounds = RelayRounds(
+            self._exchange, self._ai, run_once, sync=self._sync, stop_after=stop_after
+        )
+        started = self._services.clock.now()
+        timer = self._timer(self.values.statement_timeout_s)
+        failure: BaseException | None = None
+        try:
+            if self._plan.explain in (Explain.PLAN, Explain.ESTIMATE):
+                reply = await self._explained()
+            else:
+                if self.account is not None:
+                    await self.account.began()
+                if collects and collect_once is not None:
+                    await self._collect(collect_once)
+                self._rounds = rounds
+                may_stop = self._plan.stops_early and not self._plan.writes
+                if may_stop:
+                    rounds.ask_few()
+                reply = await self._stoppable(
+                    self._ai.until_answered(self._rounds, may_stop=may_stop)
+                )
+                await (self._rounds.release() if keep else self._rounds.undo())
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.stats.wall_s += self._services.clock.now() - started
+            self._ended(failure)
+        self._ai.report("done")
+        self._add_plan(reply)
+        return reply
+
+    async def begin_windows(self) -> RelayRounds:
+        """Begin to answer a cursor's calls as its rows are fetched."""
+        assert self._ai is not None
+
+        async def never() -> Reply:
+            raise AssertionError("a cursor's query is not run in rounds")
+
+        self._rounds = RelayRounds(self._exchange, self._ai, never, sync=self._sync)
+        if self.account is not None:
+            await self.account.began()
+        return self._rounds
+
+    async def in_windows(
+        self, work: Coroutine[Any, Any, None], timeout_s: float, last: Callable[[], bool]
+    ) -> None:
+        """Answer calls of a cursor; ``last`` says whether that was all of it.
+
+        Raises:
+            TierKVError: PostgreSQL's own error, or ours.
+        """
+        assert self._rounds is not None
+        self._cancelled = self._rounds.cancelled = None
+        timer = self._timer(timeout_s)
+        try:
+            await self._stoppable(work)
+        except TierKVError as error:
+            self._ended(error)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if last():
+            self.close_windows()
+
+    async def ask_missed(self) -> None:
+        """Have models answer what the book misses."""
+        assert self._ai is not None
+        batch = self._ai.book.next_batch()
+        if self._ai.book.fatal is not None:
+            raise self._ai.book.fatal
+        if batch:
+            await self._ai.evaluate(batch)
+
+    def close_windows(self) -> None:
+        """No rows of the cursor are to come."""
+        self._ended(None)
+
+    async def _collect(self, collect_once: RunOnce) -> None:
+        """Learn the answers a write needs, so that it writes once: no dead rows, no lost numbers.
+
+        Raises:
+            TierKVError: what the statement itself would fail with, too.
+        """
+        assert self._ai is not None
+        self._rounds = rounds = RelayRounds(self._exchange, self._ai, collect_once, sync=self._sync)
+        try:
+            reply = await self._stoppable(self._ai.until_answered(rounds))
+            reply.output.close()
+            await rounds.undo()
+        except PostgresError as error:
+            # The SELECT is only a way to collect; what PostgreSQL has against it may not hold for
+            # the statement itself, which will say what is wrong.
+            if error is not rounds.error or error.sqlstate.startswith(("53", "57")):
+                raise
+            await rounds.recover()
+        self.stats.calls = 0  # The statement itself makes them again.
+
+    def _account(self) -> StatementEntry | None:
+        if self._services.statements is None:
+            return None
+        tag = str(self.values.settings.get("tierkv.query_tag"))
+        account = self._services.statements.open(self._client, self._pid, self._statement.text, tag)
+        account.planned(self._plan.kind.value, holds_calls=True)
+        return account
+
+    def _ended(self, error: BaseException | None) -> None:
+        if self.account is not None and not self._over:
+            self._over = True
+            self.account.ended(self.stats, error)
+
+    async def _explained(self) -> Reply:
+        """Run EXPLAIN once and take it back: nobody is asked, whatever it misses.
+
+        To estimate, PostgreSQL is given EXPLAIN ANALYZE, so that it meets the statement's calls.
+        """
+        assert self._ai is not None and self._rounds is not None
+        rounds = LastReply(self._rounds)
+        if self._plan.explain is Explain.ESTIMATE:
+            self._estimate = await self._stoppable(self._ai.estimate(rounds))
+        else:
+            await rounds.run()
+        if rounds.reply is None:
+            assert self._rounds.error is not None
+            raise self._rounds.error
+        await self._rounds.undo()
+        return rounds.reply
+
+    async def _stoppable(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what takes a while as the task that ``cancel`` stops."""
+        self._task = task = asyncio.create_task(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._cancelled is None:
+                task.cancel()
+                raise
+            raise self._cancelled from None
+        finally:
+            self._task = None
+
+    def cancel(self, error: TierKVError | None = None) -> bool:
+        """Stop the calls; False while PostgreSQL works, which must be asked itself."""
+        rounds = self._rounds
+        if self._task is None or rounds is None:
+            return False
+        self._cancelled = rounds.cancelled = error or CancelledByUserError(
+            "canceling statement due to user request"
+        )
+        if rounds.asking:
+            return False
+        self._task.cancel()
+        return True
+
+    def _timer(self, timeout_s: float) -> asyncio.TimerHandle | None:
+        if not timeout_s:
+            return None
+        late = SqlError("canceling statement due to statement timeout", sqlstate="57014")
+        return asyncio.get_running_loop().call_later(timeout_s, self.cancel, late)
+
+    def _add_plan(self, reply: Reply) -> None:
+        """Show our part of the plan beside PostgreSQL's."""
+        if self._plan.explain is Explain.NO:
+            return
+        assert self._ai is not None
+        told = Explanation(
+            self._plan,
+            self.defaults,
+            why_not_stream=self._plan.why_not_stream,
+            max_calls=self.values.policy.max_calls,
+            estimate=self._estimate,
+        )
+        if self._plan.explain is Explain.ANALYZE:
+            told = replace(told, analysis=Analysis(self.stats, self._ai.trace))
+        add_ai_plan(reply, told, as_json=self._plan.explain_json)
+
+    def notices(self, parameters: dict[str, str]) -> list[bytes]:
+        """Return frames of what the client wants to be told beside the rows."""
+        if self._ai is None:
+            return []
+        return [
+            messages.with_fields(
+                b"N", {k: shown(v, parameters) for k, v in notice_fields(notice).items() if v}
+            )
+            for notice in self._ai.notices()
+            if self.values.wants(notice.severity)
+        ]
+
+    def news(self, parameters: dict[str, str]) -> list[bytes]:
+        """Return what ``notices`` has that was not returned here before."""
+        frames = [frame for frame in self.notices(parameters) if frame not in self._told]
+        self._told.update(frames)
+        return frames
+
+
+def error_frame(
+    error: BaseException, statement: Statement | None, fields: dict[str, bytes]
+) -> bytes:
+    """Make the ErrorResponse for a client.
+
+    Args:
+        error: PostgreSQL's or ours.
+        statement: whose text PostgreSQL was given; its positions are translated.
+        fields: of ``error`` where it is ours; they name the place in the statement's query.
+    """
+    if not isinstance(error, PostgresError):
+        if statement is not None and "P" in fields:
+            before = statement.offset + statement.declare
+            fields = fields | {"P": str(int(fields["P"]) + before).encode()}
+        return messages.with_fields(b"E", fields)
+    frame = hinted(error.frame)
+    if statement is None:
+        return frame
+    values = messages.fields(frame)
+    if "P" in values:
+        values["P"] = str(statement.position(int(values["P"]))).encode()
+    return messages.with_fields(b"E", values)

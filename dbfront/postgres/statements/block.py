@@ -1,0 +1,205 @@
+"""The transaction block a statement with AI calls runs in: the client's, or one of the relay's.
+
+Outside a block the rounds of a statement need one of their own, which begins before its first
+round and is committed before the client is told that it is done. It never outlives a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
+from tierkv.dbfront.postgres.statements.session_values import READ_VALUES, SessionValues
+from tierkv.dbfront.postgres.statements.statement import Statement
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
+from tierkv.sql.plan.plan import MAX_FORMS
+
+_COMMIT: Final = messages.own_statement("COMMIT")
+_ROLLBACK: Final = messages.own_statement("ROLLBACK")
+_BEGIN: Final = messages.own_statement("BEGIN")
+_READ_VALUES: Final = messages.own_statement(READ_VALUES)
+_WARN: Final = messages.own_statement("SET LOCAL client_min_messages = warning")
+_SET_BACK: Final = "SELECT pg_catalog.set_config('{name}', '{value}', true)"
+_IN_BLOCK_ALREADY: Final = "25001"
+_FOR_CURSORS: Final = ("synchronize_seqscans", "cursor_tuple_fraction")
+_WITHOUT_WARNINGS: Final = frozenset({"error", "fatal", "panic"})
+
+
+class Block:
+    """Whose transaction block is open.
+
+    Attributes:
+        own: the relay's, which must end it.
+        uncertain: in this batch something ran that may have begun or ended a block.
+        forsaken: the relay began a block in this batch that the client has not made its own.
+        open_here: a block is known to be open in this batch, whatever the last ReadyForQuery said.
+    """
+
+    def __init__(self, exchange: Exchange, *, sync: bool) -> None:
+        """Begin with what the last ReadyForQuery said.
+
+        Args:
+            exchange: the session.
+            sync: own statements end with a Sync; not so in a client's batch.
+        """
+        self.own = False
+        self.uncertain = False
+        self.forsaken = False
+        self.open_here = False
+        self._snapshot = False
+        self._exchange = exchange
+        self._sync = sync
+
+    async def statement(self, *statements: bytes) -> Reply:
+        """Run statements of the relay's own.
+
+        Raises:
+            PostgresError: one failed.
+        """
+        reply = await self._exchange.own(*statements, sync=self._sync)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        return reply
+
+    async def before(self, *statements: bytes) -> Reply:
+        """Run statements of the relay's own ahead of the block, if it is not open yet.
+
+        Raises:
+            PostgresError: one failed.
+        """
+        # Where nothing of the batch ran a Sync does no harm, and the block to come is fresh.
+        fresh = self._exchange.status == "I" and not self.uncertain and not self.open_here
+        reply = await self._exchange.own(*statements, sync=self._sync or fresh)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        return reply
+
+    async def values(self) -> SessionValues:
+        """Read the session's settings."""
+        row = (await self.before(_READ_VALUES)).first_row()
+        return SessionValues.from_row(
+            [None if value is None else value.decode("utf-8", "replace") for value in row]
+        )
+
+    async def open(self, values: SessionValues, *, reads: bool) -> None:
+        """Make sure that a block is open.
+
+        Args:
+            values: the session's.
+            reads: what runs in it only reads, so all its rounds may see one snapshot.
+        """
+        if self.uncertain:
+            await self._probe(values)
+        elif self._exchange.status == "I" and not self.open_here:
+            await self.statement(messages.own_statement(_begin_text(values, reads=reads)))
+            self.own = self.forsaken = True
+            self._snapshot = reads
+        self.uncertain = False
+        self.open_here = not self._sync  # With a Sync behind each statement the status is true.
+
+    async def renew(self) -> None:
+        """Let what follows a read in a batch see new rows: its snapshot was only for its rounds.
+
+        Nothing was written in the relay's own block until then, so it may end.
+
+        Raises:
+            PostgresError: COMMIT failed.
+        """
+        if self.own and self._snapshot:
+            self._snapshot = False
+            await self.statement(_COMMIT, _BEGIN)
+
+    def check_cursor(self, statement: Statement) -> None:
+        """Refuse a cursor that would be gone with the relay's own block.
+
+        Raises:
+            SqlError: as PostgreSQL says it.
+        """
+        if statement.declare and self.own and not statement.holds:
+            raise SqlError(
+                "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
+            )
+
+    async def begin_rounds(self, first_key: int) -> None:
+        """Make room for answers; from here questions are told, not refused.
+
+        Raises:
+            FeatureNotSupportedError: schema ``tierkv`` is missing in this database.
+        """
+        text = f"SELECT tierkv.begin_rounds({first_key}, {first_key + MAX_FORMS - 1})"
+        try:
+            await self.statement(messages.own_statement(text))
+        except PostgresError as error:
+            raise _explained(error) from None
+
+    async def end_rounds(self, values: SessionValues, *, rows_to_come: bool = False) -> None:
+        """Put back what ``begin_rounds`` set, in a block that goes on.
+
+        Args:
+            values: the session's, from before.
+            rows_to_come: a cursor begins its scan later: it must meet the rows that rounds met, so
+                what they were met with stays until the transaction ends.
+        """
+        before = {"tierkv.round": "", "tierkv.room": "", **values.put_back}
+        if rows_to_come:
+            for name in _FOR_CURSORS:
+                before.pop(name, None)
+        await self.statement(
+            *(
+                messages.own_statement(_SET_BACK.format(name=name, value=value))
+                for name, value in before.items()
+            )
+        )
+
+    async def end(self, *, failed: bool) -> bytes | None:
+        """End the relay's own block, if there is one.
+
+        Returns:
+            error: ErrorResponse frame where COMMIT failed.
+        """
+        if not self.own:
+            return None
+        self.own = False
+        ended = _ROLLBACK if failed else _COMMIT
+        reply = await self._exchange.own(ended, sync=self._sync)
+        return reply.error
+
+    def ran(self, tag: bytes) -> None:
+        """Note a statement of the client's that ran beside ours."""
+        if tag in (b"BEGIN", b"START TRANSACTION"):
+            self.own, self.open_here, self.uncertain = False, True, False
+            self.forsaken = False
+        elif tag in (b"COMMIT", b"ROLLBACK", b"PREPARE TRANSACTION"):
+            self.own, self.open_here, self.uncertain = False, False, True
+
+    async def _probe(self, values: SessionValues) -> None:
+        """Begin a block; PostgreSQL's warning tells where one was open already."""
+        silent = values.min_messages in _WITHOUT_WARNINGS
+        if silent:
+            await self.statement(_WARN)
+        begun = await self.statement(_BEGIN)
+        if silent:
+            text = _SET_BACK.format(name="client_min_messages", value=values.min_messages)
+            await self.statement(messages.own_statement(text))
+        fresh = not begun.says(_IN_BLOCK_ALREADY)
+        self.own, self.forsaken = self.own or fresh, self.forsaken or fresh
+
+
+def _begin_text(values: SessionValues, *, reads: bool) -> str:
+    text = "BEGIN"
+    if reads and values.isolation == "read committed":
+        # Rows that change between rounds would ask for more rounds. A write keeps its level: under
+        # a higher one it could fail for rows that others write.
+        text += " ISOLATION LEVEL REPEATABLE READ"
+    return text
+
+
+def _explained(error: PostgresError) -> Exception:
+    if error.sqlstate in ("42501", "3F000", "42883"):
+        return FeatureNotSupportedError(
+            f"AI calls can't be answered here: {error.message}",
+            hint="They need schema tierkv in this database; tierkv postgres-sql prints it.",
+        )
+    return error

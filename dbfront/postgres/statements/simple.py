@@ -1,0 +1,192 @@
+"""A simple query with AI calls: its statements one after the other, as one message does.
+
+Several statements in one message are one transaction unless they say otherwise; here that is a
+block of the relay's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from tierkv.dbfront.pgwire.protocol import replies
+from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
+from tierkv.dbfront.postgres.statements.ai_run import AiRun, error_frame
+from tierkv.dbfront.postgres.statements.block import Block
+from tierkv.dbfront.postgres.statements.statement import Statement
+from tierkv.dbfront.postgres.statements.windows import Cursors
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.encoding import encoded, shown
+from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
+from tierkv.sql.plan.plan import Explain
+from tierkv.sql.text.statement import StatementKind
+
+_TRANSACTION: Final = frozenset({StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK})
+_FAIL: Final = messages.own_statement("AI statement refused by the TierKV front")
+"""Not SQL: PostgreSQL answers it with an error, which leaves the client's block as any error."""
+
+
+class MakeRun(Protocol):
+    """Makes the run of a statement; ``alone``: nothing else runs in the block it may open."""
+
+    def __call__(
+        self, statement: Statement, block: Block, *, sync: bool, alone: bool = True
+    ) -> AiRun: ...
+
+
+Refresh = Callable[[frozenset[str], Block], Awaitable[None]]
+"""Fills admin views, ahead of a statement that names them."""
+
+
+class SimpleQuery:
+    """One Query message."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        parameters: dict[str, str],
+        make_run: MakeRun,
+        refresh: Refresh,
+        cursors: Cursors,
+    ) -> None:
+        self._cursors = cursors
+        self._exchange = exchange
+        self._parameters = parameters
+        self._make_run = make_run
+        self._refresh = refresh
+        self._block = Block(exchange, sync=True)
+
+    async def run(self, statements: list[Statement]) -> None:
+        """Run all statements until one fails, and tell the client that it may go on."""
+        error: TierKVError | None = None
+        current: Statement | None = None
+        last: Reply | None = None
+        try:
+            for current in statements:
+                if last is not None:
+                    await self._exchange.deliver(last)
+                    last = None
+                last = await self._one(current, alone=len(statements) == 1)
+        except TierKVError as raised:
+            error = raised
+        await self._finish(current, last, error)
+
+    async def refuse(self, error: TierKVError) -> None:
+        """Answer the whole query with an error; nothing of it ran."""
+        await self._finish(None, None, error)
+
+    async def _finish(
+        self, current: Statement | None, last: Reply | None, error: TierKVError | None
+    ) -> None:
+        frame: bytes | None = None
+        if error is not None:
+            frame = self._error(error, current)
+            if not self._block.own and self._exchange.status == "T":
+                await self._exchange.own(_FAIL, sync=True)
+        unfinished = await self._block.end(failed=error is not None)
+        if last is not None:
+            await self._exchange.deliver(last, error=unfinished)
+        if frame is not None:
+            await self._exchange.send([frame])
+        await self._exchange.send([replies.ready_for_query(self._exchange.status)])
+
+    def _error(self, error: TierKVError, statement: Statement | None) -> bytes:
+        fields = {k: shown(v, self._parameters) for k, v in error_fields(error).items() if v}
+        return error_frame(error, statement, fields)
+
+    async def _one(self, statement: Statement, *, alone: bool) -> Reply:
+        """Run one statement.
+
+        Raises:
+            TierKVError: it failed.
+        """
+        if statement.plan is not None and self._exchange.status != "E":
+            await self._refresh(statement.views, self._block)
+        if statement.has_calls and self._exchange.status != "E":
+            return await self._with_calls(statement, alone=alone)
+        await self._cursors.before(statement.text, sync=True)
+        if statement.kind in _TRANSACTION:
+            return await self._transaction(statement)
+        if not alone:
+            _refuse_copy(statement)
+            if self._exchange.status == "I":
+                await self._block.open(await self._block.values(), reads=False)
+        return await self._plain(statement)
+
+    async def _plain(self, statement: Statement) -> Reply:
+        text = encoded(statement.engine_text, self._parameters)
+        reply = await self._exchange.ask(messages.query(text))
+        if reply.error is not None:
+            await self._exchange.send(reply.output.pieces())
+            raise PostgresError(reply.error)
+        return reply
+
+    async def _transaction(self, statement: Statement) -> Reply:
+        reply = await self._plain(statement)
+        if self._block.own and reply.says("25001"):
+            reply.output.discard()  # It is in a block of ours, which it does not know.
+        # Either the client has made the block its own, or it has ended it.
+        self._block.own = False
+        return reply
+
+    async def _with_calls(self, statement: Statement, *, alone: bool) -> Reply:
+        run = self._make_run(statement, self._block, sync=True, alone=alone)
+        await run.open()
+        if alone:
+            self._block.check_cursor(statement)
+        if statement.opens_window and not self._block.own:
+            return await self._windowed(statement, run)
+        collected = statement.collect_text
+        reply = await run.answer(
+            lambda: self._run_once(statement),
+            keep=not statement.declare,
+            collect_once=None if collected is None else lambda: self._ask(collected),
+        )
+        # What follows in the block, and the rows of a cursor, have no rounds.
+        await self._block.end_rounds(run.values, rows_to_come=bool(statement.declare))
+        if statement.declare:
+            reply.output.close()
+            reply = await self._plain(statement)
+        await self._exchange.send(run.notices(self._parameters))
+        return reply
+
+    async def _windowed(self, statement: Statement, run: AiRun) -> Reply:
+        """Declare a cursor whose calls are answered as its rows are fetched."""
+        # What is wrong with it PostgreSQL says of the text whose places are known.
+        checked = messages.parse(b"tierkv check", encoded(statement.engine_text, self._parameters))
+        checked += messages.framed(b"C", b"S", b"tierkv check", b"\0")
+        reply = await self._exchange.ask(checked, sync=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        await self._cursors.declare(statement.cursor, statement, run, sync=True)
+        text = encoded(statement.cursor_text, self._parameters)
+        reply = await self._exchange.ask(messages.query(text), keep_with_misses=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        await self._block.end_rounds(run.values, rows_to_come=True)
+        return reply
+
+    async def _ask(self, text: str) -> Reply:
+        return await self._exchange.ask(messages.query(encoded(text, self._parameters)))
+
+    async def _run_once(self, statement: Statement) -> Reply:
+        plan = statement.plan
+        assert plan is not None
+        text = statement.inner.text if statement.declare else statement.engine_text
+        keep = plan.stop_after_rows is not None or plan.explain in _ASKS_NOBODY
+        return await self._exchange.ask(
+            messages.query(encoded(text, self._parameters)), keep_with_misses=keep
+        )
+
+
+_ASKS_NOBODY: Final = (Explain.PLAN, Explain.ESTIMATE)
+
+
+def _refuse_copy(statement: Statement) -> None:
+    if statement.kind is StatementKind.COPY and "STDIN" in statement.text.upper():
+        raise FeatureNotSupportedError(
+            "COPY FROM STDIN can't stand beside AI calls in one query string",
+            hint="Send it by itself.",
+        )

@@ -1,0 +1,323 @@
+"""A cursor whose AI calls are answered while its rows are fetched, a window at a time.
+
+PostgreSQL's own cursor gives the client its rows. Hidden portals beside it, opened at the same
+moment over the same rows in the same order, make its calls ahead of each FETCH: one for every
+filter and one for the items. What they miss is asked, and put where the cursor's calls find it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError, RelayRounds
+from tierkv.dbfront.postgres.statements.ai_run import AiRun
+from tierkv.dbfront.postgres.statements.statement import Planner, Statement
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.encoding import encoded
+from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.kvcore.errors import TierKVError, UserError
+from tierkv.sql.text.lexer import Token, name_value, tokenize
+
+WINDOW_ROWS: Final = 64
+"""Rows that are looked at together."""
+
+ALL: Final = 1 << 62
+_MOST_ROWS: Final = 4096
+_SERIAL: Final = count(1)
+_KNOWN: Final = (
+    "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_cursors AS c "
+    "WHERE c.name OPERATOR(pg_catalog.=) "
+    "pg_catalog.convert_from($1, 'UTF8')::pg_catalog.name::pg_catalog.text "
+    "AND pg_catalog.strpos(c.statement, '({key}, ') OPERATOR(pg_catalog.>) 0), "
+    "extract(epoch from pg_catalog.current_setting('statement_timeout')::interval), "
+    "pg_catalog.current_setting('idle_in_transaction_session_timeout')"
+)
+_KNOWS: Final = "SELECT tierkv.knows({key}, $1)"
+_ROUND: Final = (
+    "SELECT pg_catalog.set_config('tierkv.round', '{round}', true), "
+    "pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle}', true)"
+)
+_WHERE: Final = "SELECT pg_catalog.current_setting('tierkv.round', true)"
+_SPOKEN: Final = re.compile(rb"(?i)\b(?:fetch|move|close)\b")
+_PLAIN: Final = frozenset({"FROM", "IN"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a client bound: its Bind, and the tail of its Parse with the types of the values."""
+
+    bind: bytes
+    types: bytes
+
+
+def may_fetch(message: bytes) -> bool:
+    """Whether a message's text may read or close a cursor; quick."""
+    return _SPOKEN.search(message) is not None
+
+
+def _words(text: str) -> list[Token]:
+    try:
+        return [token for token in tokenize(text) if token.text != ";"]
+    except UserError:
+        return []
+
+
+def touches(text: str) -> bool:
+    """Whether a statement reads or closes a cursor."""
+    return fetched(text) is not None or closed(text) is not None
+
+
+def closed(text: str) -> str | None:
+    """Read a CLOSE: the cursor; empty for all of them."""
+    tokens = _words(text)
+    if len(tokens) != 2 or tokens[0].upper != "CLOSE":
+        return None
+    return "" if tokens[1].upper == "ALL" else name_value(tokens[1])
+
+
+def fetched(text: str) -> tuple[str, int] | None:
+    """Read a FETCH or MOVE: the cursor, and how many rows it may go forward."""
+    tokens = _words(text)
+    if len(tokens) < 2 or tokens[0].upper not in ("FETCH", "MOVE"):
+        return None
+    words = [token.upper for token in tokens[1:-1] if token.upper not in _PLAIN]
+    return name_value(tokens[-1]), _forward(words)
+
+
+def _forward(words: list[str]) -> int:
+    if words in ([], ["NEXT"], ["FORWARD"]):
+        return 1
+    if words[0] in ("PRIOR", "BACKWARD"):
+        return ALL if "-" in words else 0
+    if words[0] == "FORWARD":
+        words = words[1:]
+    if len(words) == 1 and words[0].isdigit():
+        return int(words[0])
+    return ALL  # To its end, to somewhere, or backward: more may be answered, never less.
+
+
+class Windows:
+    """The hidden portals of one cursor.
+
+    Attributes:
+        run: the statement that declared it; its counters and limits are the cursor's.
+    """
+
+    def __init__(self, name: str, statement: Statement, exchange: Exchange, run: AiRun) -> None:
+        plan = statement.plan
+        assert plan is not None and plan.cursor_rows is not None
+        self.run = run
+        self._plan = plan.cursor_rows
+        self._exchange = exchange
+        self._rounds: RelayRounds | None = None
+        self._name = name.encode()
+        self._key = plan.forms[0].key
+        serial = next(_SERIAL)
+        stages = range(len(self._plan.stages))
+        self._names = [f"tierkv rows {serial} {stage}".encode() for stage in stages]
+        self._round = self._idle = ""
+        self._wanted = 0
+        self._passed = 0
+        self._taught: dict[tuple[int, str], None] = {}
+        self._ended = False
+        self._failed: TierKVError | None = None
+
+    async def open(self, parameters: dict[str, str], bound: Bound | None, *, sync: bool) -> None:
+        """Open the portals, in the transaction and settings that the cursor is declared in.
+
+        Raises:
+            PostgresError: PostgreSQL would refuse the query, too.
+        """
+        types = b"\0\0"
+        if bound is not None:
+            types = await self._types(encoded(self._plan.rows.text, parameters), bound.types, sync)
+        data = b""
+        for name, stage in zip(self._names, self._plan.stages, strict=True):
+            text = encoded(stage.text, parameters)
+            data += messages.framed(b"P", name, b"\0", text, b"\0", types)
+            data += _bind(name, bound) + messages.framed(b"C", b"S", name, b"\0")
+        await self._ask(data, sync=sync)
+        reply = await self._ask(messages.own_statement(_WHERE), sync=sync)
+        self._round = (reply.first_row()[0] or b"").decode()
+        self._rounds = await self.run.begin_windows()
+
+    async def _types(self, text: bytes, given: bytes, sync: bool) -> bytes:
+        """Ask of what types the values are: in a part of the query they may look like others."""
+        name = self._names[0]
+        parse = messages.framed(b"P", name, b"\0", text, b"\0", given)
+        ends = messages.framed(b"D", b"S", name, b"\0") + messages.framed(b"C", b"S", name, b"\0")
+        reply = await self._ask(parse + ends, sync=sync)
+        return messages.first_of(b"t", b"".join(reply.output.pieces()))
+
+    async def _ask(self, data: bytes, *, sync: bool) -> Reply:
+        reply = await self._exchange.ask(data, sync=sync, keep_with_misses=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
+        return reply
+
+    async def close(self, *, sync: bool) -> None:
+        """Close the portals; their cursor is about to go, or is gone."""
+        await self._ask(b"".join(map(messages.close_portal, self._names)), sync=sync)
+
+    async def reach(self, rows: int, *, sync: bool) -> bool:
+        """Answer what the cursor's next ``rows`` rows ask; False: it is gone.
+
+        Raises:
+            TierKVError: a call failed, or PostgreSQL did.
+        """
+        assert self._rounds is not None
+        self._rounds.sync = sync
+        text = _KNOWN.format(key=self._key)
+        own = messages.own_statement(text, [self._name], [messages.BYTEA])
+        alive, timeout, idle = (await self._rounds.own(own)).first_row()
+        if alive == b"0":
+            return False
+        self._idle = (idle or b"0").decode()
+        await self._remember(self._rounds)
+        self._wanted = min(self._wanted + rows, ALL)
+        if not self._ended and self._passed < self._wanted:
+            await self._answer(self._rounds, float(timeout or 0))
+        return True
+
+    async def _answer(self, rounds: RelayRounds, timeout_s: float) -> None:
+        if self._failed is not None:  # In a savepoint; the portals have gone on since.
+            raise self._failed
+        try:
+            work = self._windows(rounds)
+            await self.run.in_windows(work, timeout_s, last=lambda: self._ended)
+        except TierKVError as error:
+            self._failed = error
+            raise
+
+    async def _remember(self, rounds: RelayRounds) -> None:
+        """Teach anew what a savepoint may have taken back: the last answer goes with any other."""
+        if not self._taught:
+            return
+        key, question = next(reversed(self._taught))
+        own = messages.own_statement(_KNOWS.format(key=key), [question.encode()], [messages.BYTEA])
+        if (await rounds.own(own)).first_row() == [b"f"]:
+            await self._rounds_go(rounds, on=True)
+            await rounds.fill(self._taught)
+            await self._rounds_go(rounds, on=False)
+
+    async def _windows(self, rounds: RelayRounds) -> None:
+        await self._rounds_go(rounds, on=True)
+        while not self._ended and self._passed < self._wanted:
+            size = min(max(WINDOW_ROWS, self._wanted - self._passed), _MOST_ROWS)
+            for name in self._names:
+                reply = await self._stage(rounds, name, size)
+                told = rounds.missed(reply)
+                await self.run.ask_missed()
+                await rounds.fill(told)
+                self._taught.update(told)
+            self._ended = reply.rows < size
+            self._passed += sum(row[0] == b"t" for row in reply.all_rows())
+            reply.output.close()
+        await self._rounds_go(rounds, on=False)
+
+    async def _rounds_go(self, rounds: RelayRounds, *, on: bool) -> None:
+        text = _ROUND.format(round=self._round if on else "", idle="0" if on else self._idle)
+        await rounds.own(messages.own_statement(text))
+
+    async def _stage(self, rounds: RelayRounds, name: bytes, size: int) -> Reply:
+        with rounds.at_work():
+            return await self._ask(messages.execute(name, size), sync=rounds.sync)
+
+
+def _bind(name: bytes, bound: Bound | None) -> bytes:
+    if bound is not None:
+        return messages.bind_again(bound.bind, name, name)
+    return messages.framed(b"B", name, b"\0", name, b"\0", b"\0\0" * 3)
+
+
+class Cursors:
+    """The cursors of one session whose calls are answered as their rows are fetched.
+
+    Attributes:
+        run: of the cursor whose calls are answered now.
+    """
+
+    def __init__(self, exchange: Exchange, parameters: dict[str, str], planner: Planner) -> None:
+        self.run: AiRun | None = None
+        self._exchange = exchange
+        self._parameters = parameters
+        self._planner = planner
+        self._open: dict[str, Windows] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name.decode("utf-8", "replace") in self._open
+
+    def own_keys(self, statement: Statement, *, limited: bool) -> Statement | None:
+        """Plan a statement again for a cursor of its own; None where it opens none."""
+        plan = statement.plan
+        if statement.opens_window or (limited and plan is not None and plan.cursor_rows):
+            return self._planner.statements(statement.text)[0]
+        return None
+
+    async def declare(
+        self, name: str, statement: Statement, run: AiRun, *, sync: bool, bound: Bound | None = None
+    ) -> None:
+        """Open what stands beside a cursor that is declared next.
+
+        Raises:
+            PostgresError: PostgreSQL would refuse its query, too.
+        """
+        windows = Windows(name, statement, self._exchange, run)
+        await windows.open(self._parameters, bound, sync=sync)
+        await self.forget(name, sync=sync)
+        self._open[name] = windows
+
+    def clear(self) -> None:
+        """Their transaction is over."""
+        for windows in self._open.values():
+            windows.run.close_windows()
+        self._open.clear()
+
+    async def forget(self, name: str, *, sync: bool) -> None:
+        """A cursor is gone."""
+        windows = self._open.pop(name, None)
+        if windows is None:
+            return
+        windows.run.close_windows()
+        if self._exchange.status != "E":
+            await windows.close(sync=sync)
+
+    async def before(self, text: str, *, sync: bool) -> None:
+        """Answer what a FETCH or MOVE is going to ask; close what stands beside a closed cursor.
+
+        Raises:
+            TierKVError: a call failed, or PostgreSQL did.
+        """
+        if not self._open or self._exchange.status == "E":
+            return
+        gone = closed(text)
+        if gone is not None:
+            for name in [gone] if gone else list(self._open):
+                await self.forget(name, sync=sync)
+        found = fetched(text)
+        if found is not None:
+            await self.reach(*found, sync=sync)
+
+    async def reach(self, name: str, rows: int, *, sync: bool) -> None:
+        """Answer what the next rows of a cursor ask.
+
+        Raises:
+            TierKVError: a call failed, or PostgreSQL did.
+        """
+        windows = self._open.get(name)
+        if windows is None:
+            return
+        self.run = windows.run
+        try:
+            alive = await windows.reach(rows, sync=sync)
+            await self._exchange.send(windows.run.news(self._parameters))
+        finally:
+            self.run = None
+        if not alive:
+            await self.forget(name, sync=sync)

@@ -1,0 +1,1 @@
+"""Bytes between client, relay and PostgreSQL: frames, log-in, exchanges."""

@@ -1,0 +1,220 @@
+"""Startup and login of one client, which PostgreSQL itself decides about.
+
+Messages of the login pass unchanged in both directions, passwords and SCRAM proofs included. The
+relay answers requests for encryption itself, takes channel binding out of the offer (TLS ends
+here), and gives the ``tierkv.*`` settings their defaults, so that SET, SHOW and ROLLBACK of them
+are PostgreSQL's own.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.dbfront.pgwire.config import is_loopback
+from tierkv.dbfront.pgwire.protocol import messages as frontend
+from tierkv.dbfront.pgwire.protocol import replies
+from tierkv.dbfront.pgwire.protocol.connection import PgConnection
+from tierkv.dbfront.pgwire.protocol.startup import Startup
+from tierkv.dbfront.postgres.wire import messages
+from tierkv.dbfront.postgres.wire.conversation import LENGTH
+from tierkv.dbfront.postgres.wire.endpoint import Endpoint
+from tierkv.dbfront.postgres.wire.target import Target, connect
+from tierkv.kvcore.errors import AuthenticationError, RemoteProtocolError
+from tierkv.sql.settings import SETTINGS, parse_setting, show_value
+
+_MAX_LOGIN_FRAME_BYTES: Final = 65_536
+_OK, _SASL, _SASL_CONTINUE, _SASL_FINAL = 0, 10, 11, 12
+_NO_ANSWER: Final = frozenset({_OK, _SASL_FINAL})
+_PLUS: Final = "SCRAM-SHA-256-PLUS"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """A session that PostgreSQL let in.
+
+    Attributes:
+        backend: the connection to PostgreSQL.
+        user, database, application_name: of the StartupMessage.
+        pid, secret: of BackendKeyData; by them the client cancels.
+        parameters: what PostgreSQL reported.
+        leftover: bytes that the client sent behind its login.
+        behind: bytes that PostgreSQL sent behind its ReadyForQuery.
+    """
+
+    backend: Endpoint
+    user: str
+    database: str
+    application_name: str
+    pid: int
+    secret: bytes
+    parameters: dict[str, str]
+    leftover: bytes
+    behind: bytes
+
+
+class Login:
+    """One client's way in."""
+
+    def __init__(
+        self,
+        client: Endpoint,
+        target: Target,
+        *,
+        tls: ssl.SSLContext | None,
+        require_tls: bool,
+        defaults: Mapping[str, str],
+        on_cancel: Callable[[frontend.CancelRequest], Awaitable[None]],
+        admit: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._target = target
+        self._defaults = defaults
+        self._admit = admit
+        self._connection = PgConnection()
+        self._startup = Startup(
+            self._connection,
+            client,
+            tls=tls,
+            require_tls=require_tls,
+            start_tls=self._start_tls,
+            on_cancel=on_cancel,
+        )
+        self._backend_encrypted = False
+        self._challenged = False
+
+    async def run(self) -> LoggedIn | None:
+        """Let the client in; None where it left, was refused, or only came to cancel.
+
+        Raises:
+            TierKVError: what the client is told, as FATAL.
+        """
+        startup = await self._startup.run()
+        if startup is None:
+            return None
+        parameters = startup_parameters(startup.parameters, self._defaults)
+        self._connection.accept_startup()
+        self._admit()
+        backend, self._backend_encrypted = await connect(self._target)
+        try:
+            backend.write(messages.startup(parameters, minor=startup.minor))
+            logged_in = await self._authenticate(backend, parameters)
+        except BaseException:
+            backend.abort()
+            raise
+        if logged_in is None:
+            await backend.finish()
+        return logged_in
+
+    async def _start_tls(self, context: ssl.SSLContext) -> None:
+        self._client.write(b"S")
+        await self._client.start_tls(context, server_side=True)
+
+    async def _authenticate(self, backend: Endpoint, startup: Mapping[str, str]) -> LoggedIn | None:
+        buffer = b""
+        pid, secret = 0, b""
+        reported: dict[str, str] = {}
+        while True:
+            while (frame := _first_frame(buffer)) is None:
+                data = await backend.read()
+                if not data:
+                    return None
+                buffer += data
+            buffer = buffer[len(frame) :]
+            kind = frame[:1]
+            if kind == b"R":
+                if not await self._pass_challenge(backend, frame):
+                    return None
+                continue
+            if kind == b"S":
+                name, value = frame[5:].split(b"\0")[:2]
+                reported[name.decode()] = value.decode("utf-8", "replace")
+            elif kind == b"K":
+                pid, secret = int.from_bytes(frame[5:9], "big"), frame[9:]
+            self._client.write(frame)
+            if kind == b"E":
+                return None
+            if kind == b"Z":
+                break
+        return LoggedIn(
+            backend,
+            startup.get("user", ""),
+            startup.get("database", "") or startup.get("user", ""),
+            startup.get("application_name", ""),
+            pid,
+            secret,
+            reported,
+            self._connection.take_buffered(),
+            buffer,
+        )
+
+    async def _pass_challenge(self, backend: Endpoint, frame: bytes) -> bool:
+        """Pass one Authentication frame on, and the client's answer back; False when it left."""
+        code = LENGTH(frame, 5)[0]
+        if code == _OK:
+            self._refuse_trust()
+        offered = messages.mechanisms(frame)
+        if offered is not None:
+            frame = replies.authentication_sasl([name for name in offered if name != _PLUS])
+        self._client.write(frame)
+        if code in _NO_ANSWER:
+            return True
+        self._challenged = True
+        answer = await self._startup.next_message()
+        if not isinstance(answer, frontend.PasswordData):
+            return False
+        if code == _SASL:
+            self._check_binding(answer.data)
+        backend.write(messages.framed(b"p", answer.data))
+        return True
+
+    def _refuse_trust(self) -> None:
+        """Let nobody from elsewhere in only because PostgreSQL trusts the front's own address."""
+        if self._challenged or is_loopback(self._client.peer):
+            return
+        raise AuthenticationError(
+            "PostgreSQL asked this connection for no password",
+            detail="It trusts the address of the TierKV front, through which anybody could log in "
+            "as anybody.",
+            hint="Ask for scram-sha-256 in pg_hba.conf for the front's address.",
+        )
+
+    def _check_binding(self, data: bytes) -> None:
+        """Say in words what PostgreSQL would take for an attack."""
+        mechanism, first = frontend.sasl_initial(data)
+        if mechanism == _PLUS or (first.startswith(b"y") and self._backend_encrypted):
+            raise AuthenticationError(
+                "channel binding is not possible through the TierKV front, where TLS ends",
+                hint="Connect with channel_binding=disable.",
+            )
+
+
+def startup_parameters(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Add defaults of the ``tierkv.*`` settings to what a client asked for.
+
+    Raises:
+        SqlError: 42704, the client asked for a setting that does not exist.
+        UserError: 22023, or for a value it can't have.
+    """
+    parameters = dict(given)
+    for name, text in given.items():
+        if name.lower().startswith("tierkv."):
+            parse_setting(name, text)
+    asked = {name.lower() for name in given}
+    # PostgreSQL reads ``options`` first, so a default beside it would win.
+    options = given.get("options", "").lower()
+    for name, spec in SETTINGS.items():
+        if name not in asked and f"{name}=" not in options:
+            parameters[name] = defaults.get(name, show_value(spec.default))
+    return parameters
+
+
+def _first_frame(buffer: bytes) -> bytes | None:
+    if len(buffer) < 5:
+        return None
+    size = LENGTH(buffer, 1)[0]
+    if not 4 <= size <= _MAX_LOGIN_FRAME_BYTES:
+        raise RemoteProtocolError("what answers at front.postgres is not a PostgreSQL server")
+    return buffer[: 1 + size] if len(buffer) >= 1 + size else None

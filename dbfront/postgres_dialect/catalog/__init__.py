@@ -1,0 +1,1 @@
+"""PostgreSQL's catalog as tables and functions in DuckDB."""

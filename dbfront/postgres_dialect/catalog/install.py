@@ -1,0 +1,206 @@
+"""Puts PostgreSQL's catalog into the engine: an attached in-memory database named tierkv_pg.
+
+The views and macros are in sql/ddl/pg_catalog*.sql; the type tables come from types.py, so the OIDs
+in the catalog are those on the wire. Nothing is ever written into the user's database.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+from tierkv.dbfront.contracts import SqlSession
+from tierkv.dbfront.postgres_dialect.catalog.ai_functions import ai_functions_view
+from tierkv.dbfront.postgres_dialect.catalog.shapes import empty_catalogs, system_relations
+from tierkv.dbfront.postgres_dialect.rewriting.rewrite import qualify
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
+    DATABASE,
+    INFORMATION_SCHEMA,
+    CatalogNames,
+)
+from tierkv.dbfront.postgres_values.sql_tokens import tokens
+from tierkv.dbfront.postgres_values.type_functions import ARRAY, BY_TYPE, ENUM, OIDS, TypeFunctions
+from tierkv.dbfront.postgres_values.types import DUCKDB_TYPES, WIRE_TYPES, PgType
+
+_FILES: Final = ("pg_catalog.sql", "pg_catalog_functions.sql", "pg_catalog_information.sql")
+_FORMAT_NAMES: Final = {
+    "bool": "boolean",
+    "int2": "smallint",
+    "int4": "integer",
+    "int8": "bigint",
+    "float4": "real",
+    "float8": "double precision",
+    "time": "time without time zone",
+    "timetz": "time with time zone",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+}
+_EXTRA_TYPES: Final = (  # known to clients, never sent by us
+    ("varchar", 1043, 1015, -1, "S", "character varying", 0),
+    ("bpchar", 1042, 1014, -1, "S", "character", 0),
+    ("name", 19, 1003, 64, "S", "name", 0),
+    ("int2vector", 22, 1006, -1, "A", "int2vector", 21),
+    ("oidvector", 30, 1013, -1, "A", "oidvector", 26),
+    ("jsonb", 3802, 3807, -1, "U", "jsonb", 0),
+    ("inet", 869, 1041, -1, "I", "inet", 0),
+    ("trigger", 2279, 0, 4, "P", "trigger", 0),
+    ("internal", 2281, 0, 8, "P", "internal", 0),
+    ("void", 2278, 0, 4, "P", "void", 0),
+    ("record", 2249, 0, -1, "P", "record", 0),
+    ("unknown", 705, 0, -2, "X", "unknown", 0),
+)
+_ACTIVITY: Final = (
+    "(SELECT NULL::BIGINT AS datid, c.database_name AS datname, pid::INTEGER AS pid, "
+    "NULL::INTEGER AS leader_pid, 16384::BIGINT AS usesysid, usename, application_name, "
+    "NULL::VARCHAR AS client_addr, NULL::VARCHAR AS client_hostname, NULL::INTEGER AS client_port, "
+    "NULL::TIMESTAMPTZ AS backend_start, query_start AS xact_start, query_start, "
+    "query_start AS state_change, NULL::VARCHAR AS wait_event_type, NULL::VARCHAR AS wait_event, "
+    "state, NULL::BIGINT AS backend_xid, NULL::BIGINT AS backend_xmin, NULL::BIGINT AS query_id, "
+    "query, 'client backend' AS backend_type "
+    f"FROM tierkv.stat_activity, {DATABASE}.main.own_client c)"
+)
+"""Rows of another view, which the session fills when a statement names it."""
+
+_COMPLETE: Final = "own_complete"
+"""The view that is made last."""
+
+_CATEGORIES: Final = {"bool": "B", "text": "S", "interval": "T", "bytea": "U", "json": "U"}
+
+
+def _category(kind: PgType) -> str:
+    if kind.element is not None:
+        return "A"
+    if kind.name in _CATEGORIES:
+        return _CATEGORIES[kind.name]
+    if kind.name.startswith(("int", "float", "numeric")):
+        return "N"
+    return "D" if kind.name.startswith(("date", "time")) else "U"
+
+
+def _type_rows() -> Iterator[str]:
+    array_oids = {t.element.name: t.oid for t in WIRE_TYPES if t.element is not None}
+    for kind in WIRE_TYPES:
+        base = kind.element or kind
+        shown = _FORMAT_NAMES.get(base.name, base.name) + ("[]" if kind.element else "")
+        array = 0 if kind.element else array_oids.get(kind.name, 0)
+        yield (
+            f"({kind.oid}::BIGINT, '{kind.name}', {array}::BIGINT, {kind.size}, '{_category(kind)}'"
+            f", '{shown}', {kind.element.oid if kind.element else 0}::BIGINT, "
+            f"{_functions(ARRAY if kind.element else BY_TYPE[kind.name])})"
+        )
+    for name, oid, array, size, category, shown, element in _EXTRA_TYPES:
+        functions = _functions(BY_TYPE[name])
+        if array:
+            yield f"({array}, '_{name}', 0, -1, 'A', '{shown}[]', {oid}, {_functions(ARRAY)})"
+        yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', {element}, {functions})"
+
+
+def _functions(of: TypeFunctions) -> str:
+    oids = (of.input, of.output, of.receive, of.send)
+    return f"[{', '.join(f'{oid}::UINTEGER' for oid in oids)}]"
+
+
+def _type_statements() -> list[str]:
+    oids = {name: kind.oid for name, kind in DUCKDB_TYPES.items() if kind.element is None} | {
+        "VARCHAR": 25
+    }
+    array_oids = {t.element.oid: t.oid for t in WIRE_TYPES if t.element is not None}
+    oids |= {f"{name}[]": array_oids[oid] for name, oid in list(oids.items())}
+    pairs = ", ".join(f"'{name}': {oid}::BIGINT" for name, oid in oids.items())
+    return [
+        f"CREATE VIEW own_type_names AS SELECT * FROM (VALUES {', '.join(_type_rows())}) "
+        "v(oid, typname, typarray, typlen, typcategory, format_name, typelem, functions)",
+        "CREATE MACRO own_type_function(function_oid) AS (CASE function_oid::BIGINT "
+        f"{' '.join(f'WHEN {oid} THEN {chr(39)}{name}{chr(39)}' for name, oid in OIDS.items())} "
+        "WHEN 0 THEN '-' ELSE function_oid::VARCHAR END)",
+        f"CREATE MACRO own_enum_functions() AS ({_functions(ENUM)})",
+        "CREATE VIEW own_type_functions AS SELECT * FROM (VALUES "
+        f"{', '.join(f'({oid}::BIGINT, {chr(39)}{name}{chr(39)})' for name, oid in OIDS.items())}) "
+        "v(oid, proname)",
+        f"CREATE MACRO own_type_oid(type_text) AS coalesce(MAP {{{pairs}}}["
+        r"regexp_replace(regexp_replace(type_text, '\(\d+,\s*\d+\)', ''), '\[\d+\]$', '[]')], 25)",
+        "CREATE MACRO own_type_length(type_text) AS coalesce((SELECT tn_l FROM (SELECT "
+        "oid AS tn_o, typlen AS tn_l FROM own_type_names) "
+        "WHERE tn_o = own_type_oid(type_text)), -1)::SMALLINT",
+        "CREATE MACRO own_type_modifier(type_text) AS CASE WHEN type_text LIKE 'DECIMAL(%)' "
+        r"THEN (regexp_extract(type_text, '\((\d+)', 1)::INTEGER << 16) + "
+        r"regexp_extract(type_text, ',\s*(\d+)', 1)::INTEGER + 4 ELSE -1 END",
+    ]
+
+
+def _file_statements(name: str) -> list[str]:
+    """The statements of one file in sql/ddl."""
+    text = (importlib.resources.files("tierkv.sql") / "ddl" / name).read_text()
+    statements, start = [], 0
+    for token in tokens(text):
+        if token.text == ";":
+            statements.append(text[start : token.start].strip())
+            start = token.end
+    return statements
+
+
+def _defined(statement: str) -> tuple[str, str]:
+    """VIEW or MACRO, and its name; information_schema's views with that prefix."""
+    words = [token for token, _ in zip(tokens(statement), range(5), strict=False)]
+    if words[3].text == ".":
+        return words[1].upper, f"{INFORMATION_SCHEMA}.{words[4].name}"
+    return words[1].upper, words[2].name
+
+
+@lru_cache(maxsize=1)
+def _statements() -> tuple[str, ...]:
+    made = [
+        *_type_statements(),
+        system_relations(),
+        ai_functions_view(),
+        *(statement for name in _FILES for statement in _file_statements(name)),
+    ]
+    return (f"CREATE SCHEMA {DATABASE}.information", *made)
+
+
+@lru_cache(maxsize=1)
+def catalog_names() -> CatalogNames:
+    """All names there are, those for our own DDL too."""
+    names = [_defined(statement) for statement in _statements()[1:]]
+    views = {name for kind, name in names if kind == "VIEW"}
+    prefix = f"{INFORMATION_SCHEMA}."
+    return CatalogNames(
+        views=frozenset(name for name in views if not name.startswith(prefix)),
+        functions=frozenset(name for kind, name in names if kind == "MACRO"),
+        information=frozenset(n.removeprefix(prefix) for n in views if n.startswith(prefix)),
+        empty={**empty_catalogs(views), "pg_stat_activity": _ACTIVITY},
+    )
+
+
+@lru_cache(maxsize=1)
+def client_names() -> CatalogNames:
+    """What clients may name."""
+    return catalog_names().for_clients()
+
+
+@lru_cache(maxsize=1)
+def catalog_statements() -> tuple[str, ...]:
+    """All statements, in order, with every name of ours qualified."""
+    names = catalog_names()
+    schema, *statements = _statements()
+    return (schema, *(qualify(statement, names) for statement in statements))
+
+
+async def install(session: SqlSession) -> None:
+    """Make the catalog if this engine does not have all of it; calls must not overlap.
+
+    A client that leaves while it is made leaves a part of it behind, which is made anew.
+    """
+    probe = (
+        "SELECT 1 FROM duckdb_views() "
+        f"WHERE database_name = '{DATABASE}' AND view_name = '{_COMPLETE}'"
+    )
+    if (await session.execute(probe)).rows:
+        return
+    await session.execute_own(f"DETACH DATABASE IF EXISTS {DATABASE}")
+    await session.execute_own(f"ATTACH ':memory:' AS {DATABASE}")
+    for statement in catalog_statements():
+        await session.execute_own(statement)
+    await session.execute_own(f"CREATE VIEW {DATABASE}.main.{_COMPLETE} AS SELECT true AS whole")

@@ -1,0 +1,314 @@
+"""Types of a statement's open parameters, found by walking its tree as PostgreSQL's parser does.
+
+extended_query.py asks ``parsed`` for the tree, looks the tables' columns up, and gives both to
+``parameter_types``. Whatever sqlglot can't read is None: by_tokens.py then finds the plain cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import SqlglotError
+
+from tierkv.dbfront.postgres_dialect.inference.expressions import (
+    PARAMETER,
+    ExpressionTyper,
+    parameter_number,
+)
+from tierkv.dbfront.postgres_dialect.inference.scope import Columns, Scope, TableColumns
+from tierkv.dbfront.postgres_dialect.inference.signatures import UNKNOWN, TypeName, signatures
+from tierkv.dbfront.postgres_values.sql_tokens import tokens
+
+_MAX_PARSED_CHARS: Final = 8_192
+"""Longer statements are mostly long lists of VALUES, which by_tokens.py types in less time."""
+_QUERY_WORDS: Final = frozenset({"SELECT", "WITH", "VALUES", "INSERT", "UPDATE", "DELETE", "MERGE"})
+_OWN_SYNTAX: Final = frozenset({"CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM"})
+_PREFIXED: Final = frozenset({"EXPLAIN", "DECLARE"})
+
+
+class _PlainCalls(Postgres):
+    """PostgreSQL's grammar, with every function's call left as it is written."""
+
+    class Parser(Postgres.Parser):  # type: ignore[misc,valid-type]
+        FUNCTIONS: Any = {}
+        FUNCTION_PARSERS: Any = {
+            name: parse
+            for name, parse in Postgres.Parser.FUNCTION_PARSERS.items()
+            if name in _OWN_SYNTAX
+        }
+
+
+@lru_cache(maxsize=256)
+def parsed(sql: str) -> exp.Expr | None:
+    """Read a statement; None if it is too long or not understood. The tree is only read."""
+    if len(sql) > _MAX_PARSED_CHARS:
+        return None
+    parts: list[str] = []
+    words = tokens(sql)
+    at = _start(words)
+    for token in words:
+        if token.parameter:
+            parts += [sql[at : token.start], f"{PARAMETER}{token.parameter}"]
+            at = token.end
+    text = "".join(parts) + sql[at:]
+    try:
+        return _PlainCalls().parse(text)[0]
+    except (SqlglotError, RecursionError, TypeError, AttributeError, IndexError):
+        return None  # its parser has bugs of its own on odd text; types are a courtesy
+
+
+def _start(words: Sequence[Any]) -> int:
+    """Where the query of EXPLAIN or DECLARE begins, else the statement."""
+    if not words or words[0].upper not in _PREFIXED:
+        return 0
+    return next((word.start for word in words[1:] if word.upper in _QUERY_WORDS), 0)
+
+
+def parameter_types(tree: exp.Expr, tables: TableColumns) -> dict[int, str]:
+    """Infer PostgreSQL's type names of the parameters, by number; only of those it can tell."""
+    typer = _StatementTyper(tables)
+    try:
+        typer.statement(tree)
+    except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
+        return {}  # a tree of another form than expected; types are a courtesy
+    return typer.expressions.found
+
+
+class _StatementTyper:
+    """Walks queries and changes; ``expressions`` types what is in them."""
+
+    def __init__(self, tables: TableColumns) -> None:
+        self._tables = tables
+        self.expressions = ExpressionTyper(self.query)
+
+    def statement(self, tree: exp.Expr) -> None:
+        """Walk a whole statement."""
+        if isinstance(tree, exp.Create):
+            self.statement(tree.args["expression"])
+        else:
+            self.query(tree, Scope())
+
+    def query(self, node: exp.Expr, outer: Scope, into: Sequence[TypeName] = ()) -> Columns:
+        """Walk a query or change and return its columns; ``into`` are those it is inserted into."""
+        scope = Scope(outer)
+        self._with(node, scope)
+        match node:
+            case exp.Subquery():
+                columns = self.query(node.this, scope, into)
+                self._ends(node, scope)
+                return columns
+            case exp.SetOperation():
+                return self._union(node, scope, into)
+            case exp.Select():
+                return self._select(node, scope, into)
+            case exp.Values():
+                return self._values(node, scope, into)
+            case exp.Insert():
+                return self._insert(node, scope)
+            case exp.Update():
+                return self._update(node, scope)
+            case exp.Delete() | exp.Merge():
+                return self._change(node, scope)
+            case exp.Table():
+                return dict(self._relation(node, scope))
+        self.expressions.kind(node, scope)
+        return {}
+
+    def _with(self, node: exp.Expr, scope: Scope) -> None:
+        clause = node.args.get("with_")
+        if clause is None:
+            return
+        for item in clause.expressions:
+            name = item.alias.lower()
+            if clause.recursive and isinstance(item.this, exp.SetOperation):
+                first = self.query(item.this.this, scope)
+                scope.queries[name] = _renamed(first, item.args.get("alias"))
+            scope.queries[name] = _renamed(self.query(item.this, scope), item.args.get("alias"))
+
+    def _select(self, node: exp.Expr, scope: Scope, into: Sequence[TypeName]) -> Columns:
+        source = node.args.get("from_")
+        if source is not None:
+            self._from(source.this, scope)
+        for join in node.args.get("joins") or ():
+            self._join(join, scope)
+        columns: dict[str, TypeName] = {}
+        for at, item in enumerate(node.expressions):
+            columns |= self._item(item, at, scope, into)
+        for clause in ("where", "having", "qualify"):
+            if node.args.get(clause) is not None:
+                self.expressions.wanted(node.args[clause].this, "bool", scope)
+        for clause in ("group", "windows", "distinct"):
+            part = node.args.get(clause)
+            for child in part if isinstance(part, list) else [part]:
+                if isinstance(child, exp.Expr):
+                    self.expressions.kind(child, scope)
+        self._ends(node, scope)
+        return columns
+
+    def _item(
+        self, item: exp.Expr, at: int, scope: Scope, into: Sequence[TypeName]
+    ) -> dict[str, TypeName]:
+        """Type one item of the select list."""
+        if isinstance(item, exp.Star) or isinstance(item.this, exp.Star):
+            return scope.star(item.text("table").lower())
+        value = item.unalias()
+        kind = self.expressions.kind(value, scope)
+        self.expressions.want(value, into[at] if at < len(into) else "text")
+        name = item.alias_or_name.lower() or f"column{at}"
+        return {name: "text" if kind == UNKNOWN else kind}
+
+    def _ends(self, node: exp.Expr, scope: Scope) -> None:
+        """Walk ORDER BY, LIMIT and OFFSET."""
+        order = node.args.get("order")
+        for key in order.expressions if order is not None else ():
+            self.expressions.wanted(key, "text", scope)
+        for clause in ("limit", "offset"):
+            part = node.args.get(clause)
+            if part is not None:
+                value = part.args.get("count") or part.args.get("expression")
+                self.expressions.wanted(value, "int8", scope)
+
+    def _from(self, node: exp.Expr, scope: Scope) -> None:
+        alias = node.args.get("alias")
+        named = node.alias_or_name.lower() or f"relation {len(scope.relations)}"
+        scope.relations[named] = _renamed(self._relation(node, scope), alias)
+        for join in node.args.get("joins") or ():
+            self._join(join, scope)
+
+    def _join(self, join: exp.Expr, scope: Scope) -> None:
+        self._from(join.this, scope)
+        if join.args.get("on") is not None:
+            self.expressions.wanted(join.args["on"], "bool", scope)
+
+    def _relation(self, node: exp.Expr, scope: Scope) -> Columns:
+        """Return the columns of one item of FROM."""
+        match node:
+            case exp.Table() if isinstance(node.this, exp.Identifier):
+                query = None if node.db else scope.query(node.name.lower())
+                return self._tables.of(node) if query is None else query
+            case exp.Unnest():
+                kinds = [self.expressions.kind(item, scope) for item in node.expressions]
+                return {f"unnest{at}": _element(kind) for at, kind in enumerate(kinds)}
+            case exp.Subquery() | exp.Values() | exp.Query():
+                return self.query(node, scope)
+            case exp.Table() | exp.Lateral():
+                inner = node.this
+                if isinstance(inner, exp.Query):
+                    return self.query(inner, scope)
+                return {inner.name.lower() or "value": self.expressions.kind(inner, scope)}
+        return {}
+
+    def _union(self, node: exp.Expr, scope: Scope, into: Sequence[TypeName]) -> Columns:
+        """Both sides of a UNION have one type in each column, and a parameter takes it."""
+        sides = [node.this, node.args["expression"]]
+        items = [side.expressions if isinstance(side, exp.Select) else [] for side in sides]
+        described = [self._guess(side, scope) for side in sides]
+        kinds = tuple(
+            into[at] if at < len(into) else signatures().common(pair)
+            for at, pair in enumerate(zip(*described, strict=False))
+        ) if all(items) else tuple(into)  # fmt: skip
+        columns = self.query(sides[0], scope, kinds)
+        self.query(sides[1], scope, kinds)
+        self._ends(node, scope)
+        return columns
+
+    def _guess(self, side: exp.Expr, scope: Scope) -> list[TypeName]:
+        """Return the types of a side's columns, its bare parameters left open."""
+        open_at = {
+            at for at, item in enumerate(side.expressions) if parameter_number(item.unalias())
+        } if isinstance(side, exp.Select) else set()  # fmt: skip
+        before = dict(self.expressions.found)
+        kinds = list(self.query(side, scope).values())
+        self.expressions.found = before
+        return [UNKNOWN if at in open_at else kind for at, kind in enumerate(kinds)]
+
+    def _values(self, node: exp.Expr, scope: Scope, into: Sequence[TypeName]) -> Columns:
+        rows = [
+            row.expressions if isinstance(row, exp.Tuple) else [row] for row in node.expressions
+        ]
+        columns: dict[str, TypeName] = {}
+        for at, column in enumerate(zip(*rows, strict=False)):
+            if at < len(into):
+                for value in column:
+                    self.expressions.wanted(value, into[at], scope)
+                kind = into[at]
+            else:
+                kind = self.expressions.common(column, scope)
+            columns[f"column{at + 1}"] = kind
+        self._ends(node, scope)
+        return _renamed(columns, node.args.get("alias"))
+
+    def _insert(self, node: exp.Expr, scope: Scope) -> Columns:
+        target = node.this
+        table = target.this if isinstance(target, exp.Schema) else target
+        columns = self._tables.of(table)
+        listed = [part.name.lower() for part in target.expressions] if target is not table else []
+        into = tuple(columns.get(name) for name in listed or columns)
+        if node.args.get("expression") is not None:
+            self.query(node.args["expression"], scope, into)
+        for name in (table.alias_or_name.lower(), "excluded"):
+            scope.relations[name] = columns
+        conflict = node.args.get("conflict")
+        if conflict is not None:
+            self._assignments(conflict.expressions, columns, scope)
+            if conflict.args.get("where") is not None:
+                self.expressions.wanted(conflict.args["where"].this, "bool", scope)
+        del scope.relations["excluded"]
+        return self._returning(node, scope)
+
+    def _update(self, node: exp.Expr, scope: Scope) -> Columns:
+        self._from(node.this, scope)
+        source = node.args.get("from_")
+        if source is not None:
+            self._from(source.this, scope)
+        self._assignments(node.expressions, self._tables.of(node.this), scope)
+        return self._finished(node, scope)
+
+    def _change(self, node: exp.Expr, scope: Scope) -> Columns:
+        """Walk DELETE and MERGE."""
+        self._from(node.this, scope)
+        using = node.args.get("using")
+        for item in using if isinstance(using, list) else [using]:
+            if isinstance(item, exp.Expr):
+                self._from(item, scope)
+        if node.args.get("on") is not None:
+            self.expressions.wanted(node.args["on"], "bool", scope)
+        for update in node.find_all(exp.Update):
+            self._assignments(update.expressions, self._tables.of(node.this), scope)
+        return self._finished(node, scope)
+
+    def _finished(self, node: exp.Expr, scope: Scope) -> Columns:
+        if node.args.get("where") is not None:
+            self.expressions.wanted(node.args["where"].this, "bool", scope)
+        return self._returning(node, scope)
+
+    def _returning(self, node: exp.Expr, scope: Scope) -> Columns:
+        clause = node.args.get("returning")
+        columns: dict[str, TypeName] = {}
+        for at, item in enumerate(clause.expressions if clause is not None else ()):
+            columns |= self._item(item, at, scope, ())
+        return columns
+
+    def _assignments(self, items: Sequence[exp.Expr], columns: Columns, scope: Scope) -> None:
+        for item in items:
+            target, value = item.this, item.args["expression"]
+            pairs = [(target, value)]
+            if isinstance(target, exp.Tuple) and isinstance(value, exp.Tuple):
+                pairs = list(zip(target.expressions, value.expressions, strict=False))
+            for column, assigned in pairs:
+                self.expressions.wanted(assigned, columns.get(column.name.lower()), scope)
+
+
+def _element(kind: TypeName) -> TypeName:
+    return kind[1:] if kind is not None and kind.startswith("_") else None
+
+
+def _renamed(columns: Columns, alias: exp.Expr | None) -> dict[str, TypeName]:
+    """Give columns the names of ``AS t (a, b)``; a function's only column has the alias itself."""
+    given = [part.name.lower() for part in (alias.args.get("columns") or ())] if alias else []
+    names = [*given, *list(columns)[len(given) :]]
+    return dict(zip(names, columns.values(), strict=False))

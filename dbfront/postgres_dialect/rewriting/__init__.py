@@ -1,0 +1,1 @@
+"""Rules that turn PostgreSQL's spellings into DuckDB's."""

@@ -1,0 +1,174 @@
+"""Casts to types DuckDB does not have: names, OIDs, and OIDs that are shown as names.
+
+Rules of rewrite.py. ``'t'::regclass`` is the OID of a table and ``oid::regclass`` shows its name;
+which of the two is meant stands in what is cast and in the cast after it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE, Rewriter
+from tierkv.dbfront.postgres_values import type_functions
+
+_TYPES: Final = {
+    "name": "VARCHAR",
+    "char": "VARCHAR",
+    "bpchar": "VARCHAR",
+    "oid": "BIGINT",
+    "xid": "BIGINT",
+    "oidvector": "UINTEGER[]",
+    "int2vector": "SMALLINT[]",
+    "jsonb": "JSON",
+    "regproc": "VARCHAR",
+    "regprocedure": "VARCHAR",
+    "regoper": "VARCHAR",
+    "regoperator": "VARCHAR",
+    "regcollation": "VARCHAR",
+    "regconfig": "VARCHAR",
+    "regdictionary": "VARCHAR",
+    "aclitem": "VARCHAR",
+    "regrole": "VARCHAR",
+    "regclass": "VARCHAR",
+    "regtype": "VARCHAR",
+    "regnamespace": "VARCHAR",
+}
+_TO_OID: Final = {
+    "regclass": "to_regclass",
+    "regtype": "to_regtype",
+    "regproc": "to_regproc",
+    "regprocedure": "to_regproc",
+    "regnamespace": "to_regnamespace",
+    "regrole": "to_regrole",
+}
+_TO_NAME: Final = {
+    "regclass": "own_regclass_name({})",
+    "regtype": "own_regtype_name({})",
+    "regproc": "own_regproc_name({})",
+    "regprocedure": "own_regproc_name({})",
+    "regnamespace": "own_regnamespace_name({})",
+    "regrole": "own_regrole_name({})",
+}
+_PROCEDURES: Final = frozenset({"regproc", "regprocedure"})
+_COMPARES: Final = frozenset({"=", "<>", "!="})
+_TEXTS: Final = frozenset({"text", "varchar", "name"})
+_OIDS: Final = frozenset({"oid", "int", "int4", "int8", "bigint", "integer"})
+_BEFORE_PARENTHESIS: Final = frozenset(
+    {"select", "distinct", "in", "and", "or", "not", "where", "on", "by", "any", "all", "some"}
+    | {"exists", "values", "case", "when", "then", "else", "from", "as", "having", "like", "union"}
+    | {"returning", "set", "between", "is", "join", "limit", "offset", "except", "intersect"}
+)
+"""Words that stand before a parenthesis without being the function called."""
+
+
+def _cast_width(r: Rewriter, i: int) -> tuple[int, str]:
+    """Tokens of ``:: [pg_catalog .] type`` at ``i``, and the type's name."""
+    if r.at(i) != "::":
+        return 0, ""
+    width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2
+    return width, r.at(i + width - 1).strip('"')
+
+
+def _object_cast(r: Rewriter, value: str, name: str, after: int) -> str:
+    """A cast of ``value`` to an object type: an OID where a number follows, else a name."""
+    width, next_type = _cast_width(r, after)
+    if width and next_type in _OIDS:
+        return f"{DATABASE}.main.{_TO_OID[name]}(CAST({value} AS VARCHAR))"
+    return f"{DATABASE}.main.{_TO_NAME[name].format(value)}"
+
+
+def function_column(r: Rewriter, i: int) -> int:
+    """``t.typreceive::text`` is a name, and so is what ``typinput = 'array_in'`` compares with."""
+    if not r.of_catalog or r.tokens[i].kind not in ("word", "ident") or r.at(i - 1) == ".":
+        return 0
+    last = i
+    while r.at(last + 1) == "." and last + 2 < len(r.tokens):
+        last += 2
+    if r.tokens[last].name not in type_functions.COLUMNS:
+        return 0
+    width, name = _cast_width(r, last + 1)
+    if name in _TEXTS:
+        column = r.sql[r.tokens[i].start : r.tokens[last].end]
+        shown = f"{DATABASE}.main.own_type_function({column})"
+        return r.replace(i, last + 1 + width - i, shown)
+    if r.at(last + 1) not in _COMPARES or last + 2 >= len(r.tokens):
+        return 0
+    oid = type_functions.OIDS.get(r.tokens[last + 2].value.removeprefix("pg_catalog."))
+    if r.tokens[last + 2].kind != "string" or oid is None or r.at(last + 3) == "::":
+        return 0
+    r.replace(last + 2, 1, str(oid))
+    return last + 3 - i
+
+
+def cast_of_value(r: Rewriter, i: int) -> int:
+    """``'t'::regclass``, ``$1::regclass``, ``c.oid::regclass``, ``x.c.oid::regclass``."""
+    length = 1
+    while r.at(i + length) == "." and r.tokens[i].kind in ("word", "ident"):
+        length += 2
+    width, name = _cast_width(r, i + length)
+    if not width or name not in _TO_NAME or r.at(i - 1) == ".":
+        return 0
+    kind = r.tokens[i].kind
+    value = r.sql[r.tokens[i].start : r.tokens[min(i + length, len(r.tokens)) - 1].end]
+    if kind in ("string", "param"):
+        # The next cast, such as ::oid, then applies to the number.
+        cast = value if kind == "string" else f"CAST({value} AS VARCHAR)"
+        known = r.tokens[i].value.removeprefix("pg_catalog.")
+        if name == "regtype" and r.at(i - 1) in _COMPARES and r.at(i - 2) == "regtype":
+            return r.replace(i, length + width, f"{DATABASE}.main.own_regtype_name({cast})")
+        if name in _PROCEDURES and _cast_width(r, i + length + width)[1] in _TEXTS:
+            return r.replace(i, length + width, f"replace({cast}, 'pg_catalog.', '')")
+        if name in _PROCEDURES and known in type_functions.OIDS:
+            return r.replace(i, length + width, f"{type_functions.OIDS[known]}::UINTEGER")
+        return r.replace(i, length + width, f"{DATABASE}.main.{_TO_OID[name]}({cast})")
+    if kind in ("word", "ident") and name == "regtype" and r.at(i + length + width) == "[":
+        return r.replace(i, length + width + 2, f"{DATABASE}.main.own_regtype_names({value})")
+    if kind in ("word", "ident"):
+        return r.replace(i, length + width, _object_cast(r, value, name, i + length + width))
+    return 0
+
+
+def cast_of_call(r: Rewriter, i: int) -> int:
+    """``CAST(x AS regclass)``; ``(a || b)::regclass`` and ``f(x)::regclass`` in its turn."""
+    if r.at(i) == "cast" and r.at(i + 1) == "(":
+        end = r.closing(i + 1)
+        name = r.at(end - 1).strip('"')
+        start = end - 4 if (r.at(end - 3), r.at(end - 2)) == ("pg_catalog", ".") else end - 2
+        if end >= len(r.tokens) or name not in _TO_NAME or r.at(start) != "as":
+            return 0
+        return _recast(r, i, i + 2, start, end + 1, name)
+    named = r.tokens[i].kind in ("word", "ident") and r.at(i) not in _BEFORE_PARENTHESIS
+    opens = i + 1 if r.at(i + 1) == "(" and named else i
+    if r.at(opens) != "(":
+        return 0
+    end = r.closing(opens)
+    width, name = _cast_width(r, end + 1)
+    if not width or name not in _TO_NAME:
+        return 0
+    return _recast(r, i, i, end + 1, end + 1 + width, name)
+
+
+def _recast(r: Rewriter, first: int, start: int, stop: int, after: int, name: str) -> int:
+    """Replace [first, after) by the tokens [start, stop), themselves rewritten, cast to an object.
+
+    Compared with a number it must be one; a name is wanted only where text follows.
+    """
+    inner = r.nested(r.sql[r.tokens[start].start : r.tokens[stop - 1].end])
+    width, next_type = _cast_width(r, after)
+    if width and next_type not in _OIDS:
+        return r.replace(first, after - first, f"{DATABASE}.main.{_TO_NAME[name].format(inner)}")
+    call = f"{DATABASE}.main.{_TO_OID[name]}(CAST({inner} AS VARCHAR))"
+    return r.replace(first, after - first, call)
+
+
+def cast_type(r: Rewriter, i: int) -> int:
+    """``::name``, ``::pg_catalog.text``, ``CAST(x AS oid)``."""
+    width, name = _cast_width(r, i)
+    if not width and r.at(i) == "as":
+        width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2
+        name = r.at(i + width - 1).strip('"')
+        if r.at(i + width) not in (")", "["):
+            return 0
+    if not width or (width == 2 and name not in _TYPES):
+        return 0
+    return r.replace(i, width, f"{r.at(i)} {_TYPES.get(name, name)}")

@@ -1,0 +1,74 @@
+"""One name for the database and one for its default schema, in what clients write and read.
+
+The engine names its database after the file and calls the default schema ``main``. A client knows
+the database by the name it connected with, and the schema as ``public``; ``main`` goes on working.
+``Naming`` knows both; object_names.py rewrites what clients write, ``shown`` what the engine says.
+A database with a schema ``public`` of its own keeps its schemas as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.dbfront.postgres_values.sql_tokens import Token
+
+PUBLIC: Final = "public"
+ENGINE_SCHEMA: Final = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What a session's client and its engine call the same things.
+
+    Attributes:
+        database: the name the client connected with.
+        engine: the engine's name of it.
+        public: the default schema is known as ``public``.
+    """
+
+    database: str = ""
+    engine: str = ""
+    public: bool = False
+
+    def tells(self, lowered: str) -> bool:
+        """Whether a statement, in lower case, may hold a name to rewrite."""
+        if self.public and PUBLIC in lowered:
+            return True
+        name = self.database.lower()
+        if name == self.engine.lower() or name not in lowered:
+            return False
+        return re.search(rf'{re.escape(name)}"?\s*\.', lowered) is not None
+
+    def is_database(self, token: Token) -> bool:
+        """Whether a name is the client's name of the database."""
+        return token.name.lower() == self.database.lower()
+
+    def is_public(self, token: Token) -> bool:
+        """Whether a name is the client's name of the default schema."""
+        return self.public and token.name.lower() == PUBLIC
+
+    def shown(self, text: str) -> str:
+        """A text of the engine, such as a plan or an error, with the client's names."""
+        if self.public:
+            text = re.sub(r'((?:Schema with name|entry) )"main"', rf'\1"{PUBLIC}"', text)
+        if not self.engine or self.engine not in text:
+            return text
+        schema = PUBLIC if self.public else ENGINE_SCHEMA
+        name = re.escape(self.engine)
+        text = re.sub(rf'(?<![\w."])"?{name}"?\.("?)main\b', rf"\1{schema}", text)
+        text = re.sub(rf'""{name}""|(?<=database )"{name}"', f'"{self.database}"', text)
+        return re.sub(rf'(?<![\w."])"?{name}"?\.(?="?\w+"?\.)', "", text)
+
+    def shown_plan(self, text: str) -> str:
+        """A drawn plan with the client's names; its right edge stays where it is."""
+        if self.engine not in text:
+            return text
+        lines = ((line, self.shown(line)) for line in text.split("\n"))
+        return "\n".join(_padded(new, len(old)) for old, new in lines)
+
+
+def _padded(line: str, width: int) -> str:
+    short = width - len(line)
+    return line if short <= 0 or not line.endswith("│") else f"{line[:-1]}{' ' * short}│"

@@ -1,0 +1,69 @@
+"""``varchar(n)`` and ``char(n)``: DuckDB ignores n, so a CHECK that is told from others keeps it.
+
+Pure. ``ddl.py`` writes such checks, ``sql/ddl/pg_catalog.sql`` shows lengths and no constraints,
+and ``integrations/duckdb_errors.py`` says of a longer text what PostgreSQL does. They call nothing
+but ``length``: DuckDB has to know the functions of a check when it recovers from a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.dbfront.postgres_values.sql_tokens import Token
+from tierkv.kvcore.errors import SqlError
+
+_MOST: Final = 10_485_760
+_VARYING: Final = frozenset({"VARCHAR"})
+_FIXED: Final = frozenset({"CHAR", "CHARACTER", "BPCHAR", "NCHAR"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextLength:
+    """A text type with a length, as written.
+
+    Attributes:
+        kind: ``varchar`` or ``char``.
+        characters: at most.
+        words: how many tokens it is written with.
+    """
+
+    kind: str
+    characters: int
+    words: int
+
+    def check(self, column: str) -> str:
+        """The constraint that keeps it; ``column`` is quoted. DuckDB keeps how it is written."""
+        most = self.characters
+        return f"CHECK (length({column}) <= {most} OR '{self.kind}({most})' IS NULL)"
+
+
+def text_length(words: Sequence[Token], first: int) -> TextLength | None:
+    """Read a type at ``first``; None if it is another type, or an array.
+
+    Raises:
+        SqlError: 22023 for a length that no text can have.
+    """
+    at, kind = first, ""
+    if _upper(words, at) == "NATIONAL":
+        at += 1
+    if _upper(words, at) in _FIXED:
+        kind, at = "char", at + 1
+        if _upper(words, at) == "VARYING":
+            kind, at = "varchar", at + 1
+    elif _upper(words, at) in _VARYING:
+        kind, at = "varchar", at + 1
+    if not kind or _upper(words, at) != "(" or not _upper(words, at + 1).isdigit():
+        return None
+    if _upper(words, at + 2) != ")" or _upper(words, at + 3) in ("[", "ARRAY"):
+        return None
+    characters = int(words[at + 1].text)
+    if not 1 <= characters <= _MOST:
+        bound = "at least 1" if characters < 1 else f"not above {_MOST}"
+        raise SqlError(f"length for type {kind} must be {bound}", sqlstate="22023")
+    return TextLength(kind, characters, at + 3 - first)
+
+
+def _upper(words: Sequence[Token], index: int) -> str:
+    return words[index].upper if index < len(words) else ""

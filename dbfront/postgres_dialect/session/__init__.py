@@ -1,0 +1,1 @@
+"""Sessions that speak PostgreSQL where DuckDB stops."""

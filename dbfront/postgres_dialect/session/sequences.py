@@ -1,0 +1,136 @@
+"""lastval() and currval(): what this session's statements drew from sequences.
+
+The engine remembers the last value of a sequence for everyone, so the value that an INSERT gives a
+serial column is asked for with RETURNING and kept here. Where that can't be (INSERT ... SELECT),
+currval() answers with the engine's value. catalog/session.py asks and notes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tierkv.dbfront.contracts import SqlSession, StatementResult
+from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, PUBLIC
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import Rewriter
+from tierkv.dbfront.postgres_values.sql_tokens import tokens
+from tierkv.kvcore.errors import SqlError
+
+_NAME: Final = r'(?:"(?:[^"]|"")+"|\w+)'
+_INSERT: Final = re.compile(
+    rf"\s*INSERT\s+INTO\s+(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)\s*(?:AS\s+{_NAME}\s*)?"
+    r"(?P<columns>\([^()]*\))?\s*(?P<source>VALUES|DEFAULT\s+VALUES)\b",
+    re.IGNORECASE,
+)
+_DEFAULT: Final = re.compile(r"nextval\('((?:[^']|'')+)'\)")
+_NEXT: Final = re.compile(r"\s*SELECT\s+(?:pg_catalog\.)?nextval\s*\(\s*'([^']+)'", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SerialColumn:
+    """A column whose default draws from a sequence."""
+
+    name: str
+    sequence: str
+
+
+def _plain(sequence: str) -> str:
+    """A sequence's own name, without schema and quotes."""
+    return sequence.rsplit(".", 1)[-1].strip('"')
+
+
+class SequenceValues:
+    """One session's values; mutated through ``note`` and ``insert`` only."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, int] = {}
+        self._last: int | None = None
+        self._serial: dict[str, SerialColumn | None] = {}
+
+    def forget_tables(self) -> None:
+        """Look columns up anew: a table may have changed."""
+        self._serial.clear()
+
+    def literals(self, lowered: str) -> dict[str, str]:
+        """Facts for the rewriting of a statement, in lower case.
+
+        Raises:
+            SqlError: 55000, it asks for the last value and there is none.
+        """
+        found: dict[str, str] = {}
+        if "lastval" in lowered and re.search(r"\blastval\s*\(", lowered):
+            if self._last is None:
+                raise SqlError("lastval is not yet defined in this session", sqlstate="55000")
+            found["lastval()"] = f"{self._last}::BIGINT"
+        if "currval" in lowered and self._values:
+            pairs = (
+                f"'{name.replace(chr(39), chr(39) * 2)}': {value}"
+                for key, value in self._values.items()
+                for name in (key, f"{ENGINE_SCHEMA}.{key}", f"{PUBLIC}.{key}")
+            )
+            found["currval"] = f"MAP {{{', '.join(pairs)}}}"
+        return found
+
+    def note(self, sequence: str, value: Any) -> None:
+        """Remember what was drawn."""
+        if isinstance(value, int):
+            self._values[_plain(sequence)] = self._last = value
+
+    def note_query(self, sql: str, result: StatementResult) -> None:
+        """Remember what ``SELECT nextval('s')`` drew."""
+        drawn = _NEXT.match(sql)
+        if drawn is not None and result.rows:
+            self.note(drawn[1], result.rows[-1][0])
+
+    async def serial_insert(self, inner: SqlSession, sql: str) -> SerialColumn | None:
+        """The column that an INSERT of values leaves to a sequence."""
+        match = _INSERT.match(sql)
+        if match is None or inner.transaction_status == "E":
+            return None
+        table = match["table"]
+        if table not in self._serial:
+            self._serial[table] = await _look_up(inner, table)
+        column = self._serial[table]
+        if column is None or match["source"].upper() != "VALUES":
+            return column
+        if match["columns"] is None:
+            return None
+        given = {token.name.lower() for token in tokens(match["columns"][1:-1])}
+        return None if column.name.lower() in given else column
+
+
+async def _look_up(inner: SqlSession, table: str) -> SerialColumn | None:
+    quoted = table.replace("'", "''")
+    asked = f"SELECT name, dflt_value FROM pragma_table_info('{quoted}')"
+    # A table that is not there fails the INSERT itself, with a better message.
+    known = "SELECT 1 FROM duckdb_tables() WHERE table_name = '{}'"
+    name = tokens(table)[-1].name.replace("'", "''")
+    if not (await inner.execute(known.format(name))).rows:
+        return None
+    for column, default in (await inner.execute(asked)).rows:
+        drawn = _DEFAULT.match(str(default))
+        if drawn is not None:
+            return SerialColumn(column, drawn[1])
+    return None
+
+
+def returning(sql: str, column: SerialColumn) -> str:
+    """The INSERT, telling the values it drew."""
+    name = column.name.replace('"', '""')
+    return f'{sql.rstrip().rstrip(";")}\nRETURNING "{name}"'
+
+
+def current_value(r: Rewriter, first: int) -> int:
+    """``currval('s')`` of a sequence that the session drew from; of others the engine's."""
+    i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
+    values = r.literals.get("currval")
+    if values is None or r.at(i) != "currval" or r.at(i + 1) != "(":
+        return 0
+    end = r.closing(i + 1)
+    inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
+    call = f"{values}[replace({inner}, '\"', '')]"
+    if end == i + 3 and r.tokens[i + 2].kind == "string":
+        engine = re.sub(rf"^'{PUBLIC}\.", f"'{ENGINE_SCHEMA}.", r.tokens[i + 2].text)
+        call = f"coalesce({call}, currval({engine}))"
+    return r.replace(first, end + 1 - first, call)

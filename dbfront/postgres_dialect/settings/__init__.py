@@ -1,0 +1,1 @@
+"""SET, SHOW and RESET of PostgreSQL's settings."""

@@ -1,0 +1,1 @@
+"""PostgreSQL's types: OIDs, text and binary formats, parameters."""

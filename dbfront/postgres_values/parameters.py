@@ -1,0 +1,294 @@
+"""Parameters from the wire to Python values: text and binary, by PostgreSQL type.
+
+portals.py calls ``decode_parameter`` per Bind parameter. What DuckDB parses better itself (text of
+dates, intervals, uuids, JSON) stays text: the statement casts it. A value that does not fit its
+type is the user's error (22P02, 22P03), not a broken connection.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import struct
+import uuid
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from tierkv.dbfront.postgres_values.numeric_format import numeric_from_binary
+from tierkv.dbfront.postgres_values.types import TEXT, PgType
+from tierkv.kvcore.errors import ProtocolError, SqlError
+
+_EPOCH_DATE: Final = dt.date(2000, 1, 1).toordinal()
+_EPOCH: Final = dt.datetime(2000, 1, 1)
+_TRUE: Final = ("t", "true", "y", "yes", "on", "1")
+_FALSE: Final = ("f", "false", "n", "no", "off", "0")
+_MAX_DIMENSIONS: Final = 6
+_SPACES: Final = " \t\n\r\v\f"  # PostgreSQL's; str.isspace knows more
+
+
+def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
+    """Turn one parameter into a value DuckDB can bind.
+
+    Args:
+        data: the bytes of the parameter, not NULL.
+        kind: its declared or inferred type.
+        format_code: 0 text, 1 binary.
+
+    Raises:
+        SqlError: 22P02 or 22P03, the value does not fit the type; 22021, not UTF-8.
+    """
+    try:
+        value = _from_binary(data, kind) if format_code else _from_text(data.decode(), kind)
+    except UnicodeDecodeError:
+        raise SqlError("invalid byte sequence for encoding UTF8", sqlstate="22021") from None
+    except (ValueError, InvalidOperation, struct.error, OverflowError, ProtocolError):
+        form, state = ("binary", "22P03") if format_code else ("text", "22P02")
+        shown = "" if format_code else f": {data[:64].decode(errors='replace')!r}"
+        raise SqlError(
+            f"invalid {form} representation for type {kind.name}{shown}", sqlstate=state
+        ) from None
+    if isinstance(value, str) and "\0" in value:  # PostgreSQL's text can't hold it
+        raise SqlError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
+    return value
+
+
+def _bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(text)
+
+
+def _bytea(text: str) -> bytes:
+    if text.startswith("\\x"):
+        return bytes.fromhex(text[2:])
+    out = bytearray()
+    raw = text.encode()
+    at = 0
+    while at < len(raw):
+        if raw[at] != 0x5C:
+            out.append(raw[at])
+            at += 1
+        elif raw[at + 1 : at + 2] == b"\\":
+            out.append(0x5C)
+            at += 2
+        else:
+            out.append(int(raw[at + 1 : at + 4].decode(), 8))
+            at += 4
+    return bytes(out)
+
+
+def _plain_int(text: str) -> int:
+    if "_" in text:
+        raise ValueError(text)
+    return int(text)
+
+
+_WITH_OFFSET = re.compile(r"(.*?\d)\s*(?:[+-]\d\d(?::?\d\d){0,2}|Z)", re.DOTALL)
+_DATE_WITH_OFFSET = re.compile(r"(\d{4,}-\d\d-\d\d)\s*(?:[+-]\d\d(?::?\d\d){0,2}|Z)")
+
+
+def _without_offset(text: str) -> str:
+    """A time or timestamp without zone ignores an offset, which JDBC sends with each."""
+    match = _WITH_OFFSET.fullmatch(text.strip(_SPACES)) if ":" in text else None
+    return match[1] if match else text
+
+
+def _date_text(text: str) -> str:
+    match = _DATE_WITH_OFFSET.fullmatch(text.strip(_SPACES))
+    return match[1] if match else text
+
+
+_FROM_TEXT: Final[dict[str, Callable[[str], Any]]] = {
+    "bool": _bool,
+    "int2": _plain_int,
+    "int4": _plain_int,
+    "int8": _plain_int,
+    "oid": _plain_int,
+    "regproc": _plain_int,
+    "float4": float,
+    "float8": float,
+    "numeric": Decimal,
+    "bytea": _bytea,
+    "interval": lambda text: text.replace("+", ""),  # DuckDB knows no plus sign
+    "date": _date_text,
+    "time": _without_offset,
+    "timestamp": _without_offset,
+}
+
+
+def _from_text(text: str, kind: PgType) -> Any:
+    if kind.element is not None:
+        return _array_from_text(text, kind.element)
+    convert = _FROM_TEXT.get(kind.name)
+    return convert(text) if convert else text
+
+
+def _array_from_text(text: str, element: PgType) -> list[Any]:
+    text = text.strip(_SPACES)
+    items, end = _array_items(text, 0, element, depth=1)
+    if end != len(text):
+        raise ValueError("text after the array")
+    return items
+
+
+def _array_items(text: str, at: int, element: PgType, depth: int) -> tuple[list[Any], int]:
+    """Parse ``{...}`` at ``at``; answers the items and the index after the brace."""
+    if text[at : at + 1] != "{" or depth > _MAX_DIMENSIONS:
+        raise ValueError("not an array")
+    items: list[Any] = []
+    at = _skip_space(text, at + 1)
+    if text[at : at + 1] == "}":
+        return items, at + 1
+    while True:
+        at = _skip_space(text, at)
+        if text[at : at + 1] == "{":
+            value, at = _array_items(text, at, element, depth + 1)
+        else:
+            value, at = _array_value(text, at, element)
+        items.append(value)
+        at = _skip_space(text, at)
+        mark = text[at : at + 1]
+        at += 1
+        if mark == "}":
+            return items, at
+        if mark != ",":
+            raise ValueError("array does not end")
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACES:
+        at += 1
+    return at
+
+
+def _array_value(text: str, at: int, element: PgType) -> tuple[Any, int]:
+    out: list[str] = []
+    quoted = text[at : at + 1] == '"'
+    at += quoted
+    while at < len(text) and not (text[at] == '"' if quoted else text[at] in ",{}"):
+        at += text[at] == "\\"
+        out.append(text[at : at + 1])
+        at += 1
+    if at >= len(text):
+        raise ValueError("array does not end")
+    word = "".join(out)
+    if quoted:
+        return _from_text(word, element), at + 1
+    word = word.rstrip(_SPACES)
+    if not word:
+        raise ValueError("empty array item")
+    return (None if word.upper() == "NULL" else _from_text(word, element)), at
+
+
+def _exact(format_text: str) -> Callable[[bytes], Any]:
+    unpack = struct.Struct(format_text).unpack
+    return lambda data: unpack(data)[0]
+
+
+def _date(data: bytes) -> Any:
+    days = int(_exact("!i")(data))
+    if abs(days) >= (1 << 31) - 1:
+        return "infinity" if days > 0 else "-infinity"
+    return dt.date.fromordinal(days + _EPOCH_DATE)
+
+
+def _clock(micros: int) -> dt.time:
+    if not 0 <= micros < 86_400_000_000:
+        raise ValueError("time out of range")
+    return (_EPOCH + dt.timedelta(microseconds=micros)).time()
+
+
+def _timetz(data: bytes) -> dt.time:
+    micros, west = struct.unpack("!qi", data)
+    return _clock(micros).replace(tzinfo=dt.timezone(dt.timedelta(seconds=-west)))
+
+
+def _timestamp(data: bytes) -> Any:
+    micros = int(_exact("!q")(data))
+    if abs(micros) >= (1 << 63) - 1:
+        return "infinity" if micros > 0 else "-infinity"
+    return _EPOCH + dt.timedelta(microseconds=micros)
+
+
+def _timestamptz(data: bytes) -> Any:
+    value = _timestamp(data)
+    # As text, since DuckDB would need pytz to bind an aware datetime.
+    return f"{value.isoformat(' ')}+00" if isinstance(value, dt.datetime) else value
+
+
+def _interval(data: bytes) -> str:
+    micros, days, months = struct.unpack("!qii", data)
+    return f"{months} months {days} days {micros} microseconds"
+
+
+def _jsonb(data: bytes) -> str:
+    if data[:1] != b"\1":
+        raise ValueError("unknown jsonb version")
+    return data[1:].decode()
+
+
+_FROM_BINARY: Final[dict[str, Callable[[bytes], Any]]] = {
+    "bool": _exact("!?"),
+    "int2": _exact("!h"),
+    "int4": _exact("!i"),
+    "int8": _exact("!q"),
+    "oid": _exact("!I"),
+    "regproc": _exact("!I"),
+    "float4": _exact("!f"),
+    "float8": _exact("!d"),
+    "numeric": numeric_from_binary,
+    "bytea": bytes,
+    "date": _date,
+    "time": lambda data: _clock(_exact("!q")(data)),
+    "timetz": _timetz,
+    "timestamp": _timestamp,
+    "timestamptz": _timestamptz,
+    "interval": _interval,
+    "uuid": lambda data: uuid.UUID(bytes=data),
+    "jsonb": _jsonb,
+}
+
+
+def _from_binary(data: bytes, kind: PgType) -> Any:
+    if kind.element is not None:
+        return _array_from_binary(data, kind.element)
+    convert = _FROM_BINARY.get(kind.name)
+    return convert(data) if convert else data.decode()
+
+
+def _array_from_binary(data: bytes, element: PgType) -> list[Any]:
+    dimensions, _, _ = struct.unpack_from("!iiI", data)
+    if not 0 <= dimensions <= _MAX_DIMENSIONS:
+        raise ValueError("bad array")
+    sizes = [struct.unpack_from("!ii", data, 12 + 8 * at)[0] for at in range(dimensions)]
+    total = 1
+    for size in sizes:
+        total *= size
+        if size < 0 or total > len(data):
+            raise ValueError("bad array")
+    at = 12 + 8 * dimensions
+    values: list[Any] = []
+    for _ in range(total if dimensions else 0):
+        (length,) = struct.unpack_from("!i", data, at)
+        at += 4
+        if length < -1 or at + max(0, length) > len(data):
+            raise ValueError("bad array")
+        values.append(None if length < 0 else _from_binary(data[at : at + length], element))
+        at += max(0, length)
+    if at != len(data):
+        raise ValueError("bad array")
+    return _shape(values, sizes)
+
+
+def _shape(values: list[Any], sizes: list[int]) -> list[Any]:
+    """Cut a flat list into nested lists of those sizes."""
+    for size in reversed(sizes[1:]):
+        values = [values[at : at + size] for at in range(0, len(values), size)] if size else []
+    return values
+
+
+def is_text(kind: PgType) -> bool:
+    """Whether parameters of that type are bound as plain text, without a cast."""
+    return kind.name == TEXT.name

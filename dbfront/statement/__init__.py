@@ -1,0 +1,1 @@
+"""One SQL statement, from its text to its rows: rounds, transactions, streams, errors."""

@@ -1,0 +1,337 @@
+"""One statement with AI calls, without the engine: rounds, evaluation, error policy, counters.
+
+The executor (DuckDB) and the relay (PostgreSQL) each run the engine their own way, as EngineRounds;
+``AiStatement.until_answered`` runs it until nothing is missing. It never sees rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from tierkv.dbfront.accounts.call_accounts import CallAccounts
+from tierkv.dbfront.accounts.statement_entry import StatementEntry
+from tierkv.dbfront.accounts.statement_trace import StatementTrace
+from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.answers import AnswerBook
+from tierkv.dbfront.calls.context_fields import ContextFields
+from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate, rehearse
+from tierkv.dbfront.calls.recipes.book import start_recipe
+from tierkv.dbfront.calls.recipes.generate import failed_detail
+from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order
+from tierkv.dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
+from tierkv.dbfront.explain.announcement import MOST_SAMPLED, announce_batch, announce_stream
+from tierkv.dbfront.explain.estimate import Estimate, estimate
+from tierkv.dbfront.statement.blame import blame
+from tierkv.dbfront.statement.error_policy import ErrorPolicy, Failures, Spending
+from tierkv.dbfront.statement.returning_watch import ReturningWatch
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import FeatureNotSupportedError, NoNodeError, SqlError, UserError
+from tierkv.kvcore.request import FinishReason
+from tierkv.sql.calls.ai_call import AiCall
+from tierkv.sql.calls.functions import AI_FUNCTIONS, Returns
+from tierkv.sql.plan.plan import Explain, StatementPlan
+
+Result_co = TypeVar("Result_co", covariant=True)
+Result = TypeVar("Result")
+
+FIRST_BUDGET = 64
+"""Calls of a filter in the first round of a LIMIT that may stop early; doubled each round."""
+
+
+class EngineRounds(Protocol[Result_co]):
+    """How an engine runs a statement again and again.
+
+    1. ``run`` runs it once, with ``AiStatement.book`` behind its AI calls; None when it failed on a
+       NULL that stood for a missing answer. Any other failure is raised.
+    2. ``undo`` takes back what the last ``run`` did; called before answers are awaited, when it is
+       to run again.
+    3. ``enough`` says that the last result is final although filters are unanswered.
+    4. ``behind`` says that the last ``run`` missed answers that the book already had.
+    """
+
+    @property
+    def behind(self) -> bool: ...
+
+    async def run(self) -> Result_co | None: ...
+
+    async def undo(self) -> None: ...
+
+    def enough(self) -> bool: ...
+
+
+class AiStatement:
+    """Collect, evaluate, replay: what is the same on every engine.
+
+    Attributes:
+        plan: the statement's.
+        book: what is known and what was missed.
+        stats: counters, live.
+        trace: the same by call and round.
+    """
+
+    def __init__(
+        self,
+        plan: StatementPlan,
+        generator: TextGenerator,
+        defaults: CallDefaults,
+        policy: ErrorPolicy,
+        clock: Clock,
+        stats: AiStats,
+        on_progress: Callable[[StatementProgress], None] | None = None,
+        account: StatementEntry | None = None,
+    ) -> None:
+        self.plan = plan
+        self.book = AnswerBook(plan.forms, plan.dialect)
+        self.stats = stats
+        self.trace = StatementTrace([form.key for form in plan.forms])
+        self._generator = generator
+        self._defaults = defaults
+        self._policy = policy
+        self._spending = Spending(policy)
+        self._failures = Failures(policy, writes=plan.writes)
+        self._clock = clock
+        self._on_progress = on_progress
+        self._contexts = ContextFields(defaults.field_reorder)
+        self._stopped_at_default_length = 0
+        self._returning = ReturningWatch(plan)
+        self._blend_refusal = ""
+        self._accounts = CallAccounts(plan.forms, defaults, account)
+        self._announced: Notice | None = None
+
+    async def check_constants(self) -> None:
+        """Refuse unknown models and unusable options before anything runs, rows or no rows.
+
+        Raises:
+            UserError: such an argument, or a dry run of a statement that writes.
+            NoNodeError: nobody can say; not for EXPLAIN, which asks nobody.
+        """
+        if self._policy.dry_run and self.plan.writes:
+            raise FeatureNotSupportedError(
+                "tierkv.dry_run is on, and this statement would write NULL for AI answers",
+                hint="EXPLAIN shows its calls; RESET tierkv.dry_run runs it.",
+            )
+        checked: set[AiCall] = set()
+        for form in self.plan.forms:
+            example = form.example
+            if example is None or example in checked:
+                continue
+            checked.add(example)
+            try:
+                await self._check(example)
+            except NoNodeError:
+                if self.plan.explain is not Explain.PLAN:
+                    raise
+            except UserError as error:
+                blame(error, self.plan, [form.key])
+                raise
+
+    async def _check(self, example: AiCall) -> None:
+        """Prepare what a call asks first, and send nothing."""
+        step = next(start_recipe(Order(example, self._defaults)))
+        if isinstance(step, CountTokens):
+            await self._generator.count_tokens((), step.model)
+        elif isinstance(step, Ask):
+            for question in step.calls:
+                self._accounts.prepared(await self._generator.prepare(question))
+
+    async def until_answered(
+        self, rounds: EngineRounds[Result], *, may_stop: bool = False
+    ) -> Result:
+        """Run, evaluate what was missed, run again; return the run that missed nothing.
+
+        Args:
+            rounds: the engine.
+            may_stop: ``rounds.enough`` is asked, and filters are answered bit by bit.
+        """
+        budget = FIRST_BUDGET if may_stop else None
+        for _ in range(limits.MAX_REPLAY_ROUNDS):
+            self.book.start_round(budget)
+            result = await self._round(rounds)
+            if self.book.fatal is not None:
+                blame(self.book.fatal, self.plan, [self.book.fatal_form])
+                raise self.book.fatal
+            enough = result is not None and may_stop and rounds.enough()
+            batch = self.book.next_batch(without_filters=enough)
+            if not batch and result is not None and not rounds.behind:
+                self.settled()
+                return result
+            await rounds.undo()
+            if batch:
+                self._returning.check(self.book.missed_forms(call)[0] for call in batch)
+                await self.evaluate(batch)
+            budget = None if budget is None else 2 * budget
+        raise SqlError(
+            f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
+            sqlstate="54001",
+            hint="Store the inner calls' answers in a table first; give aggregates that make a "
+            "prompt, such as string_agg, an ORDER BY that leaves no rows alike; store what a "
+            "function of your own gives anew each time.",
+        )
+
+    async def estimate(self, rounds: EngineRounds[object]) -> Estimate:
+        """Run once, and say what it would take to answer what was missed; no model is asked."""
+        self.book.start_round()
+        await self._round(rounds)
+        if self.book.fatal is not None:
+            raise self.book.fatal
+        return await estimate(self.book, self.plan, self._generator, self._defaults, self._contexts)
+
+    def settled(self) -> None:
+        """Count the calls that the engine made for rows which are final."""
+        self.stats.calls += self.book.total_lookups
+        self._accounts.settled(self.book.lookups)
+        self.trace.settled(self.book.lookups, self.book.answered)
+
+    def discard_rows(self) -> None:
+        """Forget calls that were only made to collect; the statement itself makes them again."""
+        self.stats.calls = 0
+        self.book.set_aside()
+        self._accounts.discard_rows()
+        self.trace.discard_rows()
+
+    async def _round(self, rounds: EngineRounds[Result]) -> Result | None:
+        self.report("collect")
+        started = self._clock.now()
+        try:
+            return await rounds.run()
+        finally:
+            engine_s = self._clock.now() - started
+            self.stats.rounds += 1
+            self.stats.engine_s += engine_s
+            self.trace.ran(self.book.lookups, engine_s)
+
+    async def evaluate(self, batch: list[AiCall]) -> None:
+        """Answer one batch of distinct calls and note the answers in the book."""
+        local = sum(AI_FUNCTIONS[call.function].local for call in batch)
+        self._spending.add_calls(len(batch) - local, local=local)
+        if self._spending.is_large and self._announced is None:
+            await self._announce(all_known=len(batch) - local == self._spending.calls)
+        self.report("llm")
+        started = self._clock.now()
+        summary = PlanSummary()
+        self.trace.batch_begins([self.book.missed_forms(call)[0] for call in batch], started)
+        run = rehearse if self._policy.dry_run else evaluate
+        try:
+            summary = await run(
+                batch,
+                self._generator,
+                self._defaults,
+                self._outcome,
+                self._wave,
+                self._contexts,
+                self._refused,
+            )
+            self.stats.add_plan(summary)
+        finally:
+            model_s = self._clock.now() - started
+            self.stats.llm_s += model_s
+            self.trace.batch_ended(summary, model_s)
+
+    async def _announce(self, *, all_known: bool) -> None:
+        """Tell the client how large the statement is, before its calls are made."""
+        calls = self._spending.calls
+        if all_known:
+            weighing = estimate(
+                self.book, self.plan, self._generator, self._defaults, self._contexts,
+                most=MOST_SAMPLED,
+            )  # fmt: skip
+            self._announced = await announce_batch(calls, weighing)
+        else:
+            self._announced = announce_stream(calls, self.stats)
+        self.report("llm", self._announced)
+
+    def report(self, phase: str, notice: Notice | None = None) -> None:
+        """Tell whoever watches how far the statement is."""
+        if self._on_progress is not None:
+            self._on_progress(
+                StatementProgress(
+                    phase=phase,
+                    round=self.stats.rounds,
+                    calls_done=self.stats.distinct_calls,
+                    calls_total=self._spending.calls,
+                    stats=self.stats,
+                    notice=notice,
+                )
+            )
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what the client is told beside the rows."""
+        notices = self._failures.notices(self._spending.calls + self._spending.local_calls)
+        if self._announced is not None:
+            notices.insert(0, self._announced)
+        if self._policy.dry_run:
+            notices.append(self._spending.rehearsed())
+        if self._stopped_at_default_length:
+            notices.append(
+                Notice(
+                    "NOTICE",
+                    f"{self._stopped_at_default_length} of {self._spending.calls} answers were "
+                    f"cut at tierkv.max_tokens = {self._defaults.max_tokens}",
+                )
+            )
+        if self._blend_refusal:
+            notices.append(
+                Notice(
+                    "NOTICE",
+                    f"documents were not blended: {self._blend_refusal}",
+                    detail="The answers are exact.",
+                    hint="tierkv.namespaces shows what is allowed, `tierkv namespace set NAME "
+                    "--blend on` allows it, in one process the setting namespace.blend does.",
+                )
+            )
+        return tuple(notices)
+
+    def _wave(self, wave: Sequence[PreparedCall]) -> None:
+        """Note what is going to be asked; raise when it is too much."""
+        for prepared in wave:
+            self._blend_refusal = self._blend_refusal or prepared.blend_refusal
+            self._accounts.prepared(prepared)
+        self._spending.add_wave(wave)
+
+    def _refused(self, call: AiCall, error: UserError) -> None:
+        blame(error, self.plan, self.book.missed_forms(call))
+
+    def _outcome(self, call: AiCall, outcome: Outcome) -> None:
+        """Note one outcome; raise when this failure is one too many."""
+        self._accounts.outcome(call, outcome)
+        function = AI_FUNCTIONS[call.function]
+        failed = isinstance(outcome, RowFailure)
+        answers = () if isinstance(outcome, RowFailure) else outcome.answers
+        key = self.book.missed_forms(call)[0]
+        self.trace.call_ended(
+            key, answers, self._clock.now(), retries=outcome.retries, failed=failed
+        )
+        if not isinstance(outcome, RowFailure):
+            if not function.local:
+                self.stats.add_answers(outcome.answers)
+                self._spending.add_answers(outcome.answers)
+            self.book.add(call, outcome.value)
+            if any(answer.finish_reason is FinishReason.LENGTH for answer in outcome.answers):
+                self._stopped_at_default_length += call.options.max_tokens is None
+        elif function.returns is Returns.RESULT:
+            self.stats.add_failure()
+            self.book.add(call, failed_detail(Order(call, self._defaults), outcome.error))
+        else:
+            self.stats.add_failure()
+            if isinstance(outcome.error, UserError):
+                blame(outcome.error, self.plan, self.book.missed_forms(call))
+            known = self._spending.calls + self._spending.local_calls
+            self._failures.add(outcome.error, known)
+            self.book.add(call, None)
+        self.report("llm")
+
+
+def refuse_replay(execution: str, reason: str) -> None:
+    """Refuse a statement that can't be streamed where ``tierkv.execution`` wants that.
+
+    Raises:
+        FeatureNotSupportedError: with ``reason``.
+    """
+    if execution == "stream":
+        raise FeatureNotSupportedError(
+            f"this statement can't be streamed: {reason}",
+            hint="SET tierkv.execution = auto replays such statements.",
+        )

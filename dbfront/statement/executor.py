@@ -1,0 +1,433 @@
+"""Hop 1 of the main job: run one SQL statement whose AI calls go to the models.
+
+``run_statement`` collects, evaluates and replays: the engine runs the user's own statement, unknown
+AI calls are answered NULL and noted, all distinct ones are evaluated as one batch, and the engine
+runs again until it missed nothing. Types, names, row order and NULL logic stay the engine's.
+Statements of a simple shape are streamed instead (dbfront/statement/stream_executor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from tierkv.dbfront.accounts.filter_order import FilterOrder, cost_tokens
+from tierkv.dbfront.accounts.statement_entry import StatementEntry
+from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.contracts import StatementResult, TextGenerator
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.dbfront.explain.plan import STREAM
+from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
+from tierkv.dbfront.statement.command_tag import client_result, command_tag
+from tierkv.dbfront.statement.error_policy import ErrorPolicy
+from tierkv.dbfront.statement.explain import explain_statement
+from tierkv.dbfront.statement.redo_log import PendingChange
+from tierkv.dbfront.statement.rows import RowsNotWantedError
+from tierkv.dbfront.statement.stream_executor import CannotStreamError, RowSink, StreamedStatement
+from tierkv.dbfront.statement.transaction import ClientTransaction
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.plan.changes import may_change
+from tierkv.sql.plan.plan import StatementPlan, plan_statement
+from tierkv.sql.plan.rewrite import RewrittenSql, joined
+from tierkv.sql.plan.stream_plan import StreamPlan
+from tierkv.sql.text.lexer import tokenize
+from tierkv.sql.text.statement import StatementKind, classify
+
+_SAMPLED_ROWS = 64
+_SAMPLED_SHARE = 8
+"""Each filter is asked about up to 64 rows, and no more than an eighth of them, to learn an order.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementContext:
+    """Everything a statement is run with.
+
+    Attributes:
+        connection: the session's way into the engine.
+        generator: the way to the models.
+        transaction: the client's transaction.
+        defaults: what calls take from the session.
+        policy: see ErrorPolicy.
+        clock: for statistics.
+        refresh_views: fills admin views before a statement reads them.
+        on_progress: told after each round and answer; None to skip.
+        on_finished: told the counters of a statement with AI calls, failed or not.
+        stats: filled while the statement runs.
+        account: told what the statement does; None where nobody keeps statistics.
+        execution: ``auto``, ``stream`` or ``replay``.
+        sink: takes rows as they come; None where only the whole result is of use.
+    """
+
+    connection: DuckDbConnection
+    generator: TextGenerator
+    transaction: ClientTransaction
+    defaults: CallDefaults
+    policy: ErrorPolicy
+    clock: Clock
+    refresh_views: Callable[[frozenset[str]], Awaitable[None]]
+    on_progress: Callable[[StatementProgress], None] | None = None
+    on_finished: Callable[[AiStats], None] | None = None
+    stats: AiStats = field(default_factory=AiStats)
+    account: StatementEntry | None = None
+    execution: str = "auto"
+    sink: RowSink | None = None
+
+
+async def run_statement(
+    statement: str, params: Mapping[str, Any], context: StatementContext
+) -> StatementResult:
+    """Run one statement.
+
+    Without AI calls the engine runs it alone.
+
+    Args:
+        statement: SQL text of exactly one statement.
+        params: values by parameter name.
+        context: the session's side.
+
+    Raises:
+        TierKVError: with SQLSTATE; nothing of a statement that writes remains.
+    """
+    plan = plan_statement(statement, key_base=context.connection.new_key_base())
+    if context.account is not None:
+        context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
+    await context.refresh_views(plan.admin_views)
+    if not plan.sites and plan.explained is None:
+        return client_result(plan, await _run_alone(plan, params, context))
+    started = context.clock.now()
+    try:
+        if plan.explained is not None:
+            return await explain_statement(plan, plan.explained, params, context, _Replay)
+        return await _Replay(plan, params, context).run()
+    finally:
+        context.stats.wall_s += context.clock.now() - started
+        if context.on_finished is not None:
+            context.on_finished(context.stats)
+
+
+async def _run_alone(
+    plan: StatementPlan, params: Mapping[str, Any], context: StatementContext
+) -> EngineResult:
+    """Run a statement without AI calls; a change of a transaction is noted."""
+    change = await _prepare_change(plan, context.transaction)
+    if change is None:
+        return await context.connection.run(plan.engine_sql, params, last=True)
+    sql = plan.engine_sql
+    result = change.unwrap(await context.connection.run(change.wrap(sql), params))
+    context.transaction.made(change, sql, params, result)
+    return result
+
+
+async def _prepare_change(
+    plan: StatementPlan, transaction: ClientTransaction
+) -> PendingChange | None:
+    """Get ready to note a change of the client's transaction; None where there is none."""
+    if transaction.status != "T":
+        return None
+    tokens = tokenize(plan.text)
+    if not may_change(tokens):
+        return None
+    change = await transaction.prepare_change(plan.text, tokens, classify(tokens))
+    if change is not None and plan.engine_sql.text[:7].upper() == "EXPLAIN":
+        return PendingChange(change.text, why_once="EXPLAIN ANALYZE made it")
+    return change
+
+
+class _Replay:
+    """Runs one statement with AI calls on DuckDB."""
+
+    def __init__(
+        self, plan: StatementPlan, params: Mapping[str, Any], context: StatementContext
+    ) -> None:
+        self.plan = plan
+        self.params = params
+        self.context = context
+        self.statement = AiStatement(
+            plan,
+            context.generator,
+            context.defaults,
+            context.policy,
+            context.clock,
+            context.stats,
+            context.on_progress,
+            context.account,
+        )
+
+    async def run(self) -> StatementResult:
+        """Run the statement in one transaction: the client's, or one of its own."""
+        statement = self.statement
+        await statement.check_constants()
+        if self.context.account is not None:
+            await self.context.account.began()
+        streamed = await self._streamed()
+        if streamed is not None:
+            return streamed
+        top = await self._top()
+        if top is not None:
+            return top
+        await self._check_file()
+        async with self.context.transaction.for_statement():
+            if self.plan.collect_sql is not None:
+                await self._collect(self.plan.collect_sql)
+            stop_after = None if self.plan.writes else self.plan.stop_after_rows
+            sql = self.plan.engine_sql if stop_after is not None else await self._ordered_sql()
+            rounds = self._rounds(sql, self.plan.writes, stop_after)
+            rounds.change = await _prepare_change(self.plan, self.context.transaction)
+            result = await statement.until_answered(rounds, may_stop=stop_after is not None)
+            if rounds.change is not None:
+                transaction, book = self.context.transaction, statement.book
+                transaction.made(rounds.change, sql, self.params, result, book)
+        statement.report("done")
+        return client_result(self.plan, result, statement.notices())
+
+    async def _check_file(self) -> None:
+        """Refuse a COPY to a file that may not be written before any model is asked.
+
+        Raises:
+            SqlError: 42501.
+        """
+        if self.plan.kind is not StatementKind.COPY or self.context.transaction.status != "I":
+            return
+        explained = joined(("EXPLAIN ", self.plan.engine_sql))
+        try:
+            await self.context.connection.run(explained, self.params, self.statement.book)
+        except SqlError as error:
+            if error.sqlstate == "42501":
+                raise
+
+    async def _streamed(self) -> StatementResult | None:
+        """Run the statement as a stream; None when it is to be replayed."""
+        stream = self._stream_plan()
+        if stream is None:
+            return None
+        try:
+            async with self.context.transaction.for_statement():
+                run = await self._prepared(stream, opened=True)
+                rows = await self._stream_rows(run)
+        except CannotStreamError as reason:
+            self._refuse_replay(str(reason))
+            self.statement.trace.why_not_stream = str(reason)
+            return None
+        self.statement.trace.executor = STREAM
+        self.statement.report("done")
+        tag = command_tag(self.plan, run.count)
+        return StatementResult(tag, run.columns, rows, self.statement.notices())
+
+    async def _top(self) -> StatementResult | None:
+        """Run a SELECT ordered by answers with a LIMIT, and ask the rest for its few rows."""
+        plan = self.plan.top
+        if plan is None:
+            return None
+        try:
+            async with self.context.transaction.for_statement():
+                run = await self._prepared(plan)
+                base = await self._top_rows(plan)
+                run.based_on(base.columns)
+                rows = await run.with_outputs(base.rows)
+        except CannotStreamError:
+            return None
+        self.statement.report("done")
+        result = EngineResult(run.columns, rows)
+        return client_result(self.plan, result, self.statement.notices())
+
+    async def _top_rows(self, plan: StreamPlan) -> EngineResult:
+        rounds = self._rounds(plan.base_sql, False, None)
+        try:
+            return await self.statement.until_answered(rounds)
+        except TierKVError as error:
+            if not await self._only_collecting(error, rounds):
+                raise
+            raise CannotStreamError(error.message) from error
+
+    def _stream_plan(self) -> StreamPlan | None:
+        """Return how to stream, if that is wanted and of use."""
+        plan, context = self.plan, self.context
+        if context.execution == "replay":
+            self.statement.trace.why_not_stream = "tierkv.execution is replay"
+            return None
+        if plan.stream is None:
+            self._refuse_replay(plan.why_not_stream)
+        elif context.execution == "auto":
+            # Whoever waits for the whole result gets it soonest when all prompts are planned
+            # together, and fields of contexts are ordered by all rows.
+            reordered = context.defaults.field_reorder is not FieldReorder.OFF and any(
+                "context" in form.row_parameters for form in plan.forms
+            )
+            limited = plan.stream.limit is not None or plan.stream.limit_name
+            stops_early = plan.stream.filters and limited
+            if reordered or not (context.sink is not None or stops_early):
+                self.statement.trace.why_not_stream = (
+                    "fields of contexts are ordered by all rows"
+                    if reordered
+                    else "the client takes the whole result"
+                )
+                return None
+        return plan.stream
+
+    def _refuse_replay(self, reason: str) -> None:
+        refuse_replay(self.context.execution, reason)
+
+    async def _prepared(self, stream: StreamPlan, *, opened: bool = False) -> StreamedStatement:
+        context = self.context
+        bounded = stream.with_limits(self.params)
+        if bounded is None:
+            raise CannotStreamError("its LIMIT is not a number of rows")
+        run = StreamedStatement(
+            bounded,
+            self.params,
+            context.connection,
+            self.statement,
+            max_concurrency=context.defaults.max_concurrency,
+        )
+        try:
+            await (run.open() if opened else run.prepare())
+        except CancelledByUserError:
+            raise
+        except TierKVError as error:
+            # The base query is not the user's, so the error may not be the statement's own.
+            if not await context.transaction.start_again():
+                raise
+            raise CannotStreamError(error.message) from error
+        return run
+
+    async def _stream_rows(self, run: StreamedStatement) -> list[tuple[Any, ...]]:
+        """Hand the rows to whoever takes them; else return them."""
+        sink, kept = self.context.sink, list[tuple[Any, ...]]()
+        try:
+            if sink is not None:
+                await sink.begin(run.columns)
+            async with aclosing(run.rows()) as windows:
+                async for rows in windows:
+                    if sink is None:
+                        kept += rows
+                    else:
+                        await sink.put(rows)
+        except RowsNotWantedError:
+            pass
+        await self.context.connection.end_rows()
+        return kept
+
+    def streams(self) -> bool:
+        """Say whether it would be streamed."""
+        return self._stream_plan() is not None
+
+    def collecting(self, sql: RewrittenSql) -> _DuckDbRounds:
+        """Return rounds that only collect; ``undo`` takes back what they write."""
+        return self._rounds(sql, self.plan.with_writes, None)
+
+    def _rounds(self, sql: RewrittenSql, writes: bool, stop_after: int | None) -> _DuckDbRounds:
+        return _DuckDbRounds(self.statement, self.context, sql, self.params, writes, stop_after)
+
+    async def _ordered_sql(self) -> RewrittenSql:
+        """Write the statement with its AI filters in the best order, learned from some rows."""
+        filters = self.plan.filters
+        if filters is None or filters.count is None or self.context.policy.dry_run:
+            return self.plan.engine_sql
+        if not self.context.transaction.may_try:
+            return self.plan.engine_sql  # DuckDB gives a transaction up at any error.
+        order = FilterOrder(len(filters.filters))
+        self.statement.trace.filter_order = order
+        rounds = self._rounds(filters.count, False, None)
+        try:
+            rows = (await self.statement.until_answered(rounds)).rows[0][0]
+            sampled = min(_SAMPLED_ROWS, rows // _SAMPLED_SHARE)
+            for number, sample in enumerate(filters.samples if sampled else ()):
+                before = cost_tokens(self.context.stats)
+                rounds = self._rounds(joined((sample, f" LIMIT {sampled}")), False, None)
+                passed = (await self.statement.until_answered(rounds)).rows.count((True,))
+                cost = cost_tokens(self.context.stats) - before
+                order.ran(number, rows=sampled, passed=passed, cost=cost)
+        except TierKVError as error:
+            if not await self._only_collecting(error, rounds):
+                raise
+        self.statement.discard_rows()
+        return filters.ordered(order.order())
+
+    async def _only_collecting(self, error: TierKVError, rounds: _DuckDbRounds) -> bool:
+        """Say whether an error may be ignored: the engine's, about a query of our own making."""
+        if error is not rounds.engine_error or isinstance(error, CancelledByUserError):
+            return False
+        return await self.context.transaction.start_again()
+
+    async def _collect(self, sql: RewrittenSql) -> None:
+        """Learn the answers a write needs, with the SELECT that meets the same calls."""
+        rounds = self._rounds(sql, self.plan.with_writes, None)
+        try:
+            await self.statement.until_answered(rounds)
+            await rounds.undo()
+        except TierKVError as error:
+            # The SELECT is only a way to collect; what the engine has against it may not hold for
+            # the statement itself, which will say what is wrong.
+            if not await self._only_collecting(error, rounds):
+                raise
+        self.statement.discard_rows()
+
+
+@dataclass(slots=True)
+class _DuckDbRounds:
+    """EngineRounds over DuckDB, which has no savepoints: undoing begins the transaction anew.
+
+    Attributes:
+        engine_error: what the engine said last, right or wrong.
+        change: what the statement changes, where its transaction must know.
+    """
+
+    statement: AiStatement
+    context: StatementContext
+    sql: RewrittenSql
+    params: Mapping[str, Any]
+    writes: bool
+    stop_after: int | None
+    engine_error: TierKVError | None = None
+    change: PendingChange | None = None
+    _rows: int | None = None
+
+    @property
+    def behind(self) -> bool:
+        """DuckDB reads the book itself."""
+        return False
+
+    async def run(self) -> EngineResult | None:
+        """See EngineRounds."""
+        self._rows = None
+        change = self.change
+        try:
+            sql = self.sql if change is None else change.wrap(self.sql)
+            result = await self.context.connection.run(sql, self.params, self.statement.book)
+        except CancelledByUserError:
+            raise
+        except TierKVError as error:
+            # NULL stands where an answer is missing, so the error may not be the statement's own.
+            self.engine_error = error
+            if not self.statement.book.has_misses:
+                raise
+            if not await self.context.transaction.start_again():
+                error.hint = error.hint or (
+                    "It was raised while AI answers were still missing; run the statement outside "
+                    "the transaction, or make the expression accept NULL."
+                )
+                raise
+            return None
+        self._rows = len(result.rows)
+        return result if change is None else change.unwrap(result)
+
+    async def undo(self) -> None:
+        """See EngineRounds; a read has nothing to take back."""
+        if not self.writes or self._rows is None:
+            return
+        if not await self.context.transaction.start_again():
+            raise SqlError(
+                "this statement's AI calls can't be collected inside a transaction with changes",
+                sqlstate="0A000",
+                hint="Run it outside the transaction, or compute the answers into a table first.",
+            )
+
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return self.stop_after is not None and (self._rows or 0) >= self.stop_after

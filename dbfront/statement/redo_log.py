@@ -1,0 +1,298 @@
+"""The changes of an open transaction, kept so that they can be made again.
+
+DuckDB has no savepoints and gives a transaction up at its first error. To go back to a savepoint,
+or to run a statement again that still missed AI answers, the engine's transaction is rolled back
+and the changes that must remain are made again, in order:
+
+    BEGIN  c1  c2  SAVEPOINT a  c3  ROLLBACK TO a   ->   ROLLBACK  BEGIN  c1  c2
+
+A change is made again by its own statement, with the answers it had. Where that would give other
+values (a sequence's next number, now(), random()), an INSERT is made to return the rows it
+inserts, as text, and those are inserted again; any other such statement can't be repeated. A
+change that reads tables is repeated only while no other session has committed anything since the
+transaction began, and each repetition must change as many rows, and return the same ones, as the
+first time. Whatever does not hold ends in a clear error and a transaction that has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tierkv.dbfront.calls.answers import AnswerBook
+from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.kvcore.errors import SqlError, TierKVError
+from tierkv.kvcore.limits import MAX_REDO_CELLS
+from tierkv.sql.plan.rewrite import RewrittenSql, joined
+from tierkv.sql.text.lexer import name_value, tokenize
+from tierkv.sql.text.repeating import ChangeText, called_functions
+
+_COUNT: Final = (Column("Count", "BIGINT"),)
+_MEANWHILE: Final = "another session changed the database meanwhile"
+_BY_THE_CLOCK: Final = frozenset(
+    {"now", "today", "current_timestamp", "current_date", "current_time", "localtime"}
+    | {"localtimestamp", "transaction_timestamp", "get_current_time", "get_current_timestamp"}
+)
+_OTHER_EACH_TIME: Final = (
+    "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability = 'VOLATILE' "
+    "OR (function_type IN ('macro', 'table_macro') AND NOT internal)"
+)
+_COLUMNS: Final = (
+    "SELECT database_name, schema_name, column_name, column_default FROM duckdb_columns() "
+    "WHERE lower(table_name) = lower($1) AND NOT internal "
+    "AND schema_name = coalesce($2, CASE WHEN database_name = 'temp' THEN schema_name "
+    "ELSE current_schema() END) ORDER BY database_name, schema_name, column_index"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change, and how to make it again.
+
+    Attributes:
+        sql: the statement that the engine ran.
+        params: its parameters, by name.
+        book: answers of its AI calls; None without any.
+        outcome: the rows or the count that the engine gave.
+        inserted: rows to insert instead of running ``sql`` again; None to run it.
+        reads: what it changes may depend on rows in tables.
+        why_once: why it can't be made again, in words; empty when it can.
+    """
+
+    sql: RewrittenSql
+    params: Mapping[str, Any]
+    book: AnswerBook | None
+    outcome: Sequence[tuple[Any, ...]]
+    inserted: InsertedRows | None = None
+    reads: bool = True
+    why_once: str = ""
+
+    async def again(self, connection: DuckDbConnection) -> None:
+        """Make it again.
+
+        Raises:
+            SqlError: 40001, it came out differently.
+            TierKVError: the engine's error.
+        """
+        if self.inserted is not None:
+            rows = self.inserted
+            await connection.copy_in(rows.table, rows.columns, rows.rows)
+            return
+        result = await connection.run(self.sql, self.params, self.book)
+        if list(result.rows) != list(self.outcome):
+            raise SqlError("a change came out differently when it was repeated", sqlstate="40001")
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedRows:
+    """Rows that an INSERT or COPY put into a table.
+
+    Attributes:
+        table: as SQL writes it.
+        columns: names; empty for all columns in order.
+        rows: texts that cast to the columns' types.
+    """
+
+    table: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | None]]
+
+    @property
+    def cells(self) -> int:
+        """How many values are kept."""
+        return len(self.rows) * max(len(self.rows[0]) if self.rows else 0, 1)
+
+
+@dataclass(slots=True)
+class PendingChange:
+    """A change that is about to be made.
+
+    ``wrap`` what the engine is to run, ``unwrap`` what it answered, then ``RedoLog.add`` it.
+
+    Attributes:
+        text: what the statement's text says.
+        table_columns: of the table whose inserted rows are returned; empty to return none.
+        why_once: why it can't be made again; empty when it can.
+    """
+
+    text: ChangeText
+    table_columns: tuple[str, ...] = ()
+    why_once: str = ""
+    _inserted: list[tuple[str | None, ...]] = field(default_factory=list)
+
+    def wrap(self, sql: RewrittenSql) -> RewrittenSql:
+        """Have an INSERT return its rows as text, behind what it returns anyway."""
+        if not self.table_columns:
+            return sql
+        items = ", ".join(f"CAST({_quoted(name)} AS VARCHAR)" for name in self.table_columns)
+        return joined((sql, f"{',' if self.text.returns else ' RETURNING'} {items}"))
+
+    def unwrap(self, result: EngineResult) -> EngineResult:
+        """Take the returned rows out of the engine's answer."""
+        width = len(self.table_columns)
+        if not width:
+            return result
+        self._inserted = [row[-width:] for row in result.rows]
+        if not self.text.returns:
+            return EngineResult(_COUNT, [(len(result.rows),)])
+        return EngineResult(result.columns[:-width], [row[:-width] for row in result.rows])
+
+    def made(
+        self,
+        sql: RewrittenSql,
+        params: Mapping[str, Any],
+        book: AnswerBook | None,
+        result: EngineResult,
+    ) -> Change:
+        """Return the change that was made."""
+        inserted = None
+        if self.table_columns:
+            inserted = InsertedRows(self.text.insert_into, self.table_columns, self._inserted)
+        return Change(
+            sql=sql,
+            params=dict(params),
+            book=book,
+            outcome=result.rows,
+            inserted=inserted,
+            reads=self.text.reads and inserted is None,
+            why_once=self.why_once,
+        )
+
+
+class RedoLog:
+    """The changes of one session's open transaction.
+
+    Attributes:
+        changes: in the order they were made.
+    """
+
+    def __init__(self, connection: DuckDbConnection) -> None:
+        self.changes: list[Change] = []
+        self._connection = connection
+        self._cells = 0
+        self._seen_commits = 0
+        self._seen_schema = -1
+        self._volatile: frozenset[str] = frozenset()
+        self._tables: dict[str, tuple[tuple[str, ...], bool]] = {}
+
+    def begin(self) -> None:
+        """Start with no changes."""
+        self.changes.clear()
+        self._cells = 0
+        self._seen_commits = self._connection.engine_changes.commits
+
+    async def prepare(self, text: ChangeText) -> PendingChange:
+        """Find out how a change that is about to be made could be made again."""
+        await self._learn_functions()
+        named = text.functions & (self._volatile | _BY_THE_CLOCK)
+        defaults = [table for table in text.tables if await self._differs_by_default(table)]
+        if not named and not defaults:
+            return PendingChange(text)
+        if text.insert_into and await self._columns(text.insert_into):
+            return PendingChange(text, await self._columns(text.insert_into))
+        reason = f"it calls {min(named)}()" if named else f"defaults of {defaults[0]} differ"
+        return PendingChange(text, why_once=reason)
+
+    async def loaded(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> None:
+        """Note rows of a COPY."""
+        once = ""
+        known = await self._columns(table)
+        if len(columns or known) < len(known) and await self._differs_by_default(table):
+            once = f"defaults of {table} differ"
+        inserted = InsertedRows(table, columns, rows)
+        empty = RewrittenSql("", (), ())
+        self.add(Change(empty, {}, None, (), inserted, reads=False, why_once=once))
+
+    def add(self, change: Change) -> None:
+        """Note a change that was made; one that is too large is noted as one that can't repeat."""
+        self._cells += change.inserted.cells if change.inserted is not None else 0
+        if self._cells > MAX_REDO_CELLS and change.inserted is not None:
+            why = f"more than {MAX_REDO_CELLS:,} values were inserted"
+            change = Change(change.sql, {}, None, (), None, why_once=why)
+        self.changes.append(change)
+
+    def why_not(self, count: int) -> str:
+        """Say why the first ``count`` changes can never be made again; empty when they can."""
+        return next((change.why_once for change in self.changes[:count] if change.why_once), "")
+
+    def outdated(self, count: int) -> bool:
+        """Say whether the first ``count`` changes read what another session may have changed."""
+        commits = self._connection.engine_changes.commits
+        return self._seen_commits != commits and any(c.reads for c in self.changes[:count])
+
+    async def redo(self, count: int) -> None:
+        """Make the first ``count`` changes again, in a transaction that has just begun.
+
+        Raises:
+            SqlError: 40001, something else came out of it.
+        """
+        del self.changes[count:]
+        self._cells = sum(c.inserted.cells for c in self.changes if c.inserted is not None)
+        before = self._connection.engine_changes.commits
+        if self.outdated(count):
+            raise _differs(_MEANWHILE)
+        try:
+            for change in self.changes:
+                await change.again(self._connection)
+        except TierKVError as error:
+            raise _differs(error.message) from error
+        commits = self._connection.engine_changes.commits
+        if commits != before and any(change.reads for change in self.changes):
+            raise _differs(_MEANWHILE)
+        self._seen_commits = commits
+
+    async def _learn_functions(self) -> None:
+        """Learn which functions give other values each time, after each change of the schema."""
+        schema = self._connection.engine_changes.schema
+        if schema != self._seen_schema:
+            rows = (await self._connection.command(_OTHER_EACH_TIME)).rows
+            self._volatile = frozenset(str(name).lower() for (name,) in rows)
+            self._tables.clear()
+            self._seen_schema = schema
+
+    async def _columns(self, table: str) -> tuple[str, ...]:
+        return (await self._table(table))[0]
+
+    async def _differs_by_default(self, table: str) -> bool:
+        return (await self._table(table))[1]
+
+    async def _table(self, table: str) -> tuple[tuple[str, ...], bool]:
+        """Return a table's columns, and whether a default gives other values each time."""
+        await self._learn_functions()
+        found = self._tables.get(table)
+        if found is None:
+            found = await self._read_table(table)
+            self._tables[table] = found
+        return found
+
+    async def _read_table(self, table: str) -> tuple[tuple[str, ...], bool]:
+        """Read a table's columns from the catalogue: a query that can't fail.
+
+        An error, such as DESCRIBE has for an unknown table, would end the client's transaction.
+        """
+        *schema, name = [name_value(token) for token in tokenize(table) if token.text != "."]
+        sql = RewrittenSql(_COLUMNS, (), ("1", "2"))
+        given = {"1": name, "2": schema[-1] if schema else None}
+        rows = (await self._connection.run(sql, given)).rows
+        if len({row[:2] for row in rows}) != 1:
+            return (), bool(rows)
+        defaults = {name for row in rows for name in called_functions(tokenize(row[3] or ""))}
+        differs = bool(defaults & (self._volatile | _BY_THE_CLOCK))
+        return tuple(str(row[2]) for row in rows), differs
+
+
+def _differs(reason: str) -> SqlError:
+    return SqlError(
+        f"could not serialize access: going back runs earlier changes again, and {reason}",
+        sqlstate="40001",
+        hint="ROLLBACK, and run the transaction again.",
+    )
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

@@ -1,0 +1,481 @@
+"""SQL sessions over the embedded engine, and the server that opens them.
+
+pgwire, the CLI and ``tierkv.connect()`` talk to ``DuckDbSqlServer`` and its sessions (contracts:
+SqlServer, SqlSession). Transactions and ``tierkv.*`` settings are handled here; every other
+statement goes to dbfront/statement/executor.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tierkv.dbfront.accounts.statement_entry import StatementEntry
+from tierkv.dbfront.accounts.statement_log import StatementLog
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.calls.answers import AnswerBook
+from tierkv.dbfront.contracts import (
+    ClientInfo,
+    Column,
+    RowStream,
+    StatementDescription,
+    StatementResult,
+    TextGenerator,
+)
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
+from tierkv.dbfront.statement.executor import StatementContext, run_statement
+from tierkv.dbfront.statement.input import check_length, named_parameters
+from tierkv.dbfront.statement.rows import StatementRows, release
+from tierkv.dbfront.statement.settings import SessionSettings
+from tierkv.dbfront.statement.transaction import ClientTransaction, warned
+from tierkv.dbfront.views.activity import Activity, activity_row
+from tierkv.dbfront.views.admin import ClusterSource, cluster_rows, to_json
+from tierkv.dbfront.views.kvcache import baseline_of
+from tierkv.dbfront.views.rows import Row, timestamp
+from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
+from tierkv.dbfront.views.statistics import statistic_rows
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from tierkv.sql.plan.changes import may_change
+from tierkv.sql.plan.kept_names import refuse_kept
+from tierkv.sql.plan.parameters import parameter_types
+from tierkv.sql.plan.plan import Explain, StatementPlan, plan_statement
+from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
+from tierkv.sql.text.lexer import read_ahead, tokenize
+from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
+from tierkv.sql.view_columns import VIEW_COLUMNS
+from tierkv.sql.views import view_variable
+
+T = TypeVar("T")
+
+_EXPLAIN_COLUMNS = (Column("explain_key", "VARCHAR"), Column("explain_value", "VARCHAR"))
+
+
+class DuckDbSession:
+    """One client's session.
+
+    Attributes:
+        last_ai_stats: of the last statement that had AI calls, or the running one.
+        total_ai_stats: of the whole session.
+        on_progress: set it to be told how far a statement is; called on the event loop.
+        settings: the session's tierkv settings.
+        activity: what it is doing.
+    """
+
+    def __init__(
+        self,
+        server: DuckDbSqlServer,
+        connection: DuckDbConnection,
+        client: ClientInfo,
+        pid: int,
+        settings: SessionSettings,
+    ) -> None:
+        self.last_ai_stats = AiStats()
+        self.total_ai_stats = AiStats()
+        self.on_progress: Callable[[StatementProgress], None] | None = None
+        self.settings = settings
+        self.activity = Activity()
+        self.client = client
+        self._server = server
+        self._connection = connection
+        self._transaction = ClientTransaction(connection, pid)
+        self.catalogue_state = self._transaction.catalogue_state
+        self._pid = pid
+        self._running: asyncio.Task[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._rows: StatementRows | None = None
+        self._cancelling = False
+
+    @property
+    def pid(self) -> int:
+        """The session's number, as clients see it."""
+        return self._pid
+
+    @property
+    def transaction_status(self) -> str:
+        """``I``, ``T`` or ``E``, as in ReadyForQuery."""
+        return self._transaction.status
+
+    def split(self, sql: str) -> list[str]:
+        """Cut a string into statements."""
+        check_length(sql)
+        return split_statements(sql)
+
+    async def describe(self, sql: str) -> StatementDescription:
+        """Say what columns and parameters a statement has; nothing is run, no model called."""
+        check_length(sql)
+        account = self._account(sql)
+        try:
+            async with read_ahead(sql):
+                return await self._describe(sql)
+        except TierKVError as error:
+            account.ended(AiStats(), error)
+            raise
+
+    async def _describe(self, sql: str) -> StatementDescription:
+        types = parameter_types(sql)
+        tokens = tokenize(sql)
+        refuse_kept(tokens, self._connection.kept_names)
+        command = setting_command(tokens)
+        if command is not None:
+            shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
+            return StatementDescription(shown, types)
+        plan = plan_statement(sql, key_base=self._connection.new_key_base())
+        await self._keep_rows()
+        self._transaction.check_usable()
+        try:
+            return StatementDescription(await self._columns(plan), types)
+        except TierKVError:
+            self._transaction.fail()
+            raise
+
+    async def execute(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult:
+        """Run one statement; see the contract."""
+        check_length(sql)
+        return await self._exclusively(self._execute(sql, named_parameters(params)))
+
+    async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        """Run a statement of the front's own; see the contract."""
+        return (await self._exclusively(self._connection.command(sql))).rows
+
+    async def execute_rows(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> StatementResult | RowStream:
+        """Run one statement whose rows are taken as they come; see the contract."""
+        check_length(sql)
+        rows = StatementRows()
+        task = await self._start(self._execute(sql, named_parameters(params), rows))
+        result = await rows.started(task)
+        if result is not None:
+            return result
+        self._rows = rows
+        return rows
+
+    async def copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int:
+        """Load rows of text into a table; ``table`` is quoted SQL, ``columns`` are plain names."""
+        return await self._exclusively(self._copy_in(table, columns, rows))
+
+    async def cancel(self) -> None:
+        """Stop the running statement, if there is one."""
+        if self._running is not None and not self._running.done():
+            self._cancelling = True
+            self._running.cancel()
+
+    async def close(self) -> None:
+        """Stop what runs, roll back, and free the session; who asks again waits for the first."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self.cancel()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        await self._connection.close()
+        self._server.forget(self)
+
+    async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work as the session's one running task, so that ``cancel`` can reach it."""
+        return await (await self._start(work))
+
+    async def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        await self._keep_rows()
+        if self._running is not None and not self._running.done():
+            work.close()
+            raise SqlError("the session is already running a statement", sqlstate="55000")
+        self._cancelling = False
+        self._running = task = asyncio.create_task(self._noting_failure(work))
+        task.add_done_callback(lambda done: release(done, work))
+        return task
+
+    async def _keep_rows(self) -> None:
+        """Run a stream that is still open to its end: the engine is needed for something else."""
+        if self._rows is not None:
+            rows, self._rows = self._rows, None
+            await rows.keep_rest()
+
+    async def _noting_failure(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            self._transaction.fail()
+            if not self._cancelling:
+                raise
+            raise CancelledByUserError("canceling statement due to user request") from None
+        except TierKVError:
+            self._transaction.fail()
+            raise
+        finally:
+            self.activity.state = _STATES[self._transaction.status]
+            self.activity.progress = None
+
+    async def _execute(
+        self, sql: str, params: Mapping[str, Any], sink: StatementRows | None = None
+    ) -> StatementResult:
+        account, stats = self._account(sql), AiStats()
+        self.activity.state, self.activity.query = "active", sql
+        self.activity.query_start_s = self._server.clock.wall()
+        self.activity.query_id = account.query_id
+        try:
+            context = self._context(stats, account, sink)
+            async with read_ahead(sql):
+                result = await self._run(sql, params, account, context)
+        except BaseException as error:
+            account.ended(stats, error)
+            raise
+        account.ended(stats)
+        return result
+
+    def _account(self, sql: str) -> StatementEntry:
+        tag = str(self.settings.get("tierkv.query_tag"))
+        return self._server.statements.open(self.client, self._pid, sql, tag)
+
+    async def _run(
+        self,
+        sql: str,
+        params: Mapping[str, Any],
+        account: StatementEntry,
+        context: StatementContext,
+    ) -> StatementResult:
+        tokens = tokenize(sql)
+        refuse_kept(tokens, self._connection.kept_names)
+        kind = classify(tokens)
+        if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
+            account.planned(kind.value, holds_calls=False)
+            return await self._transaction.block_statement(kind, tokens, self.settings)
+        if kind is StatementKind.SAVEPOINT:
+            account.planned(kind.value, holds_calls=False)
+            await self._keep_rows()
+            return await self._transaction.savepoint_statement(tokens, self.settings.remember)
+        self._transaction.check_usable()
+        command = setting_command(tokens)
+        if command is not None:
+            account.planned(kind.value, holds_calls=False)
+            return self._setting(command)
+        if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
+            self.settings.reset_all()
+            return StatementResult("RESET")
+        inside = self._transaction.status == "T"
+        self._connection.own_functions |= makes_function(tokens, temporary=not inside)
+        with self._transaction.running(sql, kind, changed=may_change(tokens)):
+            return await run_statement(sql, params, context)
+
+    def _context(
+        self, stats: AiStats, account: StatementEntry, sink: StatementRows | None
+    ) -> StatementContext:
+        tenant = self._server.tenant_of(self.client)
+        return StatementContext(
+            connection=self._connection,
+            generator=self._server.generator,
+            transaction=self._transaction,
+            defaults=self.settings.call_defaults(tenant),
+            policy=self.settings.error_policy(),
+            clock=self._server.clock,
+            refresh_views=self._refresh_views,
+            on_progress=self._progress,
+            on_finished=self._finished,
+            stats=stats,
+            account=account,
+            execution=str(self.settings.get("tierkv.execution")),
+            sink=sink,
+        )
+
+    def _progress(self, progress: StatementProgress) -> None:
+        self.last_ai_stats = progress.stats
+        self.activity.progress = progress
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+    def _finished(self, stats: AiStats) -> None:
+        self.last_ai_stats = stats
+        self.total_ai_stats.add(stats)
+
+    def _setting(self, command: SettingCommand) -> StatementResult:
+        if command.verb == "SHOW":
+            value = self.settings.show(command.name)
+            name = setting_spec(command.name).name
+            return StatementResult("SHOW", (Column(name, "VARCHAR"),), [(value,)])
+        local = command.local
+        if local and self._transaction.status == "I":
+            setting_spec(command.name)
+            return warned("SET", "SET LOCAL can only be used in transaction blocks", "25P01")
+        self.settings.set(command.name, command.value, local=local)
+        return StatementResult(command.verb)
+
+    async def _copy_in(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
+    ) -> int:
+        self._transaction.check_usable()
+        async with self._transaction.for_statement():
+            await self._transaction.copied(table, columns, rows)
+            count = await self._connection.copy_in(table, columns, rows)
+        self._transaction.ran(StatementKind.COPY, changed=True)
+        return count
+
+    async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
+        if plan.explain is not Explain.NO:
+            await self._connection.check(plan.engine_sql)
+            return _EXPLAIN_COLUMNS
+        book = AnswerBook(plan.forms)
+        if plan.returning_sql is not None:
+            return await self._connection.describe(plan.returning_sql, book)
+        if plan.kind is StatementKind.QUERY:
+            return await self._connection.describe(plan.engine_sql, book)
+        if plan.kind is StatementKind.SHOW or plan.shows:
+            # These only read the catalogue, and the engine describes no other way.
+            return (await self._connection.run(plan.engine_sql)).columns
+        await self._connection.check(plan.engine_sql)
+        return None
+
+    async def _refresh_views(self, views: frozenset[str]) -> None:
+        for view in sorted(views):
+            rows = await self._server.view_rows(view, self)
+            text = await asyncio.to_thread(to_json, rows) if len(rows) > 100 else to_json(rows)
+            await self._connection.set_variable(view_variable(view), text)
+
+
+_STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}
+
+
+class DuckDbSqlServer:
+    """Opens sessions on one embedded database.
+
+    Attributes:
+        generator: the way to the models.
+        clock: times of statistics and views.
+        statements: what is counted of statements; closed with the server.
+        tenant_of: whose KV namespace a client's calls belong to.
+    """
+
+    def __init__(
+        self,
+        config: DuckDbConfig,
+        generator: TextGenerator,
+        *,
+        cluster: ClusterSource | None = None,
+        session_defaults: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        statements: StatementLog | None = None,
+        tenant_of: Callable[[ClientInfo], str] = lambda client: client.user,
+    ) -> None:
+        """Open the database.
+
+        Args:
+            config: where and how.
+            generator: answers AI calls.
+            cluster: what the admin views show; None shows the front's own only.
+            session_defaults: defaults of ``tierkv.*`` settings, by full name.
+            clock: the system's by default.
+            statements: where statements are counted; in memory by default.
+            tenant_of: maps a client to its tenant; its user name by default.
+
+        Raises:
+            ConfigError: the database can't be opened.
+            UserError: a session default that can't be used.
+        """
+        self.generator = generator
+        self.clock = clock or SystemClock()
+        self.statements = statements or StatementLog(
+            StatisticStore(now_s=self.clock.wall()), self.clock
+        )
+        self.tenant_of = tenant_of
+        self._defaults = dict(session_defaults or {})
+        SessionSettings(self._defaults)
+        self._cluster = cluster
+        self._engine = DuckDbEngine(config)
+        self._engine.cancel_session = self._cancel_session
+        self._engine.reset_statistics = self._reset_statistics
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions: dict[int, DuckDbSession] = {}
+        self._pids = itertools.count(1)
+
+    async def open_session(self, client: ClientInfo) -> DuckDbSession:
+        """Open a session; ``client.options`` may hold ``tierkv.*`` settings.
+
+        Raises:
+            UserError: such a setting is unknown or unusable.
+        """
+        options = {
+            name: text for name, text in client.options.items() if name.startswith("tierkv.")
+        }
+        settings = SessionSettings(self._defaults, options)
+        self._loop = asyncio.get_running_loop()
+        pid = next(self._pids)
+        session = DuckDbSession(self, self._engine.connect(), client, pid, settings)
+        self._sessions[pid] = session
+        return session
+
+    def _cancel_session(self, pid: int) -> bool:
+        """Stop a session's statement, asked on an engine thread; False when there is none."""
+        session = self._sessions.get(pid)
+        if session is None or self._loop is None:
+            return False
+        asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
+        return True
+
+    def _reset_statistics(self, what: str | None) -> str:
+        """Reset what was counted, asked on an engine thread; the time of it."""
+        assert self._loop is not None, "a session asks"
+        resetting = asyncio.run_coroutine_threadsafe(self.reset(what), self._loop)
+        return resetting.result()
+
+    async def reset(self, what: str | None) -> str:
+        """Reset what was counted, all of it or one group; the time of it.
+
+        Raises:
+            UserError: there is no such group.
+        """
+        nodes = None
+        if self._cluster is not None and what in (None, "kvcache"):
+            nodes = baseline_of(await self._cluster.nodes())
+        return timestamp(await self.statements.reset(what, nodes))
+
+    def forget(self, session: DuckDbSession) -> None:
+        """Drop a closed session."""
+        self._sessions.pop(session.pid, None)
+
+    async def close(self) -> None:
+        """Close every session and the database."""
+        for session in list(self._sessions.values()):
+            await session.close()
+        self._engine.close()
+        await self.statements.stop()
+
+    async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
+        """Return an admin view's rows, as ``asking`` may see them; each says as of when it is."""
+        now = timestamp(self.clock.wall())
+        return [{"as_of": now} | row for row in await self._view_rows(view, asking)]
+
+    async def _view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
+        if view == "stat_activity":
+            return [
+                activity_row(
+                    session.pid, session.client, session.activity, asking=asking.client.user
+                )
+                for session in self._sessions.values()
+            ]
+        if view in STATISTIC_VIEWS:
+            return await statistic_rows(view, self.statements)
+        rows: list[Row] = []
+        if self._cluster is not None:
+            rows = await self._cluster_rows(view, self._cluster)
+        if view == "settings":
+            names = ("name", "setting", "source", "description")
+            rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
+        return rows
+
+    async def _cluster_rows(self, view: str, cluster: ClusterSource) -> list[Row]:
+        now_s = self.clock.wall()
+        if "stats_reset" not in VIEW_COLUMNS[view]:
+            return await cluster_rows(view, cluster, now_s=now_s)
+        baseline, reset_s = await self.statements.kvcache_baseline()
+        rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
+        reset = None if reset_s is None else timestamp(reset_s)
+        return [row | {"stats_reset": reset} for row in rows]

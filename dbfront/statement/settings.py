@@ -1,0 +1,142 @@
+"""A session's ``tierkv.*`` settings: values, where each came from, and transactions.
+
+SET inside a transaction that is rolled back is undone, and SET LOCAL ends with its transaction,
+as in PostgreSQL. What a setting may be is sql/settings.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.statement.error_policy import ErrorPolicy
+from tierkv.kvcore.request import BlendSelector
+from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
+
+
+class SessionSettings:
+    """Values of one session.
+
+    Attributes:
+        _values: settings that differ from the server's defaults.
+        _at_begin: ``_values`` when the open transaction began; None outside transactions.
+        _local: names that SET LOCAL changed in the open transaction.
+    """
+
+    def __init__(
+        self, defaults: Mapping[str, str] | None = None, client: Mapping[str, str] | None = None
+    ) -> None:
+        """Start from the server's defaults and what the client asked for when it connected.
+
+        Raises:
+            UserError: an unknown name or unusable value.
+        """
+        self._server = {name: parse_setting(name, text) for name, text in (defaults or {}).items()}
+        self._values: dict[str, SettingValue] = {
+            name: parse_setting(name, text) for name, text in (client or {}).items()
+        }
+        self._at_begin: dict[str, SettingValue] | None = None
+        self._local: set[str] = set()
+
+    def get(self, name: str) -> SettingValue:
+        """Return a setting's value."""
+        spec = setting_spec(name)
+        if spec.name in self._values:
+            return self._values[spec.name]
+        return self._server.get(spec.name, spec.default)
+
+    def show(self, name: str) -> str:
+        """Return a setting's value as SHOW prints it."""
+        return show_value(self.get(name))
+
+    def set(self, name: str, text: str | None, *, local: bool = False) -> None:
+        """Change a setting; ``text`` None goes back to the default."""
+        spec = setting_spec(name)
+        if text is None:
+            self._values.pop(spec.name, None)
+        else:
+            self._values[spec.name] = parse_setting(spec.name, text)
+        if local:
+            self._local.add(spec.name)
+
+    def reset_all(self) -> None:
+        """Go back to the server's defaults."""
+        self._values.clear()
+
+    def begin(self) -> None:
+        """Remember the values for a rollback."""
+        self._at_begin = dict(self._values)
+        self._local.clear()
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts the values back as they are now, for a savepoint."""
+        values, local = dict(self._values), set(self._local)
+
+        def restore() -> None:
+            self._values, self._local = dict(values), set(local)
+
+        return restore
+
+    def end(self, *, committed: bool) -> None:
+        """Undo SET LOCAL, and every SET when the transaction was rolled back."""
+        if self._at_begin is not None:
+            undone = self._local if committed else set(self._values) | set(self._at_begin)
+            for name in undone:
+                if name in self._at_begin:
+                    self._values[name] = self._at_begin[name]
+                else:
+                    self._values.pop(name, None)
+        self._at_begin = None
+        self._local.clear()
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return name, value, source and description of every setting."""
+        return [
+            (spec.name, self.show(spec.name), self._source(spec.name), spec.description)
+            for spec in SETTINGS.values()
+        ]
+
+    def error_policy(self) -> ErrorPolicy:
+        """Return what failed calls and big statements of this session lead to."""
+        return ErrorPolicy(
+            on_error=str(self.get("tierkv.on_error")),
+            max_error_ratio=float(self.get("tierkv.max_error_ratio") or 0),
+            max_calls=int(self.get("tierkv.max_calls") or 0),
+            notice_calls=int(self.get("tierkv.notice_calls") or 0),
+            max_prompt_tokens=int(self.get("tierkv.max_prompt_tokens") or 0),
+            max_completion_tokens=int(self.get("tierkv.max_completion_tokens") or 0),
+            dry_run=bool(self.get("tierkv.dry_run")),
+        )
+
+    def call_defaults(self, tenant: str) -> CallDefaults:
+        """Return what this session's AI calls take when they don't say it themselves."""
+        seed = self.get("tierkv.seed")
+        return CallDefaults(
+            model=str(self.get("tierkv.model")) or None,
+            system_prompt=str(self.get("tierkv.system_prompt")),
+            temperature=float(self.get("tierkv.temperature") or 0),
+            max_tokens=int(self.get("tierkv.max_tokens") or 1),
+            seed=None if seed is None else int(seed),
+            cache=bool(self.get("tierkv.cache")),
+            timeout_s=float(self.get("tierkv.request_timeout") or 0),
+            prefix_order=bool(self.get("tierkv.prefix_order")),
+            plan=bool(self.get("tierkv.plan")),
+            max_concurrency=int(self.get("tierkv.max_concurrency") or 1),
+            tenant=tenant,
+            blend=bool(self.get("tierkv.blend")),
+            recompute_ratio=float(ratio) if (ratio := self.get("tierkv.recompute_ratio")) else None,
+            selector=BlendSelector(str(selector))
+            if (selector := self.get("tierkv.selector"))
+            else None,
+            chunk_separator=str(self.get("tierkv.chunk_separator")),
+            field_reorder=FieldReorder(str(self.get("tierkv.field_reorder"))),
+            priority=int(self.get("tierkv.priority") or 0),
+            bulk_calls=int(self.get("tierkv.bulk_calls") or 0),
+            max_retries=int(self.get("tierkv.max_retries") or 0),
+        )
+
+    def _source(self, name: str) -> str:
+        if name in self._values:
+            return "session"
+        return "server" if name in self._server else "default"

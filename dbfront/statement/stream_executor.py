@@ -1,0 +1,279 @@
+"""Runs a statement with AI calls as a stream: rows go out while later ones are not read yet.
+
+The engine streams the base query (sql/plan/stream_plan.py); window by window, AI filters are asked
+about its rows, the one that promises to save most first, and outputs about the rows that passed. A
+window is collected, evaluated and replayed like a statement. Nothing of a window stays but the
+answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tierkv.dbfront.accounts.filter_order import FilterOrder, cost_tokens
+from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.dbfront.statement.ai_statement import AiStatement
+from tierkv.dbfront.statement.window_size import WindowSize
+from tierkv.kvcore.errors import CancelledByUserError, TierKVError
+from tierkv.sql.plan.rewrite import RewrittenSql
+from tierkv.sql.plan.stream_plan import StreamPlan, why_not_bound, window_statement
+
+KEPT_ANSWERS: Final = 100_000
+"""Distinct calls whose answers are kept; older ones are asked again, which bounds the memory."""
+
+_MEANING: Final = (
+    "default_collation",
+    "integer_division",
+    "ieee_floating_point_ops",
+    "search_path",
+)
+"""Engine settings on which the value of an expression around AI calls may depend."""
+
+_COLLATED: Final = (
+    r"SELECT EXISTS (SELECT 1 FROM duckdb_tables() WHERE regexp_matches(sql, '\bCOLLATE\b', 'i')) "
+    r"OR EXISTS (SELECT 1 FROM duckdb_views() WHERE NOT internal "
+    r"AND regexp_matches(sql, '\bCOLLATE\b', 'i'))"
+)
+"""Whether any column has a collation, which the answer to a call about it would have, too.
+
+The whole word: every session on the wire has a catalogue table with a column ``datcollate``.
+"""
+
+Row = tuple[Any, ...]
+
+
+class RowSink(Protocol):
+    """Who takes a statement's rows as they come.
+
+    1. ``begin`` is called once, before the first rows and before anything is asked for them.
+    2. Both return when rows are wanted, and raise RowsNotWantedError when none are.
+    """
+
+    async def begin(self, columns: tuple[Column, ...]) -> None: ...
+
+    async def put(self, rows: Sequence[Row]) -> None: ...
+
+
+class CannotStreamError(Exception):
+    """The data or the session is such that the statement is replayed instead; says why.
+
+    Raised before anything is asked or given; never leaves the executor.
+    """
+
+
+class StreamedStatement:
+    """One statement as a stream, in a transaction that is open already.
+
+    Attributes:
+        columns: of its rows; known after ``open``.
+        count: rows given so far.
+    """
+
+    def __init__(
+        self,
+        stream: StreamPlan,
+        params: Mapping[str, Any],
+        connection: DuckDbConnection,
+        statement: AiStatement,
+        *,
+        max_concurrency: int,
+    ) -> None:
+        self.columns: tuple[Column, ...] = ()
+        self.count = 0
+        self._stream = stream
+        self._params = params
+        self._connection = connection
+        self._statement = statement
+        self._key_base = connection.new_key_base()
+        self._types: tuple[str, ...] = ()
+        self._outputs: tuple[Column, ...] = ()
+        self._outputs_at: tuple[int, ...] = ()
+        self._skip = stream.offset
+        self._filters = statement.trace.filter_order = FilterOrder(len(stream.filters))
+        self._size = WindowSize(max_concurrency, limited=stream.limit is not None)
+
+    async def open(self) -> None:
+        """Start the base query and find the columns; no call is made yet.
+
+        Raises:
+            CannotStreamError: it has to be replayed.
+            TierKVError: the engine refuses the base query; it may not refuse the statement.
+        """
+        await self.prepare()
+        self.based_on(await self._connection.open_rows(self._stream.base_sql, self._params))
+
+    async def prepare(self) -> None:
+        """Find the types that window statements read and give.
+
+        Raises:
+            CannotStreamError: they can't run over windows.
+            TierKVError: the engine refuses the base query.
+        """
+        stream, connection = self._stream, self._connection
+        self._refuse("the session made macros" if connection.own_functions else "")
+        bound = stream.bound
+        if any(not column.is_call_text for column in bound):
+            described = await connection.describe(stream.types_sql, None)
+            self._types = tuple(column.type_name for column in described[-len(bound) :])
+        else:
+            self._types = ("VARCHAR",) * len(bound)
+        for column, type_name in zip(bound, self._types, strict=True):
+            self._refuse(why_not_bound(column, type_name))
+        if any(column.is_call_text and column.compared for column in bound):
+            ((collated,),) = (await connection.command(_COLLATED)).rows
+            self._refuse("an answer is compared, maybe by a collation" if collated else "")
+        mine, beside = await connection.settings_beside(_MEANING)
+        self._refuse("" if mine == beside else "the session changed the engine's settings")
+        self._outputs = await self._describe_window_statements()
+
+    def based_on(self, base: Sequence[Column]) -> None:
+        """Take the columns of the base query.
+
+        Raises:
+            CannotStreamError: one of them has a name of ours.
+        """
+        names = [column.name for column in base]
+        taken = [name for name in self._stream.placeholders if names.count(name) > 1]
+        self._refuse(f"a column of its own is named {taken[0]}" if taken else "")
+        self._outputs_at = tuple(names.index(name) for name in self._stream.placeholders)
+        columns = list(base[: len(base) - len(self._stream.bound)])
+        for at, output in zip(self._outputs_at, self._outputs, strict=True):
+            columns[at] = output
+        self.columns = tuple(columns)
+
+    async def rows(self) -> AsyncGenerator[list[Row]]:
+        """Give the rows, a window at a time."""
+        remaining = self._stream.limit
+        ended = remaining == 0
+        while not ended:
+            size = self._size.next(remaining)
+            base = await self._connection.fetch_rows(size)
+            ended = len(base) < size
+            asked = self._statement.stats.distinct_calls
+            rows = await self._window(base, remaining)
+            self._size.ran(
+                rows=len(base),
+                given=len(rows),
+                calls=self._statement.stats.distinct_calls - asked,
+            )
+            self._statement.book.forget_oldest(KEPT_ANSWERS)
+            if remaining is not None:
+                remaining -= len(rows)
+                ended = ended or not remaining
+            self.count += len(rows)
+            if rows:
+                yield rows
+
+    async def _window(self, base: list[Row], remaining: int | None) -> list[Row]:
+        alive = await self._filtered(base)
+        skipped = min(self._skip, len(alive))
+        self._skip -= skipped
+        end = None if remaining is None else skipped + remaining
+        return await self.with_outputs([base[index] for index in alive[skipped:end]])
+
+    async def with_outputs(self, base: list[Row]) -> list[Row]:
+        """Turn rows of the base query into rows of the statement."""
+        width = len(self.columns)
+        if self._stream.outputs_sql is None or not base:
+            return [row[:width] for row in base]
+        answers = await self._ask(self._stream.outputs_sql, base)
+        rows = [list(row[:width]) for row in base]
+        for row, answer in zip(rows, answers.rows, strict=True):
+            for at, value in zip(self._outputs_at, answer, strict=True):
+                row[at] = value
+        return [tuple(row) for row in rows]
+
+    async def _filtered(self, base: list[Row]) -> list[int]:
+        """Return the indexes of the rows that pass every filter."""
+        alive = list(range(len(base)))
+        measuring = self._filters.measuring
+        for number in self._filters.order():
+            # While nothing is known of the filters, each is asked about every row.
+            asked = list(range(len(base))) if measuring else alive
+            if not asked:
+                break
+            before = cost_tokens(self._statement.stats)
+            rows = [base[index] for index in asked]
+            result = await self._ask(self._stream.filters[number], rows)
+            passed = {asked[row[0]] for row in result.rows}
+            cost = cost_tokens(self._statement.stats) - before
+            self._filters.ran(number, rows=len(asked), passed=len(passed), cost=cost)
+            alive = [index for index in alive if index in passed]
+        return alive
+
+    async def _ask(self, sql: RewrittenSql, rows: list[Row]) -> EngineResult:
+        count = len(self._stream.bound)
+        window = list(zip(*(row[-count:] for row in rows), strict=True))
+        text = self._over_window(sql, len(rows))
+        rounds = _WindowRounds(
+            self._statement, self._connection, text, self._params, window, self._key_base
+        )
+        return await self._statement.until_answered(rounds)
+
+    def _over_window(self, sql: RewrittenSql, rows: int) -> RewrittenSql:
+        base = self._key_base
+        return window_statement(sql, self._stream.bound, self._types, key_base=base, rows=rows)
+
+    async def _describe_window_statements(self) -> tuple[Column, ...]:
+        """Return the output columns; the helper connection must understand every statement."""
+        try:
+            for sql in self._stream.filters:
+                await self._connection.describe_window(self._over_window(sql, 0))
+            if self._stream.outputs_sql is None:
+                return ()
+            return await self._connection.describe_window(
+                self._over_window(self._stream.outputs_sql, 0)
+            )
+        except CancelledByUserError:
+            raise
+        except TierKVError as error:
+            raise CannotStreamError(error.message) from error
+
+    def _refuse(self, reason: str) -> None:
+        if reason:
+            raise CannotStreamError(reason)
+
+
+@dataclass(slots=True)
+class _WindowRounds:
+    """EngineRounds over one window; nothing it does has to be undone."""
+
+    statement: AiStatement
+    connection: DuckDbConnection
+    sql: RewrittenSql
+    params: Mapping[str, Any]
+    window: Sequence[Sequence[str | None]]
+    key_base: int
+
+    @property
+    def behind(self) -> bool:
+        """DuckDB reads the book itself."""
+        return False
+
+    async def run(self) -> EngineResult | None:
+        """See EngineRounds."""
+        try:
+            return await self.connection.run_window(
+                self.sql,
+                self.params,
+                self.statement.book,
+                self.window,
+                key_base=self.key_base,
+            )
+        except CancelledByUserError:
+            raise
+        except TierKVError:
+            # NULL stands where an answer is missing, so the error may not be the statement's own.
+            if not self.statement.book.has_misses:
+                raise
+            return None
+
+    async def undo(self) -> None:
+        """See EngineRounds."""
+
+    def enough(self) -> bool:
+        """See EngineRounds."""
+        return False

@@ -1,0 +1,128 @@
+"""From chat messages to prompt text, by the model's own Jinja template.
+
+Follows the conventions of Hugging Face folders, so that the text equals what transformers'
+``apply_chat_template`` gives. Templates come from model folders and run in Jinja's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tierkv.dbfront.contracts import Message
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import ModelFolderError, UdfArgumentError
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""For a model without a template: one line ``role: content`` per message, then ``assistant:``."""
+
+
+class _GenerationTag(Extension):
+    """Lets ``{% generation %}`` through: training code marks answers with it, we only render."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class ChatTemplate:
+    """One model's template, compiled.
+
+    Attributes:
+        source: the Jinja text.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        special_tokens: Mapping[str, str],
+        clock: Clock | None = None,
+    ) -> None:
+        """Compile a template.
+
+        Args:
+            source: Jinja text; None takes PLAIN_TEMPLATE.
+            special_tokens: values for names such as ``bos_token``.
+            clock: what ``strftime_now`` reads.
+
+        Raises:
+            ModelFolderError: the template has a syntax error.
+        """
+        self.source = PLAIN_TEMPLATE if source is None else source
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment(clock or SystemClock()).from_string(self.source)
+        except jinja2.TemplateError as error:
+            raise ModelFolderError(
+                f"the model's chat template can't be compiled: {error}"
+            ) from error
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Write the conversation as the model was trained to read it.
+
+        Raises:
+            UdfArgumentError: the template refuses these messages, and says why.
+        """
+        values = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            return self._template.render(
+                messages=values,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise UdfArgumentError(
+                f"the model's chat template refuses these messages: {error}",
+                hint="check the roles and their order: most templates want system, user, "
+                "assistant, user …",
+            ) from error
+
+
+def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda style: datetime.fromtimestamp(
+        clock.wall()
+    ).strftime(style)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which would change the prompt."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,180 @@
+"""Prompts made of parts that are tokenised apart, so that a chunk has the same ids wherever it is.
+
+Called by dbfront/generation/call_checks.py for SQL and REST alike. The ids do not depend on whether
+chunks are blended: that is decided later, and exact prefix reuse sees the same prompt either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer, check_length
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import UdfArgumentError
+
+DOCUMENT_END = "\n"
+"""What follows each document and belongs to it."""
+
+_MARK = "tierkv-documents-{}"
+_USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a user message; a chunk may be reused at any position."""
+
+    text: str
+    is_chunk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A whole prompt as token ids, and the half-open ranges of its chunks, in order."""
+
+    token_ids: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...] = ()
+
+
+def clean_documents(documents: Iterable[str | None] | None) -> tuple[str, ...]:
+    """Return documents without the whitespace around them, NULLs and empty ones left out.
+
+    Raises:
+        UdfArgumentError: more than ``limits.MAX_CHUNKS``.
+    """
+    kept = tuple(stripped for text in documents or () if text and (stripped := text.strip()))
+    _check_count(len(kept))
+    return kept
+
+
+def prompt_parts(documents: Sequence[str], text: str, separator: str = "") -> tuple[Part, ...]:
+    """Cut a user message into parts: documents, then the text, itself cut at the separators.
+
+    Of the text, what stands between two separators is a chunk; what stands before the first and
+    after the last is not. Separators themselves are left out, and so are empty parts.
+
+    Raises:
+        UdfArgumentError: more than ``limits.MAX_CHUNKS`` chunks.
+    """
+    pieces = text.split(separator) if separator else [text]
+    last = len(pieces) - 1
+    parts = [Part(document + DOCUMENT_END, is_chunk=True) for document in documents]
+    parts += [Part(piece, 0 < at < last) for at, piece in enumerate(pieces) if piece]
+    _check_count(sum(part.is_chunk for part in parts))
+    return tuple(parts)
+
+
+async def encode_text(
+    tokenizer: TextTokenizer,
+    text: str,
+    documents: Sequence[str] = (),
+    separator: str = "",
+    *,
+    plain: bool = False,
+) -> EncodedPrompt:
+    """Encode a raw prompt behind its documents.
+
+    Who writes a raw prompt may write special tokens in it, unless it is ``plain``; documents are
+    data.
+    """
+    documents = [tokenizer.plain(document) for document in documents]
+    parts = prompt_parts(documents, tokenizer.plain(text) if plain else text, separator)
+    if not any(part.is_chunk for part in parts):
+        return EncodedPrompt(await tokenizer.encode_prompt("".join(part.text for part in parts)))
+    # The empty first part stands for the text's beginning, which is nobody's chunk.
+    encoded = _joined((Part(""), *parts), await tokenizer.encode_parts(["", *_texts(parts)]))
+    before, after = tokenizer.specials_around(encoded.token_ids)
+    return EncodedPrompt(
+        (*before, *encoded.token_ids, *after),
+        tuple((start + len(before), stop + len(before)) for start, stop in encoded.chunks),
+    )
+
+
+async def encode_chat(
+    tokenizer: TextTokenizer,
+    messages: Sequence[Message],
+    documents: Sequence[str] = (),
+    separator: str = "",
+) -> EncodedPrompt:
+    """Encode a conversation whose first user message has documents before its own text.
+
+    Special tokens are the template's to write: spelled in messages and documents they are text.
+
+    A template that does anything to the message but copy it makes the prompt one part without
+    chunks: what the model reads goes before what can be reused.
+
+    Raises:
+        UdfArgumentError: there is no user message, or the template refuses the conversation.
+    """
+    check_length(sum(len(m.content) for m in messages))
+    messages = [replace(m, content=tokenizer.plain(m.content)) for m in messages]
+    documents, separator = [*map(tokenizer.plain, documents)], tokenizer.plain(separator)
+    at = next((i for i, message in enumerate(messages) if message.role == _USER), None)
+    if at is None:
+        if documents:
+            raise UdfArgumentError(
+                "documents need a user message", hint="they stand before the text of the first one"
+            )
+        return EncodedPrompt(await tokenizer.encode_chat(messages))
+    if not documents and not (separator and separator in messages[at].content):
+        return EncodedPrompt(await tokenizer.encode_chat(messages))  # As it is, in one piece.
+    parts = prompt_parts(documents, messages[at].content, separator)
+    whole = _with_content(messages, at, "".join(_texts(parts)))
+    check_length(sum(len(message.content) for message in whole))
+    written = _written_parts(tokenizer, whole, at, parts)
+    if written is None:
+        return EncodedPrompt(await tokenizer.encode_chat(whole))
+    return _joined(written, await tokenizer.encode_parts(_texts(written)))
+
+
+def _written_parts(
+    tokenizer: TextTokenizer, whole: Sequence[Message], at: int, parts: Sequence[Part]
+) -> tuple[Part, ...] | None:
+    """Return the template's text in parts, None when its chunks can't be told apart."""
+    chunks = [number for number, part in enumerate(parts) if part.is_chunk]
+    if not chunks:
+        return None
+    first, last = chunks[0], chunks[-1] + 1
+    mark = _unused_mark(whole)
+    marked = "".join([*_texts(parts[:first]), mark, *_texts(parts[last:])])
+    around = tokenizer.template.render(_with_content(whole, at, marked)).split(mark)
+    if len(around) != 2:
+        return None
+    written = (Part(around[0]), *parts[first:last], Part(around[1]))
+    return written if "".join(_texts(written)) == tokenizer.template.render(whole) else None
+
+
+def _unused_mark(messages: Sequence[Message]) -> str:
+    number = 0
+    while any(_MARK.format(number) in message.content for message in messages):
+        number += 1
+    return _MARK.format(number)
+
+
+def _with_content(messages: Sequence[Message], at: int, content: str) -> list[Message]:
+    changed = list(messages)
+    changed[at] = replace(changed[at], content=content)
+    return changed
+
+
+def _texts(parts: Sequence[Part]) -> list[str]:
+    return [part.text for part in parts]
+
+
+def _joined(parts: Sequence[Part], encoded: Sequence[tuple[int, ...]]) -> EncodedPrompt:
+    token_ids: list[int] = []
+    chunks: list[tuple[int, int]] = []
+    for part, ids in zip(parts, encoded, strict=True):
+        if part.is_chunk and ids:
+            chunks.append((len(token_ids), len(token_ids) + len(ids)))
+        token_ids += ids
+    return EncodedPrompt(tuple(token_ids), tuple(chunks))
+
+
+def _check_count(chunks: int) -> None:
+    if chunks > limits.MAX_CHUNKS:
+        raise UdfArgumentError(
+            f"{chunks} documents and chunks in a prompt, at most {limits.MAX_CHUNKS} are allowed",
+            hint="join short ones into one",
+        )

@@ -1,0 +1,283 @@
+"""From text to token ids and back, with the files of the model's folder.
+
+Reads tokenizer.json (the ``tokenizers`` library), tokenizer_config.json and the chat template.
+Called by dbfront/generation/generation.py; long texts are encoded in a thread, so the loop never
+stalls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.plain_text import PlainText, is_masked
+from tierkv.integrations.remote.text_tokens import folder_here
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import ContextTooLongError, ModelFolderError, UdfArgumentError
+from tierkv.kvcore.node import ModelInfo
+
+if TYPE_CHECKING:
+    from tierkv.dbfront.tokens.chat_template import ChatTemplate
+
+THREAD_FROM_CHARS = 20_000
+"""Encoding about 20,000 characters takes some milliseconds; longer texts go to a thread."""
+
+TOKENIZERS_KEPT = 16
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokenizer:
+    """One model's tokenizer and chat template.
+
+    Attributes:
+        tokenizer: of the ``tokenizers`` library; safe to share between threads.
+        template: how conversations are written.
+        bos_token_id: put before a raw prompt when the model's configuration says so, else None.
+        anchor: put before a text that goes on after another one, and its ids cut off again: some
+            tokenizers add a space to whatever they think is a beginning. Empty: not needed.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    bos_token_id: int | None = None
+    anchor: str = ""
+    _plain: PlainText = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", PlainText(self.tokenizer, self.anchor))
+
+    def plain(self, text: str) -> str:
+        """Return people's text so that special tokens spelled in it are encoded as plain text."""
+        return self._plain.mask(text)
+
+    async def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Encode raw completion text, with the special tokens the model expects around it."""
+        ids = await self._encode(text, add_special_tokens=True)
+        if self.bos_token_id is not None and ids[:1] != (self.bos_token_id,):
+            return (self.bos_token_id, *ids)
+        return ids
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Write the conversation by the chat template, which adds the special tokens itself."""
+        check_length(sum(len(m.content) for m in messages))
+        return await self._encode(self.template.render(messages), add_special_tokens=False)
+
+    async def encode_parts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode texts apart that stand one behind the other; only the first is a beginning."""
+        chars = sum(map(len, texts))
+        check_length(chars)
+        if chars < THREAD_FROM_CHARS and not any(map(is_masked, texts)):
+            return self._encode_parts_now(texts)
+        return await asyncio.to_thread(self._encode_parts_now, texts)
+
+    async def count(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Count the tokens of people's texts, each by itself and without special ones."""
+        for text in texts:
+            check_length(len(text))
+        texts = [self.plain(text) for text in texts]
+        if sum(map(len, texts)) < THREAD_FROM_CHARS and not any(map(is_masked, texts)):
+            return self._count_now(texts)
+        return await asyncio.to_thread(self._count_now, texts)
+
+    def encode_answers(self, answers: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode texts as the model's answers to a conversation, without what ends them."""
+        asked = (Message("user", "a"),)
+        prompt = self.template.render(asked)
+        before = self._encode_now(prompt, False)
+        lead = self._answer_lead(asked, prompt)
+        encoded = []
+        for answer in map(self.plain, answers):
+            whole = self._encode_now(prompt + lead + answer, False)
+            behind = whole[: len(before)] == before
+            encoded.append(whole[len(before) :] if behind else self._encode_continued(answer))
+        return encoded
+
+    def _answer_lead(self, asked: Sequence[Message], prompt: str) -> str:
+        """Find what the template writes between the prompt and an answer, such as a space."""
+        try:
+            whole = self.template.render(
+                [*asked, Message("assistant", "b")], add_generation_prompt=False
+            )
+        except UdfArgumentError:  # It writes no answers.
+            return ""
+        lead, answered, _ = whole.removeprefix(prompt).partition("b")
+        return lead if whole.startswith(prompt) and answered and not lead.strip() else ""
+
+    def specials_around(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the special tokens that belong before and behind a raw prompt's own ids."""
+        bare, dressed = self._encode_now("a", False), self._encode_now("a", True)
+        places = (i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare)
+        at = next(places, None)
+        if at is None:
+            return (), ()
+        before, after = dressed[:at], dressed[at + len(bare) :]
+        if self.bos_token_id is not None and (*before, *token_ids)[:1] != (self.bos_token_id,):
+            before = (self.bos_token_id, *before)
+        return before, after
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens left out."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        check_length(len(text))
+        if len(text) < THREAD_FROM_CHARS and not is_masked(text):
+            return self._encode_now(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
+
+    def _count_now(self, texts: Sequence[str]) -> tuple[int, ...]:
+        return tuple([len(self._encode_now(text, False)) for text in texts])
+
+    def _encode_parts_now(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        first = [self._encode_now(text, False) for text in texts[:1]]
+        return first + [self._encode_continued(text) for text in texts[1:]]
+
+    def _encode_continued(self, text: str) -> tuple[int, ...]:
+        anchor = self._encode_now(self.anchor, False)
+        ids = self._encode_now(self.anchor + text, False)
+        return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self._encode_now(text, False)
+
+    def _encode_now(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        if not text.isascii():
+            # A lone surrogate (JSON can carry one) is no text; it becomes U+FFFD as in browsers.
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if is_masked(text):
+            encode = self._plain.encode_dressed if add_special_tokens else self._plain.encode
+            return tuple(encode(text))
+        if len(text) < THREAD_FROM_CHARS:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The same ids. This form lets other threads run meanwhile, the event loop's among them; a
+        # short text is sooner done than the interpreter's lock is had again.
+        (encoding,) = self.tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return tuple(encoding.ids)
+
+
+def check_length(chars: int) -> None:
+    """Refuse a prompt of more than ``limits.MAX_PROMPT_CHARS`` characters."""
+    if chars > limits.MAX_PROMPT_CHARS:
+        raise ContextTooLongError(
+            f"the prompt has {chars} characters, the limit is {limits.MAX_PROMPT_CHARS}",
+            hint="send less text; nothing is truncated for you",
+        )
+
+
+def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer:
+    """Read a model folder's tokenizer and template; blocks on disk.
+
+    Raises:
+        ModelFolderError: a file is missing or can't be read.
+    """
+    from tierkv.dbfront.tokens.chat_template import (
+        ChatTemplate,  # jinja2: statements without AI don't wait.
+    )
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFolderError(
+            f"{path} is not there",
+            hint="the front needs tokenizer.json of the served model at the same path as the "
+            "compute node; copy the folder or mount it",
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for bad files
+        raise ModelFolderError(f"{path} can't be read: {error}") from error
+    # Files may carry the truncation and padding of a training run; prompts are never cut.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _read_json(folder / "tokenizer_config.json")
+    specials = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+    template = ChatTemplate(_template_source(folder, config), special_tokens=specials, clock=clock)
+    bos = specials.get("bos_token") if config.get("add_bos_token") is True else None
+    bos_id = tokenizer.token_to_id(bos) if bos else None
+    return TextTokenizer(tokenizer, template, bos_id, _anchor(tokenizer))
+
+
+def _anchor(tokenizer: Tokenizer) -> str:
+    """Find out whether texts encoded apart decode to the texts joined; if not, a line end helps."""
+    ids = tokenizer.encode("a", add_special_tokens=False).ids
+    return "" if tokenizer.decode([*ids, *ids]) == "aa" else "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} can't be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} is not a JSON object")
+    return value
+
+
+def _special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, str]:
+    """Find bos_token and its kin; each is a string, or an object with ``content``."""
+    found: dict[str, str] = {}
+    for name in SPECIAL_NAMES:
+        value = config.get(name, special_map.get(name))
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """Find the chat template: its own file first, then tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(f"{path} can't be read: {error}") from error
+    source = config.get(
+        "chat_template", _read_json(folder / "chat_template.json").get("chat_template")
+    )
+    if isinstance(source, list):
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+class TokenizerCache:
+    """Loaded tokenizers by model revision; loads each once, in a thread."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._loaded: OrderedDict[tuple[str, str], TextTokenizer] = OrderedDict()
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def get(self, model: ModelInfo) -> TextTokenizer:
+        """Return the tokenizer of a served model.
+
+        Raises:
+            ModelFolderError: its folder is not readable here.
+        """
+        key = (model.folder, model.revision)
+        loaded = self._loaded.get(key)
+        if loaded is not None:
+            return loaded
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._loaded:
+                self._loaded[key] = await asyncio.to_thread(
+                    load_tokenizer, folder_here(model.folder), clock=self._clock
+                )
+        self._locks.pop(key, None)
+        if len(self._loaded) > TOKENIZERS_KEPT:
+            self._loaded.popitem(last=False)
+        return self._loaded[key]

@@ -1,0 +1,169 @@
+"""What callers hand to a Pool, checked: addresses, keys of any kind, buffers and their ranges.
+
+Pure. Called by dmp/client/pool.py; what a bound of kvcore/limits.py forbids is refused by that name
+before it travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Final
+
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.transfer_plan import Transport
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+from tierkv.policies.eviction import Expectation
+
+Key = str | bytes
+"""A name of any length, or exactly 16 bytes that are a block key already."""
+
+Value = bytes | bytearray | memoryview
+"""Any C-contiguous buffer; numpy arrays and CPU tensors through ``memoryview(array)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutNotes:
+    """What a writer knows of a value that is a block of KV; the node chooses victims by it.
+
+    The fields are those of ``tierkv.dmp.pool_node.PutRequest``.
+    """
+
+    parent: BlockKey = ROOT_PARENT
+    tokens: int = 0
+    model: str = ""
+    tenant: str = ""
+    session: str = ""
+    expectation: Expectation = Expectation.UNKNOWN
+    expected_in_s: float | None = None
+    depth: int = 0
+    tail: bool = False
+
+
+BY_HAND: Final = PutNotes(expectation=Expectation.ROWS, expected_in_s=0.0)
+"""Who stores a value by hand wants it: it is no block that happens to be there after a request."""
+
+
+def to_block_key(key: Key) -> BlockKey:
+    """Return 16 bytes as they are and anything else hashed (blake2b-128).
+
+    Raises:
+        ValueError: the key is empty, or 16 zero bytes, which name no block.
+    """
+    raw = key.encode() if isinstance(key, str) else bytes(key)
+    if not raw or raw == ROOT_PARENT:
+        raise ValueError("a key must not be empty or all zeros")
+    if len(raw) == BLOCK_KEY_BYTES and not isinstance(key, str):
+        return BlockKey(raw)
+    return BlockKey(blake2b(raw, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-pool").digest())
+
+
+def to_bytes_view(value: Value) -> memoryview:
+    """Return a flat view of a buffer.
+
+    Raises:
+        ValueError: it is not contiguous.
+    """
+    view = memoryview(value)
+    if not view.c_contiguous:
+        raise ValueError("a value must be a C-contiguous buffer")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def to_put(
+    key: BlockKey, size_bytes: int, range_bytes: int | None, notes: PutNotes = BY_HAND
+) -> PutRequest:
+    """Cut a value into ranges that are checked and read alone.
+
+    Args:
+        key: its name.
+        size_bytes: its size.
+        range_bytes: bytes of one range; None makes the whole value one range.
+        notes: what is known of it.
+
+    Raises:
+        ValueError: the value is too large or no whole number of ranges, or there are too many.
+    """
+    if not 1 <= size_bytes <= limits.MAX_SLOT_BYTES:
+        raise ValueError(
+            f"a value of {size_bytes} bytes; limits.MAX_SLOT_BYTES allows 1 to "
+            f"{limits.MAX_SLOT_BYTES}"
+        )
+    size = size_bytes if range_bytes is None else range_bytes
+    if size < 1 or size_bytes % size:
+        raise ValueError(f"{size_bytes} bytes are no whole number of ranges of {size} bytes")
+    count = size_bytes // size
+    if count > limits.MAX_LAYERS:
+        raise ValueError(f"{count} ranges; limits.MAX_LAYERS allows {limits.MAX_LAYERS}")
+    known = {field.name: getattr(notes, field.name) for field in fields(notes)}
+    return PutRequest(key, range_bytes=size, range_count=count, **known)
+
+
+def note_each(notes: Sequence[PutNotes] | None, count: int) -> Sequence[PutNotes]:
+    """Return notes for each of some values.
+
+    Raises:
+        ValueError: there are notes, but not one for each.
+    """
+    if notes is None:
+        return [BY_HAND] * count
+    if len(notes) != count:
+        raise ValueError(f"{len(notes)} notes for {count} values")
+    return notes
+
+
+def covering(offset: int, length: int, *, range_bytes: int, size_bytes: int) -> range:
+    """Return the ranges that hold bytes [offset, offset + length).
+
+    Raises:
+        ValueError: the span is empty or leaves the value.
+    """
+    if offset < 0 or length < 1 or offset + length > size_bytes:
+        raise ValueError(f"[{offset}, {offset + length}) is outside a value of {size_bytes} bytes")
+    return range(offset // range_bytes, (offset + length - 1) // range_bytes + 1)
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
+    """Cut and check a list of ``host:port``.
+
+    Raises:
+        ConfigError: there is none, or one is malformed.
+    """
+    given = addresses.split(",") if isinstance(addresses, str) else addresses
+    found = [address.strip() for address in given if address.strip()]
+    if not found:
+        raise ConfigError("no pool address given", hint="host:port, as `tierkv serve dmp` prints")
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise ConfigError(f"{address!r} is no pool address", hint="write host:port")
+    return list(dict.fromkeys(found))
+
+
+def to_transport(name: str) -> Transport:
+    """Return the transport of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return Transport(name)
+    except ValueError:
+        known = ", ".join(Transport)
+        raise ConfigError(f"unknown transport {name!r}; choose one of {known}") from None
+
+
+def to_writable_view(buffer: bytearray | memoryview) -> memoryview:
+    """Return a flat view to be filled.
+
+    Raises:
+        ValueError: the buffer is read-only or not contiguous.
+    """
+    view = memoryview(buffer)
+    if view.readonly or not view.c_contiguous:
+        raise ValueError("the buffer must be writable and C-contiguous")
+    return view.cast("B")

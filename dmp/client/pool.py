@@ -1,0 +1,491 @@
+"""A distributed memory pool for KV blocks, for programs that want nothing else of TierKV.
+
+``Pool.connect("10.0.0.1:7401,10.0.0.2:7401")`` gives put, get, get_ranges, exists, pin and stats by
+key; dmp/client/async_pool.py has the same as coroutines. The pool is a cache: a node that is down,
+full or damaged is a miss or a refused put, never an exception; only what the caller did wrong
+raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from typing import Final, Self
+
+from tierkv.dmp.client.arguments import (
+    Key,
+    PutNotes,
+    Value,
+    note_each,
+    parse_addresses,
+    to_block_key,
+    to_bytes_view,
+    to_put,
+    to_transport,
+    to_writable_view,
+)
+from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.dmp.client.pins import RENEW_S, Holder, Pins
+from tierkv.dmp.client.reads import Place, Scatter, Span, Want, WholeInto, fetch, landing, whole
+from tierkv.dmp.client.ring import Ring, reach_nodes
+from tierkv.dmp.client.stats import PoolCounters, PoolStats
+from tierkv.dmp.client.writes import OpenPut, OpenPuts
+from tierkv.dmp.tls import TlsFiles, client_context
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.select import PathOptions
+from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.ids import BlockKey, NodeId
+
+KEEP_INTERVAL_S: Final = 1.0
+"""How often nodes that are down are tried again."""
+
+
+class Pool:
+    """A client of one or several DMP nodes; thread-safe, used as a context manager.
+
+    Each key ranks the nodes by rendezvous hashing. A put goes to the first that takes it, a get
+    asks the first, then the others, so clients that list the same nodes agree without a directory.
+    """
+
+    def __init__(self, ring: Ring, clock: Clock) -> None:
+        self._ring = ring
+        self._clock = clock
+        self._counters = PoolCounters()
+        self._lock = threading.Lock()
+        self._pins = Pins(ring.seek)
+        self._open_puts = OpenPuts(partial(ring.offer, near=True), clock)
+        self._closing = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
+        self._keeper.start()
+
+    @classmethod
+    def connect(
+        cls,
+        addresses: str | Sequence[str],
+        *,
+        token: str = "",
+        transport: str = "auto",
+        tls: TlsFiles | None = None,
+        rdma_devices: Sequence[str] = (),
+        connect_timeout_s: float = 1.0,
+        op_timeout_s: float = 5.0,
+    ) -> Self:
+        """Reach the nodes and choose a path to each.
+
+        Nodes that don't answer now are used as soon as they do; one must.
+
+        Args:
+            addresses: ``host:port`` of every node, in a list or separated by commas.
+            token: the cluster token, if the nodes ask for one.
+            transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
+            tls: certificate files, for nodes that speak TLS.
+            rdma_devices: this machine's RDMA devices to use; empty means all.
+            connect_timeout_s: for connecting to one node.
+            op_timeout_s: longest silence inside one operation.
+
+        Raises:
+            ConfigError: an address, the transport or a certificate file can't be used.
+            AuthenticationError: a node wants another token.
+            NoNodeError: no node answers; the message says why, node by node.
+        """
+        options = PathOptions(to_transport(transport), tuple(rdma_devices), tls)
+        if tls is not None:
+            client_context(tls)  # Later an unusable file would only look like a dead node.
+        peers = [
+            Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls)
+            for address in parse_addresses(addresses)
+        ]
+        return cls(reach_nodes(peers, options), SystemClock())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let pinned blocks go, give open puts up and close all connections.
+
+        What was put stays in the pool.
+        """
+        self._closing.set()
+        self._keeper.join()
+        self._open_puts.close()
+        self._pins.close()
+        self._ring.close()
+
+    # Put
+
+    def put(self, key: Key, value: Value, *, range_bytes: int | None = None) -> bool:
+        """Store a value under a key, unless the key is there already.
+
+        Keys name content: a second put of a key keeps the first value and is True as well.
+
+        Args:
+            key: any str or bytes; 16 bytes are taken as a block key, anything else is hashed.
+            value: a C-contiguous buffer, which must not change until the call returns.
+            range_bytes: cut it in ranges of this size (a layer each), to be read alone later.
+
+        Returns:
+            Whether the value is in the pool now; False when no node has room for it or answers.
+
+        Raises:
+            ValueError: the value is empty, larger than limits.MAX_SLOT_BYTES, or not a whole number
+                of ranges, at most limits.MAX_LAYERS of them.
+        """
+        return self.put_many([(key, value)], range_bytes=range_bytes)[0]
+
+    def put_many(
+        self,
+        items: Mapping[Key, Value] | Iterable[tuple[Key, Value]],
+        *,
+        range_bytes: int | None = None,
+        notes: Sequence[PutNotes] | None = None,
+    ) -> list[bool]:
+        """Store several values, in one round trip per node; one answer each, in order.
+
+        Args:
+            items: keys and values; of equal keys the first counts.
+            range_bytes: as for ``put``.
+            notes: what is known of each value, if they are blocks of KV.
+
+        Of a client that has said its host, blocks of KV and what ``open_puts`` writes go to nodes
+        of that host first.
+        """
+        pairs = items.items() if isinstance(items, Mapping) else items
+        named = [(to_block_key(key), to_bytes_view(value)) for key, value in pairs]
+        values = dict(reversed(named))
+        known = zip(named, note_each(notes, len(named)), strict=True)
+        about = dict(reversed([(key, note) for (key, _), note in known]))
+        puts = {
+            key: to_put(key, value.nbytes, range_bytes, about[key]) for key, value in values.items()
+        }
+        done: set[BlockKey] = set()
+
+        def store(link: NodeLink, keys: list[BlockKey]) -> set[BlockKey]:
+            answers = link.put([puts[key] for key in keys], [values[key] for key in keys])
+            stored = {key for key, answer in zip(keys, answers, strict=True) if answer}
+            done.update(stored)
+            return stored
+
+        self._check_open()
+        self._ring.offer(list(puts), store, near=notes is not None)
+        with self._lock:
+            self._counters.stored += len(done)
+            self._counters.refused += len(puts) - len(done)
+        return [key in done for key, _ in named]
+
+    def open_puts(
+        self,
+        items: Sequence[tuple[Key, int, int]],
+        *,
+        notes: Sequence[PutNotes] | None = None,
+        deadline_s: float = 30.0,
+    ) -> list[OpenPut | None]:
+        """Reserve values to be written range by range, in one round trip per node.
+
+        Nobody sees one before ``seal_puts``. One that is neither sealed nor given up is given up by
+        ``close``, or by its node at the deadline.
+
+        Args:
+            items: of each value its key, its size and that of one range.
+            notes: what is known of each value, if they are blocks of KV.
+            deadline_s: how long the node keeps the slots.
+
+        Returns:
+            One put each; None where there is nothing to write: the value is there already, its key
+            was named before, or no node has room (then ``stats().refused`` grows).
+
+        Raises:
+            ValueError: sizes that don't fit, as for ``put``.
+        """
+        about = note_each(notes, len(items))
+        puts = [
+            to_put(to_block_key(key), size, range_bytes, note)
+            for (key, size, range_bytes), note in zip(items, about, strict=True)
+        ]
+        first = {put.key: put for put in reversed(puts)}
+        self._check_open()
+        opened = self._open_puts.open(list(first.values()), deadline_s=deadline_s)
+        with self._lock:
+            self._counters.refused += len(first) - len(opened)
+        return [opened.pop(put.key, None) for put in puts]
+
+    def write_ranges(self, writes: Sequence[tuple[OpenPut, int, Value]]) -> list[bool]:
+        """Write ranges of open puts, in one batch per node.
+
+        Returns:
+            Which are written. A put one of whose ranges is not can't be sealed.
+
+        Raises:
+            ValueError: no such range, or the data is not as long as one; nothing is written.
+        """
+        self._check_open()
+        return self._open_puts.write(writes)
+
+    def seal_puts(self, puts: Sequence[OpenPut]) -> list[bool]:
+        """Make wholly written values readable, in one round trip per node; which of them are.
+
+        Each put has ended then; what isn't readable is given up.
+        """
+        self._check_open()
+        sealed = self._open_puts.seal(puts)
+        with self._lock:
+            self._counters.stored += sum(sealed)
+            self._counters.refused += len(sealed) - sum(sealed)
+        return sealed
+
+    def abort_puts(self, puts: Iterable[OpenPut]) -> None:
+        """Give up open puts; those that have ended are passed over."""
+        self._check_open()
+        self._open_puts.abort(puts)
+
+    # Get
+
+    def get(self, key: Key) -> bytes | None:
+        """Return a value whose checksums are right, or None."""
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Iterable[Key]) -> list[bytes | None]:
+        """Return several values or Nones, in order; one batch per node."""
+        named = [to_block_key(key) for key in keys]
+        buffers: dict[BlockKey, BytesIO] = {}
+
+        def place_for(key: BlockKey) -> Place:
+            def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
+                buffers[key] = landing(block.size_bytes)
+                return whole(buffers[key].getbuffer(), block)
+
+            return place
+
+        got = self._fetch([Want(key, place_for(key)) for key in dict.fromkeys(named)])
+        return [buffers[key].getvalue() if key in got else None for key in named]
+
+    def get_into(self, key: Key, buffer: bytearray | memoryview) -> int | None:
+        """Read a value straight into memory of the caller's; the fastest way to copy it.
+
+        Returns:
+            The value's size, or None: then the buffer may hold garbage.
+
+        Raises:
+            ValueError: the buffer is smaller than the value, read-only or not contiguous.
+        """
+        return self.get_many_into([(key, buffer)])[0]
+
+    def get_many_into(
+        self, items: Sequence[tuple[Key, bytearray | memoryview]]
+    ) -> list[int | None]:
+        """Read several values straight into memory of the caller's, one batch per node.
+
+        Returns:
+            Each value's size, or None: then its buffer may hold garbage.
+
+        Raises:
+            ValueError: a buffer is unfit, as for ``get_into``, or a key is named twice.
+        """
+        targets = {to_block_key(key): to_writable_view(buffer) for key, buffer in items}
+        if len(targets) != len(items):
+            raise ValueError("a key is named twice")
+        values = WholeInto(targets)
+        got = self._fetch(values.wants)
+        return [values.sizes[key] if key in got else None for key in targets]
+
+    def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
+        """Return some ranges of a value, for example a few layers, or None.
+
+        Raises:
+            ValueError: the value has no such range.
+        """
+        parts: list[BytesIO] = []
+
+        def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
+            if not all(0 <= index < block.range_count for index in indices):
+                raise ValueError(f"the value has {block.range_count} ranges, not all of {indices}")
+            parts[:] = [landing(block.range_bytes) for _ in indices]
+            return [(index, p.getbuffer()) for index, p in zip(indices, parts, strict=True)]
+
+        got = self._fetch([Want(to_block_key(key), place)])
+        return [part.getvalue() for part in parts] if got else None
+
+    def get_ranges_into(self, reads: Sequence[tuple[Key, int, memoryview]]) -> list[bool]:
+        """Read ranges of several values straight into memory of the caller's, one batch per node.
+
+        Args:
+            reads: key, number of the range, and a buffer exactly as long as it. A value may be
+                named as often as there are ranges wanted of it.
+
+        Returns:
+            Which buffers are filled; the others may hold garbage. A value whose ranges are of
+            another size is not read, and counted in ``stats().misfits``.
+
+        Raises:
+            ValueError: a buffer is read-only or not contiguous.
+        """
+        named = [(to_block_key(key), index, to_writable_view(view)) for key, index, view in reads]
+        scatter = Scatter(named)
+        answer = scatter.answer(self._fetch(scatter.wants))
+        with self._lock:
+            self._counters.misfits += len(scatter.misfits)
+        return answer
+
+    def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
+        """Return bytes [offset, offset + length) of a value, or None.
+
+        Reads, and checks, the ranges that hold them; a value put without ``range_bytes`` is one.
+
+        Raises:
+            ValueError: the span is empty or leaves the value.
+        """
+        span = Span(offset, length)
+        return span.cut() if self._fetch([Want(to_block_key(key), span.place)]) else None
+
+    @contextlib.contextmanager
+    def view(self, key: Key) -> Iterator[memoryview]:
+        """Lend a value read-only: in place where the node is on this host, else as a copy.
+
+        The block is held meanwhile, which costs two short questions to the node; none if it is
+        pinned. In place nothing is copied and no checksum is computed. Don't use the view after
+        the ``with`` block.
+
+        Raises:
+            KeyError: the value is not in the pool.
+        """
+        name = to_block_key(key)
+        self._check_open()
+        holder = self._pins.add([name]).get(name)
+        if holder is None:
+            raise KeyError(key)
+        try:
+            view = self._view(holder, name)
+            if view is None:
+                raise KeyError(key)
+            with view:
+                yield view
+        finally:
+            self._pins.drop([name])
+
+    # Ask
+
+    def exists(self, key: Key) -> bool:
+        """Whether a value is in the pool; one that rests on disk is brought to memory."""
+        return self.exists_many([key])[0]
+
+    def exists_many(self, keys: Iterable[Key]) -> list[bool]:
+        """Whether each value is in the pool."""
+        named = [to_block_key(key) for key in keys]
+        there: set[BlockKey] = set()
+
+        def ask(link: NodeLink, wanted: list[BlockKey]) -> set[BlockKey]:
+            found = set(link.find(wanted))
+            there.update(found)
+            return found
+
+        self._seek(list(dict.fromkeys(named)), ask)
+        return [key in there for key in named]
+
+    def pin(self, key: Key) -> bool:
+        """Keep a value from eviction until ``unpin`` or ``close``; False if it is not there.
+
+        Pins are counted. They end with this process, and when their node is started again.
+        """
+        return self.pin_many([key])[0]
+
+    def pin_many(self, keys: Iterable[Key]) -> list[bool]:
+        """Pin several values, in one round trip per node where their places are known."""
+        named = [to_block_key(key) for key in keys]
+        self._check_open()
+        pinned = self._pins.add(named)
+        return [key in pinned for key in named]
+
+    def unpin(self, key: Key) -> None:
+        """Undo one ``pin``.
+
+        Raises:
+            KeyError: it is not pinned.
+        """
+        if not self.unpin_many([key])[0]:
+            raise KeyError(key)
+
+    def unpin_many(self, keys: Iterable[Key]) -> list[bool]:
+        """Undo one ``pin`` of each, in one round trip per node; False where it isn't pinned.
+
+        A pin whose block was lost has ended already.
+        """
+        return self._pins.drop([to_block_key(key) for key in keys])
+
+    def register(self, memory: memoryview) -> None:
+        """Hint that ``get_into`` and ``put`` will often use this memory (RDMA registers it)."""
+        for link in self._ring.links:
+            with link.absorb():
+                link.opened.node.register(memory)
+
+    def stats(self) -> PoolStats:
+        """Return the counters of this client and of every node that answers."""
+        self._check_open()
+        members = self._ring.members()
+        with self._lock:
+            c = self._counters
+            return PoolStats(
+                hits=c.hits,
+                misses=c.misses,
+                stored=c.stored,
+                refused=c.refused,
+                pinned=len(self._pins),
+                pins_lost=self._pins.lost,
+                members=members,
+                open_puts=len(self._open_puts),
+                misfits=c.misfits,
+            )
+
+    # Inside
+
+    def _seek(self, keys: Sequence[BlockKey], act: Act) -> None:
+        self._check_open()
+        self._ring.seek(keys, act)
+
+    def _fetch(self, wants: Sequence[Want]) -> set[BlockKey]:
+        by_key = {want.key: want for want in wants}
+        got: set[BlockKey] = set()
+
+        def read(link: NodeLink, keys: list[BlockKey]) -> set[BlockKey]:
+            read_now = fetch(link, [by_key[key] for key in keys])
+            got.update(read_now)
+            return read_now
+
+        self._seek(list(by_key), read)
+        with self._lock:
+            self._counters.hits += len(got)
+            self._counters.misses += len(by_key) - len(got)
+        return got
+
+    def _view(self, holder: Holder, key: BlockKey) -> memoryview | None:
+        link, location = holder
+        if not isinstance(node := link.opened.node, ShmPoolNode):
+            value = self.get(key)
+            return None if value is None else memoryview(value)
+        view: memoryview | None = None
+        with link.absorb():
+            view = node.view_block(location)
+        with self._lock:
+            self._counters.hits += view is not None
+            self._counters.misses += view is None
+        return view
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise ValueError("the pool is closed")
+
+    def _keep(self) -> None:
+        """Reach nodes that are down, and renew pins; until closed."""
+        renew_at = self._clock.now() + RENEW_S
+        while not self._closing.wait(KEEP_INTERVAL_S):
+            self._ring.reach_again()
+            self._open_puts.expire()
+            if self._clock.now() >= renew_at:
+                renew_at = self._clock.now() + RENEW_S
+                self._pins.renew()

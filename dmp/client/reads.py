@@ -1,0 +1,164 @@
+"""Reading values from one node of a Pool: whole batches first, one by one where a batch fails.
+
+Called by dmp/client/pool.py. A remembered place may be stale (evicted, restarted): then the node is
+asked once more, and what still can't be read with the right checksum is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+
+from tierkv.dmp.client.arguments import covering
+from tierkv.dmp.client.node_link import NodeLink
+from tierkv.dmp.pool_node import RangeRead
+from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.kvcore.ids import BlockKey
+
+Place = Callable[[StoredBlock], Sequence[tuple[int, memoryview]]]
+"""Says which ranges of a block are wanted and where their bytes go; may raise ValueError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A block somebody wants to read.
+
+    Attributes:
+        key: which.
+        place: where its bytes go; may be asked more than once, the last answer counts.
+    """
+
+    key: BlockKey
+    place: Place
+
+
+class WholeInto:
+    """Whole values on their way to buffers of a caller's.
+
+    Attributes:
+        wants: what to fetch.
+        sizes: of the values that were found.
+    """
+
+    def __init__(self, targets: Mapping[BlockKey, memoryview]) -> None:
+        self.sizes: dict[BlockKey, int] = {}
+        self.wants = [Want(key, partial(self._place, key, view)) for key, view in targets.items()]
+
+    def _place(
+        self, key: BlockKey, target: memoryview, block: StoredBlock
+    ) -> list[tuple[int, memoryview]]:
+        self.sizes[key] = block.size_bytes
+        if block.size_bytes > target.nbytes:
+            raise ValueError(f"a value of {block.size_bytes} bytes, a buffer of {target.nbytes}")
+        return whole(target, block)
+
+
+class Span:
+    """Bytes [offset, offset + length) of a value, and the ranges that hold them."""
+
+    def __init__(self, offset: int, length: int) -> None:
+        self._offset, self._length = offset, length
+        self._buffer, self._start = bytearray(), 0
+
+    def place(self, block: StoredBlock) -> list[tuple[int, memoryview]]:
+        """Make room for the ranges.
+
+        Raises:
+            ValueError: the span is empty or leaves the value.
+        """
+        size, offset = block.range_bytes, self._offset
+        held = covering(offset, self._length, range_bytes=size, size_bytes=block.size_bytes)
+        self._buffer, self._start = bytearray(size * len(held)), offset - held.start * size
+        view = memoryview(self._buffer)
+        return [(index, view[i * size : (i + 1) * size]) for i, index in enumerate(held)]
+
+    def cut(self) -> bytes:
+        """Return the span, once the ranges are read."""
+        return bytes(memoryview(self._buffer)[self._start : self._start + self._length])
+
+
+class Scatter:
+    """Ranges of values on their way to buffers of a caller's.
+
+    Attributes:
+        wants: what to fetch, a block each.
+        misfits: positions of reads whose value has no such range, or one of another size.
+    """
+
+    def __init__(self, reads: Sequence[tuple[BlockKey, int, memoryview]]) -> None:
+        self.misfits: set[int] = set()
+        self._reads = reads
+        self._positions: dict[BlockKey, list[int]] = {}
+        for position, (key, *_) in enumerate(reads):
+            self._positions.setdefault(key, []).append(position)
+        self.wants = [Want(key, partial(self._place, key)) for key in self._positions]
+
+    def _place(self, key: BlockKey, block: StoredBlock) -> list[tuple[int, memoryview]]:
+        placed: list[tuple[int, memoryview]] = []
+        for position in self._positions[key]:
+            _, index, view = self._reads[position]
+            if 0 <= index < block.range_count and view.nbytes == block.range_bytes:
+                placed.append((index, view))
+                self.misfits.discard(position)
+            else:
+                self.misfits.add(position)
+        return placed
+
+    def answer(self, got: set[BlockKey]) -> list[bool]:
+        """Return which reads were done, given the keys that were."""
+        return [key in got and i not in self.misfits for i, (key, *_) in enumerate(self._reads)]
+
+
+def fetch(link: NodeLink, wants: Sequence[Want]) -> set[BlockKey]:
+    """Read what the node has; answer the keys that were read and verified."""
+    known = {w.key: block for w in wants if (block := link.known(w.key)) is not None}
+    unknown = [want.key for want in wants if want.key not in known]
+    blocks = known | (link.find(unknown) if unknown else {})
+    here = [want for want in wants if want.key in blocks]
+    if not here or _read(link, here, blocks):
+        return {want.key for want in here}
+    return {want.key for want in here if _fetch_alone(link, want, blocks, again=len(here) == 1)}
+
+
+def _fetch_alone(
+    link: NodeLink, want: Want, blocks: dict[BlockKey, StoredBlock], *, again: bool
+) -> bool:
+    """Read one block of a failed batch; ``again`` if that place was tried alone already."""
+    if not again and link.up and _read(link, [want], blocks):
+        return True
+    link.forget(want.key)
+    fresh = link.find([want.key]) if link.up else {}
+    return (
+        want.key in fresh and fresh != {want.key: blocks[want.key]} and _read(link, [want], fresh)
+    )
+
+
+def _read(link: NodeLink, wants: Sequence[Want], blocks: dict[BlockKey, StoredBlock]) -> bool:
+    reads = [
+        RangeRead(blocks[want.key].location, index, view)
+        for want in wants
+        for index, view in want.place(blocks[want.key])
+    ]
+    done = False
+    with link.absorb():
+        link.opened.node.read_ranges(reads)
+        done = True
+    return done
+
+
+def whole(buffer: memoryview, block: StoredBlock) -> list[tuple[int, memoryview]]:
+    """Place all ranges of a block one after the other."""
+    size = block.range_bytes
+    return [(i, buffer[i * size : (i + 1) * size]) for i in range(block.range_count)]
+
+
+def landing(size_bytes: int) -> BytesIO:
+    """Return memory to be filled through ``getbuffer``, whose ``getvalue`` is then no copy.
+
+    BytesIO lives in a bytes object and gives out that very object when nobody views it any more;
+    ``bytes(n)`` is zeroed by the kernel only where it is written. Together that halves the time of
+    a large get.
+    """
+    return BytesIO(bytes(size_bytes))

@@ -1,0 +1,130 @@
+"""The nodes of a Pool and the order in which each key asks them.
+
+Called by dmp/client/pool.py. Every client that lists the same nodes ranks them alike for a key, by
+rendezvous hashing of their names, so no directory is needed; nodes that are down are passed over.
+A client that says which host it is on may have nodes of that host come before their turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.dmp.client.placement import rank_nodes
+from tierkv.dmp.client.stats import PoolMember
+from tierkv.dmp.pool_node import PoolNodeStats
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.select import PathOptions
+from tierkv.kvcore.errors import AuthenticationError, NoNodeError
+from tierkv.kvcore.ids import BlockKey, HostId
+
+NO_HOST: Final = HostId("")
+
+
+class Ring:
+    """Some nodes, each known by its address and, once it answered, by its name.
+
+    Attributes:
+        links: the nodes, in the order given.
+    """
+
+    def __init__(self, links: Sequence[NodeLink], *, host: HostId = NO_HOST) -> None:
+        self.links = links
+        self._host = host
+
+    def offer(self, keys: Sequence[BlockKey], act: Act, *, near: bool = False) -> None:
+        """Offer keys to nodes, in the order of each key's ranking, until a node takes them.
+
+        Args:
+            keys: what to offer.
+            act: has a node take some of them.
+            near: nodes of this host come first. Values on which clients shall agree don't want
+                it: of those the first one under a key is to stay, and so all must rank alike.
+        """
+        left = {key: self._ranked(key, near=near) for key in keys}
+        for rank in range(len(self.links)):
+            groups: dict[NodeLink, list[BlockKey]] = {}
+            for key, ranking in left.items():
+                if rank < len(ranking) and ranking[rank].up:
+                    groups.setdefault(ranking[rank], []).append(key)
+            for link, group in groups.items():
+                for key in act(link, group):
+                    del left[key]
+
+    def seek(self, keys: Sequence[BlockKey], act: Act) -> None:
+        """Ask for keys: the first node of each key's ranking, then every other one once.
+
+        What is not where it ranks was put near another host, or while a better node was full or
+        down; no ranking says where that is.
+        """
+        left = {key: self._ranked(key, near=True)[:1] for key in keys}
+        for first in (True, False):
+            for link in self.links:
+                group = [key for key, ranking in left.items() if (link in ranking) is first]
+                for key in act(link, group) if group and link.up else ():
+                    del left[key]
+
+    def reach_again(self) -> None:
+        """Try the nodes that are down."""
+        for link in self.links:
+            if not link.up:
+                # A node that came back with another token stays down and says why in stats.
+                with contextlib.suppress(AuthenticationError):
+                    link.reach()
+
+    def members(self) -> tuple[PoolMember, ...]:
+        """Return how each node is doing; asks those that are up."""
+        return tuple(_member(link) for link in self.links)
+
+    def close(self) -> None:
+        """Let all nodes go."""
+        for link in self.links:
+            link.close()
+
+    def _ranked(self, key: BlockKey, *, near: bool) -> Sequence[NodeLink]:
+        if len(self.links) == 1:
+            return self.links
+        named = {link.node_id: link for link in self.links if link.node_id}
+        # Equal weights: every client must rank alike, whatever it knows of capacities.
+        ranked = [named[node] for node in rank_nodes(key, [(node, 1.0) for node in named])]
+        if near and self._host:
+            ranked.sort(key=lambda link: link.host != self._host)
+        return ranked
+
+
+def reach_nodes(peers: Sequence[Peer], options: PathOptions, *, host: HostId = NO_HOST) -> Ring:
+    """Reach nodes for the first time; one must answer.
+
+    Args:
+        peers: the nodes.
+        options: how to reach them.
+        host: this machine, if some values shall go to its own nodes first.
+
+    Raises:
+        AuthenticationError: a node wants another token.
+        NoNodeError: none answers; the message says why, node by node.
+    """
+    ring = Ring([NodeLink(peer, options) for peer in peers], host=host)
+    try:
+        reached = [link.reach() for link in ring.links]
+        if not any(reached):
+            raise NoNodeError(
+                "no pool node answers: " + "; ".join(link.reason for link in ring.links),
+                hint="start one with `tierkv serve dmp` and give the address it prints; one with a "
+                "certificate (dmp.tls_cert) wants tls=TlsFiles(ca=...), pool.tls_ca",
+            )
+    except BaseException:
+        ring.close()
+        raise
+    return ring
+
+
+def _member(link: NodeLink) -> PoolMember:
+    stats: PoolNodeStats | None = None
+    if link.up:
+        with link.absorb():
+            stats = link.opened.node.stats()
+    errors = tuple(sorted(link.errors.items()))
+    return PoolMember(link.peer.address, link.node_id, link.up, link.path, errors, stats)

@@ -1,0 +1,191 @@
+"""Values that a Pool's caller writes range by range: opened, written, sealed or given up.
+
+Called by dmp/client/pool.py. An open put has a slot and is seen by nobody; it ends by ``seal``,
+``abort``, the pool's ``close`` or its deadline. What a node or its loss does to it is answered with
+False.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tierkv.dmp.client.arguments import Value, to_bytes_view
+from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.dmp.pool_node import PutGrant, PutRequest, RangeWrite
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Location
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenPut:
+    """A reserved slot, written range by range by any threads.
+
+    Attributes:
+        grant: the slot, and the value's key and ranges.
+        link: the node that has it.
+        deadline_s: when the node takes the slot back.
+    """
+
+    grant: PutGrant
+    link: NodeLink
+    deadline_s: float
+    _owner: OpenPuts = field(repr=False)
+
+    @property
+    def key(self) -> BlockKey:
+        """The value's name."""
+        return self.grant.key
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole value."""
+        return self.grant.range_bytes * self.grant.range_count
+
+    def write(self, index: int, data: Value) -> bool:
+        """Write one range; False if the slot is gone, and then it can't be sealed either.
+
+        Raises:
+            ValueError: no such range, or the data is not as long as one.
+        """
+        return self._owner.write([(self, index, data)])[0]
+
+
+Write = tuple[OpenPut, int, Value]
+"""One range of an open put and its bytes."""
+
+
+class OpenPuts:
+    """The open puts of one Pool; thread-safe."""
+
+    def __init__(self, offer: Callable[[Sequence[BlockKey], Act], None], clock: Clock) -> None:
+        self._offer = offer
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: set[OpenPut] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self, puts: Sequence[PutRequest], *, deadline_s: float
+    ) -> dict[BlockKey, OpenPut | None]:
+        """Reserve slots for values, keys all different.
+
+        Returns:
+            An entry per value that a node answered for: its put, or None where it is there already.
+            A value that no node takes has no entry.
+        """
+        by_key = {put.key: put for put in puts}
+        answer: dict[BlockKey, OpenPut | None] = {}
+        deadline = self._clock.now() + deadline_s
+
+        def reserve(link: NodeLink, keys: list[BlockKey]) -> set[BlockKey]:
+            grants = link.reserve([by_key[key] for key in keys], deadline_s=deadline_s)
+            taken = {g.key: OpenPut(g, link, deadline, self) for g in grants if g is not None}
+            there = link.describe([key for key in keys if key not in taken])
+            answer.update(taken)
+            answer.update(dict.fromkeys(there))
+            return taken.keys() | there.keys()
+
+        self._offer(list(by_key), reserve)
+        with self._lock:
+            self._open |= {put for put in answer.values() if put is not None}
+        return answer
+
+    def write(self, writes: Sequence[Write]) -> list[bool]:
+        """Write ranges, in one batch per node; which of them are written.
+
+        Raises:
+            ValueError: a range that is not there or not as long as the data; nothing is written.
+        """
+        ready = [_to_range_write(*write) for write in writes]
+        with self._lock:
+            mine = [i for i, (put, *_) in enumerate(writes) if put in self._open]
+        done: set[int] = set()
+        for link, group in _by(lambda i: writes[i][0].link, mine).items():
+            if _write_on(link, [ready[i] for i in group]):
+                done.update(group)
+                continue
+            # One of them may have run out: the others need not suffer.
+            for alone in _by(lambda i: writes[i][0], group).values():
+                if len(alone) < len(group) and _write_on(link, [ready[i] for i in alone]):
+                    done.update(alone)
+        return [i in done for i in range(len(writes))]
+
+    def seal(self, puts: Sequence[OpenPut]) -> list[bool]:
+        """Make values readable, in one batch per node; which of them are.
+
+        One that is not open any more, or whose ranges are not all written, is given up.
+        """
+        sealed: set[OpenPut] = set()
+        for link, group in _by(lambda put: put.link, self._take(puts)).items():
+            for put, place in zip(group, _seal_on(link, group), strict=True):
+                if place is not None:
+                    sealed.add(put)
+        return [put in sealed for put in puts]
+
+    def abort(self, puts: Iterable[OpenPut]) -> None:
+        """Give the slots of puts back; those that are not open any more are passed over."""
+        for link, group in _by(lambda put: put.link, self._take(puts)).items():
+            if link.up:  # A node that is away takes them back at their deadline.
+                with link.absorb():
+                    link.opened.node.abort([put.grant for put in group])
+
+    def expire(self) -> None:
+        """Forget puts whose deadline has passed; their nodes have taken the slots back."""
+        now = self._clock.now()
+        with self._lock:
+            self._open = {put for put in self._open if put.deadline_s > now}
+
+    def close(self) -> None:
+        """Give up what is open."""
+        self.abort(list(self._open))
+
+    def _take(self, puts: Iterable[OpenPut]) -> list[OpenPut]:
+        """Return those that are open, which they then aren't: each ends once."""
+        with self._lock:
+            taken = [put for put in dict.fromkeys(puts) if put in self._open]
+            self._open.difference_update(taken)
+        return taken
+
+
+def _to_range_write(put: OpenPut, index: int, data: Value) -> RangeWrite:
+    view, grant = to_bytes_view(data), put.grant
+    if not 0 <= index < grant.range_count or view.nbytes != grant.range_bytes:
+        raise ValueError(
+            f"range {index} of {view.nbytes} bytes; the value has {grant.range_count} ranges of "
+            f"{grant.range_bytes}"
+        )
+    return RangeWrite(grant, index, view)
+
+
+def _write_on(link: NodeLink, writes: Sequence[RangeWrite]) -> bool:
+    done = False
+    if link.up:
+        with link.absorb():
+            link.opened.node.write_ranges(writes)
+            done = True
+    return done
+
+
+def _seal_on(link: NodeLink, puts: Sequence[OpenPut]) -> list[Location | None]:
+    places: list[Location | None] = [None] * len(puts)
+    if link.up:
+        with link.absorb():
+            places = link.opened.node.seal([put.grant for put in puts])
+    return places
+
+
+def _by(name: Callable[[T], K], items: Iterable[T]) -> dict[K, list[T]]:
+    """Sort items into groups, in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(name(item), []).append(item)
+    return groups

@@ -1,0 +1,1 @@
+"""A pool node: puts, gets, reports, and work in the background."""

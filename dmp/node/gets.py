@@ -1,0 +1,148 @@
+"""How blocks are read from a DMP node: look up, pin and read, hold, touch, and doubt.
+
+A part of DmpNode, called from any thread; see dmp/node/state.py for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import xxhash
+
+from tierkv.dmp.config import MAX_HOLD_S
+from tierkv.dmp.node.puts import range_span
+from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.dmp.wire.range_ref import Ref, as_ref
+from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.kvcore.errors import CacheError
+from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Location
+
+_LEASE_STEP: Final = 512
+"""Blocks leased under one lock: less than a millisecond."""
+
+
+@dataclass(slots=True, eq=False)
+class ReadTicket:
+    """Pinned ranges of sealed slots: their bytes and stored checksums; ended by ``end_read``."""
+
+    views: list[memoryview]
+    checksums: list[int]
+    slots: list[Slot]
+
+
+class Gets:
+    """The reading side of a node."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        state = self._state
+        with state.lock:
+            table = state.table
+            table.now = state.clock.now()
+            slots = [table.find(key) for key in keys]
+            return [state.location(slot) if slot else None for slot in slots]
+
+    def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+        state = self._state
+        with state.lock:
+            state.table.now = state.clock.now()
+            slots = [state.table.find(key) for key in keys]
+            return [
+                StoredBlock(state.location(slot), slot.put.range_bytes, slot.put.range_count)
+                if slot
+                else None
+                for slot in slots
+            ]
+
+    def begin_read(self, refs: Sequence[Ref]) -> ReadTicket:
+        state = self._state
+        slots: list[Slot] = []
+        spans: list[tuple[int, int]] = []
+        with state.lock:
+            segment, table = state.segment, state.table
+            table.now = state.clock.now()
+            for incarnation, file, index, generation, part, size in refs:
+                slot = state.resolve(incarnation, file, index, generation, SlotState.SEALED)
+                spans.append(range_span(slot, part, size))
+                slots.append(slot)
+            ticket = ReadTicket([], [], slots)
+            # Nothing can fail from here on: what is pinned has a ticket.
+            for slot, (start, stop), ref in zip(slots, spans, refs, strict=True):
+                table.pin_for_read(slot)
+                ticket.views.append(segment.span(slot.offset, start, stop))
+                ticket.checksums.append(segment.stored_checksum(slot, ref[4]))
+        return ticket
+
+    def end_read(self, ticket: ReadTicket) -> None:
+        size = 0
+        for view in ticket.views:
+            size += len(view)
+            view.release()
+        state = self._state
+        with state.lock:
+            state.read_bytes += size
+            for slot in ticket.slots:
+                state.unpin(slot)
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float, owner: str) -> list[bool]:
+        state = self._state
+        with state.lock:
+            table = state.table
+            until = state.clock.now() + min(ttl_s, MAX_HOLD_S)
+            return [
+                state.is_mine(place)
+                and table.hold(place.slot, place.generation, until=until, owner=owner)
+                for place in locations
+            ]
+
+    def release(self, locations: Sequence[Location], *, owner: str) -> None:
+        state = self._state
+        with state.lock:
+            table = state.table
+            for place in locations:
+                if state.is_mine(place):
+                    table.release(place.slot, place.generation, owner=owner)
+
+    def lease(self, order: HoldOrder) -> None:
+        state = self._state
+        for at in range(0, max(1, len(order.keys)), _LEASE_STEP):
+            part = replace(order, keys=order.keys[at : at + _LEASE_STEP])
+            with state.lock:
+                if state.running:
+                    state.table.lease(part, now=state.clock.now())
+
+    def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
+        state = self._state
+        with state.lock:
+            table = state.table
+            table.now = state.clock.now()
+            state.read_bytes += read_bytes
+            for place in locations:
+                if state.is_mine(place):
+                    table.touch(place.slot, place.generation)
+
+    def suspect(self, refs: Sequence[RangeRef]) -> list[bool]:
+        return [self._is_bad(ref) for ref in refs]
+
+    def _is_bad(self, ref: RangeRef) -> bool:
+        """Hash the range again, outside the lock; quarantine its slot if it really is bad."""
+        try:
+            ticket = self.begin_read([as_ref(ref)])
+        except CacheError:
+            return False
+        bad = xxhash.xxh3_64_intdigest(ticket.views[0]) != ticket.checksums[0]
+        self.end_read(ticket)
+        if not bad:
+            return False
+        with self._state.lock:
+            return self._state.running and self._state.quarantine(
+                ref.location.slot, ref.location.generation
+            )

@@ -1,0 +1,98 @@
+"""What a DMP node asks of the tier below its memory (L4: disk, and an archive behind it).
+
+``dmp`` does not know ``storage``: the composition root hands in something that fits these Protocols
+structurally (storage/l4.py). Blocks go down whole and come up whole, verified on the way up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tierkv.kvcore.block_at_rest import BlockAtRest
+from tierkv.kvcore.block_event import BlockStored
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Tier
+
+
+class LowerStats(Protocol):
+    """Counters of the lower tier; cumulative, but for capacity, used and blocks.
+
+    ``degraded`` is why it does not work as it should, for people; empty when all is well.
+    """
+
+    @property
+    def capacity_bytes(self) -> int: ...
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def evicted_blocks(self) -> int: ...
+
+    @property
+    def read_bytes(self) -> int: ...
+
+    @property
+    def write_bytes(self) -> int: ...
+
+    @property
+    def read_time_s(self) -> float: ...
+
+    @property
+    def write_time_s(self) -> float: ...
+
+    @property
+    def errors(self) -> int: ...
+
+    @property
+    def degraded(self) -> str: ...
+
+
+class LowerTier(Protocol):
+    """Blocks at rest, below a node's memory. All calls block and are thread-safe.
+
+    1. ``put`` stores a whole block; when it returns, ``get_block`` finds it. The payload is the
+       slot's bytes in the segment: it begins on a page border and may be written with O_DIRECT.
+       ``checksums`` are those of its writer, one xxh3_64 per range as little-endian uint64.
+       A block that is there already is left as it is. PoolFullError or TransportError when the
+       medium is full or broken; nothing of the block is left then.
+    2. ``find`` says from memory, without I/O, what block rests there under a key; None if none.
+    3. ``get_block`` fills the destination (exactly ``range_bytes * range_count`` long, beginning
+       on a page border) and verifies every byte, or raises BlockNotFoundError, ChecksumError
+       or TransportError. A block with bad bytes is gone from then on. It answers the checksums
+       the block was put with: bytes that go bad on their way down or up never get new ones.
+    4. ``blocks`` lists what rests there, oldest put first; after a restart too.
+    5. ``delete`` forgets a block; an unknown one is ignored.
+    6. Blocks that leave by themselves (evicted, damaged) and can't be brought back by
+       ``get_block`` any more are told to the listener, from any thread, after they are gone.
+    7. ``stats`` is cheap. After ``close`` calls raise TransportError.
+    """
+
+    def put(
+        self, block: BlockAtRest, payload: memoryview, *, checksums: bytes | None = None
+    ) -> None: ...
+
+    def find(self, key: BlockKey) -> BlockAtRest | None: ...
+
+    def get_block(self, key: BlockKey, destination: memoryview) -> bytes: ...
+
+    def blocks(self) -> Sequence[BlockAtRest]: ...
+
+    def delete(self, key: BlockKey) -> None: ...
+
+    def set_listener(self, gone: Callable[[Sequence[BlockKey]], None]) -> None: ...
+
+    def stats(self) -> LowerStats: ...
+
+    def close(self) -> None: ...
+
+
+def resting(block: BlockAtRest) -> BlockStored:
+    """Return the event that a block rests below; it has no location until it is promoted."""
+    return BlockStored(
+        block.key, block.parent, Tier.L4, block.tokens, None, block.model, block.tenant
+    )

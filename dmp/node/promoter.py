@@ -1,0 +1,149 @@
+"""Brings blocks up from the lower tier when somebody wants them.
+
+A part of DmpNode. Reads several at a time in threads of its own, straight into reserved slots;
+callers that want the same block at the same time share one read. What fails or takes too
+long is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from tierkv.dmp.node.gets import Gets
+from tierkv.dmp.node.lower_tier import LowerTier
+from tierkv.dmp.node.puts import Puts
+from tierkv.dmp.node.reports import Reports
+from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.wire.messages import RangeRef, Sealing
+from tierkv.dmp.wire.range_ref import WHOLE, as_ref
+from tierkv.kvcore.block_at_rest import BlockAtRest
+from tierkv.kvcore.errors import CacheError, RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Location
+
+log = logging.getLogger(__name__)
+Coming = Future[Location | None]
+
+
+class Promoter:
+    """Reads from the lower tier into slots."""
+
+    def __init__(
+        self, state: NodeState, puts: Puts, gets: Gets, lower: LowerTier, reports: Reports
+    ) -> None:
+        self._state = state
+        self._puts = puts
+        self._gets = gets
+        self._lower = lower
+        self._reports = reports
+        self._lock = threading.Lock()
+        self._coming: dict[BlockKey, Coming] = {}
+        self._workers: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Get threads; they start with the first block."""
+        self._workers = ThreadPoolExecutor(
+            self._state.config.promote_threads, thread_name_prefix="dmp-promote"
+        )
+
+    def stop(self) -> None:
+        """End the threads; reads under way are finished, others are given up."""
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=True, cancel_futures=True)
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        """Return where each block is sealed, in memory already or now; None for a miss."""
+        found = self._gets.lookup(keys)
+        coming = {
+            index: self._begin(key)
+            for index, key in enumerate(keys)
+            if found[index] is None and self._lower.find(key) is not None
+        }
+        some = [future for future in coming.values() if future is not None]
+        wait(some, timeout=self._state.config.promote_timeout_s)
+        for index, future in coming.items():
+            if future is not None:
+                found[index] = _result(future)
+        return found
+
+    def _begin(self, key: BlockKey) -> Coming | None:
+        """Join the read of a block that is under way, or begin one; None when stopping."""
+        with self._lock:
+            future = self._coming.get(key)
+            if future is None and self._workers is not None:
+                future = self._coming[key] = self._workers.submit(self._read, key)
+                future.add_done_callback(lambda _: self._ended(key))
+            return future
+
+    def _ended(self, key: BlockKey) -> None:
+        # Runs in a worker, or at once in ``_begin`` when the worker was very quick; hence no lock
+        # here: taking one key out of a dictionary is a single step.
+        self._coming.pop(key, None)
+
+    def _read(self, key: BlockKey) -> Location | None:
+        block = self._lower.find(key)
+        if block is None:
+            return None
+        try:
+            (place,) = self._puts.reserve(
+                [_as_put(block)],
+                deadline_s=60.0 + self._state.config.promote_timeout_s,
+                owner="",
+                must=True,  # Somebody waits for it.
+            )
+            if place is None:  # Somebody stored it meanwhile, or there is no room.
+                return self._gets.lookup([key])[0]
+            return self._fill(block, place)
+        except (
+            CacheError,
+            RemoteProtocolError,
+        ) as error:  # An archive holds what others put there.
+            log.debug("dmp: block %s was not promoted: %s", key.hex(), error)
+            return None
+
+    def _fill(self, block: BlockAtRest, place: Location) -> Location | None:
+        """Read a block into its slot and seal it."""
+        try:
+            ticket = self._puts.begin_write([as_ref(RangeRef(place, WHOLE))])
+            try:
+                # Not computed from the slot: a late writer may have spoilt it meanwhile.
+                packed = self._lower.get_block(block.key, ticket.views[0])
+            finally:
+                self._puts.end_write(ticket)
+            sums = struct.unpack(f"<{block.range_count}Q", packed)
+            (sealed,) = self._puts.seal([Sealing(place, sums)])
+        except CacheError:
+            self._puts.abort([place])
+            raise
+        self._reports.promoted_blocks += sealed is not None
+        with self._state.lock:
+            slot = self._state.table.peek(block.key)
+            if slot is not None:
+                self._state.table.mark_clean(slot, spare=False)
+        return sealed
+
+
+def _as_put(block: BlockAtRest) -> PutRequest:
+    return PutRequest(
+        key=block.key,
+        parent=block.parent,
+        range_bytes=block.range_bytes,
+        range_count=block.range_count,
+        tokens=block.tokens,
+        model=block.model,
+        tenant=block.tenant,
+    )
+
+
+def _result(future: Coming) -> Location | None:
+    """Return what came of a read; one that is not done in time is given up if it did not begin."""
+    if future.cancel() or not future.done() or future.cancelled():
+        return None
+    return future.result()

@@ -1,0 +1,258 @@
+"""How blocks get into a DMP node: reserve, write, seal, or abort.
+
+A part of DmpNode, called from any thread; see dmp/node/state.py for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tierkv.dmp.config import MAX_RESERVE_S
+from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.wire.messages import Sealing, check_put
+from tierkv.dmp.wire.range_ref import ANY_SIZE, WHOLE, Ref
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved
+from tierkv.kvcore.errors import BlockNotFoundError
+from tierkv.kvcore.location import Location, Tier
+
+
+@dataclass(slots=True, eq=False)
+class WriteTicket:
+    """Pinned ranges of reserved slots: where the bytes go; ended by ``end_write``."""
+
+    views: list[memoryview]
+    slots: list[Slot]
+
+
+@dataclass(slots=True, eq=False)
+class PutTicket:
+    """Whole blocks on their way in: where each one's bytes go, None for a block without a slot."""
+
+    views: list[memoryview | None]
+    slots: list[Slot | None]
+
+
+class Puts:
+    """The writing side of a node.
+
+    Attributes:
+        sealed: called (without the lock) after blocks were sealed.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self.sealed: Callable[[], None] = _nothing
+        self._state = state
+
+    def reserve(
+        self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str, must: bool = False
+    ) -> list[Location | None]:
+        for put in puts:
+            check_put(put)
+        state = self._state
+        removed: list[BlockEvent] = []
+        with state.lock:
+            state.expire()
+            if state.draining:
+                return [None] * len(puts)
+            deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
+            answer = [self._reserve_one(put, deadline, removed, owner, must) for put in puts]
+            state.tell(removed)
+        return answer
+
+    def _reserve_one(
+        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str, must: bool
+    ) -> Location | None:
+        state = self._state
+        slot = self._take_slot(put, deadline, removed, owner, must)
+        if slot is None:
+            return None
+        state.segment.write_header(slot)
+        return state.location(slot)
+
+    def _take_slot(
+        self,
+        put: PutRequest,
+        deadline: float,
+        removed: list[BlockEvent],
+        owner: str,
+        must: bool = False,
+    ) -> Slot | None:
+        """Take a slot whose header still says FREE: who restarts or maps it sees none."""
+        state = self._state
+        decision = state.table.reserve(put, deadline=deadline, owner=owner, must=must)
+        if decision is None:
+            return None
+        slot, segment = decision.slot, state.segment
+        for victim in decision.victims:
+            segment.set_state(victim.index, SlotState.FREE)
+            removed.append(BlockRemoved(victim.put.key, Tier.L2))
+        if not state.has_memory(slot):
+            return None
+        segment.set_generation(slot.generation)
+        segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
+        return slot
+
+    def begin_put(self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str) -> PutTicket:
+        state = self._state
+        ticket = PutTicket([], [])
+        removed: list[BlockEvent] = []
+        with state.lock:
+            state.expire()
+            deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
+            for put in puts:
+                slot = None
+                if not state.draining:
+                    slot = self._take_slot(put, deadline, removed, owner)
+                ticket.slots.append(slot)
+                if slot is None:
+                    ticket.views.append(None)
+                    continue
+                state.table.pin(slot)
+                ticket.views.append(state.segment.span(slot.offset, 0, slot.length))
+            state.tell(removed)
+        return ticket
+
+    def end_put(
+        self, ticket: PutTicket, checksums: Sequence[tuple[int, ...]]
+    ) -> list[Location | None]:
+        _let_go(ticket)
+        state = self._state
+        events: list[BlockEvent] = []
+        answer: list[Location | None] = []
+        with state.lock:
+            now = state.clock.now()
+            for slot, sums in zip(ticket.slots, checksums, strict=True):
+                sealed = slot and self._unpin_and_seal(slot, sums, now)
+                if not sealed:
+                    answer.append(None)
+                    continue
+                event = state.stored(sealed)
+                events.append(event)
+                answer.append(event.location)
+            state.tell(events)
+        self.sealed()
+        return answer
+
+    def abort_put(self, ticket: PutTicket) -> None:
+        _let_go(ticket)
+        state = self._state
+        with state.lock:
+            for slot in ticket.slots:
+                if slot is None:
+                    continue
+                state.unpin(slot)
+                freed = state.running and state.table.abort(slot.index, slot.generation)
+                if freed:
+                    state.segment.set_state(freed.index, SlotState.FREE)
+
+    def _unpin_and_seal(self, slot: Slot, checksums: tuple[int, ...], now: float) -> Slot | None:
+        state = self._state
+        state.unpin(slot)
+        if not state.running or state.table.seal(slot.index, slot.generation, now=now) is None:
+            return None
+        return self._write_down(slot, checksums)
+
+    def begin_write(self, refs: Sequence[Ref]) -> WriteTicket:
+        state = self._state
+        ticket = WriteTicket([], [])
+        with state.lock:
+            segment, table = state.segment, state.table
+            spans = []
+            for incarnation, file, index, generation, part, size in refs:
+                slot = state.resolve(incarnation, file, index, generation, SlotState.WRITING)
+                spans.append(_written_span(slot, part, size))
+                ticket.slots.append(slot)
+            for slot, (start, stop) in zip(ticket.slots, spans, strict=True):
+                table.pin(slot)
+                ticket.views.append(segment.span(slot.offset, start, stop))
+        return ticket
+
+    def end_write(self, ticket: WriteTicket) -> None:
+        for view in ticket.views:
+            view.release()
+        with self._state.lock:
+            for slot in ticket.slots:
+                self._state.unpin(slot)
+
+    def seal(self, items: Sequence[Sealing]) -> list[Location | None]:
+        state = self._state
+        with state.lock:
+            now = state.clock.now()
+            slots = [self._seal_one(item, now) for item in items]
+            state.tell([state.stored(slot) for slot in slots if slot])
+            answer = [state.location(slot) if slot else None for slot in slots]
+        self.sealed()
+        return answer
+
+    def _seal_one(self, item: Sealing, now: float) -> Slot | None:
+        state, place = self._state, item.location
+        if not state.is_mine(place):
+            return None
+        slot = state.table.get(place.slot, place.generation)
+        if slot is None or len(item.checksums) != slot.put.range_count:
+            return None
+        slot = state.table.seal(place.slot, place.generation, now=now)
+        return self._write_down(slot, item.checksums) if slot else None
+
+    def _write_down(self, slot: Slot, checksums: Sequence[int]) -> Slot:
+        """Put a sealed slot's checksums and header into the segment, its state last."""
+        state = self._state
+        state.segment.write_checksums(slot.index, slot.extent.slot_bytes, checksums)
+        state.sealed_order += 1
+        state.stored_tokens += slot.put.tokens
+        state.write_bytes += slot.length
+        state.segment.write_header(slot, order=state.sealed_order)
+        return slot
+
+    def abort(self, locations: Sequence[Location]) -> None:
+        state = self._state
+        with state.lock:
+            for place in locations:
+                if state.is_mine(place):
+                    slot = state.table.abort(place.slot, place.generation)
+                    if slot is not None:
+                        state.segment.set_state(slot.index, SlotState.FREE)
+
+    def release_owner(self, owner: str) -> None:
+        state = self._state
+        with state.lock:
+            if owner and state.running:
+                for slot in state.table.release_owner(owner):
+                    state.segment.set_state(slot.index, SlotState.FREE)
+
+
+def range_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
+    """Return where a range lies in its slot.
+
+    Raises:
+        BlockNotFoundError: no such range, or it is not as long as the caller thinks.
+    """
+    put = slot.put
+    if not 0 <= part < put.range_count:
+        raise BlockNotFoundError(f"range {part} is outside [0, {put.range_count})")
+    if size not in (ANY_SIZE, put.range_bytes):
+        raise BlockNotFoundError(f"the range has {put.range_bytes} bytes, not {size}")
+    start = part * put.range_bytes
+    return start, start + put.range_bytes
+
+
+def _written_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
+    """Return where a range, or the whole payload, lies in its slot."""
+    if part != WHOLE:
+        return range_span(slot, part, size)
+    if size not in (ANY_SIZE, slot.length):
+        raise BlockNotFoundError(f"the payload has {slot.length} bytes, not {size}")
+    return 0, slot.length
+
+
+def _let_go(ticket: PutTicket) -> None:
+    for view in ticket.views:
+        if view is not None:
+            view.release()
+
+
+def _nothing() -> None:
+    pass

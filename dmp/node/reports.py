@@ -1,0 +1,146 @@
+"""What a DMP node says of itself: inventory, counters, registration, heartbeat.
+
+A part of DmpNode. Views read it through the meta server; the inventory is made in steps so that it
+never holds the lock for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from tierkv.dmp.node.lower_tier import LowerStats, LowerTier, resting
+from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.pool_node import PoolNodeStats
+from tierkv.dmp.segment.slots import SlotState
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockStored
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+
+_STEP: Final = 512
+"""Blocks listed under one lock: about a millisecond."""
+
+
+class Reports:
+    """Counters and lists of a node.
+
+    Attributes:
+        lower: the tier below, while the node is started and has one.
+        promoted_blocks: blocks brought up from the lower tier.
+        demoted_blocks: blocks copied down to it.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self.promoted_blocks = 0
+        self.demoted_blocks = 0
+        self.lower: LowerTier | None = None
+        self._state = state
+
+    def inventory(self) -> list[BlockStored]:
+        """List memory first, then the lower tier. Changes meanwhile are events of their own."""
+        state = self._state
+        with state.lock:
+            keys = iter(state.table.keys())
+        found: list[BlockStored] = []
+        while some := list(islice(keys, _STEP)):
+            with state.lock:
+                slots = [state.table.peek(key) for key in some]
+                found += [state.stored(slot) for slot in slots if slot is not None]
+        lower = self.lower
+        if lower is not None:
+            found += [resting(block) for block in lower.blocks()]
+        return found
+
+    def stats(self) -> PoolNodeStats:
+        state, lower = self._state, self.lower
+        disk = lower.stats() if lower is not None else None  # It has locks of its own.
+        with state.lock:
+            table, shape = state.table, state.segment.geometry
+            return PoolNodeStats(
+                capacity_bytes=shape.extent_count * shape.extent_bytes,
+                used_bytes=table.extents.used_bytes,
+                slots_total=table.extents.slots_total,
+                slots_sealed=table.count(SlotState.SEALED),
+                slots_writing=table.count(SlotState.WRITING),
+                evicted_blocks=table.evicted_blocks,
+                quarantined_slots=table.count(SlotState.QUARANTINED),
+                alloc_failures=table.alloc_failures,
+                read_bytes=state.read_bytes,
+                write_bytes=state.write_bytes,
+                demoted_blocks=self.demoted_blocks,
+                promoted_blocks=self.promoted_blocks,
+                disk_capacity_bytes=disk.capacity_bytes if disk else 0,
+                disk_used_bytes=disk.used_bytes if disk else 0,
+                disk_blocks=disk.blocks if disk else 0,
+                disk_errors=disk.errors if disk else 0,
+                refused_puts=table.refused_puts,
+                leased_blocks=table.leases.blocks,
+                refused_leases=table.leases.refused,
+            )
+
+    def info(self, *, data_address: str) -> NodeInfo:
+        config = self._state.config
+        return NodeInfo(
+            node_id=config.node_id,
+            incarnation=self._state.incarnation,
+            role=NodeRole.DMP,
+            host=config.host,
+            data_address=data_address,
+            segment_path="" if config.nameless else str(config.segment_file),
+            capacity_bytes=config.extent_count * config.extent_bytes,
+        )
+
+    def report(self) -> NodeReport:
+        stats = self.stats()
+        trouble = self._state.segment.trouble[: limits.MAX_REASON_CHARS]
+        tiers = [self._memory(stats)]
+        lower = self.lower
+        if lower is not None:
+            tiers.append(self._disk(lower.stats()))
+        return NodeReport(
+            load=NodeLoad(kv_usage=stats.used_bytes / stats.capacity_bytes),
+            tiers=tuple(tiers),
+            cache_errors=tuple((kind, count) for kind, count in self._damage() if count),
+            transfer_bytes_in=stats.write_bytes,
+            transfer_bytes_out=stats.read_bytes,
+            notes=(trouble,) if trouble else (),
+        )
+
+    def _damage(self) -> Iterator[tuple[str, int]]:
+        yield "checksum_mismatch", self._state.damage.count
+        yield "segment_damaged", int(bool(self._state.segment.trouble))
+
+    def _memory(self, stats: PoolNodeStats) -> TierStats:
+        bad = stats.quarantined_slots
+        return TierStats(
+            tier=Tier.L2,
+            medium=f"shm ({bad} slots quarantined)" if bad else "shm",
+            capacity_bytes=stats.capacity_bytes,
+            used_bytes=stats.used_bytes,
+            blocks_total=stats.slots_total,
+            blocks_used=stats.slots_sealed,
+            stored_tokens=self._state.stored_tokens,
+            evicted_blocks=stats.evicted_blocks,
+            demoted_blocks=self.demoted_blocks,
+            read_bytes=stats.read_bytes,
+            write_bytes=stats.write_bytes,
+            alloc_failures=stats.alloc_failures,
+        )
+
+    def _disk(self, stats: LowerStats) -> TierStats:
+        return TierStats(
+            tier=Tier.L4,
+            medium=f"disk (degraded: {stats.degraded})" if stats.degraded else "disk",
+            capacity_bytes=stats.capacity_bytes,
+            used_bytes=stats.used_bytes,
+            blocks_used=stats.blocks,
+            evicted_blocks=stats.evicted_blocks,
+            promoted_blocks=self.promoted_blocks,
+            read_bytes=stats.read_bytes,
+            write_bytes=stats.write_bytes,
+            read_time_s=stats.read_time_s,
+            write_time_s=stats.write_time_s,
+            alloc_failures=stats.errors,
+        )

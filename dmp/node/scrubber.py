@@ -1,0 +1,179 @@
+"""Checks sealed blocks in the background, slowly: bad bytes are found before somebody needs them.
+
+A quarantined slot is tested a round later: patterns are written over it and read back. It is free
+again when they are whole, because what spoiled a block is mostly not the memory (a writer with
+wrong checksums, a stray write). One that comes back three times stays out.
+
+``ScrubPlan`` decides which slot is next and when (pure); ``Scrubber`` is its thread in the node's
+life. Nothing is locked while bytes are hashed: the slot is pinned, and a reader may share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import xxhash
+
+from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.segment.slots import Slot, SlotState
+
+log = logging.getLogger(__name__)
+_IDLE_S: Final = 1.0
+"""Pause between rounds; a stop is noticed at once."""
+
+_PATTERNS: Final = (b"\x55", b"\xaa")
+_MOST_HEALS: Final = 3
+"""A slot that goes bad again after so many tests stays out of use until the node starts again."""
+
+
+class ScrubPlan:
+    """Goes round all slots at a given rate.
+
+    Attributes:
+        rounds: completed.
+    """
+
+    def __init__(self, rate_bytes_per_s: int) -> None:
+        self.rounds = 0
+        self._rate = rate_bytes_per_s
+        self._todo: list[int] = []
+        self._free_at = 0.0
+
+    def begin(self, indices: Sequence[int]) -> None:
+        """Begin a round over some slots, in the order of memory."""
+        self._todo = sorted(indices, reverse=True)
+
+    def next(self) -> int | None:
+        """Return the next slot; None at the end of a round."""
+        if self._todo:
+            return self._todo.pop()
+        self.rounds += 1
+        return None
+
+    def checked(self, size_bytes: int, now: float) -> None:
+        """Take in that so many bytes were hashed."""
+        self._free_at = max(self._free_at, now) + size_bytes / self._rate
+
+    def wait_s(self, now: float) -> float:
+        """Return how long to pause, so that the rate is kept."""
+        return max(0.0, self._free_at - now)
+
+
+class Scrubber:
+    """Hashes what the plan names.
+
+    Attributes:
+        checked_bytes: hashed in this life.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self.checked_bytes = 0
+        self._state = state
+        self._suspects: set[int] = set()
+        self._heals: Counter[int] = Counter()
+        self._plan = ScrubPlan(max(1, state.config.scrub_rate_bytes_per_s))
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, unless the rate is 0."""
+        if self._state.config.scrub_rate_bytes_per_s > 0:
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._run, name="dmp-scrub", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def run_round(self) -> int:
+        """Check every sealed slot once, without pauses; answers how many were bad."""
+        with self._state.lock:
+            self._plan.begin(self._state.table.indices())
+        bad = 0
+        while (index := self._plan.next()) is not None:
+            bad += self._check(index)
+        return bad
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            with self._state.lock:
+                self._plan.begin(self._state.table.indices())
+            self._run_paced()
+            self._stopping.wait(_IDLE_S)
+
+    def _run_paced(self) -> None:
+        while (index := self._plan.next()) is not None:
+            self._check(index)
+            if self._stopping.wait(self._plan.wait_s(self._state.clock.now())):
+                return
+
+    def _check(self, index: int) -> bool:
+        """Check one slot; quarantine it if it is bad."""
+        state = self._state
+        with state.lock:
+            slot = state.table.slot_at(index, SlotState.SEALED)
+            if slot is None:
+                return self._test(index)
+            generation = slot.generation
+            state.table.pin(slot)
+            view = state.segment.span(slot.offset, 0, slot.length)
+            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.put.range_count)]
+        bad = not is_sound(slot, view, sums)
+        size = len(view)
+        view.release()
+        with state.lock:
+            state.unpin(slot)
+            bad = bad and state.running and state.quarantine(index, generation)
+        self.checked_bytes += size
+        self._plan.checked(size, state.clock.now())
+        return bad
+
+    def _test(self, index: int) -> bool:
+        """Free a quarantined slot whose memory keeps what is written to it. Lock held.
+
+        Returns:
+            False: nothing new was found bad.
+        """
+        state = self._state
+        slot = state.table.slot_at(index, SlotState.QUARANTINED)
+        if slot is None or slot.pins or self._heals[index] >= _MOST_HEALS:
+            return False
+        if index not in self._suspects:
+            self._suspects.add(index)
+            return False
+        if not state.segment.backing.back(slot.extent.index):
+            return False
+        self._suspects.discard(index)
+        self._heals[index] += 1
+        if keeps_patterns(state.segment.span(slot.offset, 0, slot.extent.slot_bytes)):
+            state.table.heal(slot)
+            state.segment.set_state(index, SlotState.FREE)
+            log.warning("dmp %s: slot %d passed a test, in use again", state.config.node_id, index)
+        return False
+
+
+def keeps_patterns(memory: memoryview) -> bool:
+    """Whether what is written reads back; the memory is zero afterwards."""
+    kept = True
+    for pattern in _PATTERNS:
+        memory[:] = pattern * len(memory)
+        kept &= memory == pattern * len(memory)
+    memory[:] = bytes(len(memory))
+    return kept
+
+
+def is_sound(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
+    """Whether a payload has the checksums of its writer."""
+    size = slot.put.range_bytes
+    return all(
+        xxhash.xxh3_64_intdigest(view[i * size : (i + 1) * size]) == stored
+        for i, stored in enumerate(sums)
+    )

@@ -1,0 +1,236 @@
+"""What the parts of a DMP node share: one lock, the slot table, the segment, the identity.
+
+Used by dmp/node/node.py and its parts (puts, gets, reports, scrubber, demoter, promoter). The lock
+guards decisions and headers for microseconds; payload bytes move outside it, in pinned slots.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.damage import DamageLog
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.segment.segment import Segment
+from tierkv.dmp.segment.segment_scan import scan_segment
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import (
+    BlockNotFoundError,
+    CacheError,
+    LeaseExpiredError,
+    StaleEpochError,
+    TransportError,
+)
+from tierkv.kvcore.ids import Incarnation
+from tierkv.kvcore.location import Location, Tier
+from tierkv.policies.eviction import EvictionPolicy
+from tierkv.policies.select import make_policy
+
+log = logging.getLogger(__name__)
+
+
+class NodeState:
+    """The node between its parts. Methods that say so want the lock held.
+
+    Attributes:
+        config: what it was told.
+        clock: its time.
+        lock: guards all the rest.
+        incarnation: grows with each start; 0 before the first.
+        draining: no new reservations are given.
+        sealed_order: number of the last sealing; keeps the age of blocks over a restart.
+        stored_tokens: tokens sealed in this life.
+        read_bytes: payload bytes given out.
+        write_bytes: payload bytes sealed.
+        damage: slots found bad in this life.
+    """
+
+    def __init__(self, config: DmpConfig, reporter: BlockReporter, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.incarnation = Incarnation(0)
+        self.draining = False
+        self.sealed_order = 0
+        self.stored_tokens = 0
+        self.read_bytes = 0
+        self.write_bytes = 0
+        self.damage = DamageLog(config.damage_alert_per_hour)
+        self._reporter = reporter
+        self._table: SlotTable | None = None
+        self._segment: Segment | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a segment to serve from."""
+        return self._segment is not None
+
+    @property
+    def table(self) -> SlotTable:
+        """The slot table; TransportError when the node is not running. Lock held."""
+        if self._segment is None or self._table is None:
+            raise TransportError(f"DMP node {self.config.node_id} is not running")
+        return self._table
+
+    @property
+    def segment(self) -> Segment:
+        """The segment; TransportError when the node is not running."""
+        if self._segment is None:
+            raise TransportError(f"DMP node {self.config.node_id} is not running")
+        return self._segment
+
+    def attach(self, segment: Segment, *, has_lower_tier: bool) -> int:
+        """Keep a segment's sealed blocks, drop the rest, begin a new incarnation.
+
+        Returns:
+            How many blocks were kept.
+        """
+        shape = segment.geometry
+        table = SlotTable(
+            extent_count=shape.extent_count,
+            extent_bytes=shape.extent_bytes,
+            slots_per_extent=shape.slots_per_extent,
+            has_lower_tier=has_lower_tier,
+            make_policy=self._make_policy,
+            lease_share=self.config.lease_share,
+        )
+        scan = scan_segment(segment)
+        refused = table.restore(
+            scan.extent_sizes, scan.sealed, scan.quarantined, generation=scan.generation
+        )
+        for index in [*scan.dropped, *refused]:
+            segment.set_state(index, SlotState.FREE)
+        # A lost segment must not make the node younger than the meta server remembers it.
+        started_ms = int(self.clock.wall() * 1000)
+        with self.lock:
+            self.incarnation = Incarnation(max(segment.incarnation + 1, started_ms))
+            segment.set_incarnation(self.incarnation)
+            segment.set_generation(scan.generation)
+            self.sealed_order = scan.last_order
+            self.draining = False
+            self._table, self._segment = table, segment
+        segment.backing.start(owns=True)
+        segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
+        return table.count(SlotState.SEALED)
+
+    def kept(self) -> list[Slot]:
+        """Return the slots that the next life may serve; none when it is not running."""
+        with self.lock:
+            return self._table.sealed() if self._table is not None else []
+
+    def detach(self) -> Segment | None:
+        """Stop serving; answers the segment to close."""
+        with self.lock:
+            segment, self._segment = self._segment, None
+            self._table = None
+        return segment
+
+    # Under the lock
+
+    def expire(self) -> None:
+        """End what is overdue."""
+        for slot in self.table.expire(self.clock.now()):
+            self.segment.set_state(slot.index, SlotState.FREE)
+
+    def has_memory(self, slot: Slot) -> bool:
+        """Make sure that a slot's bytes have memory; else its reservation ends. Lock held."""
+        backing, extent = self.segment.backing, slot.extent.index
+        if backing.has(extent):
+            return True
+        if backing.back(extent):
+            ahead = self.table.extents.upcoming(self.config.extents_ahead)
+            backing.prepare([extent, *ahead])
+            return True
+        self.table.abort(slot.index, slot.generation)
+        self.table.alloc_failures += 1
+        return False
+
+    def unpin(self, slot: Slot) -> None:
+        """End a transfer; the node may have stopped, and started again, meanwhile."""
+        if self._table is not None and self._segment is not None and self._table.knows(slot):
+            freed = self._table.unpin(slot)
+            if freed is not None:
+                self._segment.set_state(freed.index, SlotState.FREE)
+
+    def _make_policy(self, slot_bytes: int) -> EvictionPolicy:
+        capacity = self.config.extent_count * (self.config.extent_bytes // slot_bytes)
+        return make_policy(self.config.eviction_policy, capacity)
+
+    def is_mine(self, location: Location) -> bool:
+        """Whether a reference is of this life."""
+        return location.incarnation == self.incarnation and location.segment == 0
+
+    def resolve(
+        self, incarnation: int, segment: int, index: int, generation: int, state: SlotState
+    ) -> Slot:
+        """Turn a reference into a slot in a state.
+
+        Raises:
+            StaleEpochError, BlockNotFoundError, LeaseExpiredError: precisely why it can't be.
+        """
+        if incarnation == self.incarnation and segment == 0:
+            slot = self.table.get(index, generation)
+            if slot is not None and slot.state is state:
+                if state is SlotState.WRITING and slot.deadline <= self.clock.now():
+                    raise LeaseExpiredError(f"the reservation of slot {index} expired")
+                return slot
+        raise self._why_not(incarnation, segment, index, generation, state)
+
+    def _why_not(
+        self, incarnation: int, segment: int, index: int, generation: int, state: SlotState
+    ) -> CacheError:
+        node = self.config.node_id
+        if incarnation != self.incarnation:
+            return StaleEpochError(
+                f"{node} is in incarnation {self.incarnation}, not {incarnation}"
+            )
+        if segment != 0 or not 0 <= index < self.segment.geometry.slot_count:
+            return BlockNotFoundError(f"{node} has no slot {index}")
+        if self.table.get(index, generation) is None and self.table.is_used(index):
+            return StaleEpochError(f"slot {index} was reused")
+        return BlockNotFoundError(f"slot {index} holds no {state.name.lower()} block")
+
+    def location(self, slot: Slot) -> Location:
+        """Return the reference to a slot."""
+        return Location(
+            self.config.node_id, self.incarnation, 0, slot.index, slot.generation, slot.length
+        )
+
+    def stored(self, slot: Slot) -> BlockStored:
+        """Return the event that a sealed slot is readable."""
+        put = slot.put
+        place = self.location(slot)
+        names = put.model, put.tenant, put.session
+        return BlockStored(put.key, put.parent, Tier.L2, put.tokens, place, *names)
+
+    def tell(self, events: Sequence[BlockEvent]) -> None:
+        """Report events; under the lock, so that "stored" and "removed" of a block never swap."""
+        if events:
+            self._reporter.report(events)
+
+    def quarantine(self, index: int, generation: int) -> bool:
+        """Take a slot whose bytes are bad out of use; False if it was gone. Lock held."""
+        slot = self.table.quarantine(index, generation)
+        if slot is None:
+            return False
+        self.segment.write_header(slot)
+        self.tell([BlockRemoved(slot.put.key, Tier.L2)])
+        log.error("dmp %s: slot %d has bad bytes, quarantined", self.config.node_id, index)
+        if self.damage.note(self.clock.now()):
+            log.critical(
+                "dmp %s: %d slots with bad bytes within an hour; the memory of this machine may be "
+                "failing, or a process writes where it should not",
+                self.config.node_id,
+                self.config.damage_alert_per_hour,
+            )
+        return True
+
+
+def shape_of(config: DmpConfig) -> Geometry:
+    """Return the geometry a configuration asks for."""
+    return Geometry.of(extent_count=config.extent_count, extent_bytes=config.extent_bytes)

@@ -1,0 +1,1 @@
+"""The segment file: memory for blocks that outlives its process."""

@@ -1,0 +1,100 @@
+"""How much memory this process may still take: the machine's, and its control group's.
+
+Asked before a segment is opened or made (dmp/segment/segment_file.py), before a cluster is started,
+and when a process starts that will make a segment later (tierkv/embedded_nodes.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tierkv.kvcore.errors import ConfigError
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_TMPFS: Final = ("tmpfs", "ramfs", "hugetlbfs")
+
+
+def memory_available(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int | None:
+    """Return the bytes that can be taken before the kernel kills; None where it does not say."""
+    rooms = [*_of_machine(proc), *_of_groups(proc, cgroups)]
+    return min(rooms, default=None)
+
+
+def is_memory(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether files of a folder are memory, not disk."""
+    kinds: dict[str, str] = {}
+    try:
+        for line in mounts.read_text().splitlines():
+            _, place, kind, *_ = line.split(" ")
+            kinds[place] = kind
+    except (OSError, ValueError):
+        return False
+    resolved = folder.resolve()
+    mount = next((p for p in (resolved, *resolved.parents) if str(p) in kinds), None)
+    return mount is not None and kinds[str(mount)] in _TMPFS
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuse a segment that would not find its memory when it fills up.
+
+    Args:
+        path: where it is to be; its folder has to be there.
+        needed: its bytes.
+
+    Raises:
+        ConfigError: with the bytes that are free, and what to do.
+    """
+    room = os.statvfs(path.parent)
+    free = room.f_bavail * room.f_frsize
+    cure = "lower dmp.capacity, free what stopped clusters left (tierkv pool clean)"
+    if needed > free:
+        raise ConfigError(
+            f"segment {path} needs {needed} bytes but {free} are free in {path.parent}; {cure}, "
+            f"enlarge it (mount -o remount,size=... {path.parent}), or put dmp.segment_dir "
+            "elsewhere"
+        )
+    available = memory_available() if is_memory(path.parent) else None
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"segment {path} needs {needed} bytes but this machine has {available} of memory "
+            f"available; {cure}, or stop what else takes memory"
+        )
+
+
+def _of_machine(proc: Path) -> Iterator[int]:
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        yield from (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, ValueError):
+        return
+
+
+def _of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
+    """Room in each control group this process is in (version 2), from its own to the root."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    name = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if name is None:
+        return
+    group = cgroups / name.lstrip("/")
+    for folder in (group, *group.parents):
+        if cgroups in (folder, *folder.parents):
+            yield from _of_group(folder)
+
+
+def _of_group(folder: Path) -> Iterator[int]:
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        if limit == "max":
+            return
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        # What files keep in the page cache is given up before anybody is killed.
+        yield int(limit) - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,247 @@
+"""The segment file: a named mapping that outlives its process, with a header per slot.
+
+The owning DMP node opens it with an exclusive lock and writes headers; processes of the same host
+map it to read and to fill reserved slots. This file moves bytes and checks them; who may use which
+slot is decided in dmp/slots/slot_table.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tierkv.dmp.segment import geometry as g
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.segment.restored import Column
+from tierkv.dmp.segment.segment_head import OWNER_AT, pack_owner
+from tierkv.dmp.segment.segment_memory import SegmentMemory
+from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.kvcore.errors import ConfigError
+
+_STAMP = struct.Struct("<I4xQ16s16xQQI")
+_WORD = struct.Struct("<Q")
+_STATE = struct.Struct("<I")
+STAMP_BYTES = _STAMP.size
+
+
+class Stamp(NamedTuple):
+    """The head of a slot header: what a mapped reader compares before and after it copies."""
+
+    state: int
+    generation: int
+    key: bytes
+    length: int
+    range_bytes: int
+    range_count: int
+
+
+class Segment:
+    """A mapped segment file.
+
+    Attributes:
+        path: the file.
+        geometry: sizes and offsets.
+        inode: which file of that name it is.
+        backing: which of its extents have memory; for the owner.
+        trouble: what was wrong with the file that it replaces, for people; empty if nothing was.
+    """
+
+    def __init__(self, path: Path, fd: int, geometry: Geometry, *, trouble: str = "") -> None:
+        self.path = path
+        self.trouble = trouble
+        self.geometry = geometry
+        self.inode = os.fstat(fd).st_ino
+        self._fd = fd
+        self._map = mmap.mmap(fd, geometry.file_bytes)
+        self._view = memoryview(self._map)
+        self.backing = SegmentMemory(self._map, fd, geometry)
+
+    @property
+    def incarnation(self) -> int:
+        """Start number of the process that owns, or last owned, the file."""
+        return int.from_bytes(self._view[g.INCARNATION_AT : g.INCARNATION_AT + 8], "little")
+
+    def set_incarnation(self, incarnation: int) -> None:
+        """Begin a life; references from older ones are stale from here on."""
+        _WORD.pack_into(self._view, g.INCARNATION_AT, incarnation)
+
+    @property
+    def generation(self) -> int:
+        """The highest generation that may have been given out; 0 in files of old versions."""
+        return int.from_bytes(self._view[g.GENERATION_AT : g.GENERATION_AT + 8], "little")
+
+    def set_generation(self, generation: int) -> None:
+        """Note that a generation is given out; before anybody learns of it."""
+        _WORD.pack_into(self._view, g.GENERATION_AT, generation)
+
+    def set_owner(self, folder: str) -> None:
+        """Note whose segment this is, for those who find it later."""
+        raw = pack_owner(folder)
+        self._view[OWNER_AT : OWNER_AT + len(raw)] = raw
+
+    def keep_only(self, slots: Iterable[Slot]) -> None:
+        """Give back the memory of everything but these slots; at a clean stop."""
+        at = self.geometry.payload_at
+        self.backing.keep_only(sorted((at + slot.offset, slot.extent.slot_bytes) for slot in slots))
+
+    def set_extent_size(self, extent: int, slot_bytes: int) -> None:
+        """Note the slot size of an extent."""
+        _WORD.pack_into(self._view, self.geometry.extents_at + 8 * extent, slot_bytes)
+
+    def extent_sizes(self) -> Column:
+        """Return a copy of the slot sizes of all extents; not checked in any way."""
+        shape = self.geometry
+        return np.frombuffer(self._view, "<u8", shape.extent_count, shape.extents_at).copy()
+
+    def header_rows(self) -> Column:
+        """Return all slot headers in place; not to be kept, it holds the mapping."""
+        shape = self.geometry
+        return np.frombuffer(self._view, g.SLOT_DTYPE, shape.slot_count, shape.headers_at)
+
+    def span(self, offset: int, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the slot that begins at an offset (``Slot.offset``)."""
+        at = self.geometry.payload_at + offset
+        return self._view[at + start : at + stop]
+
+    def stored_checksum(self, slot: Slot, index: int) -> int:
+        """Return the stored xxh3_64 of range ``index`` of a slot."""
+        end = self.geometry.payload_at + slot.offset + slot.extent.slot_bytes
+        at = end - 8 * (slot.put.range_count - index)
+        checksum: int = _WORD.unpack_from(self._view, at)[0]
+        return checksum
+
+    def payload(self, slot: int, slot_bytes: int, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of a slot; the caller has checked that they are its own."""
+        at = self.geometry.payload_offset(slot, slot_bytes)
+        return self._view[at + start : at + stop]
+
+    def write_checksums(self, slot: int, slot_bytes: int, checksums: Sequence[int]) -> None:
+        """Store one xxh3_64 per range at the end of a slot."""
+        at = self.geometry.payload_offset(slot, slot_bytes) + slot_bytes - 8 * len(checksums)
+        struct.pack_into(f"<{len(checksums)}Q", self._view, at, *checksums)
+
+    def checksum(self, slot: int, slot_bytes: int, index: int, count: int) -> int:
+        """Return the stored xxh3_64 of range ``index`` of ``count``."""
+        at = self.geometry.payload_offset(slot, slot_bytes) + slot_bytes - 8 * (count - index)
+        return int.from_bytes(self._view[at : at + 8], "little")
+
+    def write_header(self, slot: Slot, *, order: int = 0) -> None:
+        """Store a slot's header, its state last.
+
+        A slot about to be written gets no check number: a restart drops it.
+
+        Args:
+            slot: what to write down.
+            order: of sealing; keeps the age over a restart.
+        """
+        put = slot.put
+        at = self.geometry.header_offset(slot.index)
+        _STATE.pack_into(self._view, at, SlotState.FREE)
+        g.SLOT_HEADER.pack_into(
+            self._view,
+            at,
+            SlotState.FREE,
+            g.SLOT_MAGIC,
+            slot.generation,
+            put.key,
+            put.parent,
+            put.range_bytes * put.range_count,
+            put.range_bytes,
+            put.range_count,
+            put.tokens,
+            g.LAYOUT_VERSION,
+            0,
+            order,
+            0,
+            put.model.encode(),
+            put.tenant.encode(),
+        )
+        if slot.state is not SlotState.WRITING:
+            _WORD.pack_into(self._view, at + g.CHECK_AT, self._header_check(slot.index))
+        _STATE.pack_into(self._view, at, slot.state)
+
+    def _header_check(self, slot: int) -> int:
+        lanes = np.frombuffer(self._view, np.uint64, g.LANES, self.geometry.header_offset(slot))
+        return g.header_check(lanes, slot)
+
+    def check_header(self, slot: Slot) -> None:
+        """Assert that a sealed slot's header is intact and its own."""
+        at = self.geometry.header_offset(slot.index)
+        stored = _WORD.unpack_from(self._view, at + g.CHECK_AT)[0]
+        assert stored == self._header_check(slot.index), slot
+        stamp = self.read_stamp(slot.index)
+        assert (stamp.state, stamp.generation, stamp.key) == (
+            slot.state,
+            slot.generation,
+            slot.put.key,
+        ), slot
+
+    def set_state(self, slot: int, state: SlotState) -> None:
+        """Store a slot's state: one aligned word, so a reader sees the old or the new one."""
+        _STATE.pack_into(self._view, self.geometry.header_offset(slot), state)
+
+    def read_stamp(self, slot: int) -> Stamp:
+        """Return state, generation, key and sizes of a slot; not checked in any way."""
+        return parse_stamp(self._view, self.geometry.header_offset(slot))
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole file, to register with a network device; not to be kept beyond ``close``."""
+        return self._view
+
+    def disown(self) -> None:
+        """Keep only the mapping; a process that merely maps needs no descriptor and no lock."""
+        self._fd = -1
+
+    def close(self) -> None:
+        """Unmap and unlock; views still in use keep the mapping until they die."""
+        self.backing.close()
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            self._map.close()
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def parse_stamp(raw: memoryview, at: int = 0) -> Stamp:
+    """Unpack the first STAMP_BYTES of a slot header, wherever they were read from."""
+    return Stamp(*_STAMP.unpack_from(raw, at))
+
+
+def map_segment(path: Path) -> Segment:
+    """Map a running node's segment, to read it and to fill reserved slots.
+
+    The path is what a peer says: nothing but a regular file is opened.
+
+    Raises:
+        ConfigError: there is no such file or it is no segment of this layout, or can't be mapped.
+    """
+    try:
+        if not path.is_file():
+            raise ConfigError(f"segment {path} can't be opened: there is no such file")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"segment {path} can't be opened: {error}") from error
+    try:
+        segment = _mapped(path, fd)
+        segment.disown()
+        return segment
+    finally:
+        os.close(fd)
+
+
+def _mapped(path: Path, fd: int) -> Segment:
+    try:
+        return Segment(path, fd, g.read_geometry(path, fd))
+    except OSError as error:
+        raise ConfigError(f"segment {path} can't be mapped: {error.strerror}") from error

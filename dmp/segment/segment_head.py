@@ -1,0 +1,36 @@
+"""How a segment file begins: what tells that it is one, and whose.
+
+A part of dmp/segment/geometry.py that needs no numpy, for commands that only look at files
+(tierkv/processes/left_memory.py).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final
+
+FILE_MAGIC: Final = b"TIERKVSG"
+PAGE: Final = 4096
+OWNER_AT: Final = 64
+"""Length (u16) and UTF-8 path of the folder of the cluster that the segment belongs to; 0 in files
+of older versions."""
+
+MAX_OWNER_BYTES: Final = 1024
+_LENGTH: Final = struct.Struct("<H")
+
+
+def pack_owner(folder: str) -> bytes:
+    """Return what stands at OWNER_AT; a path that is too long is left out."""
+    raw = os.fsencode(folder)
+    raw = raw if len(raw) <= MAX_OWNER_BYTES else b""
+    return _LENGTH.pack(len(raw)) + raw
+
+
+def read_owner(fd: int) -> str:
+    """Return the folder of the cluster that a segment belongs to; empty if it does not say."""
+    raw = os.pread(fd, PAGE, 0)
+    if not raw.startswith(FILE_MAGIC) or len(raw) < PAGE:
+        return ""
+    (length,) = _LENGTH.unpack_from(raw, OWNER_AT)
+    return os.fsdecode(raw[OWNER_AT + _LENGTH.size :][: min(length, MAX_OWNER_BYTES)])

@@ -1,0 +1,185 @@
+"""Which extents of a segment have memory: taken before the first block comes, given back at a stop.
+
+A part of dmp/segment/segment.py. The file is sparse. In the owner's process an extent gets its
+memory from ``back``, so that a full tmpfs is a refused put and not a SIGBUS. A thread does it some
+extents ahead and enters the pages (dmp/segment/page_entry.py); where the file is only mapped, what
+is there.
+
+No hole is punched while the node runs: pages that a network device or CUDA has pinned would go on
+to be read where the file has others by then. At a stop the node's own registrations are gone, and
+clients map the segment anew in its next life.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from tierkv.dmp.segment.geometry import Geometry
+from tierkv.dmp.segment.page_entry import PageEntry
+
+log = logging.getLogger(__name__)
+_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <linux/falloc.h>
+_RETRY_S: Final = 1.0
+"""After a refusal the system is not asked again for so long: asking takes milliseconds."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class SegmentMemory:
+    """The memory behind the extents of a mapped file.
+
+    Attributes:
+        refused: times that the system had no memory for an extent.
+    """
+
+    def __init__(self, mapped: mmap.mmap, fd: int, geometry: Geometry) -> None:
+        self.refused = 0
+        self._fd = fd
+        self._shape = geometry
+        self._lock = threading.Lock()
+        self._backed: set[int] = set()
+        self._ask_again_at = 0.0
+        self._entry = PageEntry(mapped)
+        self._entered: set[int] = set()
+        self._queued: set[int] = set()
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, *, owns: bool) -> None:
+        """Begin to enter pages in a thread of its own, first those that have memory.
+
+        Args:
+            owns: what is prepared gets its memory; else only memory that is there is entered.
+        """
+        make_ready = self._take if owns else self._follow
+        self._thread = threading.Thread(
+            target=self._run, args=(make_ready,), name="dmp-populate", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End that thread."""
+        self._entry.closing.set()
+        self._wanted.put(None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def has(self, extent: int) -> bool:
+        """Whether an extent has memory."""
+        return extent in self._backed
+
+    def back(self, extent: int) -> bool:
+        """Make sure that an extent has memory, before a slot of it is given out.
+
+        Returns:
+            False when the system has none.
+        """
+        return extent in self._backed or self._back(extent)
+
+    def prepare(self, extents: Iterable[int]) -> None:
+        """Make extents ready in the background; those that are ready cost nothing."""
+        for extent in extents:
+            if extent not in self._entered and extent not in self._queued:
+                self._queued.add(extent)
+                self._wanted.put(extent)
+
+    def back_all(self) -> bool:
+        """Give every extent its memory, for a device that pins all of it."""
+        return all(self._back(extent) for extent in range(self._shape.extent_count))
+
+    def keep_only(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Give the memory of all extents back but for spans (offset, size) of the file, sorted.
+
+        The thread ends first: a page that it enters behind a punched hole is memory again.
+        """
+        self.close()
+        at = self._shape.payload_at
+        for start, size in (*spans, (self._shape.file_bytes, 0)):
+            if start > at and not self._punch(at, start - at):
+                return
+            at = start + size
+        self._backed.clear()
+        self._entered.clear()
+
+    def _punch(self, at: int, size: int) -> bool:
+        if _libc.fallocate(self._fd, _PUNCH_HOLE, at, size) == 0:
+            return True
+        code = ctypes.get_errno()
+        log.warning("the segment keeps memory it does not need: %s", os.strerror(code))
+        return False
+
+    def _back(self, extent: int) -> bool:
+        with self._lock:
+            if extent in self._backed:
+                return True
+            now = time.monotonic()
+            if now < self._ask_again_at:
+                return False
+            start, _ = self._span(extent)
+            try:
+                os.posix_fallocate(self._fd, start, self._shape.extent_bytes)
+            except OSError as error:
+                self._refuse(error, now)
+                return False
+            self._backed.add(extent)
+            return True
+
+    def _refuse(self, error: OSError, now: float) -> None:
+        self.refused += 1
+        self._ask_again_at = now + _RETRY_S
+        if self.refused == 1:
+            name = errno.errorcode.get(error.errno or 0, "?")
+            log.warning("no memory for more blocks: %s (%s)", error.strerror, name)
+
+    def _run(self, make_ready: Callable[[int], None]) -> None:
+        for extent in range(self._shape.extent_count):
+            while not self._wanted.empty() and self._ready_next(make_ready):
+                pass
+            if not self._closes:
+                self._enter_present(extent)
+        while not self._closes and self._ready_next(make_ready):
+            pass
+
+    def _ready_next(self, make_ready: Callable[[int], None]) -> bool:
+        """Make one wanted extent ready, when there is one; False at the end."""
+        extent = self._wanted.get()
+        if extent is None or self._closes:
+            return False
+        self._queued.discard(extent)
+        make_ready(extent)
+        return True
+
+    @property
+    def _closes(self) -> bool:
+        return self._entry.closing.is_set()
+
+    def _take(self, extent: int) -> None:
+        if extent not in self._entered and self._back(extent):
+            self._entry.enter(*self._span(extent))
+            self._entered.add(extent)
+
+    def _follow(self, extent: int) -> None:
+        """Enter what the owner has made ready; it makes extents ready in ascending order."""
+        for other in range(extent, self._shape.extent_count):
+            if not self._enter_present(other):
+                return
+
+    def _enter_present(self, extent: int) -> bool:
+        if extent not in self._entered and self._entry.enter_present(*self._span(extent)):
+            self._entered.add(extent)
+        return extent in self._entered
+
+    def _span(self, extent: int) -> tuple[int, int]:
+        at = self._shape.payload_at + extent * self._shape.extent_bytes
+        return at, at + self._shape.extent_bytes

@@ -1,0 +1,1 @@
+"""The doors of a pool node: TCP connections and RDMA."""

@@ -1,0 +1,204 @@
+"""One client connection of a DMP node: frames in, node calls, frames out.
+
+Run in a thread of its own by dmp/server/server.py. Requests may be pipelined; they are answered in
+order. What the node refuses is an ERROR frame and the connection lives on; a peer that breaks the
+frame rules gets one and is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.server.byte_frames import ByteFrames
+from tierkv.dmp.server.clients import ByteBudget, Clients
+from tierkv.dmp.server.rdma_door import RdmaGuest
+from tierkv.dmp.wire import messages as m
+from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
+from tierkv.dmp.wire.frame_reader import FrameReader
+from tierkv.dmp.wire.range_codec import unpack_ranges
+from tierkv.dmp.wire.socket_io import Wire, discard
+from tierkv.dmp.wire.stored import pack_stored
+from tierkv.kvcore.errors import AuthenticationError, CacheError, RemoteProtocolError, TierKVError
+
+log = logging.getLogger(__name__)
+LEAVE_TIMEOUT_S: Final = 0.2
+MAX_LEAVE_BYTES: Final = 1 << 20
+
+
+class Session:
+    """A connection and what its peer may do."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        node: DmpNode,
+        clients: Clients,
+        budget: ByteBudget,
+        *,
+        rdma: RdmaGuest | None = None,
+        trusted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._wire = wire
+        self._node = node
+        self._clients = clients
+        self._now_trusted = trusted
+        self._client_id = ""
+        self._rdma = rdma
+        self._reader = FrameReader(wire)
+        self._bytes = ByteFrames(wire, self._reader, node, budget)
+        self._handlers: dict[FrameType, Callable[[bytearray], bytes]] = {
+            FrameType.HELLO: self._hello,
+            FrameType.LOOKUP: self._lookup,
+            FrameType.RESERVE: self._reserve,
+            FrameType.SEAL: self._seal,
+            FrameType.ABORT: self._abort,
+            FrameType.HOLD: self._hold,
+            FrameType.RELEASE: self._release,
+            FrameType.TOUCH: self._touch,
+            FrameType.SUSPECT: self._suspect,
+            FrameType.STATS: self._stats,
+            FrameType.PROMOTE: self._promote,
+            FrameType.DESCRIBE: self._describe,
+            **(rdma.handlers if rdma else {}),
+        }
+
+    def run(self) -> None:
+        """Serve frames until the peer leaves or breaks a rule; then free what it leaves behind."""
+        try:
+            while self._serve_one():
+                pass
+        except (OSError, EOFError) as error:
+            log.debug("dmp %s: connection ended: %s", self._node.node_id, error)
+        except (RemoteProtocolError, AuthenticationError) as error:
+            log.warning("dmp %s: peer dropped: %s", self._node.node_id, error)
+            self._leave()
+        finally:
+            if self._rdma is not None:
+                self._rdma.close()  # Before its slots are given to others.
+            if self._client_id:
+                self._clients.left(self._client_id, self._node.release_owner)
+
+    def _leave(self) -> None:
+        """Let the peer read why: closing over unread bytes would reset the connection first."""
+        with contextlib.suppress(OSError, EOFError):
+            self._wire.end_sending()
+            self._wire.set_timeout(LEAVE_TIMEOUT_S)
+            discard(self._wire, MAX_LEAVE_BYTES, began=time.monotonic())
+
+    def _serve_one(self) -> bool:
+        header = FrameHeader(FrameType.ERROR, 0, 0, 0)
+        try:
+            found = self._reader.next()
+            if found is None:
+                return False
+            header = found
+            if header.type is FrameType.READ:
+                ref = self._reader.one_range(header)
+                refs = [ref] if ref else unpack_ranges(self._reader.head(header))
+                self._bytes.read(header, refs)
+            else:
+                self._dispatch(header, self._reader.head(header))
+        except CacheError as error:
+            # The rest of what was refused goes first: a peer that still sends does not read yet.
+            self._reader.skip()
+            self._send_error(header, error)
+        except (RemoteProtocolError, AuthenticationError) as error:
+            with contextlib.suppress(OSError):
+                self._send_error(header, error)
+            raise
+        return True
+
+    def _dispatch(self, header: FrameHeader, head: bytearray) -> None:
+        if header.type is FrameType.WRITE:
+            self._reply(header, self._bytes.write(header, head))
+        elif header.type is FrameType.PUT:
+            self._reply(header, self._bytes.put(header, head, self._client_id))
+        else:
+            handler = self._handlers.get(header.type)
+            if handler is None:
+                raise RemoteProtocolError(f"a client does not send {header.type.name}")
+            self._reply(header, handler(head))
+
+    def _reply(self, header: FrameHeader, head: bytes) -> None:
+        lead = pack_header(FrameType.REPLY, header.request_id, head_bytes=len(head))
+        self._wire.send([lead + head])
+
+    def _send_error(self, header: FrameHeader, error: TierKVError) -> None:
+        head = m.Failure(error.code, error.message).pack()
+        lead = pack_header(FrameType.ERROR, header.request_id, head_bytes=len(head))
+        self._wire.send([lead + head])
+
+    # Frames without bytes
+
+    def _hello(self, head: bytearray) -> bytes:
+        hello = m.Hello.unpack(head)
+        node = self._node
+        if not hmac.compare_digest(hello.token.encode(), node.config.token.encode()):
+            raise AuthenticationError("wrong cluster token")
+        if not self._reader.trusted:
+            self._reader.trusted = True
+            self._now_trusted()
+            self._wire.set_timeout(node.config.frame_timeout_s)
+        self._be(hello.client_id)
+        path = str(node.config.segment_file)
+        return m.Welcome(node.node_id, node.host, node.incarnation, path).pack()
+
+    def _be(self, client_id: str) -> None:
+        """Take what the peer does as that client's doing."""
+        if self._client_id:
+            self._clients.left(self._client_id, self._node.release_owner)
+        self._client_id = client_id
+        if client_id:
+            self._clients.joined(client_id)
+
+    def _lookup(self, head: bytearray) -> bytes:
+        return m.MaybeRefs(self._node.lookup(m.Lookup.unpack(head).keys)).pack()
+
+    def _promote(self, head: bytearray) -> bytes:
+        return m.MaybeRefs(self._node.promote(m.Lookup.unpack(head).keys)).pack()
+
+    def _describe(self, head: bytearray) -> bytes:
+        return pack_stored(self._node.describe(m.Lookup.unpack(head).keys))
+
+    def _reserve(self, head: bytearray) -> bytes:
+        ask = m.Reserve.unpack(head)
+        places = self._node.reserve(ask.puts, deadline_s=ask.deadline_s, owner=self._client_id)
+        return m.MaybeRefs(places).pack()
+
+    def _seal(self, head: bytearray) -> bytes:
+        ask = m.Seal.unpack(head, self._node.node_id)
+        return m.MaybeRefs(self._node.seal(ask.items)).pack()
+
+    def _abort(self, head: bytearray) -> bytes:
+        self._node.abort(m.Refs.unpack(head, self._node.node_id).locations)
+        return b""
+
+    def _hold(self, head: bytearray) -> bytes:
+        ask = m.Refs.unpack(head, self._node.node_id)
+        held = self._node.hold(ask.locations, ttl_s=ask.number, owner=self._client_id)
+        return m.Flags(held).pack()
+
+    def _release(self, head: bytearray) -> bytes:
+        ask = m.Refs.unpack(head, self._node.node_id)
+        self._node.release(ask.locations, owner=self._client_id)
+        return b""
+
+    def _touch(self, head: bytearray) -> bytes:
+        ask = m.Refs.unpack(head, self._node.node_id)
+        self._node.touch(ask.locations, read_bytes=int(ask.number))
+        return b""
+
+    def _suspect(self, head: bytearray) -> bytes:
+        ask = m.Ranges.unpack(head, self._node.node_id)
+        return m.Flags(self._node.suspect(ask.refs)).pack()
+
+    def _stats(self, head: bytearray) -> bytes:
+        if head:
+            raise RemoteProtocolError("a STATS frame is empty")
+        return m.pack_stats(self._node.stats())

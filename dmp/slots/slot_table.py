@@ -1,0 +1,499 @@
+"""Which slot holds which block: the pure core of a DMP node.
+
+Called by the node under its lock; decides and answers what changed (victims, expired slots), never
+touches memory, clock or socket.
+
+Eviction takes *leaves*, which one first is a policy's choice (dmp/slots/eviction_order.py): a block
+whose children are in this node goes after them, because a continuation without its head is useless.
+Held, leased, pinned and unsealed blocks never go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.segment.extents import ExtentTable, slot_bytes_for
+from tierkv.dmp.segment.restored import RestoredSlots
+from tierkv.dmp.segment.slots import Reserved, Slot, SlotState
+from tierkv.dmp.slots.admission import Admission
+from tierkv.dmp.slots.clean_slots import CleanSlots
+from tierkv.dmp.slots.deadlines import Deadlines
+from tierkv.dmp.slots.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy, facts_of
+from tierkv.dmp.slots.evictor import Evictor
+from tierkv.dmp.slots.owners import Owners
+from tierkv.dmp.slots.slot_leases import SlotLeases
+from tierkv.dmp.slots.slot_store import SlotStore
+from tierkv.dmp.slots.table_restore import TableRestore
+from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import BlockFacts
+from tierkv.policies.leaf_lru import LeafLru
+
+
+class SlotTable:
+    """All slots of one segment.
+
+    Attributes:
+        extents: how the segment is cut.
+        generation: the last one given out; grows with every reservation of any slot.
+        alloc_failures: reservations refused for want of room.
+        evicted_blocks: blocks removed to make room.
+        pinned: pins of all slots.
+        leases: what they keep.
+        now: the time, as far as the table was told; the node tells it with each call that counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        extent_count: int,
+        extent_bytes: int,
+        slots_per_extent: int,
+        has_lower_tier: bool = False,
+        make_policy: MakePolicy = lambda size: LeafLru(),
+        lease_share: float = 0.5,
+    ) -> None:
+        """Begin empty.
+
+        Args:
+            extent_count, extent_bytes, slots_per_extent: how the segment is cut.
+            has_lower_tier: whether blocks are copied down.
+            make_policy: makes what decides on slots of a size.
+            lease_share: share of the segment that leases may keep: puts go on in the rest.
+        """
+        self.extents = ExtentTable(
+            extent_count=extent_count, extent_bytes=extent_bytes, slots_per_extent=slots_per_extent
+        )
+        self.generation = 0
+        self.alloc_failures = 0
+        self.evicted_blocks = 0
+        self.pinned = 0
+        self.now = 0.0
+        self._store = SlotStore(self.extents)
+        self._order = EvictionOrder(make_policy, by_age=has_lower_tier)
+        self._clean = CleanSlots(self._store.find, enabled=has_lower_tier)
+        self._evictor = Evictor(
+            self._store, self.extents, self._order, has_lower_tier=has_lower_tier
+        )
+        self._admission = Admission(self._order)
+        self.leases = SlotLeases(
+            self._store,
+            limit_bytes=int(extent_count * extent_bytes * lease_share),
+            offer=self._offer,
+        )
+        self._owners = Owners()
+        self._deadlines = Deadlines(self.get)
+        self._uses = 0
+
+    # Questions
+
+    def find(self, key: BlockKey) -> Slot | None:
+        """Return the sealed slot of a block and count it as used."""
+        slot = self._store.find(key)
+        if slot is None or slot.state is not SlotState.SEALED:
+            return None
+        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
+        if self.now - slot.used_at >= SAME_USE_S or not slot.known:
+            self._order.used(slot, self.now)
+        return slot
+
+    def get(self, index: int, generation: int) -> Slot | None:
+        """Return a slot in use if it still is in that generation and not doomed."""
+        slot = self._store.get(index, generation)
+        return None if slot is None or slot.doomed else slot
+
+    def is_used(self, index: int) -> bool:
+        """Whether a slot number is in use, in any generation."""
+        return self._store.at(index) is not None
+
+    def knows(self, slot: Slot) -> bool:
+        """Whether a slot in use is this table's, not one of an earlier start's."""
+        return self._store.at(slot.index) is slot
+
+    def holds(self, key: BlockKey) -> bool:
+        """Whether a block is here, sealed or being written; counts as no use."""
+        return key in self._store.by_key
+
+    def keys(self) -> list[BlockKey]:
+        """Return the blocks that are sealed or being written, in no order."""
+        return list(self._store.by_key)
+
+    def peek(self, key: BlockKey) -> Slot | None:
+        """Return the sealed slot of a block; counts as no use."""
+        slot = self._store.find(key)
+        return slot if slot is not None and slot.state is SlotState.SEALED else None
+
+    def slot_at(self, index: int, state: SlotState) -> Slot | None:
+        """Return the slot under a number if it is in a state; counts as no use."""
+        slot = self._store.at(index)
+        return slot if slot is not None and slot.state is state else None
+
+    def indices(self) -> list[int]:
+        """Return the numbers of the slots in use, in no order."""
+        return self._store.indices()
+
+    def sealed(self) -> list[Slot]:
+        """Return all readable slots, oldest use first; O(slots)."""
+        found = [slot for slot in self._store.all() if slot.state is SlotState.SEALED]
+        return sorted(found, key=lambda slot: slot.last_used)
+
+    def count(self, state: SlotState) -> int:
+        """Count the slots in a state."""
+        return self._store.counts[state]
+
+    # The life of a slot
+
+    def reserve(
+        self, put: PutRequest, *, deadline: float, owner: str = "", must: bool = False
+    ) -> Reserved | None:
+        """Take a slot for a block, evicting leaves if there is no free one.
+
+        Args:
+            put: the block.
+            deadline: when the reservation ends.
+            owner: whose death ends it.
+            must: somebody waits for the block, whatever it is worth.
+
+        Returns:
+            The decision; None when the block is here already (sealed or being written), would be
+            its own ancestor (then none of that ring could ever go), is not worth its place
+            (``refused_puts`` grows) or no room can be made (``alloc_failures`` grows). None never
+            has victims.
+        """
+        if put.key in self._store.by_key:
+            return None
+        if put.key in self._order.leaves.children and self._store.closes_a_ring(put):
+            return None
+        size = slot_bytes_for(put.range_bytes, put.range_count)
+        if not must and self._admission.is_unreachable(put):
+            return None
+        index, facts = self.extents.take(size), facts_of(put)
+        victims: Sequence[Slot] = ()
+        if index is None:
+            victims = self._evict_for(facts, put.parent, size, must=must)
+            if not victims:
+                return None
+            index = self.extents.take(size)
+            assert index is not None, victims
+        slot = self._occupy(index, put, facts, owner)
+        slot.deadline = deadline
+        self._expect(slot, deadline)
+        return Reserved(slot, tuple(victims))
+
+    def seal(self, index: int, generation: int, *, now: float) -> Slot | None:
+        """Make a written slot readable; None when it is gone, too late or still being filled."""
+        slot = self.get(index, generation)
+        if slot is None or slot.state is not SlotState.WRITING or slot.pins or slot.deadline <= now:
+            return None
+        self.now = max(self.now, now)
+        self._disown(slot)
+        self._store.change(slot, SlotState.SEALED)
+        self._touch(slot)
+        self._order.entered(slot, self.now)
+        self._offer(slot)
+        return slot
+
+    def abort(self, index: int, generation: int) -> Slot | None:
+        """Give a reservation up; answers the freed slot, None if it was gone or is pinned."""
+        slot = self.get(index, generation)
+        if slot is None or slot.state is not SlotState.WRITING:
+            return None
+        return self._free_or_doom(slot)
+
+    def expire(self, now: float) -> list[Slot]:
+        """End what has reached its deadline: reservations, holds, leases; answers freed slots."""
+        self.now = max(self.now, now)
+        self.leases.expire(now)
+        freed: list[Slot] = []
+        for slot in self._deadlines.due(now):
+            if slot.state is SlotState.WRITING:
+                freed += filter(None, [self._free_or_doom(slot)])
+            elif slot.holders and slot.hold_deadline <= now:
+                self._end_holds(slot)
+                self._offer(slot)
+        return freed
+
+    def hold(self, index: int, generation: int, *, until: float, owner: str = "") -> bool:
+        """Keep a sealed block from eviction until released or ``until``; False if it is gone."""
+        slot = self.get(index, generation)
+        if slot is None or slot.state is not SlotState.SEALED:
+            return False
+        slot.hold_deadline = max(slot.hold_deadline, until) if slot.holders else until
+        slot.holders[owner] = slot.holders.get(owner, 0) + 1
+        self._owners.add(owner, index)
+        self._expect(slot, slot.hold_deadline)
+        self._touch(slot)
+        return True
+
+    def release(self, index: int, generation: int, *, owner: str = "") -> None:
+        """Undo one hold of an owner; unknown ones are ignored."""
+        slot = self.get(index, generation)
+        if slot is None or owner not in slot.holders:
+            return
+        slot.holders[owner] -= 1
+        if not slot.holders[owner]:
+            del slot.holders[owner]
+            self._owners.discard(owner, index)
+            self._offer(slot)
+
+    def release_owner(self, owner: str) -> list[Slot]:
+        """Abort an owner's reservations and end its holds; answers the freed slots.
+
+        O(its reservations and holds).
+        """
+        freed: list[Slot] = []
+        for index in self._owners.take(owner):
+            slot = self._store.at(index)
+            if slot is None or slot.doomed:
+                continue
+            if slot.state is SlotState.WRITING and slot.owner == owner:
+                freed += filter(None, [self._free_or_doom(slot)])
+            elif slot.holders.pop(owner, 0):
+                self._offer(slot)
+        return freed
+
+    def lease(self, order: HoldOrder, *, now: float) -> None:
+        """Carry out an order about a lease; blocks that are not sealed here are not kept."""
+        self.leases.expire(now)
+        self.leases.carry_out(order, now)
+
+    def touch(self, index: int, generation: int) -> None:
+        """Count a use of a sealed block (a reader that maps the segment reports late)."""
+        slot = self.get(index, generation)
+        if slot is not None and slot.state is SlotState.SEALED:
+            self._touch(slot)
+            self._order.used(slot, self.now)
+
+    def pin(self, slot: Slot) -> None:
+        """Keep the slot's bytes in place while a transfer touches them."""
+        slot.pins += 1
+        self.pinned += 1
+
+    def pin_for_read(self, slot: Slot) -> None:
+        """Pin, and count a use."""
+        slot.pins += 1
+        self.pinned += 1
+        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
+        if self.now - slot.used_at >= SAME_USE_S or not slot.known:
+            self._order.used(slot, self.now)
+
+    def unpin(self, slot: Slot) -> Slot | None:
+        """End a transfer; answers the slot if that freed it."""
+        slot.pins -= 1
+        self.pinned -= 1
+        assert slot.pins >= 0, slot
+        if slot.pins == 0 and slot.doomed:
+            self._vacate(slot)
+            return slot
+        if not slot.offered or self._order.by_age:  # Either list may have dropped it meanwhile.
+            self._order.offer(slot)
+        return None
+
+    def quarantine(self, index: int, generation: int) -> Slot | None:
+        """Take a sealed slot with bad bytes out of use; None if it was gone."""
+        slot = self.get(index, generation)
+        if slot is None or slot.state is not SlotState.SEALED:
+            return None
+        self._forget_key(slot)
+        self._end_holds(slot)
+        self._store.change(slot, SlotState.QUARANTINED)
+        return slot
+
+    def heal(self, slot: Slot) -> None:
+        """Free a quarantined slot, whose memory was tested."""
+        self._vacate(slot)
+
+    # The lower tier
+
+    def next_dirty(self) -> Slot | None:
+        """Return the sealed block that goes down next: what would be evicted, then the oldest.
+
+        The policies name only one block each; the others are copied in the order of last use, so
+        that there is always something to evict that has a copy. None when all have.
+        """
+        for size in self._order.sizes():
+            leaf = self._order.next(size, self._store, self.now)
+            if leaf is not None and not leaf.clean:
+                return leaf
+        return self._clean.next_dirty(self._store.get)
+
+    @property
+    def refused_puts(self) -> int:
+        """Reservations refused because what would have to go is worth more."""
+        return self._admission.refused_puts
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Slot bytes in use that eviction would lose."""
+        return self.extents.used_bytes - self._clean.clean_bytes
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Slot bytes in use but for blocks that have a copy and go before what has none.
+
+        Blocks that were used since they were copied, or were just brought up, give way after
+        older ones without a copy: they are no reserve for the next to come.
+        """
+        return self.extents.used_bytes - self._clean.spare_bytes
+
+    def mark_clean(self, slot: Slot, *, spare: bool = True) -> None:
+        """Note that a copy of a sealed block rests below; ``spare``: it goes before others."""
+        self._clean.mark(slot, spare=spare)
+
+    def mark_dirty(self, slot: Slot) -> None:
+        """Note that the copy below is gone."""
+        self._clean.unmark(slot)
+
+    # Restart
+
+    def restore(
+        self,
+        extent_sizes: Sequence[int],
+        sealed: RestoredSlots,
+        quarantined: Sequence[Slot],
+        *,
+        generation: int,
+    ) -> list[int]:
+        """Fill an empty table from a segment; 100 000 slots take some tens of milliseconds.
+
+        Args:
+            extent_sizes: slot size of every extent.
+            sealed: the readable slots, oldest first.
+            quarantined: slots out of use until their memory was tested.
+            generation: the last one that may have been given out.
+
+        Returns:
+            Slots that were not kept (a second copy of a block); their memory counts as free.
+        """
+        parts = TableRestore(self._store, self.extents, self._order.leaves, self._clean)
+        refused = parts.fill(extent_sizes, sealed, quarantined)
+        self.generation = generation
+        self._uses = len(self._store)
+        return refused
+
+    # What every step is made of
+
+    def _expect(self, slot: Slot, deadline: float) -> None:
+        self._deadlines.expect(slot, deadline, slots=len(self._store))
+
+    def _occupy(self, index: int, put: PutRequest, facts: BlockFacts, owner: str) -> Slot:
+        self.generation += 1
+        extent = self.extents.of(index)
+        offset = self.extents.offset(index, extent)
+        slot = Slot(index, self.generation, put, SlotState.WRITING, extent, offset, owner=owner)
+        slot.facts = facts
+        self._owners.add(owner, index)
+        self._store.add(slot)
+        self._store.by_key[put.key] = index
+        self._admission.taken(put.key)
+        self._order.leaves.link(put.parent)
+        self._clean.linked(slot)
+        self._evictor.linked(slot)
+        self._touch(slot)
+        return slot
+
+    def _evict_for(
+        self, facts: BlockFacts, parent: BlockKey, size: int, *, must: bool
+    ) -> Sequence[Slot]:
+        """Make a place; () if there is none, or it is worth less than what would have to go.
+
+        A parent is not evicted to make room for its own child.
+        """
+        if size > self.extents.extent_bytes:
+            self.alloc_failures += 1
+            return ()
+        self._order.leaves.link(parent)
+        leaf = self._evictor.next_leaf(size, self.now)
+        victims: Sequence[Slot] = ()
+        if leaf is None or must or not self._admission.refuses(facts, size, self.now):
+            victims = self._evictor.victims(leaf, size, uses=self._uses, coming=parent)
+            self.alloc_failures += not victims
+        for slot in victims:
+            self._forget_key(slot)
+            self._vacate(slot)
+        self._unlink(parent)
+        self.evicted_blocks += len(victims)
+        return victims
+
+    def _free_or_doom(self, slot: Slot) -> Slot | None:
+        self._disown(slot)
+        self._forget_key(slot)
+        if slot.pins:
+            slot.doomed = True
+            return None
+        self._vacate(slot)
+        return slot
+
+    def _disown(self, slot: Slot) -> None:
+        self._owners.discard(slot.owner, slot.index)
+        slot.owner = ""
+
+    def _end_holds(self, slot: Slot) -> None:
+        for owner in slot.holders:
+            self._owners.discard(owner, slot.index)
+        slot.holders.clear()
+
+    def _forget_key(self, slot: Slot) -> None:
+        """Make a block unfindable; its parent may be a leaf now."""
+        del self._store.by_key[slot.put.key]
+        self._order.left(slot, self.now)
+        self.leases.gone(slot)
+        self._evictor.unlinked(slot)
+        self._unlink(slot.put.parent)
+        self._clean.unlinked(slot)
+
+    def _unlink(self, parent: BlockKey) -> None:
+        if self._order.leaves.unlink(parent):
+            above = self._store.find(parent)
+            if above is not None:
+                self._order.offer(above)
+
+    def _vacate(self, slot: Slot) -> None:
+        self._store.remove(slot)
+        self.extents.give_back(slot.index)
+        self._order.leaves.forget(slot.index)
+        self._clean.vacated(slot.index)
+
+    def _offer(self, slot: Slot) -> None:
+        self._order.offer(slot)
+        self._clean.offer(slot)
+
+    def _touch(self, slot: Slot) -> None:
+        self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
+        if slot.spare:
+            self._clean.used(slot)
+
+    def check_invariants(self) -> None:
+        """Assert everything that must always hold; O(slots)."""
+        named: list[Slot] = []
+        slots = list(self._store.all())
+        for slot in slots:
+            assert slot.index in slot.extent.live and slot.extent is self.extents.of(slot.index)
+            assert slot.offset == self.extents.offset(slot.index, slot.extent), slot
+            assert 0 < slot.generation <= self.generation, slot
+            assert slot.state is not SlotState.FREE and slot.pins >= 0, slot
+            assert all(slot.holders.values()), slot
+            is_named = not slot.doomed and slot.state is not SlotState.QUARANTINED
+            assert (self._store.by_key.get(slot.put.key) == slot.index) == is_named, slot
+            named.extend([slot] if is_named else [])
+            self._check_owners(slot)
+        assert len(self._store.by_key) == len(named)
+        for state in SlotState:
+            assert self.count(state) == sum(1 for slot in slots if slot.state is state), state
+        self._order.check_invariants(slots, named)
+        self.leases.check_invariants(slots)
+        self._clean.check_invariants(slots, named)
+        assert self.pinned == sum(slot.pins for slot in slots)
+        self._evictor.check_invariants()
+        self.extents.check_invariants(len(slots))
+
+    def _check_owners(self, slot: Slot) -> None:
+        if slot.owner:
+            assert slot.index in self._owners.slots_of(slot.owner), slot
+        for owner in slot.holders:
+            assert not owner or slot.index in self._owners.slots_of(owner), slot

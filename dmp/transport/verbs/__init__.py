@@ -1,0 +1,1 @@
+"""One-sided RDMA: devices, rails, lanes and links."""

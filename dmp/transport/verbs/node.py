@@ -1,0 +1,336 @@
+"""A DMP node reached over one-sided RDMA (tier L3): bytes by READ and WRITE, control over TCP.
+
+Implements tierkv.dmp.pool_node.PoolNode. The node's processor has no part in a transfer; a reader
+checks header and checksum after the bytes have arrived. Where no rail works, a call goes over TCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import xxhash
+
+from tierkv.dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    PutRequest,
+    RangeRead,
+    RangeWrite,
+)
+from tierkv.dmp.segment import geometry as g
+from tierkv.dmp.segment.segment import STAMP_BYTES, parse_stamp
+from tierkv.dmp.segment.segment_head import PAGE
+from tierkv.dmp.transport.lane_pool import LanePool
+from tierkv.dmp.transport.pending import as_bytes
+from tierkv.dmp.transport.read_log import ReadLog
+from tierkv.dmp.transport.remote_slots import RangeSpan, check_stamp, range_span, ranges_in
+from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.transport.verbs.device import Op
+from tierkv.dmp.transport.verbs.fabric import Fabric, address_of, local_fabric
+from tierkv.dmp.transport.verbs.lane import Lane, Span, VerbsSettings, copy_in, copy_out
+from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
+from tierkv.dmp.transport.verbs.rails import Piece
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import ChecksumError, StaleEpochError, TransportError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location
+
+T = TypeVar("T")
+_BATCH: Final = 512
+"""Ranges per batch; a batch is verified as a whole after its bytes have arrived."""
+
+_STAMPS_AT: Final = 8 * _BATCH
+_STAMP_STEP: Final = -(-STAMP_BYTES // 8) * 8
+_INCARNATION_AT: Final = _STAMPS_AT + _STAMP_STEP * _BATCH
+_WORDS: Final = -(-(_INCARNATION_AT + 8) // PAGE) * PAGE
+"""Bytes at the start of a bounce buffer for checksums, headers and the node's incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """One range of one block, and the memory its bytes go to.
+
+    Attributes:
+        location: the block's slot.
+        index: which range.
+        local: address of the memory.
+        size: the range's bytes.
+        view: the same memory, if the processor can reach it; else it must be registered.
+    """
+
+    location: Location
+    index: int
+    local: int
+    size: int
+    view: memoryview | None = None
+
+
+class VerbsPoolNode(PoolNode):
+    """PoolNode over RDMA.
+
+    A read is two steps: payload and checksums first, then the slots' headers and the node's
+    incarnation. A header read after the bytes proves that they were the block's: a slot's
+    generation grows before anybody may write to it again. A write that comes too late, into a slot
+    that was given to somebody else, is found by that block's readers: checksums are the writer's.
+    """
+
+    def __init__(
+        self,
+        control: TcpPoolNode,
+        fabric: Fabric,
+        *,
+        settings: VerbsSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._control = control
+        self._fabric = fabric
+        self._clock = clock or SystemClock()
+        self._board = RailBoard(fabric, control.peer, self._clock)
+        self._lanes = LanePool(self._board, settings or VerbsSettings(), _WORDS)
+        self._log = ReadLog()
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._control.node_id
+
+    @property
+    def host(self) -> HostId:
+        return self._control.host
+
+    @property
+    def path(self) -> PathInfo:
+        reason = self._board.why_tcp()
+        return PathInfo("tcp", reason) if reason else PathInfo("rdma", self._board.describe())
+
+    def probe(self) -> str:
+        """Ask the node for its RDMA ports; answers why it has none, or nothing."""
+        return self._board.ask()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the node has answered that it has no RDMA port for us."""
+        return self._board.is_refused
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self._control.lookup(keys)
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        self._report_reads()
+        return self._control.promote(keys)
+
+    def reserve(
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+    ) -> list[PutGrant | None]:
+        self._report_reads()  # Before it may evict, the node learns what was read.
+        return self._control.reserve(puts, deadline_s=deadline_s)
+
+    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
+        self._control.pending.check(writes)
+        try:
+            for part in _parts(writes):
+                with self._lanes.one() as lane:
+                    self._write(lane, part)
+                self._control.pending.written(part)
+        except NoRailError as error:
+            self._board.note_path(error.message)
+            self._control.write_ranges(writes)
+        else:
+            self._board.note_path()
+
+    def _write(self, lane: Lane, writes: Sequence[RangeWrite]) -> None:
+        incarnation = _common_life([write.grant.location for write in writes])
+        shape = lane.link(incarnation).accept.geometry
+        spans = []
+        for write in writes:
+            grant = write.grant
+            span = range_span(
+                shape,
+                self._control.mine(grant.location),
+                index=write.index,
+                range_bytes=grant.range_bytes,
+                range_count=grant.range_count,
+            )
+            spans.append(_host_span(as_bytes(write.data), span.payload_at))
+        for wave in lane.waves(spans):
+            copy_in(wave)
+            lane.move(Op.WRITE, wave.jobs, incarnation, self._clock)
+
+    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
+        return self._control.seal(grants)
+
+    def abort(self, grants: Sequence[PutGrant]) -> None:
+        self._control.abort(grants)
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        try:
+            for part in _parts(reads):
+                with self._lanes.one() as lane:
+                    self._read(lane, part)
+                self._note(
+                    [read.location for read in part], sum(r.destination.nbytes for r in part)
+                )
+        except NoRailError as error:
+            self._board.note_path(error.message)
+            self._control.read_ranges(reads)
+        else:
+            self._board.note_path()
+
+    def _read(self, lane: Lane, reads: Sequence[RangeRead]) -> None:
+        views = [as_bytes(read.destination) for read in reads]
+        targets = [
+            Landing(read.location, read.index, address_of(view), len(view), view)
+            for read, view in zip(reads, views, strict=True)
+        ]
+        sums = self._land(lane, targets)
+        bad = [
+            RangeRef(read.location, read.index)
+            for read, view, checksum in zip(reads, views, sums, strict=True)
+            if xxhash.xxh3_64_intdigest(view) != checksum
+        ]
+        if bad:
+            self._control.suspect(bad)
+            raise ChecksumError(f"{len(bad)} ranges from {self.node_id} have wrong checksums")
+
+    def land(self, targets: Sequence[Landing]) -> list[int]:
+        """Bring ranges into registered memory the processor may not reach, such as a GPU's.
+
+        Headers are checked as by ``read_ranges``; checksums can't be, without the bytes.
+
+        Returns:
+            the xxh3_64 each range must have, for the caller to verify where the bytes are.
+
+        Raises:
+            CacheError: as ``read_ranges``; NoRailError where no rail works, for TCP can't do it.
+        """
+        sums: list[int] = []
+        for part in _parts(targets):
+            with self._lanes.one() as lane:
+                sums += self._land(lane, part)
+            self._note([t.location for t in part], sum(t.size for t in part))
+        return sums
+
+    def _land(self, lane: Lane, targets: Sequence[Landing]) -> list[int]:
+        incarnation = _common_life([self._control.mine(t.location) for t in targets])
+        shape = lane.link(incarnation).accept.geometry
+        spans = [_span_of(shape, target) for target in targets]
+        base = lane.bounce.memory.start
+        sums = [Piece(base + 8 * i, span.checksum_at, 8) for i, span in enumerate(spans)]
+        waves = lane.waves(
+            [
+                Span(target.local, target.size, span.payload_at, target.view)
+                for target, span in zip(targets, spans, strict=True)
+            ]
+        )
+        waves[0].jobs += lane.own_jobs(sums)
+        for wave in waves:
+            lane.move(Op.READ, wave.jobs, incarnation, self._clock)
+            copy_out(wave)
+        self._read_headers(lane, targets, spans, incarnation)
+        words = lane.bounce.view
+        return [int.from_bytes(words[8 * i : 8 * i + 8], "little") for i in range(len(targets))]
+
+    def _read_headers(
+        self,
+        lane: Lane,
+        targets: Sequence[Landing],
+        spans: Sequence[RangeSpan],
+        incarnation: Incarnation,
+    ) -> None:
+        """Read the slots' headers, after the bytes, and check that the bytes were the blocks'."""
+        headers = list(dict.fromkeys(span.header_at for span in spans))
+        steps = {at: _STAMPS_AT + _STAMP_STEP * i for i, at in enumerate(headers)}
+        base = lane.bounce.memory.start
+        pieces = [Piece(base + step, at, STAMP_BYTES) for at, step in steps.items()]
+        pieces.append(Piece(base + _INCARNATION_AT, g.INCARNATION_AT, 8))
+        lane.move(Op.READ, lane.own_jobs(pieces), incarnation, self._clock)
+        words = lane.bounce.view
+        now = int.from_bytes(words[_INCARNATION_AT : _INCARNATION_AT + 8], "little")
+        if now != incarnation:
+            raise StaleEpochError(f"{self.node_id} is in incarnation {now}, not {incarnation}")
+        for target, span in zip(targets, spans, strict=True):
+            stamp = parse_stamp(words, steps[span.header_at])
+            check_stamp(target.location, stamp, range_bytes=target.size)
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
+        return self._control.hold(locations, ttl_s=ttl_s)
+
+    def release(self, locations: Sequence[Location]) -> None:
+        self._control.release(locations)
+
+    def register(self, memory: memoryview) -> None:
+        # A hint: what can't be registered goes through bounce buffers.
+        with contextlib.suppress(TransportError):
+            self._fabric.register(memory)
+
+    def stats(self) -> PoolNodeStats:
+        self._report_reads()
+        return self._control.stats()
+
+    def close(self) -> None:
+        self._lanes.close()
+        self._control.close()
+
+    def _note(self, locations: Sequence[Location], size: int) -> None:
+        if self._log.note(locations, size):
+            with contextlib.suppress(TransportError):  # What was read stays read.
+                self._report_reads()
+
+    def _report_reads(self) -> None:
+        reads = self._log.take()
+        if reads.locations:
+            self._control.touch(reads.locations, read_bytes=reads.read_bytes)
+
+
+def open_verbs_node(
+    control: TcpPoolNode,
+    *,
+    devices: Sequence[str] = (),
+    settings: VerbsSettings | None = None,
+) -> VerbsPoolNode | str:
+    """Return a PoolNode over RDMA, or why there can't be one; asks the node.
+
+    A node that does not answer is given the benefit of the doubt: it is asked again later.
+
+    Args:
+        control: reaches the node over TCP; closed by the PoolNode.
+        devices: our devices to use; empty means all.
+        settings: sizes and depths.
+    """
+    fabric = local_fabric(tuple(devices))
+    if isinstance(fabric, str):
+        return fabric
+    node = VerbsPoolNode(control, fabric, settings=settings)
+    reason = node.probe()
+    return reason if node.is_refused else node
+
+
+def _host_span(view: memoryview, at: int) -> Span:
+    return Span(address_of(view), len(view), at, view)
+
+
+def _span_of(shape: g.Geometry, target: Landing) -> RangeSpan:
+    size = target.size
+    count = ranges_in(shape, target.location, size)
+    return range_span(
+        shape, target.location, index=target.index, range_bytes=size, range_count=count
+    )
+
+
+def _common_life(locations: Sequence[Location]) -> Incarnation:
+    """Return the youngest incarnation of some references; older ones can't be valid beside it."""
+    youngest = max(location.incarnation for location in locations)
+    for location in locations:
+        if location.incarnation != youngest:
+            raise StaleEpochError(f"slot {location.slot}: a reference of an older incarnation")
+    return youngest
+
+
+def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

@@ -1,0 +1,1 @@
+"""The data plane on the wire: frames, messages, sockets."""

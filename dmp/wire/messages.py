@@ -1,0 +1,358 @@
+"""Heads of the data-plane frames: one dataclass per message, ``pack`` and ``unpack``.
+
+Called by dmp/server/client_connection.py and dmp/transport/tcp.py. Requests and replies are plain
+values; bounds come from kvcore/limits.py and are checked here, so that dmp/node/node.py sees only
+sane numbers. The ranges of READ and WRITE are dmp/wire/range_codec.py's.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Final
+
+from tierkv.dmp.pool_node import PoolNodeStats, PutRequest
+from tierkv.dmp.wire.packing import MAX_NUMBER, Packer, Unpacker
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Location
+from tierkv.policies.eviction import Expectation
+
+Head = bytes | bytearray | memoryview
+_NAME = re.compile(limits.NAME_PATTERN)
+_CLIENT_ID = re.compile(r"[0-9a-f]{0,64}")
+_PUT: Final = struct.Struct("<16s16sQIIHHHIBBd")
+"""Key, parent, range bytes, ranges, tokens, lengths of model, tenant and session, depth, tail,
+expectation, seconds until then (negative: not known); the three names follow."""
+
+_NOT_KNOWN: Final = -1.0
+_EXPECTATIONS: Final = tuple(Expectation)
+_STATS_FIELDS: Final = len(PoolNodeStats.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of a client.
+
+    Attributes:
+        token: cluster token, or empty.
+        client_id: random name of the client process; when its last connection closes, what it
+            reserved and held is freed. Empty: nothing is remembered of it.
+    """
+
+    token: str
+    client_id: str = ""
+
+    def pack(self) -> bytes:
+        return Packer().text(self.token).text(self.client_id).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Hello:
+        u = Unpacker(head)
+        message = cls(token=u.text(), client_id=u.text())
+        u.end()
+        if not _CLIENT_ID.fullmatch(message.client_id):
+            raise RemoteProtocolError("a client id is at most 64 hexadecimal digits")
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Who answered the HELLO."""
+
+    node_id: NodeId
+    host: HostId
+    incarnation: Incarnation
+    segment_path: str
+
+    def pack(self) -> bytes:
+        p = Packer().text(self.node_id).text(self.host).pack("Q", self.incarnation)
+        return p.text(self.segment_path).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Welcome:
+        u = Unpacker(head)
+        node_id, host = NodeId(u.text()), HostId(u.text())
+        message = cls(node_id, host, Incarnation(u.integer("Q")), u.text())
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where are these blocks?"""
+
+    keys: Sequence[BlockKey]
+
+    def pack(self) -> bytes:
+        return Packer().pack("I", len(self.keys)).raw(b"".join(self.keys)).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Lookup:
+        u = Unpacker(head)
+        message = cls([u.key() for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Give me slots for these blocks."""
+
+    deadline_s: float
+    puts: Sequence[PutRequest]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("dI", self.deadline_s, len(self.puts))
+        for put in self.puts:
+            _pack_put(p, put)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Reserve:
+        u = Unpacker(head)
+        deadline_s = u.number()
+        message = cls(deadline_s, [_unpack_put(u) for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRef:
+    """One range of one slot."""
+
+    location: Location
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Ranges that look bad to a reader."""
+
+    refs: Sequence[RangeRef]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.refs))
+        for ref in self.refs:
+            p.ref(ref.location).pack("I", ref.index)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> Ranges:
+        u = Unpacker(head, node)
+        message = cls([RangeRef(u.ref(), u.integer("I")) for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store these blocks; their payloads follow, whole and in order, then all checksums.
+
+    The checksums (one xxh3_64 per range) come last, so that a writer computes them while it sends.
+    """
+
+    puts: Sequence[PutRequest]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.puts))
+        for put in self.puts:
+            _pack_put(p, put)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Put:
+        u = Unpacker(head)
+        message = cls([_unpack_put(u) for _ in range(u.count())])
+        u.end()
+        return message
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum([put.range_bytes * put.range_count for put in self.puts])
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the checksums after them."""
+        return 8 * sum([put.range_count for put in self.puts])
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """A grant to seal and the checksums of the bytes its writer wrote."""
+
+    location: Location
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Make these blocks readable."""
+
+    items: Sequence[Sealing]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.items))
+        for item in self.items:
+            count = len(item.checksums)
+            p.ref(item.location).pack(f"I{count}Q", count, *item.checksums)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> Seal:
+        u = Unpacker(head, node)
+        items = []
+        for _ in range(u.count()):
+            location, count = u.ref(), u.integer("I")
+            if count > limits.MAX_LAYERS:
+                raise RemoteProtocolError(f"{count} ranges exceed {limits.MAX_LAYERS}")
+            items.append(Sealing(location, u.integers("Q", count)))
+        u.end()
+        return cls(items)
+
+
+@dataclass(frozen=True, slots=True)
+class Refs:
+    """Slots to abort, release, touch or (with a ttl) hold; ``number`` is the ttl or byte count."""
+
+    locations: Sequence[Location]
+    number: float = 0.0
+
+    def pack(self) -> bytes:
+        # Who looks at blocks in place counts a terabyte within a second.
+        number = min(self.number, MAX_NUMBER - 1)
+        return Packer().pack("d", number).refs(self.locations).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> Refs:
+        u = Unpacker(head, node)
+        number = u.number()
+        message = cls(u.refs(), number)
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class MaybeRefs:
+    """One location or none per thing asked for."""
+
+    locations: Sequence[Location | None]
+
+    def pack(self) -> bytes:
+        p = Packer().pack("I", len(self.locations))
+        for location in self.locations:
+            p.maybe_ref(location)
+        return p.bytes()
+
+    @classmethod
+    def unpack(cls, head: Head, node: NodeId) -> MaybeRefs:
+        u = Unpacker(head, node)
+        message = cls([u.maybe_ref() for _ in range(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Yes or no per thing asked for."""
+
+    values: Sequence[bool]
+
+    def pack(self) -> bytes:
+        return Packer().pack("I", len(self.values)).raw(bytes(self.values)).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Flags:
+        u = Unpacker(head)
+        message = cls([bool(b) for b in u.raw(u.count())])
+        u.end()
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An ERROR frame: the code of a kvcore error and its message."""
+
+    code: str
+    message: str
+
+    def pack(self) -> bytes:
+        return Packer().text(self.code).text(self.message).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> Failure:
+        u = Unpacker(head)
+        message = cls(u.text(), u.text())
+        u.end()
+        return message
+
+
+def pack_stats(stats: PoolNodeStats) -> bytes:
+    """Return the head of a STATS reply."""
+    return Packer().pack(f"{_STATS_FIELDS}Q", *astuple(stats)).bytes()
+
+
+def unpack_stats(head: Head) -> PoolNodeStats:
+    """Read the head of a STATS reply."""
+    u = Unpacker(head)
+    stats = PoolNodeStats(*u.integers("Q", _STATS_FIELDS))
+    u.end()
+    return stats
+
+
+def _pack_put(p: Packer, put: PutRequest) -> None:
+    names = put.model.encode(), put.tenant.encode(), put.session.encode()
+    sizes = (put.range_bytes, put.range_count, put.tokens, *map(len, names))
+    expected_in_s = _NOT_KNOWN if put.expected_in_s is None else put.expected_in_s
+    future = (put.depth, put.tail, put.expectation, expected_in_s)
+    p.raw(_PUT.pack(put.key, put.parent, *sizes, *future)).raw(b"".join(names))
+
+
+def _unpack_put(u: Unpacker) -> PutRequest:
+    fields = _PUT.unpack(u.raw(_PUT.size))
+    key, parent, size, count, tokens, model, tenant, session, depth, tail, future, due = fields
+    if future >= len(_EXPECTATIONS):
+        raise RemoteProtocolError(f"an expectation numbered {future}")
+    put = PutRequest(
+        BlockKey(key),
+        BlockKey(parent),
+        size,
+        count,
+        tokens,
+        u.string(model),
+        u.string(tenant),
+        u.string(session),
+        _EXPECTATIONS[future],
+        None if due == _NOT_KNOWN else due,
+        depth,
+        bool(tail),
+    )
+    check_put(put)
+    return put
+
+
+def check_put(put: PutRequest) -> None:
+    """Check the numbers and names of a reservation, whatever way it came.
+
+    Raises:
+        RemoteProtocolError: a size or name is out of bounds.
+    """
+    if put.key == put.parent:
+        raise RemoteProtocolError("a block can't be its own parent")
+    if not 1 <= put.range_count <= limits.MAX_LAYERS:
+        raise RemoteProtocolError(f"a block of {put.range_count} ranges; 1 to {limits.MAX_LAYERS}")
+    if not 1 <= put.range_bytes * put.range_count <= limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"a block of {put.range_bytes} x {put.range_count} bytes")
+    if not 0 <= put.tokens <= limits.MAX_CONTEXT_TOKENS:
+        raise RemoteProtocolError(f"a block of {put.tokens} tokens")
+    if not 0 <= put.depth <= limits.MAX_CONTEXT_TOKENS:
+        raise RemoteProtocolError(f"a block behind {put.depth} others")
+    if put.expected_in_s is not None and not 0.0 <= put.expected_in_s < MAX_NUMBER:
+        raise RemoteProtocolError(f"a use expected in {put.expected_in_s} s makes no sense")
+    for name in (put.model, put.tenant, put.session):
+        if name and not _NAME.fullmatch(name):
+            raise RemoteProtocolError(f"{name[:40]!r} is not a name")

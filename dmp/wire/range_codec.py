@@ -1,0 +1,81 @@
+"""Heads of READ and WRITE frames: lists of ranges as plain tuples, the hottest bytes we parse.
+
+Called by dmp/server/byte_frames.py and dmp/transport/tcp.py. One precompiled struct per item and no
+object per range: a layer-wise load names hundreds of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tierkv.dmp.wire.range_ref import Ref
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+
+_ITEM: Final = struct.Struct("<QIQQIQ")
+_COUNT: Final = struct.Struct("<I")
+_ONE: Final = struct.Struct("<IQIQQIQ")
+ONE_RANGE_BYTES: Final = _ONE.size
+"""Head of a READ of one range: by far the most frequent frame."""
+
+MAX_RANGES: Final = 1_024
+"""Ranges per frame: requests in flight stay far below a socket's buffer, so neither side's send
+can wait for the other's."""
+
+assert MAX_RANGES <= limits.MAX_FRAME_ITEMS
+
+
+def pack_ranges(refs: Sequence[Ref]) -> bytes:
+    """Return the head of a READ or WRITE frame."""
+    if len(refs) == 1:
+        return b"\1\0\0\0" + _ITEM.pack(*refs[0])
+    return _COUNT.pack(len(refs)) + b"".join([_ITEM.pack(*ref) for ref in refs])
+
+
+def unpack_ranges(head: bytes | bytearray) -> list[Ref]:
+    """Read the head of a READ or WRITE frame.
+
+    Raises:
+        RemoteProtocolError: its length does not fit its count, or it names nothing or too much.
+    """
+    size = len(head)
+    if size < 4:
+        raise RemoteProtocolError("a data-plane message ends too early")
+    (count,) = _COUNT.unpack_from(head)
+    if not 1 <= count <= MAX_RANGES:
+        raise RemoteProtocolError(f"{count} ranges in a frame, 1 to {MAX_RANGES} allowed")
+    if size != 4 + count * _ITEM.size:
+        raise RemoteProtocolError(f"{count} ranges in a head of {size} bytes")
+    refs: list[Ref] = list(_ITEM.iter_unpack(memoryview(head)[4:]))
+    for ref in refs:
+        if ref[4] >= limits.MAX_LAYERS:
+            raise RemoteProtocolError(f"range {ref[4]} is outside [0, {limits.MAX_LAYERS})")
+        if ref[5] > limits.MAX_SLOT_BYTES:
+            raise RemoteProtocolError(f"a range of {ref[5]} bytes")
+    return refs
+
+
+def unpack_one(buffer: memoryview, offset: int) -> Ref:
+    """Read a head of ONE_RANGE_BYTES in place.
+
+    Raises:
+        RemoteProtocolError: it does not name one range, or one that can't be.
+    """
+    count, incarnation, segment, slot, generation, index, size = _ONE.unpack_from(buffer, offset)
+    if count != 1 or index >= limits.MAX_LAYERS or size > limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"{count} ranges, range {index} of {size} bytes")
+    return incarnation, segment, slot, generation, index, size
+
+
+def pack_sums(checksums: Sequence[int]) -> bytes:
+    """Return the head of the reply to a READ: one xxh3_64 per range."""
+    return struct.pack(f"<{len(checksums)}Q", *checksums)
+
+
+def unpack_sums(head: bytes | bytearray | memoryview, count: int) -> Iterable[int]:
+    """Read the head of the reply to a READ of ``count`` ranges."""
+    if len(head) != 8 * count:
+        raise RemoteProtocolError(f"{len(head)} bytes of checksums for {count} ranges")
+    return struct.unpack(f"<{count}Q", head)

@@ -1,0 +1,68 @@
+"""Blocks as a node describes them: where they are and how they are cut into ranges.
+
+Asked for by clients that know a key and nothing else (dmp/client/pool.py); compute nodes know the
+layout of their blocks and only look them up. Messages of the DESCRIBE frame are packed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tierkv.dmp.wire.packing import Packer, Unpacker
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A sealed block.
+
+    Attributes:
+        location: its slot.
+        range_bytes: bytes of one range.
+        range_count: number of ranges; all are of one size.
+    """
+
+    location: Location
+    range_bytes: int
+    range_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole block."""
+        return self.range_bytes * self.range_count
+
+
+def pack_stored(blocks: Sequence[StoredBlock | None]) -> bytes:
+    """Return the head of a DESCRIBE reply: one entry per key asked for."""
+    p = Packer().pack("I", len(blocks))
+    for block in blocks:
+        p.pack("B", block is not None)
+        if block is not None:
+            p.ref(block.location).pack("QI", block.range_bytes, block.range_count)
+    return p.bytes()
+
+
+def unpack_stored(head: bytes | bytearray | memoryview, node: NodeId) -> list[StoredBlock | None]:
+    """Read the head of a DESCRIBE reply.
+
+    Raises:
+        RemoteProtocolError: it is malformed or a size is out of bounds.
+    """
+    u = Unpacker(head, node)
+    blocks = [_unpack_one(u) if u.integer("B") else None for _ in range(u.count())]
+    u.end()
+    return blocks
+
+
+def _unpack_one(u: Unpacker) -> StoredBlock:
+    block = StoredBlock(u.ref(), u.integer("Q"), u.integer("I"))
+    if not (
+        1 <= block.range_count <= limits.MAX_LAYERS
+        and 1 <= block.size_bytes == block.location.length <= limits.MAX_SLOT_BYTES
+    ):
+        raise RemoteProtocolError(f"a block of {block.range_bytes} x {block.range_count} bytes")
+    return block

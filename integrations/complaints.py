@@ -1,0 +1,100 @@
+"""What goes wrong between an engine and the pool: said once, counted each time.
+
+Nothing here stops an engine: it serves on and computes what the cache could not give. So the log
+and ``tierkv.nodes`` are where people learn why there are no hits. Thread-safe; texts may come from
+requests and peers, so they are cleaned and bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from typing import Final
+
+from tierkv.kvcore import limits
+
+_log = logging.getLogger("tierkv.engines")
+_OTHER: Final = "other"
+_MOST_CODE_CHARS: Final = 64
+
+
+class Complaints:
+    """Complaints by code.
+
+    Attributes:
+        _counts: how often each was made.
+        _texts: the last text of those that are not settled.
+        _said: codes that are in the log.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
+        self._said: set[str] = set()
+
+    def complain(self, code: str, message: str, *, hint: str = "") -> None:
+        """Count a complaint; the first of its code is logged as a warning.
+
+        Args:
+            code: what kind, in small letters and ``_``.
+            message: what happened, with the values that show it.
+            hint: the cure.
+        """
+        code = _clean_code(code)
+        text = _join(message, hint)
+        with self._lock:
+            if code not in self._counts and len(self._counts) >= limits.MAX_NOTES - 2:
+                code = _OTHER
+            self._counts[code] += 1
+            self._texts[code] = text
+            first = code not in self._said
+            self._said.add(code)
+        if first:
+            _log.warning("tierkv: %s: %s", code, text)
+
+    def hold(self, code: str, message: str, *, hint: str = "") -> None:
+        """Complain of something that lasts: it counts once until it is settled."""
+        with self._lock:
+            held = _clean_code(code) in self._texts
+            if held:
+                self._texts[_clean_code(code)] = _join(message, hint)
+        if not held:
+            self.complain(code, message, hint=hint)
+
+    def settle(self, code: str) -> None:
+        """Say that a complaint no longer holds; its count stays."""
+        code = _clean_code(code)
+        with self._lock:
+            was = self._texts.pop(code, None)
+        if was is not None:
+            _log.info("tierkv: %s is over", code)
+
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Return how often each code was complained of."""
+        with self._lock:
+            return tuple(sorted(self._counts.items()))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return those that hold, for people: code, how often, and the last text."""
+        with self._lock:
+            return tuple(
+                f"{code} ({self._counts[code]}): {text}"[: limits.MAX_REASON_CHARS]
+                for code, text in sorted(self._texts.items())
+            )
+
+
+def clean_text(text: str) -> str:
+    """Make any text fit for one line of a log or a view."""
+    shown = (c if c.isprintable() else "?" for c in text[: limits.MAX_REASON_CHARS])
+    return "".join(shown)
+
+
+def _join(message: str, hint: str) -> str:
+    return clean_text(f"{message}; {hint}" if hint else message)
+
+
+def _clean_code(code: str) -> str:
+    return re.sub(r"[^a-z0-9_]", "_", code.lower())[:_MOST_CODE_CHARS] or _OTHER

@@ -1,0 +1,232 @@
+"""The sockets on which one rank of an engine is heard: live events, replays, the connection's end.
+
+Made by integrations/events/feed.py. It decides nothing: integrations/events/following.py is told
+what happened and says what to do. Each connection has new sockets, so that nothing of an earlier
+one can come out of a queue later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from tierkv.integrations.events.endpoints import EventEndpoint
+from tierkv.integrations.events.following import AskReplay, Following, Instruction
+from tierkv.integrations.events.messages import decode_batch
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.2
+_REPLY_S: Final = 2.0
+"""Longest wait for the next message of a replay; vLLM looks for requests ten times a second."""
+
+_CHECK_S: Final = 5.0
+_LONGEST_CHECK_S: Final = 60.0
+_QUEUED_BATCHES: Final = 10_000
+_HEARTBEAT_MS: Final = 2_000
+_SILENCE_MS: Final = 10_000
+_END: Final = -1
+"""Sequence number, as a signed one, of the message that ends a replay."""
+
+Act = Callable[[Instruction], None]
+
+
+class RankListener:
+    """Keeps one rank heard. ``run`` it as a task; cancelling that closes everything.
+
+    Attributes:
+        endpoint: where.
+        following: what was heard.
+        connected: whether somebody publishes there now.
+        lag_s: how long the last live batch was under way, by both clocks; None before the first.
+    """
+
+    def __init__(
+        self, endpoint: EventEndpoint, act: Act, *, clock: Clock, check_s: float = _CHECK_S
+    ) -> None:
+        """Make a listener.
+
+        Args:
+            endpoint: where to listen.
+            act: carries out instructions about blocks, in the event loop.
+            clock: its wall time is compared with the engine's.
+            check_s: how often the engine is asked whether more was published.
+        """
+        self.endpoint = endpoint
+        self.following = Following(replays=bool(endpoint.replay))
+        self.connected = False
+        self.lag_s: float | None = None
+        self._act = act
+        self._clock = clock
+        self._check_s = check_s
+        self._ask_from: int | None = None
+        self._asked = asyncio.Event()
+        self._doubted = asyncio.Event()
+
+    def doubt(self) -> None:
+        """Connect again: somebody has reason to think that the engine was restarted."""
+        self._doubted.set()
+
+    async def run(self) -> None:
+        """Connect, listen and connect again, for ever."""
+        with zmq.asyncio.Context() as context:
+            while True:
+                try:
+                    await self._connection(context)
+                except zmq.ZMQError as error:
+                    _log.warning("no KV events from %s: %s", self.endpoint.events, error)
+                except Exception:  # noqa: BLE001 - outermost loop: it outlives its own bugs
+                    _log.exception("reading KV events from %s failed", self.endpoint.events)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _connection(self, context: zmq.asyncio.Context) -> None:
+        """Listen on one connection, from its beginning to its end."""
+        with _socket(context, zmq.SUB) as events:
+            events.set_hwm(_QUEUED_BATCHES)
+            events.subscribe(b"")
+            with _monitored(events) as monitor:
+                events.connect(self.endpoint.events)
+                await _until(monitor, zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                self._begin()
+                try:
+                    await self._listen(context, events, monitor)
+                finally:
+                    self._end()
+
+    def _begin(self) -> None:
+        _log.info("KV events come from %s", self.endpoint.events)
+        self.connected = True
+        self._doubted.clear()
+        self._do(self.following.connected())
+
+    def _end(self) -> None:
+        self.connected = False
+        self._ask_from = None
+        self._asked.clear()
+        self._do(self.following.disconnected())
+
+    async def _listen(
+        self, context: zmq.asyncio.Context, events: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket
+    ) -> None:
+        """Do all that a connection needs until one of it ends, which is then the connection's."""
+        jobs = {
+            asyncio.create_task(self._hear(events)),
+            asyncio.create_task(self._replays(context)),
+            asyncio.create_task(self._checks()),
+            asyncio.create_task(_until(monitor, zmq.EVENT_DISCONNECTED)),
+            asyncio.create_task(self._until_doubted()),
+        }
+        try:
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+        for job in done:
+            job.result()
+        _log.info("no more KV events from %s: the connection has ended", self.endpoint.events)
+
+    async def _until_doubted(self) -> None:
+        await self._doubted.wait()
+
+    async def _hear(self, events: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await events.recv_multipart()
+            if len(frames) == 3 and len(frames[1]) == 8:
+                batch = decode_batch(_number(frames[1]), frames[2])
+                self.lag_s = max(0.0, self._clock.wall() - batch.time_s)
+                self._do(self.following.live(batch))
+
+    async def _checks(self) -> None:
+        """Ask now and then whether the last batch was the last, less often where nobody answers."""
+        wait_s = self._check_s
+        while True:
+            await asyncio.sleep(wait_s)
+            checks = self.following.counts["checks"]
+            self._do(self.following.check())
+            await asyncio.sleep(min(wait_s, _REPLY_S))
+            answered = self.following.counts["checks"] > checks
+            wait_s = self._check_s if answered else min(2 * wait_s, _LONGEST_CHECK_S)
+
+    async def _replays(self, context: zmq.asyncio.Context) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            start, self._ask_from = self._ask_from, None
+            if start is not None:
+                await self._replay(context, start)
+
+    async def _replay(self, context: zmq.asyncio.Context, start: int) -> None:
+        """Ask for batches and hand them on, until all came or other ones are wanted."""
+        with _socket(context, zmq.DEALER) as socket:
+            socket.set_hwm(0)  # A ROUTER drops what doesn't fit; it shall be the engine's limit.
+            socket.connect(self.endpoint.replay)
+            await socket.send_multipart([b"", start.to_bytes(8, "big")])
+            while self._ask_from is None:
+                try:
+                    async with asyncio.timeout(_REPLY_S):
+                        frames = await socket.recv_multipart()
+                except TimeoutError:
+                    self._do(self.following.replay_failed())
+                    return
+                if len(frames) < 3 or len(frames[-2]) != 8:
+                    continue
+                if int.from_bytes(frames[-2], "big", signed=True) == _END:
+                    self._do(self.following.replay_ended())
+                    return
+                self._do(self.following.replayed(decode_batch(_number(frames[-2]), frames[-1])))
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, AskReplay):
+                self._ask_from = instruction.start
+                self._asked.set()
+            else:
+                self._act(instruction)
+
+
+@contextmanager
+def _socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
+    """Open a socket that forgets what it holds when it is closed."""
+    socket: zmq.asyncio.Socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.MAX_ENGINE_EVENT_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    try:
+        yield socket
+    finally:
+        socket.close()
+
+
+@contextmanager
+def _monitored(socket: zmq.asyncio.Socket) -> Iterator[zmq.asyncio.Socket]:
+    """Open the socket on which a socket tells of its connections."""
+    monitor: Any = socket.get_monitor_socket()
+    try:
+        yield monitor
+    finally:
+        socket.disable_monitor()
+        monitor.close()
+
+
+async def _until(monitor: zmq.asyncio.Socket, event: int) -> None:
+    """Wait until a connection gets that far."""
+    while True:
+        message = await recv_monitor_message(monitor)
+        if message["event"] & event:
+            return
+
+
+def _number(frame: bytes) -> int:
+    return int.from_bytes(frame, "big")

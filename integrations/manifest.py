@@ -1,0 +1,130 @@
+"""A few small values in the pool that tell who keeps a model there, and in what form.
+
+Engines whose KV differs in anything never find each other's blocks, which looks like a cache
+without hits. So each leaves its identity under the model's name and reads those of others; what
+differs is said field by field. Called by integrations/pool_door.py in the keeper's thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.dmp.client.pool import Pool
+from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.identity import EngineIdentity, differences
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import NodeId
+
+PERIOD_S: Final = 6 * 3600.0
+"""Nothing is ever deleted from a pool: entries name their period, and only this one's and the last
+one's are read, so what an engine left that is gone is forgotten after twelve hours at most."""
+
+SLOTS: Final = 8
+"""Different identities of one model that are told of, per period."""
+
+LOOK_INTERVAL_S: Final = 60.0
+_MOST_BYTES: Final = 16 << 10
+_MOST_FIELDS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one engine left.
+
+    Attributes:
+        engine: which, and its version.
+        node: who.
+        fields: its identity.
+    """
+
+    engine: str
+    node: str
+    fields: dict[str, str]
+
+    def to_bytes(self) -> bytes:
+        """Write it down."""
+        text = json.dumps({"engine": self.engine, "node": self.node, "fields": self.fields})
+        return text.encode()
+
+
+class Manifest:
+    """Leaves an engine's identity in the pool and compares it with others.
+
+    Attributes:
+        _next_at: when to look again.
+    """
+
+    def __init__(
+        self, identity: EngineIdentity, node_id: NodeId, complaints: Complaints, clock: Clock
+    ) -> None:
+        self._label = identity.label
+        self._mine = Entry(f"{identity.engine} {identity.version}", node_id, identity.fields())
+        self._complaints = complaints
+        self._clock = clock
+        self._next_at = float("-inf")
+
+    def look(self, pool: Pool) -> None:
+        """Look, if it is time."""
+        now = self._clock.now()
+        if now < self._next_at:
+            return
+        self._next_at = now + LOOK_INTERVAL_S
+        period = int(self._clock.wall() // PERIOD_S)
+        here = self._read(pool, period)
+        others = [*here.values(), *self._read(pool, period - 1).values()]
+        if all(entry.fields != self._mine.fields for entry in here.values()):
+            others += self._leave(pool, period, taken=here)
+        self._compare(others)
+
+    def _read(self, pool: Pool, period: int) -> dict[int, Entry]:
+        values = pool.get_many([self._name(period, slot) for slot in range(SLOTS)])
+        read = {slot: _entry(value) for slot, value in enumerate(values) if value is not None}
+        return {slot: entry for slot, entry in read.items() if entry is not None}
+
+    def _leave(self, pool: Pool, period: int, *, taken: Iterable[int]) -> list[Entry]:
+        """Write the own entry into a free place; returns those of others who were faster."""
+        faster: list[Entry] = []
+        for slot in (slot for slot in range(SLOTS) if slot not in set(taken)):
+            name = self._name(period, slot)
+            # The first value under a name stays, so what is read back is whose the place is.
+            value = pool.get(name) if pool.put(name, self._mine.to_bytes()) else None
+            entry = _entry(value) if value is not None else None
+            if value is None or (entry is not None and entry.fields == self._mine.fields):
+                break
+            if entry is not None:
+                faster.append(entry)
+        return faster
+
+    def _compare(self, others: list[Entry]) -> None:
+        for entry in others:
+            unlike = differences(self._mine.fields, entry.fields)
+            if unlike:
+                self._complaints.hold(
+                    "layout_mismatch",
+                    f"{entry.engine} ({entry.node}) keeps {self._label} in this pool too, but "
+                    f"nothing is shared with it: {unlike}",
+                    hint="both serve on; make them equal to share",
+                )
+                return
+        self._complaints.settle("layout_mismatch")
+
+    def _name(self, period: int, slot: int) -> str:
+        return f"tierkv-manifest-1|{self._label}|{period}|{slot}"
+
+
+def _entry(value: bytes) -> Entry | None:
+    """Read what somebody wrote; None for what no engine of ours would have written."""
+    if len(value) > _MOST_BYTES:
+        return None
+    try:
+        found = json.loads(value)
+        fields = dict(found["fields"])
+        texts = [found["engine"], found["node"], *fields, *fields.values()]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if len(fields) > _MOST_FIELDS or not all(isinstance(text, str) for text in texts):
+        return None
+    return Entry(found["engine"], found["node"], fields)

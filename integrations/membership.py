@@ -1,0 +1,195 @@
+"""An engine in the cluster: its key, the pool's nodes, and what it says of itself.
+
+One thread with an event loop, started by integrations/pool_door.py where there is a meta server.
+The engine registers under the role ``engine``, to which nobody sends requests. While the meta
+server is away everything stays as it was; at the start nothing is guessed: no key, no cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.identity import EngineIdentity, differences, layout_fields
+from tierkv.integrations.settings import EngineSettings
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import DirectoryUnavailableError, UserError
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.client import MetaClient, NodeState
+from tierkv.metaserver.reporter import MetaReporter
+
+LOOK_INTERVAL_S: Final = 1.0
+_STOP_S: Final = 3.0
+
+
+class Membership:
+    """What the meta server tells an engine, and the other way round.
+
+    Attributes:
+        base_key: names the blocks of the engine's tenant; None until the meta server told it.
+        addresses: where the pool's live nodes are, as last heard.
+        node_id: the engine's own name.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        identity: EngineIdentity,
+        complaints: Complaints,
+        *,
+        node_id: NodeId,
+        report: Callable[[], NodeReport],
+        on_change: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        """Make a member; ``start`` begins.
+
+        Args:
+            settings: where the meta server is.
+            identity: whose blocks.
+            complaints: takes what is wrong.
+            node_id: the engine's name in the cluster.
+            report: called for each heartbeat; must be quick.
+            on_change: called in the member's thread when key or addresses changed.
+            clock: its wall time is the incarnation.
+        """
+        self.base_key: NamespaceKey | None = None
+        self.addresses: tuple[str, ...] = ()
+        self.node_id = node_id
+        self._settings = settings
+        self._identity = identity
+        self._complaints = complaints
+        self._report = report
+        self._on_change = on_change
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._stop_asked = False
+        self._thread = threading.Thread(target=self._run, name="tierkv-member", daemon=True)
+
+    def start(self) -> None:
+        """Begin in the background."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave the cluster, if it can be told soon."""
+        self._stop_asked = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # It has ended already.
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._stop_asked:  # Before there was a loop to tell.
+            return
+        meta = meta_client.connect(self._settings.meta, token=self._settings.token or None)
+        incarnation = Incarnation(int(self._clock.wall() * 1_000))
+        model = self._identity.model_info()
+        info = NodeInfo(
+            self.node_id,
+            incarnation,
+            NodeRole.ENGINE,
+            HostId(self._settings.host_id),
+            models=() if model is None else (model,),
+        )
+        agent = NodeAgent(meta, info, MetaReporter(self.node_id, incarnation), self._report)
+        await agent.start()
+        try:
+            while not self._stopping.is_set():
+                await self._look(meta)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_INTERVAL_S):
+                        await self._stopping.wait()
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S / 2):
+                    await agent.stop()
+            await meta.close()
+
+    async def _look(self, meta: MetaClient) -> None:
+        try:
+            changed = await self._resolve(meta)
+            changed |= self._see(await meta.list_nodes())
+        except DirectoryUnavailableError as error:
+            self._complaints.hold("meta_down", error.message, hint=error.hint)
+            return
+        except UserError as error:
+            self._complaints.hold("tenant", error.message, hint=error.hint)
+            return
+        except Exception as error:  # noqa: BLE001 - outermost loop: it outlives its own bugs
+            self._complaints.complain("member_failed", f"{type(error).__name__}: {error}")
+            return
+        self._complaints.settle("meta_down")
+        self._complaints.settle("tenant")
+        if changed:
+            self._on_change()
+
+    async def _resolve(self, meta: MetaClient) -> bool:
+        """Ask for the key; once it is known, only whether it is still the same."""
+        grant = await meta.resolve_namespace(
+            self._settings.tenant,
+            model_revision=self._identity.revision,
+            layout_fingerprint=self._identity.fingerprint(),
+        )
+        if not grant.cache_enabled:
+            self._complaints.hold(
+                "cache_off", f"the cache of {grant.domain} is switched off (tierkv.namespaces)"
+            )
+            was, self.base_key = self.base_key, None
+            return was is not None
+        self._complaints.settle("cache_off")
+        if self.base_key == grant.namespace_key:
+            return False
+        if self.base_key is not None:
+            self._complaints.complain(
+                "new_secret",
+                "the meta server has another cluster secret than before: blocks stored until now "
+                "are not found any more",
+                hint="set meta.database or cluster.secret, so that a restart keeps it",
+            )
+        self.base_key = grant.namespace_key
+        return True
+
+    def _see(self, nodes: tuple[NodeState, ...]) -> bool:
+        """Take in who is there; answers whether the pool's nodes changed."""
+        self._compare([state for state in nodes if state.state != "dead"])
+        live = (n.info for n in nodes if n.info.role is NodeRole.DMP and n.state != "dead")
+        addresses = tuple(info.data_address for info in live if info.data_address)
+        if addresses == self.addresses:
+            return False
+        self.addresses = addresses
+        return True
+
+    def _compare(self, nodes: list[NodeState]) -> None:
+        """Complain of a node that has the same model in a way that shares nothing with ours."""
+        here = self._identity.model_info()
+        if here is None:
+            return
+        for state in nodes:
+            for there in state.info.models:
+                if there.name == here.name or there.revision == here.revision:
+                    unlike = differences(_model_fields(here), _model_fields(there))
+                    if unlike and state.info.node_id != self.node_id:
+                        self._complaints.hold(
+                            "node_mismatch",
+                            f"shares nothing with {state.info.role} node {state.info.node_id}, "
+                            f"which serves {there.name} too: {unlike}",
+                            hint="both serve on; make them equal to share",
+                        )
+                        return
+        self._complaints.settle("node_mismatch")
+
+
+def _model_fields(model: ModelInfo) -> dict[str, str]:
+    return {"revision": model.revision} | layout_fields(model.layout)

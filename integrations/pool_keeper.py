@@ -1,0 +1,222 @@
+"""Connects an engine to the pool, for ever: at start, after every loss, and as nodes come and go.
+
+One thread, started by integrations/pool_door.py. It never raises; what is wrong becomes a complaint
+and the next try. The ``Pool`` it opens stays the same object until the door is closed, so what
+callers hold of it (pins, open puts) stays valid while nodes join and leave.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tierkv.dmp.client.arguments import to_transport
+from tierkv.dmp.client.node_link import NodeLink
+from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.ring import Ring, reach_nodes
+from tierkv.dmp.client.stats import PoolStats
+from tierkv.dmp.tls import client_context
+from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.select import PathOptions
+from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.settings import EngineSettings
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import AuthenticationError, ConfigError, TierKVError
+from tierkv.kvcore.ids import NodeId
+
+FIRST_RETRY_S: Final = 0.1
+LAST_RETRY_S: Final = 5.0
+LOOK_INTERVAL_S: Final = 1.0
+"""How often nodes that came and went, refused puts and failures are looked at."""
+
+QUIET_LOOKS: Final = 10
+"""Looks without a refused put after which the pool is no longer called full."""
+
+_CONNECT_TIMEOUT_S: Final = 1.0
+
+Addresses = Callable[[], Sequence[str]]
+"""Answers where the pool's nodes are now; none while that is not known."""
+
+
+class PoolKeeper:
+    """Keeps a Pool open.
+
+    Attributes:
+        pool: the pool; None until a node has answered for the first time.
+        stats: what the pool told at the last look.
+        path_options: how nodes are reached.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        addresses: Addresses,
+        complaints: Complaints,
+        *,
+        on_look: Callable[[Pool], None],
+    ) -> None:
+        """Make a keeper; ``start`` begins.
+
+        Args:
+            settings: how to reach nodes.
+            addresses: where they are; called at every look.
+            complaints: takes what is wrong.
+            on_look: called in the keeper's thread after every look at an open pool.
+        """
+        self.pool: Pool | None = None
+        self.stats: PoolStats | None = None
+        self._settings = settings
+        self._addresses = addresses
+        self._complaints = complaints
+        self._on_look = on_look
+        self._ring: Ring | None = None
+        self._quiet_looks = 0
+        self._options = PathOptions(to_transport(settings.transport), (), settings.tls)
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="tierkv-keeper", daemon=True)
+
+    @property
+    def up(self) -> bool:
+        """Whether a node of the pool answers, as far as the last call told."""
+        ring = self._ring
+        return ring is not None and any(link.up for link in ring.links)
+
+    @property
+    def why_down(self) -> str:
+        """Say why none does."""
+        ring = self._ring
+        if ring is None:
+            return "no pool node has answered yet"
+        lost = [(link.peer.address, link.reason) for link in ring.links if not link.up]
+        return "; ".join(why if at in why else f"{at}: {why}" for at, why in lost)
+
+    def start(self) -> None:
+        """Begin in the background."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look now: addresses may have changed."""
+        self._wake.set()
+
+    def close(self, *, timeout_s: float) -> None:
+        """End, and close the pool; a look under way is waited for that long."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self.pool is not None and not self._thread.is_alive():
+            self.pool.close()
+
+    def _run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while not self._closing:
+            try:
+                wait_s = self._step(retry_s)
+            except Exception as error:  # noqa: BLE001 - outermost loop: it outlives its own bugs
+                self._complaints.complain("keeper_failed", f"{type(error).__name__}: {error}")
+                wait_s = LAST_RETRY_S
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            self._wake.wait(wait_s)
+            self._wake.clear()
+
+    def _step(self, retry_s: float) -> float:
+        """Connect, or look; answers when to do so again."""
+        if self.pool is None:
+            self._connect()
+        if self.pool is None:
+            return retry_s
+        self._look(self.pool)
+        return LOOK_INTERVAL_S
+
+    def _connect(self) -> None:
+        addresses = self._addresses()
+        if not addresses:
+            return
+        try:
+            if self._options.tls is not None:
+                client_context(self._options.tls)
+            peers = [self._peer(address) for address in addresses]
+            ring = reach_nodes(peers, self._options, host=self._settings.host_id)
+        except AuthenticationError as error:
+            self._complaints.hold("wrong_token", error.message, hint="set token or token_file")
+        except ConfigError as error:
+            self._complaints.hold("bad_setting", error.message, hint=error.hint)
+        except TierKVError as error:
+            self._complaints.hold("pool_down", error.message, hint=error.hint)
+        else:
+            self._ring, self.pool = ring, Pool(ring, SystemClock())
+            for code in ("wrong_token", "bad_setting", "pool_down"):
+                self._complaints.settle(code)
+
+    def _peer(self, address: str) -> Peer:
+        return Peer(
+            NodeId(""),
+            address,
+            self._settings.token,
+            _CONNECT_TIMEOUT_S,
+            self._settings.timeout_ms / 1_000,
+            tls=self._options.tls,
+        )
+
+    def _look(self, pool: Pool) -> None:
+        self._follow()
+        before, self.stats = self.stats, pool.stats()
+        self._judge(before, self.stats)
+        self._on_look(pool)
+
+    def _follow(self) -> None:
+        """Take in nodes that came, let go of those that left."""
+        addresses = list(dict.fromkeys(self._addresses()))
+        ring = self._ring
+        if ring is None or not addresses:  # Nobody knows where they are: those there are stay.
+            return
+        known = {link.peer.address: link for link in ring.links}
+        if addresses == list(known):
+            return
+        ring.links = [
+            known.get(address) or NodeLink(self._peer(address), self._options)
+            for address in addresses
+        ]
+        for address, link in known.items():
+            if address not in addresses:
+                link.close()
+
+    def _judge(self, before: PoolStats | None, now: PoolStats) -> None:
+        """Complain of what the pool absorbed since the last look."""
+        if self.up:
+            self._complaints.settle("pool_down")
+        else:
+            self._complaints.hold(
+                "pool_down",
+                f"no pool node answers: {self.why_down}",
+                hint="the engine computes everything until one does",
+            )
+        refused = now.refused - (before.refused if before else 0)
+        if refused > 0 and self.up:
+            self._complaints.complain(
+                "pool_full",
+                f"the pool refused {refused} of the last values: it is full of what may not go, "
+                "or finds these worth less than what it holds",
+                hint="more memory (dmp.capacity) or a disk (dmp.disk_path) for its nodes",
+            )
+        self._quiet_looks = 0 if refused else self._quiet_looks + 1
+        if self._quiet_looks >= QUIET_LOOKS:
+            self._complaints.settle("pool_full")
+        for code, count in _new_errors(before, now).items():
+            self._complaints.complain(code, f"{count} calls to pool nodes ended as misses: {code}")
+
+
+def _new_errors(before: PoolStats | None, now: PoolStats) -> dict[str, int]:
+    """Return what failed since, by code; a node that is down is told of elsewhere."""
+    then = _errors(before) if before is not None else {}
+    new = {code: count - then.get(code, 0) for code, count in _errors(now).items()}
+    return {code: n for code, n in new.items() if n > 0 and code != "transport_error"}
+
+
+def _errors(stats: PoolStats) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for member in stats.members:
+        for code, count in member.errors:
+            found[code] = found.get(code, 0) + count
+    return found

@@ -1,0 +1,203 @@
+"""One request while an engine answers it: pieces in, events out, and the account of it.
+
+Used by integrations/remote/node.py in its event loop. A task reads the engine's stream into a
+queue, so that a cancel ends the answer at once; ending the task closes the stream, and so the
+engine stops. While much waits there for a slow reader the stream is not read: then the engine
+waits, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing, suppress
+from enum import Enum
+
+from tierkv.integrations.remote.door import Ask, Counts, EngineDoor, Piece
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import NodeLostError, TierKVError, TransportError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, HitTokens, Usage
+
+
+class _Stop(Enum):
+    CANCELLED = "cancelled"
+
+
+def hands_over(request: GenerateRequest) -> bool:
+    """Whether another node shall go on behind the first token; within JSON none could."""
+    return request.handoff and not request.guide
+
+
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class Answering:
+    """One request at one engine.
+
+    Attributes:
+        ask: what was asked.
+        alone: no other request was there when it began, so its times say what computing takes.
+        claimed_tokens: tokens of the prompt that the engine was believed to have.
+        arrival_s: when it came.
+        first_s: when its first token came; negative until then.
+        ended_s: when its last token came.
+        tokens: tokens of the answer so far.
+        counts: what the engine says it cost; None until it says so.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        door: EngineDoor,
+        *,
+        node_id: NodeId,
+        ends: Collection[int],
+        clock: Clock,
+        alone: bool,
+    ) -> None:
+        """Begin; ``ends`` are the ids that end an answer of the model."""
+        self.ask = ask
+        self.alone = alone
+        self.claimed_tokens = 0
+        self.arrival_s = clock.now()
+        self.first_s = -1.0
+        self.ended_s = self.arrival_s
+        self.tokens = 0
+        self.counts: Counts | None = None
+        self._door = door
+        self._node_id = node_id
+        self._ends = frozenset(ends) | frozenset(ask.request.sampling.stop_token_ids)
+        # Of text only the engine knows how long it is.
+        self._most = limits.MAX_ENGINE_REPLY_BYTES if door.speaks_text else ask.max_tokens
+        self._clock = clock
+        self._queue: asyncio.Queue[Piece | TierKVError | _Stop] = asyncio.Queue()
+        self._queued_tokens = 0
+        self._taken = asyncio.Event()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt proper."""
+        return len(self.ask.request.token_ids) - self.ask.request.resumed_tokens
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens the engine is to compute before the first of the answer, as far as is known.
+
+        The front counts as little for it. Were cached tokens in the report, the front would take
+        them for other fronts' prompts, and wait for these just where the prefix is.
+        """
+        return len(self.ask.request.token_ids) - self.claimed_tokens if self.first_s < 0.0 else 0
+
+    def cancel(self) -> None:
+        """End it as cancelled."""
+        self._queue.put_nowait(_Stop.CANCELLED)
+
+    def lose(self, why: str) -> None:
+        """End it because its engine is gone."""
+        self._queue.put_nowait(TransportError(why))
+
+    async def events(self) -> AsyncGenerator[GenerateEvent, None]:
+        """Have the engine answer; the last event, and only it, has an end.
+
+        Raises:
+            UserError, OverloadedError: as the engine said.
+            TransportError: the engine is lost.
+            NodeLostError: the same within a text or JSON, which no other node could go on with.
+        """
+        reader = asyncio.create_task(self._read())
+        try:
+            while True:
+                item = await self._queue.get()
+                if isinstance(item, TierKVError):
+                    raise self._lost(item)
+                if isinstance(item, Piece):
+                    self._queued_tokens -= len(item.token_ids)
+                    self._taken.set()
+                event = self._stopped() if item is _Stop.CANCELLED else self._event(item)
+                if event is None:
+                    continue
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+
+    async def _read(self) -> None:
+        try:
+            async with aclosing(self._door.answer(self.ask)) as pieces:
+                async for piece in pieces:
+                    await self._room()
+                    self._queued_tokens += len(piece.token_ids)
+                    self._queue.put_nowait(piece)
+        except TierKVError as error:
+            self._queue.put_nowait(error)
+        except Exception as error:  # noqa: BLE001 - outermost of a task: the request must end
+            self._queue.put_nowait(TierKVError(f"{type(error).__name__}: {error}"))
+
+    async def _room(self) -> None:
+        """Wait until little enough waits; what ends the answer goes into the queue all the same."""
+        while self._queued_tokens >= limits.MAX_QUEUED_ANSWER_TOKENS:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def _lost(self, error: TierKVError) -> TierKVError:
+        begun = self.tokens and (self._door.speaks_text or self.ask.request.guide)
+        if isinstance(error, TransportError) and begun:
+            return NodeLostError(error.message, hint="ask again")
+        return error
+
+    def _event(self, item: Piece | _Stop) -> GenerateEvent | None:
+        assert isinstance(item, Piece)
+        tokens = item.token_ids
+        if tokens or item.scores:
+            self.ended_s = self._clock.now()
+            self.first_s = self.ended_s if self.first_s < 0.0 else self.first_s
+        if item.ended == "stop" and tokens and tokens[-1] in self._ends:
+            tokens = tokens[:-1]
+        self.tokens += len(tokens)
+        if self.tokens > self._most:
+            raise TransportError(f"the engine wrote more than {self._most} tokens")
+        if not item.ended:
+            return GenerateEvent(tokens, node_id=self._node_id) if tokens else None
+        self.counts = item.counts
+        reason = _REASONS.get(item.ended)
+        if reason is None:
+            raise TransportError(f"the engine ended an answer with {item.ended!r}")
+        if reason is FinishReason.LENGTH and self._hands_over:
+            reason = FinishReason.HANDOFF
+        return self._last(reason, tokens, item.scores)
+
+    @property
+    def _hands_over(self) -> bool:
+        request = self.ask.request
+        written = request.resumed_tokens + self.tokens
+        return hands_over(request) and written < request.sampling.max_tokens
+
+    def _stopped(self) -> GenerateEvent:
+        return self._last(FinishReason.CANCELLED, ())
+
+    def _last(
+        self, reason: FinishReason, tokens: tuple[int, ...], scores: tuple[float, ...] = ()
+    ) -> GenerateEvent:
+        first_s = self.first_s if self.first_s >= 0.0 else self._clock.now()
+        return GenerateEvent(
+            token_ids=tokens,
+            finish_reason=reason,
+            usage=self._usage(),
+            node_id=self._node_id,
+            ttft_s=first_s - self.arrival_s,
+            scores=scores,
+        )
+
+    def _usage(self) -> Usage:
+        resumed, counts = self.ask.request.resumed_tokens, self.counts
+        if counts is not None and self._door.speaks_text:
+            return Usage(
+                counts.prompt_tokens, counts.completion_tokens, counts.hits, counted_there=True
+            )
+        hits = counts.hits if counts is not None else HitTokens()
+        return Usage(self.prompt_tokens, self.tokens + resumed, hits)

@@ -1,0 +1,157 @@
+"""HTTP to one engine: JSON in and out, and streams of events; every failure an error of our tree.
+
+Used by the doors of all kinds of engines. Belongs to one event loop. Proxies of the environment are
+not used: an engine is a neighbour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import httpx
+
+from tierkv.integrations.remote.refusals import refusal, stream_error
+from tierkv.integrations.remote.sse import EventDecoder
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, TransportError
+
+_DONE: Final = "[DONE]"
+_KEPT_S: Final = 2.0
+"""Idle connections are closed before an engine does it (uvicorn after 5 s): a request that met its
+end would look like a dead engine."""
+
+_QUICK_TIMEOUT_S: Final = 5.0
+"""For questions about the engine itself; none of them computes."""
+
+
+class EngineHttp:
+    """One engine's HTTP server.
+
+    Attributes:
+        where: the engine, for people.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str, connect_timeout_s: float, idle_timeout_s: float
+    ) -> None:
+        """Make a client; it connects at the first call.
+
+        Raises:
+            ConfigError: the URL is none.
+        """
+        self.where = f"engine at {url}"
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(idle_timeout_s, connect=connect_timeout_s, pool=None)
+        unbounded = httpx.Limits(max_keepalive_connections=64, keepalive_expiry=_KEPT_S)
+        try:
+            parsed = httpx.URL(url)
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise httpx.InvalidURL("it needs http:// or https:// and a host")
+            if parsed.userinfo:
+                raise ConfigError(
+                    "engine.url holds a name or password, and URLs are shown in logs and views",
+                    hint="give the engine's key by --api-key-file FILE",
+                )
+            self._client = httpx.AsyncClient(
+                base_url=parsed, headers=headers, timeout=timeout, limits=unbounded, trust_env=False
+            )
+        except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
+            raise ConfigError(
+                f"engine.url {url!r} can't be used: {error}", hint="such as http://127.0.0.1:8000"
+            ) from error
+
+    async def get_json(self, path: str) -> dict[str, Any]:
+        """GET a JSON object."""
+        return _object(await self.get_text(path), self.where)
+
+    async def get_text(self, path: str) -> str:
+        """GET a text."""
+        asked = self._client.stream("GET", path, timeout=_QUICK_TIMEOUT_S)
+        async with self._failing_well(), asked as response:
+            text = await self._text(response)
+            self._check(response, text)
+            return text
+
+    async def post_json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST a JSON object, return another."""
+        async with self._failing_well(), self._client.stream("POST", path, json=body) as response:
+            text = await self._text(response)
+            self._check(response, text)
+            return _object(text, self.where)
+
+    async def events(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """POST a JSON object; yield the events of the reply. Closing it closes the connection.
+
+        Raises:
+            TransportError: the engine is gone, also in the middle; the stream has no end.
+        """
+        async with self._failing_well(), self._client.stream("POST", path, json=body) as response:
+            if response.status_code >= 400:
+                self._check(response, await self._text(response))
+            decoder = EventDecoder()
+            async for received in response.aiter_bytes():
+                for data in decoder.push(received):
+                    if data.strip() == _DONE:
+                        return
+                    yield self._event(data)
+        raise TransportError(f"{self.where}: the stream ended without its end")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    def _event(self, data: str) -> dict[str, Any]:
+        event = _object(data, self.where)
+        error = stream_error(event, where=self.where)
+        if error is not None:
+            raise error
+        return event
+
+    @asynccontextmanager
+    async def _failing_well(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except httpx.HTTPError as error:
+            said = str(error) or type(error).__name__
+            raise TransportError(f"{self.where}: {said}") from error
+
+    async def _text(self, response: httpx.Response) -> str:
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.aiter_bytes():
+            size += len(part)
+            if size > limits.MAX_ENGINE_REPLY_BYTES:
+                raise RemoteProtocolError(
+                    f"{self.where}: a reply exceeds {limits.MAX_ENGINE_REPLY_BYTES} bytes"
+                )
+            parts.append(part)
+        return b"".join(parts).decode(errors="replace")
+
+    def _check(self, response: httpx.Response, text: str) -> None:
+        if response.status_code >= 400:
+            raise refusal(
+                response.status_code,
+                text,
+                where=self.where,
+                retry_after_s=_seconds(response.headers.get("retry-after")),
+            )
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"{where}: a reply is no JSON: {text[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"{where}: a reply is no JSON object: {text[:80]!r}")
+    return value
+
+
+def _seconds(text: str | None) -> float | None:
+    """Read a Retry-After in seconds; dates are not worth the trouble."""
+    return float(text) if text is not None and text.isdecimal() else None

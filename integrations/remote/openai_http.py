@@ -1,0 +1,124 @@
+"""Any server with OpenAI's API: text in, text out; it says nothing of its cache but a count.
+
+The front's ids are bytes here (integrations/remote/text_tokens.py), so a conversation goes to
+``/v1/chat/completions`` as messages, a raw prompt to ``/v1/completions``. Sampling parameters that
+OpenAI has no name for are not sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from tierkv.integrations.remote.door import Ask, EngineLook, Piece
+from tierkv.integrations.remote.http import EngineHttp
+from tierkv.integrations.remote.openai_json import counts_of, listed_model, only_choice
+from tierkv.integrations.remote.text_tokens import Spoken, messages_of, tokens_of
+from tierkv.kvcore.errors import FeatureNotSupportedError, RemoteProtocolError, UserError
+
+_CONTEXT_NAMES: Final = ("max_model_len", "context_length", "context_window", "max_context_length")
+_SCHEMA_NAME: Final = "answer"
+
+
+class OpenAiDoor:
+    """Implements EngineDoor."""
+
+    score_refusal = "the engine answers in text only"
+    speaks_text = True
+
+    def __init__(self, http: EngineHttp, *, served: str = "") -> None:
+        """Make a door; ``served`` names the model where the server has several."""
+        self._http = http
+        self._served = served
+        self._limit_name = "max_tokens"
+
+    async def look(self) -> EngineLook:
+        """Ask for the models; nothing else is common to all such servers, no queue and no life."""
+        model = listed_model(
+            await self._http.get_json("/v1/models"), self._served, self._http.where
+        )
+        context = next((n for name in _CONTEXT_NAMES if isinstance(n := model.get(name), int)), 0)
+        return EngineLook(served=str(model["id"]), context_tokens=max(0, context))
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+        """Stream an answer; see EngineDoor."""
+        if ask.request.resumed_tokens:
+            raise FeatureNotSupportedError(
+                f"{self._http.where} can't go on with an answer that another node began",
+                hint="ask again",
+            )
+        path, body = self._body(ask)
+        try:
+            async with aclosing(self._pieces(path, body)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except UserError as error:
+            if "max_completion_tokens" not in error.message or "max_tokens" not in body:
+                raise
+            # Newer models of OpenAI's own know the limit by another name, and say so at once.
+            self._limit_name = "max_completion_tokens"
+            path, body = self._body(ask)
+            async with aclosing(self._pieces(path, body)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def _pieces(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        ended, counts = "", None
+        async with aclosing(self._http.events(path, body)) as events:
+            async for event in events:
+                counts = counts_of(event) or counts
+                choice = only_choice(event, self._http.where)
+                if choice is None:
+                    continue
+                if text := _text(choice, self._http.where):
+                    yield Piece(tokens_of(text))
+                ended = str(choice.get("finish_reason") or ended)
+        if not ended:
+            raise RemoteProtocolError(f"{self._http.where}: an answer has no finish_reason")
+        yield Piece(ended=ended, counts=counts)
+
+    def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+        request, sampling = ask.request, ask.request.sampling
+        body: dict[str, Any] = {
+            "model": ask.served,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ask.max_tokens:
+            body[self._limit_name] = ask.max_tokens
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed % (1 << 63)
+        if request.guide:
+            body["response_format"] = _response_format(request.guide)
+        spoken = messages_of(request.token_ids)
+        if spoken[0].role:
+            return "/v1/chat/completions", body | {"messages": [_message(one) for one in spoken]}
+        return "/v1/completions", body | {"prompt": spoken[0].content}
+
+
+def _message(spoken: Spoken) -> dict[str, str]:
+    return {"role": spoken.role, "content": spoken.content}
+
+
+def _response_format(schema: str) -> dict[str, Any]:
+    named = {"name": _SCHEMA_NAME, "schema": json.loads(schema), "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _text(choice: dict[str, Any], where: str) -> str:
+    """Find the new text of a chat's or a completion's choice."""
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise RemoteProtocolError(f"{where}: the text of an answer is no text")
+    return text

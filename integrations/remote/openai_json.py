@@ -1,0 +1,70 @@
+"""Bits of OpenAI's JSON that several engines speak: the list of models, choices, usage.
+
+Pure. What is not of the expected form is a RemoteProtocolError that names the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tierkv.integrations.remote.door import Counts
+from tierkv.kvcore.errors import RemoteProtocolError, UnknownModelError
+from tierkv.kvcore.request import HitTokens
+
+_MOST_ID: Final = 1 << 31
+
+
+def listed_model(reply: dict[str, Any], served: str, where: str) -> dict[str, Any]:
+    """Return the entry of ``GET /v1/models`` that is meant: the named one, or the first.
+
+    Raises:
+        UnknownModelError: there is none of that name, or none at all.
+    """
+    listed = reply.get("data")
+    if not isinstance(listed, list) or not all(isinstance(m, dict) and "id" in m for m in listed):
+        raise RemoteProtocolError(f"{where}: GET /v1/models is no list of models")
+    found = next((model for model in listed if served in ("", model["id"])), None)
+    if found is None:
+        names = ", ".join(str(model["id"]) for model in listed) or "none"
+        raise UnknownModelError(
+            f"{where} serves no model {served!r}" if served else f"{where} serves no model",
+            hint=f"it serves: {names}; say which with engine.served_model",
+        )
+    return dict(found)
+
+
+def only_choice(event: dict[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the first choice of a reply or event; None where it has none (usage alone)."""
+    choices = event.get("choices")
+    if not choices:
+        return None
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise RemoteProtocolError(f"{where}: choices are no list of objects")
+    return dict(choices[0])
+
+
+def token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """Return the tokens of a piece of an answer; nothing stands for none."""
+    ids = value if value is not None else []
+    if not isinstance(ids, list) or not all(type(t) is int and 0 <= t < _MOST_ID for t in ids):
+        raise RemoteProtocolError(f"{where}: token ids are no list of numbers")
+    return tuple(ids)
+
+
+def counts_of(event: dict[str, Any]) -> Counts | None:
+    """Return what an event's ``usage`` says; None where it has none."""
+    usage = event.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    return Counts(
+        whole(usage.get("prompt_tokens")),
+        whole(usage.get("completion_tokens")),
+        HitTokens(l1=whole(cached)),
+    )
+
+
+def whole(value: Any) -> int:
+    """Return a count; 0 for what is none."""
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,181 @@
+"""SGLang's HTTP server: token ids in and out by its own ``/generate``, figures by ``/metrics``.
+
+Its priorities are not used: whether larger numbers go first is a flag of the server. Bodies and
+replies follow ``GenerateReqInput`` and ``meta_info`` of SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from tierkv.integrations.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
+from tierkv.integrations.remote.http import EngineHttp
+from tierkv.integrations.remote.metrics import MetricsPage
+from tierkv.integrations.remote.openai_json import listed_model, token_ids, whole
+from tierkv.integrations.remote.refusals import refusal
+from tierkv.kvcore.errors import RemoteProtocolError, UserError
+from tierkv.kvcore.request import HitTokens
+
+
+class SglangDoor:
+    """Implements EngineDoor."""
+
+    score_refusal = ""
+    speaks_text = False
+
+    def __init__(self, http: EngineHttp, *, served: str = "") -> None:
+        """Make a door; ``served`` names the model where the server has several."""
+        self._http = http
+        self._served = served
+        self._last: EngineLook | None = None
+
+    async def look(self) -> EngineLook:
+        """Ask how busy it is, and when it was away also for the model, version and cache's shape.
+
+        It tells no life of its own that could be asked for every second; but no start of it is so
+        quick that a look in between would not fail.
+        """
+        last, self._last = self._last, None
+        figures = await self._figures()
+        self._last = replace(last or await self._whole_look(), figures=figures)
+        return self._last
+
+    async def _whole_look(self) -> EngineLook:
+        listed = await self._http.get_json("/v1/models")
+        model = listed_model(listed, self._served, self._http.where)
+        info = await self._http.get_json("/model_info")
+        server = await self._http.get_json("/server_info")
+        page_tokens = whole(server.get("page_size"))
+        return EngineLook(
+            served=str(model["id"]),
+            folder=str(info.get("model_path") or ""),
+            context_tokens=whole(model.get("max_model_len")),
+            version=str(server.get("version") or ""),
+            life=str(server.get("startup_time") or ""),
+            block_tokens=page_tokens,
+            blocks=whole(server.get("max_total_num_tokens")) // page_tokens if page_tokens else 0,
+            dtype=str(server.get("kv_cache_dtype") or ""),
+        )
+
+    async def _figures(self) -> EngineFigures:
+        """Ask how long its queue is; without ``--enable-metrics`` it does not tell."""
+        try:
+            page = MetricsPage(await self._http.get_text("/metrics"))
+        except UserError:
+            return EngineFigures()
+        return EngineFigures(
+            running=int(page.total("sglang:num_running_reqs")),
+            waiting=int(page.total("sglang:num_queue_reqs")),
+            kv_usage=min(1.0, page.most("sglang:token_usage")),
+            query_tokens=int(page.total("sglang:prompt_tokens_total")),
+            hit_tokens=int(page.total("sglang:cached_tokens_total")),
+        )
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+        """Stream an answer, or say the chances that were asked for; see EngineDoor."""
+        if ask.request.score_token_ids:
+            yield await self._scored(ask)
+            return
+        seen: list[int] = []
+        async with aclosing(self._http.events("/generate", generate_body(ask))) as events:
+            async for event in events:
+                tokens, counts = self._new_tokens(event, seen)
+                seen += tokens
+                ended = self._ended(event)
+                if ended:
+                    yield Piece(tokens, ended, counts)
+                    return
+                if tokens:
+                    yield Piece(tokens)
+        raise RemoteProtocolError(f"{self._http.where}: an answer has no finish_reason")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    def _new_tokens(self, event: dict[str, Any], seen: list[int]) -> tuple[tuple[int, ...], Counts]:
+        """Return what is new: servers send all tokens so far, or with a flag the new ones only.
+
+        All so far may be more than are counted: the list goes on growing while it is sent.
+        """
+        meta = event.get("meta_info")
+        if not isinstance(event.get("output_ids"), list) or not isinstance(meta, dict):
+            raise RemoteProtocolError(f"{self._http.where}: an event has no output_ids")
+        ids = token_ids(event["output_ids"], self._http.where)
+        counts = counts_of_meta(meta)
+        if len(seen) + len(ids) == counts.completion_tokens:
+            return ids, counts
+        if list(ids[: len(seen)]) == seen:
+            return ids[len(seen) :], counts
+        raise RemoteProtocolError(f"{self._http.where}: an answer does not go on where it was")
+
+    def _ended(self, event: dict[str, Any]) -> str:
+        reason = event["meta_info"].get("finish_reason")
+        if not isinstance(reason, dict):
+            return ""
+        if reason.get("type") == "abort" and reason.get("status_code"):
+            said = str(reason.get("message"))
+            raise refusal(whole(reason["status_code"]) or 500, said, where=self._http.where)
+        return str(reason.get("type"))
+
+    async def _scored(self, ask: Ask) -> Piece:
+        reply = await self._http.post_json("/generate", score_body(ask))
+        try:
+            (row,) = reply["meta_info"]["output_token_ids_logprobs"]
+            table = {int(token): float(chance) for chance, token, *_ in row}
+            scores = tuple(table[token] for token in ask.request.score_token_ids)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(
+                f"{self._http.where} does not tell the chances of tokens"
+            ) from error
+        counts = counts_of_meta(reply["meta_info"])
+        return Piece(
+            ended="stop", counts=Counts(counts.prompt_tokens, 0, counts.hits), scores=scores
+        )
+
+
+def generate_body(ask: Ask) -> dict[str, Any]:
+    """Return the body of ``POST /generate`` for an answer."""
+    request, sampling = ask.request, ask.request.sampling
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_new_tokens": ask.max_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "ignore_eos": sampling.ignore_eos,
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed % (1 << 63)
+    if request.guide:
+        params["json_schema"] = request.guide
+    return {
+        "input_ids": list(request.token_ids),
+        "rid": str(request.request_id),
+        "sampling_params": params,
+        "cache_salt": ask.salt,
+        "session_id": request.session_id,
+        "stream": True,
+    }
+
+
+def score_body(ask: Ask) -> dict[str, Any]:
+    """Return the body of ``POST /generate`` that asks for the chances of tokens."""
+    return generate_body(ask) | {
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "token_ids_logprob": list(dict.fromkeys(ask.request.score_token_ids)),
+        "stream": False,
+    }
+
+
+def counts_of_meta(meta: dict[str, Any]) -> Counts:
+    """Return what ``meta_info`` says of the cost, cached tokens by where they came from."""
+    cached = whole(meta.get("cached_tokens"))
+    details = meta.get("cached_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    host, storage = whole(details.get("host")), whole(details.get("storage"))
+    hits = HitTokens(l1=max(0, cached - host - storage), l2=host, l3=storage)
+    return Counts(whole(meta.get("prompt_tokens")), whole(meta.get("completion_tokens")), hits)

@@ -1,0 +1,86 @@
+"""A tenant's key as the ``cache_salt`` of a request to another engine, and back.
+
+The front's compute node for such an engine (integrations/remote) sends the salt; the engine hashes
+it into its own block names, so that tenants share nothing there, and hands it to what we run inside
+it, which can then name blocks as the scheduler does (kvcore/block_key.py). vLLM takes at most 128
+characters, none of ``@``, ``/``, ``\\`` or NUL.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey
+
+_MARK: Final = "tierkv1"
+_UNCACHED: Final = "tierkv1-uncached-"
+_IDENTITY_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSalt:
+    """What a salt of ours says.
+
+    Attributes:
+        namespace_key: names the tenant's blocks of one model and layout.
+        identity: digest of the model and layout that the key was made for; an engine with others
+            must not use it (``identity_digest``).
+    """
+
+    namespace_key: NamespaceKey
+    identity: bytes
+
+    def __str__(self) -> str:
+        parts = (_text(self.namespace_key), _text(self.identity))
+        return ".".join((_MARK, *parts))
+
+
+def uncached_salt(nonce: str) -> str:
+    """Return a salt for a request that neither finds nor leaves KV; ``nonce``: used once."""
+    return f"{_UNCACHED}{nonce}"
+
+
+def is_uncached(text: str | None) -> bool:
+    """Whether a salt is such a request's: what runs inside the engine keeps nothing of it."""
+    return text is not None and text.startswith(_UNCACHED)
+
+
+def identity_digest(identity: str) -> bytes:
+    """Digest ``ModelInfo.identity`` to 16 bytes."""
+    return blake2b(identity.encode(), digest_size=_IDENTITY_BYTES, person=b"tierkv-salt").digest()
+
+
+def parse_salt(text: str) -> TenantSalt | None:
+    """Read a salt of ours; None for everybody else's, whatever characters it has."""
+    parts = text.split(".")
+    if len(parts) != 3 or parts[0] != _MARK:
+        return None
+    try:
+        key, identity = (urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in parts[1:])
+    except (Base64Error, ValueError):
+        return None
+    if len(key) != NAMESPACE_KEY_BYTES or len(identity) != _IDENTITY_BYTES:
+        return None
+    return TenantSalt(NamespaceKey(key), identity)
+
+
+def user_namespace(base: NamespaceKey, salt: str | None) -> NamespaceKey:
+    """Derive the key for a request with a salt that is not ours, or with none.
+
+    Args:
+        base: the engine's own key, of its default tenant, model and layout.
+        salt: any text; lone surrogates too. None is another domain than the empty text.
+    """
+    if salt is None:
+        return base
+    mac = blake2b(key=base, digest_size=NAMESPACE_KEY_BYTES, person=b"tierkv-usersalt")
+    mac.update(salt.encode("utf-8", "surrogatepass"))
+    return NamespaceKey(mac.digest())
+
+
+def _text(raw: bytes) -> str:
+    return urlsafe_b64encode(raw).decode().rstrip("=")

@@ -1,0 +1,183 @@
+"""What an engine is told about the pool: a mapping in its own configuration.
+
+vLLM hands it over as ``kv_connector_extra_config`` or a tier's entry, SGLang as ``extra_config``.
+Read once, when the engine starts; what can't be meant is refused by name, with a suggestion, since
+a setting that is silently ignored shows only as a cache without hits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tierkv.dmp.client.arguments import parse_addresses, to_transport
+from tierkv.dmp.tls import TlsFiles
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId
+
+_NUMBERS: Final = {"timeout_ms": (10, 600_000), "threads": (1, 64)}
+_MOST_SECRET_BYTES: Final = 4_096
+_NAMED: Final = ("tenant", "node_id", "host")
+_SECRETS: Final = ("token", "secret")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine reaches the pool.
+
+    Attributes:
+        pool: addresses of DMP nodes; empty: the meta server is asked for them, again and again.
+        meta: ``host:port`` of the meta server; empty: the pool stands alone.
+        token: the cluster token; empty where none is set.
+        token_file: a file to read it from instead, so that no command line shows it.
+        secret: keys the names of blocks where there is no meta server; engines that shall share
+            have the same.
+        secret_file: a file to read it from instead.
+        tenant: for whom the engine computes what no request names a tenant of.
+        transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
+        tls_ca: authority of the pool nodes' certificates; empty: plain connections.
+        tls_cert: a certificate to show them.
+        tls_key: its key.
+        tls_name: the name their certificates have, where it is not the host's.
+        timeout_ms: longest silence within one call to a pool node.
+        threads: calls to the pool at one time.
+        node_id: the engine's name in the cluster; empty: made from host and process.
+        host: this machine's name in the cluster; empty: the system's.
+    """
+
+    pool: tuple[str, ...] = ()
+    meta: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    secret: str = field(default="", repr=False)
+    secret_file: str = ""
+    tenant: str = "default"
+    transport: str = "auto"
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_name: str = ""
+    timeout_ms: int = 2_000
+    threads: int = 4
+    node_id: str = ""
+    host: str = ""
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], *, also: Collection[str] = (), where: str = "extra config"
+    ) -> Self:
+        """Check what an engine was told.
+
+        Args:
+            given: names and values; ``pool`` may be a list or separated by commas.
+            also: names that somebody else reads from the same mapping.
+            where: what the mapping is called, for messages.
+
+        Raises:
+            ConfigError: an unknown name, or a value that can't be used.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known and name not in also:
+                raise _unknown(str(name), [*known, *also], where)
+        values = {name: _value(name, given[name], where) for name in known if name in given}
+        settings = cls(**values)
+        settings._check(where)
+        if settings.token_file:
+            settings = replace(settings, token=_file_text("token", settings.token_file, where))
+        if settings.secret_file:
+            settings = replace(settings, secret=_file_text("secret", settings.secret_file, where))
+        settings._check_secret(where)
+        return settings
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Certificate files; None where connections are plain."""
+        if not self.tls_ca:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca, self.tls_name)
+
+    @property
+    def host_id(self) -> HostId:
+        """This machine."""
+        return HostId(self.host or socket.gethostname())
+
+    @property
+    def secret_bytes(self) -> bytes:
+        """The secret, whatever characters it has."""
+        return self.secret.encode("utf-8", "surrogatepass")
+
+    def _check(self, where: str) -> None:
+        if not self.pool and not self.meta:
+            raise ConfigError(
+                f"{where}: neither pool nor meta is given",
+                hint='"pool": "HOST:PORT" of `tierkv serve dmp`, or "meta": "HOST:PORT" of the '
+                "cluster's meta server",
+            )
+        to_transport(self.transport)
+        if self.meta and len(parse_addresses(self.meta)) != 1:
+            raise ConfigError(f"{where}: meta is one address", hint="write host:port")
+        for name in _SECRETS:
+            if getattr(self, name) and getattr(self, f"{name}_file"):
+                raise ConfigError(f"{where}: {name} and {name}_file", hint="give one of them")
+        if not self.tls_ca and (self.tls_cert or self.tls_key or self.tls_name):
+            raise ConfigError(f"{where}: tls_cert, tls_key and tls_name want tls_ca")
+        for name in _NAMED:
+            value = getattr(self, name)
+            if value and not re.fullmatch(limits.NAME_PATTERN, value):
+                raise ConfigError(
+                    f"{where}: {name} = {value[:40]!r} is not a name",
+                    hint=f"1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
+                )
+
+    def _check_secret(self, where: str) -> None:
+        if self.secret and not 16 <= len(self.secret_bytes) <= 64:
+            raise ConfigError(f"{where}: secret must have 16 to 64 bytes")
+        if self.secret and self.meta:
+            raise ConfigError(
+                f"{where}: secret and meta", hint="with a meta server the keys come from there"
+            )
+
+
+def _value(name: str, given: Any, where: str) -> Any:
+    """Return a setting as its field has it."""
+    shown = "a secret" if name in _SECRETS else repr(given)[:80]
+    if name in _NUMBERS:
+        least, most = _NUMBERS[name]
+        if type(given) is not int or not least <= given <= most:
+            raise ConfigError(f"{where}: {name} = {shown} is no number from {least} to {most}")
+        return given
+    if name == "pool" and isinstance(given, list) and all(isinstance(a, str) for a in given):
+        given = ",".join(given)
+    if not isinstance(given, str):
+        raise ConfigError(f"{where}: {name} = {shown} is no text")
+    return tuple(parse_addresses(given)) if name == "pool" and given else given or _default(name)
+
+
+def _default(name: str) -> Any:
+    """Return what an empty text stands for."""
+    return next(field.default for field in fields(EngineSettings) if field.name == name)
+
+
+def _file_text(name: str, path: str, where: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            raw = file.read(_MOST_SECRET_BYTES + 1)
+        text = raw.decode().strip()
+    except (OSError, ValueError, RuntimeError) as error:  # The last: no such user's home.
+        raise ConfigError(f"{where}: {name}_file {path!r} can't be read: {error}") from error
+    if not text or len(raw) > _MOST_SECRET_BYTES:
+        raise ConfigError(f"{where}: {name}_file {path} holds no {name}")
+    return text
+
+
+def _unknown(name: str, known: list[str], where: str) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    return ConfigError(f"{where}: unknown setting {name[:40]!r}; {hint}", hint=hint)

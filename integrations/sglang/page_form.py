@@ -1,0 +1,103 @@
+"""What SGLang's pages consist of, read off its own configuration and host pool.
+
+Called by integrations/sglang/hicache.py once, when SGLang registers its host pool. Duck-typed, so
+that it needs no SGLang: the configuration is ``HiCacheStorageConfig``, the model SGLang's own
+record of its arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tierkv.integrations.identity import EngineIdentity, revision_of
+
+MAMBA: Final = "mamba"
+"""The pool of states that are divided between ranks even where keys and values are not."""
+
+_MODEL_FACTS: Final = {
+    "quantization": "quantization",
+    "kv dtype": "kv_cache_dtype",
+    "compute dtype": "dtype",
+    "model overrides": "json_model_override_args",
+    "scales of the cache": "quantization_param_path",
+    "modelopt": "modelopt_quant",
+    "quantised while served": "quantize_and_serve",
+    "configuration": "decrypted_config_file",
+    "weight loader": "custom_weight_loader",
+}
+_MADE_UP: Final = "dummy"
+"""A format of weights: they are random, so the folder does not say which."""
+
+
+def identity_of(
+    storage: Any,
+    host_pool: Any,
+    *,
+    version: str,
+    model: str,
+    revision: str | None,
+    weights: str,
+    arguments: Any,
+) -> EngineIdentity:
+    """Describe an engine whose pages are only bytes to us.
+
+    Nothing in it differs between the processes of one engine; ``part_of`` tells these apart.
+
+    Args:
+        storage: SGLang's configuration of storage.
+        host_pool: the host pool of keys and values.
+        version: SGLang's; the order of a page's bytes and its hashes are SGLang's own affair and
+            may change with any of them.
+        model: folder or name.
+        revision: the commit of a model that is no local folder, if it was told.
+        weights: what the operator calls the weights; they may have been replaced at runtime, which
+            the folder does not show.
+        arguments: SGLang's record of the model's arguments; None where there is none.
+    """
+    replicated = bool(storage.is_mla_model)
+    facts = {
+        "sglang": version,
+        "host pool": type(host_pool).__name__,
+        "page layout": str(getattr(host_pool, "layout", "")),
+        "page size": str(getattr(host_pool, "page_size", "")),
+        "dtype": str(getattr(host_pool, "dtype", "")),
+        "format": str(getattr(host_pool, "storage_format_tag", None) or ""),
+        "weight version": weights,
+        "pp": str(storage.pp_size),
+        "cp": str(storage.attn_cp_size),
+        "dcp": str(storage.dcp_size),
+    }
+    for name, field in _MODEL_FACTS.items():
+        facts[name] = str(getattr(arguments, field, None) or "")
+    made_up = getattr(arguments, "load_format", None) == _MADE_UP
+    return EngineIdentity(
+        engine="sglang",
+        version=version,
+        model=model,
+        revision="" if made_up else revision_of(model, told=revision),
+        layout=None,
+        ranks=1 if replicated else int(storage.tp_size),
+        rank=0 if replicated else int(storage.tp_rank),
+        facts=tuple(facts.items()),
+    )
+
+
+def part_of(storage: Any, component: str, host_pool: Any, form: str) -> tuple[str, ...]:
+    """Say which part of each page this process has.
+
+    Args:
+        storage: SGLang's configuration of storage.
+        component: the pool the pages are of.
+        host_pool: that pool.
+        form: how large its pages are.
+    """
+    shared = bool(storage.is_mla_model) and component != MAMBA
+    layers = getattr(host_pool, "start_layer", ""), getattr(host_pool, "end_layer", "")
+    return (
+        "tp any" if shared else f"tp {storage.tp_rank} of {storage.tp_size}",
+        f"pp {storage.pp_rank} of {storage.pp_size}",
+        f"cp {storage.attn_cp_rank} of {storage.attn_cp_size}",
+        f"dcp {storage.dcp_rank} of {storage.dcp_size}",
+        f"layers {layers[0]} to {layers[1]}",
+        form,
+    )

@@ -1,0 +1,269 @@
+"""SGLang's pages in the pool: asked for, read, written and cleared, with nothing of SGLang's types.
+
+Made by integrations/sglang/hicache.py. Calls wait for the pool, as SGLang's storage threads expect;
+a pool that is away answers at once with misses. A call never ends before the pool is done with the
+host memory it was given: SGLang would give that to somebody else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from tierkv.dmp.client.pool import Pool
+from tierkv.integrations.pool_door import PoolDoor
+from tierkv.integrations.sglang.generations import Generations
+from tierkv.integrations.sglang.host_pages import HostPages, page_memory
+from tierkv.integrations.sglang.page_names import KV, PageNames
+from tierkv.integrations.sglang.page_traffic import Page, chain_notes, load, store
+from tierkv.kvcore.ids import BlockKey
+
+T = TypeVar("T")
+_LARGE_BYTES: Final = 31 << 20
+"""A node's slot has about 32 MiB at most (docs/pool.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One of SGLang's host pools.
+
+    Attributes:
+        name: SGLang's name of it.
+        pages: its memory.
+        part: which part of each page it has.
+    """
+
+    name: str
+    pages: HostPages
+    part: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of pages as they are now.
+
+    Attributes:
+        by_component: one namer per host pool.
+        generation: the current one.
+        next_marker: is in the pool if somebody has cleared since.
+    """
+
+    by_component: dict[str, PageNames]
+    generation: int
+    next_marker: BlockKey
+
+    def of(self, component: str, hashes: Sequence[str]) -> list[BlockKey]:
+        """Name some pages."""
+        namer = self.by_component[component]
+        return [namer.name(page_hash, component) for page_hash in hashes]
+
+
+class PageStore:
+    """Pages of one SGLang process; thread-safe.
+
+    Attributes:
+        _clearing: a clear that the pool has not taken yet; nothing is found until it has.
+        _registered: the pool that knows the host memory, and how many host pools it knows of.
+    """
+
+    def __init__(self, door: PoolDoor, *, same_weights: Callable[[], bool]) -> None:
+        """Make a store.
+
+        Args:
+            door: to the pool.
+            same_weights: says whether the weights are still those of the door's identity.
+        """
+        self.door = door
+        self._same_weights = same_weights
+        self._registered: tuple[Pool | None, int] = (None, 0)
+        self._components: dict[str, Component] = {}
+        self._generations = Generations()
+        self._lock = threading.Lock()
+        self._clearing = False
+
+    def add(self, component: Component) -> None:
+        """Take in a host pool."""
+        with self._lock:
+            self._components[component.name] = component
+
+    def component(self, name: str) -> Component | None:
+        """Return a host pool."""
+        return self._components.get(name)
+
+    def there(self, hashes: Sequence[str], components: Sequence[str]) -> dict[str, list[bool]]:
+        """Ask which pages are in the pool, for some host pools, in one round trip per node."""
+
+        def ask(pool: Pool) -> dict[str, list[bool]]:
+            names = self._names(pool)
+            if names is None:
+                return nothing
+            asked = [names.next_marker, *(k for c in components for k in names.of(c, hashes))]
+            cleared, *found = pool.exists_many(asked)
+            if cleared:
+                base = names.by_component[components[0]].base
+                self._generations.look(pool, base, since=names.generation)
+                return ask(pool)
+            count = len(hashes)
+            return {c: found[i * count : (i + 1) * count] for i, c in enumerate(components)}
+
+        nothing = {component: [False] * len(hashes) for component in components}
+        if not hashes or any(c not in self._components for c in components):
+            return nothing
+        self.door.count("query_tokens", self._tokens(len(hashes)))
+        return self._run(ask, nothing, "sglang_exists")
+
+    def read(self, component: Component, hashes: Sequence[str], host_indices: Any) -> list[bool]:
+        """Read pages into host memory; where it is False that memory may hold garbage."""
+
+        def fetch(pool: Pool) -> list[bool]:
+            names = self._names(pool)
+            if names is None:
+                return nothing
+            keys = names.of(component.name, hashes)
+            return load(pool, [Page(k, w) for k, w in zip(keys, windows, strict=True)])
+
+        nothing = [False] * len(hashes)
+        pages = component.pages
+        flat = pages.blank(len(hashes)) if pages.copied else []
+        windows = (
+            [[page_memory(page)] for page in flat]
+            if pages.copied
+            else pages.windows(host_indices, len(hashes))
+        )
+        done = self._run(fetch, nothing, "sglang_get")
+        if pages.copied:
+            kept = [page if ok else None for page, ok in zip(flat, done, strict=True)]
+            pages.copy_in(host_indices, kept)
+        self._count_read(component, done)
+        return done
+
+    def write(
+        self, component: Component, hashes: Sequence[str], host_indices: Any, before: Sequence[str]
+    ) -> list[bool]:
+        """Write pages from host memory; which of them are in the pool now."""
+        pages = component.pages
+        windows = (
+            [[copy] for copy in pages.copy_out(host_indices, len(hashes))]
+            if pages.copied
+            else pages.windows(host_indices, len(hashes))
+        )
+        return self._put(component, hashes, windows, before)
+
+    def read_flat(self, hashes: Sequence[str], targets: Sequence[memoryview]) -> list[bool]:
+        """Read whole pages of keys and values into memory of the caller's."""
+
+        def fetch(pool: Pool) -> list[bool]:
+            names = self._names(pool)
+            if names is None:
+                return nothing
+            items = list(zip(names.of(KV, hashes), self._cut_all(targets), strict=True))
+            return load(pool, [Page(key, pieces) for key, pieces in items])
+
+        nothing = [False] * len(hashes)
+        component = self._components.get(KV)
+        if component is None or any(t.nbytes != component.pages.page_bytes for t in targets):
+            return nothing
+        done = self._run(fetch, nothing, "sglang_get")
+        self._count_read(component, done)
+        return done
+
+    def write_flat(self, hashes: Sequence[str], pages: Sequence[memoryview]) -> list[bool]:
+        """Write whole pages of keys and values from memory of the caller's."""
+        component = self._components.get(KV)
+        if component is None or any(p.nbytes != component.pages.page_bytes for p in pages):
+            return [False] * len(hashes)
+        return self._put(component, hashes, self._cut_all(pages), ())
+
+    def clear(self) -> bool:
+        """Make everything stored so far unreachable, for all engines that share it.
+
+        Returns:
+            Whether the pool knows. If not, this process finds nothing until it does.
+        """
+        with self._lock:
+            self._clearing = True
+        return self._run(lambda pool: self._names(pool) is not None, False, "sglang_clear")
+
+    def _put(
+        self,
+        component: Component,
+        hashes: Sequence[str],
+        windows: Sequence[Sequence[memoryview]],
+        before: Sequence[str],
+    ) -> list[bool]:
+        def put(pool: Pool) -> list[bool]:
+            names = self._names(pool)
+            if names is None:
+                return nothing
+            keys = names.of(component.name, hashes)
+            notes = chain_notes(
+                keys,
+                names.of(component.name, before),
+                tokens=component.pages.page_tokens if component.name == KV else 0,
+                tenant=self.door.settings.tenant,
+            )
+            self._generations.keep(pool, names.by_component[component.name].base, names.generation)
+            return store(pool, [Page(k, w) for k, w in zip(keys, windows, strict=True)], notes)
+
+        nothing = [False] * len(hashes)
+        done = self._run(put, nothing, "sglang_set")
+        stored = sum(done)
+        self.door.count("write_bytes", stored * component.pages.page_bytes)
+        if component.name == KV:
+            self.door.count("stored_tokens", self._tokens(stored))
+        if stored < len(done) and component.pages.page_bytes > _LARGE_BYTES:
+            self.door.complain(
+                "page_too_large",
+                f"a page of {component.pages.page_bytes} bytes is larger than what a node stores",
+                hint="choose a smaller --page-size",
+            )
+        return done
+
+    def _names(self, pool: Pool) -> Names | None:
+        """Return names as they are now; None while nothing may be read or written."""
+        base = self.door.base_key
+        if base is None or not self._same_weights():
+            return None
+        with self._lock:
+            clearing, components = self._clearing, list(self._components.values())
+        if clearing:
+            if not self._generations.advance(pool, base):
+                self.door.complain(
+                    "sglang_clear",
+                    "the pool had no room to note that the cache was cleared; nothing is read or "
+                    "written until it has",
+                )
+                return None
+            with self._lock:
+                self._clearing = False
+            self.door.settle("sglang_clear")
+        self._register(pool, components)
+        generation = self._generations.current(pool, base)
+        namers = {c.name: PageNames(base, c.part, generation) for c in components}
+        return Names(namers, generation, self._generations.next_marker(base, generation))
+
+    def _register(self, pool: Pool, components: Sequence[Component]) -> None:
+        """Tell a pool once of the memory that it will read and write."""
+        with self._lock:
+            known, self._registered = self._registered, (pool, len(components))
+        if known[0] is not pool or known[1] != len(components):
+            for memory in (m for c in components for m in c.pages.memory):
+                pool.register(memory)
+
+    def _run(self, work: Callable[[Pool], T], default: T, name: str) -> T:
+        return self.door.submit(work, default, name=name).result()
+
+    def _cut_all(self, pages: Sequence[memoryview]) -> list[list[memoryview]]:
+        size = self._components[KV].pages.piece_bytes
+        return [[page[at : at + size] for at in range(0, page.nbytes, size)] for page in pages]
+
+    def _tokens(self, pages: int) -> int:
+        kv = self._components.get(KV)
+        return pages * kv.pages.page_tokens if kv is not None else 0
+
+    def _count_read(self, component: Component, done: Sequence[bool]) -> None:
+        self.door.count("read_bytes", sum(done) * component.pages.page_bytes)
+        if component.name == KV:
+            self.door.count("hit_tokens", self._tokens(sum(done)))

@@ -1,0 +1,1 @@
+"""Where every block is: tables in columns, leases, and news from nodes."""

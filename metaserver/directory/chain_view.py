@@ -1,0 +1,144 @@
+"""What the copies of a chain's blocks amount to: prefixes, coverage, the best copies. Pure.
+
+Used by metaserver/directory/directory.py. All of it works on whole columns; a chain has up to
+limits.MAX_CHAIN_BLOCKS blocks and as many copies as there are nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tierkv.kvcore.ids import HostId
+from tierkv.metaserver.client import NodeCoverage
+from tierkv.metaserver.directory.arrays import U8, Bools, Ints, distinct
+from tierkv.metaserver.directory.copy_table import L1, L2, Copies
+from tierkv.metaserver.directory.node_book import NodeBook
+
+_TIER: Final = 0xFF
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+_SPREAD_SHIFT: Final = np.uint64(34)
+_OTHER_HOST: Final = np.uint64(1 << 31)
+_ON_DISK: Final = np.uint64(1 << 30)
+_AT_SHIFT: Final = np.uint64(32)
+
+
+class ChainView:
+    """The copies of a chain, looked at from several sides.
+
+    Attributes:
+        blocks: leading blocks that have any copy; ``copies`` are theirs.
+        tiers: of each copy.
+        nodes: number of each copy's node.
+        _single: each block has one copy, so that copy i is that of block i.
+    """
+
+    def __init__(self, blocks: int, copies: Copies, book: NodeBook) -> None:
+        self.blocks = blocks
+        self.copies = copies
+        self.tiers: Ints = copies.holders & _TIER
+        self.nodes: Ints = copies.holders >> 8
+        self._book = book
+        self._single = len(copies.at) == blocks
+
+    def prefix_of(self, chosen: Bools) -> int:
+        """Return how many leading blocks have one of the ``chosen`` copies."""
+        if self._single:
+            return self.blocks if chosen.all() else int(chosen.argmin())
+        have = np.zeros(self.blocks + 1, bool)
+        have[self.copies.at[chosen]] = True
+        return int(have.argmin())
+
+    def coverage(self) -> tuple[NodeCoverage, ...]:
+        """Return what compute nodes have of the chain's beginning, by node number."""
+        nodes = self._first_nodes()
+        if self._single:
+            return tuple([self._coverage_of(number) for number in nodes])
+        if not nodes:
+            return ()
+        hosts = self._book.hosts[nodes]
+        place = np.full(len(self._book.holders), -1)
+        place[nodes] = np.arange(len(nodes))
+        in_l1 = self._matrix(self.tiers == L1, place[self.nodes], len(nodes))
+        host_names, host_of = np.unique(hosts, return_inverse=True)
+        host_place = np.full(int(self._book.hosts.max()) + 1, -1)
+        host_place[host_names] = np.arange(len(host_names))
+        of_copy = host_place[self._book.hosts[self.nodes]]
+        on_host = self._matrix(self.tiers == L2, of_copy, len(host_names))
+        near = (in_l1 | on_host[host_of]).argmin(axis=1)
+        l1 = in_l1.argmin(axis=1)
+        return tuple(
+            NodeCoverage(self._book.holder(number).info.node_id, l1_blocks=a, l2_blocks=b)
+            for number, a, b in zip(nodes, l1.tolist(), near.tolist(), strict=True)
+        )
+
+    def _coverage_of(self, number: int) -> NodeCoverage:
+        """Return what one compute node has, where each block has a single copy."""
+        own = (self.nodes == number) & (self.tiers == L1)
+        on_host = self._book.hosts[self.nodes] == self._book.hosts[number]
+        return NodeCoverage(
+            self._book.holder(number).info.node_id,
+            l1_blocks=self.prefix_of(own),
+            l2_blocks=self.prefix_of(own | (on_host & (self.tiers == L2))),
+        )
+
+    def best_first(
+        self, blocks: int, low: U8, *, reader: HostId | None, most: int
+    ) -> tuple[Ints, Ints]:
+        """Choose up to ``most`` copies of each of the first ``blocks`` blocks, best first.
+
+        Copies on the reader's host come first, then those in memory before those on disk, then in
+        an order that differs from block to block, so that no node is everybody's first.
+
+        Returns:
+            Indexes of the chosen copies, block by block, and how many each block has.
+        """
+        chosen = np.flatnonzero((self.tiers != L1) & (self.copies.at < blocks))
+        at = self.copies.at[chosen]
+        counts = np.bincount(at, minlength=blocks)
+        if len(chosen) == blocks:  # One copy each; copies come in no order.
+            in_order = np.empty(blocks, np.int64)
+            in_order[at] = chosen
+            return in_order, counts
+        rank = (low[at] ^ self.nodes[chosen].view(np.uint64) * _SPREAD) * _SPREAD >> _SPREAD_SHIFT
+        on_host = self._book.hosts[self.nodes[chosen]] == self._book.host_number(reader)
+        rank += np.where(on_host, np.uint64(0), _OTHER_HOST)
+        rank += np.where(self.tiers[chosen] == L2, np.uint64(0), _ON_DISK)
+        order = np.argsort(at.view(np.uint64) << _AT_SHIFT | rank)
+        chosen = chosen[order]
+        if int(counts.max()) > most:
+            begins = np.cumsum(counts) - counts
+            within = np.arange(len(chosen)) - np.repeat(begins, counts)
+            chosen = chosen[within < most]
+            counts = np.minimum(counts, most)
+        return chosen, counts
+
+    def in_memory_by_node(self, blocks: int) -> dict[int, Ints]:
+        """Return for each node which of the first ``blocks`` it has in L1 or L2, in order."""
+        in_memory = (self.tiers == L1) | (self.tiers == L2)
+        held = np.flatnonzero(in_memory & (self.copies.at < blocks))
+        if not len(held):
+            return {}
+        pairs = distinct(self.nodes[held] << 32 | self.copies.at[held])
+        nodes = pairs >> 32
+        begins = np.flatnonzero(np.diff(nodes, prepend=-1))
+        parts = np.split(pairs & 0xFFFFFFFF, begins[1:])
+        return dict(zip(nodes[begins].tolist(), parts, strict=True))
+
+    def _first_nodes(self) -> list[int]:
+        """Return the compute nodes that have the first block in L1 or on their host."""
+        if not self.blocks:
+            return []
+        first = self.copies.at == 0
+        found = set(self.nodes[first & (self.tiers == L1)].tolist())
+        for host in set(self._book.hosts[self.nodes[first & (self.tiers == L2)]].tolist()):
+            found.update(self._book.compute_nodes(host))
+        return sorted(found)
+
+    def _matrix(self, chosen: Bools, place: Ints, count: int) -> Bools:
+        """Mark which of ``count`` places has which block; the last column is always False."""
+        have = np.zeros((count, self.blocks + 1), bool)
+        chosen = chosen & (place >= 0)
+        have[place[chosen], self.copies.at[chosen]] = True
+        return have

@@ -1,0 +1,269 @@
+"""Where every block is: the soft-state block directory, a pure core.
+
+Called by metaserver/state.py. Nodes feed it events and inventories, the scheduler asks it for whole
+chains; a wrong answer costs a miss, never a wrong token, because owners check references. Both are
+worked on as columns: a batch or a chain at a time (metaserver/directory/ledger.py, chain_view.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeInfo
+from tierkv.kvwire.event_records import EventRecords
+from tierkv.metaserver.client import MAX_LISTED_REPLICAS, BlockListing, LocateReply
+from tierkv.metaserver.directory.arrays import U8, Ints
+from tierkv.metaserver.directory.block_listing import list_blocks
+from tierkv.metaserver.directory.block_table import halves, heads_of
+from tierkv.metaserver.directory.chain_view import ChainView
+from tierkv.metaserver.directory.copy_table import L1, L2
+from tierkv.metaserver.directory.event_columns import records_of
+from tierkv.metaserver.directory.feed import Verdict
+from tierkv.metaserver.directory.ledger import Ledger
+from tierkv.metaserver.directory.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder
+from tierkv.metaserver.directory.node_book import NodeBook
+
+MAX_BLOCKS: Final = 1 << 26
+"""Most blocks of one directory, some 8 GiB; more are refused, and counted. Only address space is
+taken beforehand."""
+
+_FEWEST_BLOCKS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A locate's answer and what it stands on.
+
+    Attributes:
+        reply: the answer.
+        chain: keys of the blocks that the pool or a compute node's surroundings have.
+        view: their copies, good until the directory changes; None when nothing was found.
+    """
+
+    reply: LocateReply
+    chain: bytes
+    view: ChainView | None
+
+
+_NOTHING: Final = Found(LocateReply(), b"", None)
+
+
+class Directory:
+    """Copies of blocks by key and by node. Mutated only through its public methods.
+
+    Attributes:
+        ledger: blocks and their copies, of nodes in ``book`` only.
+        book: registered nodes.
+        stale_batches: batches of lives that are not registered.
+    """
+
+    def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
+        """Start empty; memory is taken as blocks come."""
+        self.ledger = _ledger(max_blocks)
+        self.book = NodeBook()
+        self.stale_batches = 0
+
+    @property
+    def refused_events(self) -> int:
+        """Events a node had no business sending; ``ledger.refused`` has them by reason."""
+        return sum(self.ledger.refused.values())
+
+    def add_node(self, info: NodeInfo) -> None:
+        """Expect events of a node; an earlier incarnation's blocks are dropped."""
+        known = self.book.by_name.get(info.node_id)
+        if known is not None and _same_life(known.info, info):
+            known.info = info
+            return
+        self.drop_node(info.node_id)
+        self.book.add(info)
+
+    def drop_node(self, node_id: NodeId) -> None:
+        """Forget a node and every copy it held. O(all copies), unless it held none."""
+        holder = self.book.by_name.get(node_id)
+        if holder is not None:
+            self.ledger.strike_all(holder)
+            self.book.remove(holder)
+
+    def node_ids(self) -> tuple[NodeId, ...]:
+        """Return the nodes whose events are taken."""
+        return tuple(self.book.by_name)
+
+    def incarnation_of(self, node_id: NodeId) -> Incarnation | None:
+        """Return the life of a node whose events are taken; None when it has none."""
+        holder = self.book.by_name.get(node_id)
+        return None if holder is None else holder.info.incarnation
+
+    def wants_inventory(self, node_id: NodeId) -> bool:
+        """Whether something of that node is missing, and no inventory is under way."""
+        holder = self.book.by_name.get(node_id)
+        return holder is not None and holder.feed.wants_inventory
+
+    def apply(self, batch: EventRecords, now: float) -> bool:
+        """Take in a batch of events or a part of an inventory.
+
+        Of several events about one block and tier the last one counts; a refused one never does.
+
+        Returns:
+            Whether the batch was meant for the directory: False for a node that is not
+            registered or registered with another incarnation. A repeat is True and does nothing.
+
+        Raises:
+            RemoteProtocolError: the records are cut or too many.
+        """
+        records = records_of(batch)
+        holder = self.book.by_name.get(batch.node_id)
+        if holder is None or holder.info.incarnation != batch.incarnation:
+            self.stale_batches += 1
+            return False
+        verdict = holder.feed.admit(batch)
+        if verdict is Verdict.REPEATED:
+            return True
+        if verdict is Verdict.FIRST_PART:
+            self.ledger.begin_inventory(holder)
+        elif verdict is Verdict.EVENTS:
+            holder.taking_inventory = False
+        self.ledger.enter(holder, batch, records, now)
+        if holder.taking_inventory and holder.feed.next_part is None:
+            self.ledger.end_inventory(holder)
+        return True
+
+    def locate(
+        self,
+        chain: bytes,
+        now: float,
+        *,
+        reader: HostId | None = None,
+        max_replicas: int = MAX_LISTED_REPLICAS,
+        use: bool = True,
+    ) -> LocateReply:
+        """Find the longest known prefix of a chain, and who has how much of it near.
+
+        Args:
+            chain: its keys, concatenated.
+            now: seconds.
+            reader: host whose replicas come first.
+            max_replicas: most replicas listed per block; 0 only counts.
+            use: count a use of what was found.
+        """
+        return self.find(chain, now, reader=reader, max_replicas=max_replicas, use=use).reply
+
+    def find(
+        self, chain: bytes, now: float, *, reader: HostId | None, max_replicas: int, use: bool
+    ) -> Found:
+        """Locate a chain, for a caller who may reserve what was found."""
+        low, rows, lines = self._rows_of(chain)
+        view = self._view(rows, lines)
+        if not view.blocks:
+            return _NOTHING
+        prefix = view.prefix_of(view.tiers != L1)
+        coverage = view.coverage()
+        blocks = max([prefix, *[c.l2_blocks for c in coverage]])
+        if use:
+            self.ledger.blocks.use(rows[:blocks], lines[:blocks], now)
+        reply = LocateReply(
+            self._listed(chain, view, prefix, low, reader, max_replicas),
+            coverage,
+            prefix_blocks=prefix,
+            memory_blocks=view.prefix_of(view.tiers == L2) if prefix else 0,
+        )
+        return Found(reply, chain[: blocks * BLOCK_KEY_BYTES], view)
+
+    def use(self, chain: bytes, now: float) -> None:
+        """Count a use of those blocks that are still there."""
+        _, rows, lines = self._rows_of(chain)
+        there = rows != 0
+        self.ledger.blocks.use(rows[there], lines[there], now)
+
+    def holders(self, found: Found) -> dict[NodeId, bytes]:
+        """Return which keys of what was just found each node has in memory (L1, L2), in order."""
+        if found.view is None:
+            return {}
+        keys = np.frombuffer(found.chain, f"V{BLOCK_KEY_BYTES}")
+        held = found.view.in_memory_by_node(len(keys))
+        return {
+            self.book.holder(number).info.node_id: keys[blocks].tobytes()
+            for number, blocks in held.items()
+        }
+
+    def list_blocks(
+        self, limit: int, now: float, *, leased: tuple[bytes, ...] = ()
+    ) -> BlockListing:
+        """Return up to ``limit`` copies, those of the newest blocks first.
+
+        Args:
+            limit: most copies.
+            now: seconds.
+            leased: chains of live leases, to be counted per block.
+        """
+        return list_blocks(self.ledger, self.book, limit, now, leased)
+
+    def check_invariants(self) -> None:
+        """Assert that blocks, copies and nodes fit each other."""
+        self.ledger.check_invariants()
+        for holder in self.book.by_name.values():
+            self.ledger.check_holder(holder)
+        held = sum(holder.copies for holder in self.book.by_name.values())
+        assert held == len(self.ledger.copies)
+
+    def _rows_of(self, chain: bytes) -> tuple[U8, Ints, U8]:
+        """Return the first halves of a chain's keys, their rows (0: unknown), copies of these."""
+        halved = halves(chain)
+        low = halved[:, 0].copy()
+        rows, lines = self.ledger.blocks.index.find(low, halved[:, 1].copy())
+        return low, rows, lines
+
+    def _view(self, rows: Ints, lines: U8) -> ChainView:
+        """Look at the copies of a chain's leading known blocks."""
+        known = rows != 0
+        blocks = len(rows) if known.all() else int(known.argmin())
+        copies = self.ledger.copies.of_heads(heads_of(lines[:blocks]))
+        return ChainView(blocks, copies, self.book)
+
+    def _listed(
+        self,
+        chain: bytes,
+        view: ChainView,
+        prefix: int,
+        low: U8,
+        reader: HostId | None,
+        max_replicas: int,
+    ) -> ListedReplicas | tuple[()]:
+        if not prefix or not max_replicas:
+            return ()
+        chosen, counts = view.best_first(prefix, low, reader=reader, most=max_replicas)
+        names = view.copies.holders[chosen]
+        seen = np.zeros(int(names.max()) + 1, bool)
+        seen[names] = True
+        present = np.flatnonzero(seen)
+        columns = ReplicaColumns(
+            counts=counts,
+            holder=(np.cumsum(seen) - 1)[names],
+            places=self.ledger.copies.places(view.copies.numbers[chosen]),
+            holders=tuple(self._replica_holder(name) for name in present.tolist()),
+        )
+        return ListedReplicas(chain, columns)
+
+    def _replica_holder(self, name: int) -> ReplicaHolder:
+        info = self.book.holder(name >> 8).info
+        tier = Tier.L2 if name & 0xFF == L2 else Tier.L4
+        return ReplicaHolder(info.node_id, info.host, tier, info.incarnation)
+
+
+def _ledger(max_blocks: int) -> Ledger:
+    """Make a ledger for as many blocks as the system lends address space for."""
+    while True:
+        try:
+            return Ledger(max_blocks)
+        except OSError:
+            if max_blocks <= _FEWEST_BLOCKS:
+                raise
+            max_blocks //= 2
+
+
+def _same_life(known: NodeInfo, info: NodeInfo) -> bool:
+    return (known.incarnation, known.role, known.host) == (info.incarnation, info.role, info.host)

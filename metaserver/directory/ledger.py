@@ -1,0 +1,198 @@
+"""The directory's books: blocks, their copies and names, and how batches of news change them.
+
+Owned by metaserver/directory/directory.py, which decides what a batch is; here its records are
+entered, all of them at once. What nodes hold is counted along, so that most inventories end without
+a search.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierkv.kvwire.event_records import STORED, EventRecords
+from tierkv.metaserver.directory.arrays import Ints, distinct
+from tierkv.metaserver.directory.block_table import BlockFacts, BlockTable
+from tierkv.metaserver.directory.copy_table import L1, L2, L4, CopyTable, holder_of
+from tierkv.metaserver.directory.event_columns import (
+    NameNumbers,
+    Records,
+    acceptable,
+    facts_of,
+    group_keys,
+    last_of,
+    places_of,
+)
+from tierkv.metaserver.directory.names import Names
+from tierkv.metaserver.directory.node_book import Holder
+
+_NONE: Final = np.empty(0, np.int64)
+_Item = TypeVar("_Item", bound=np.generic)
+
+
+class Ledger:
+    """Blocks and copies, entered and struck off in batches.
+
+    Attributes:
+        refused: events that were not entered, by reason (event_columns.acceptable, and ``full``).
+        blocks: every block with a copy somewhere.
+        copies: the copies, linked to their blocks.
+        models, tenants, sessions: names of blocks.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self.refused: Counter[str] = Counter()
+        self.blocks = BlockTable(max_blocks)
+        self.copies = CopyTable(2 * max_blocks)
+        self.models = Names(limit=1 << 16)
+        self.tenants = Names(limit=1 << 16)
+        self.sessions = Names(limit=1 << 32)
+
+    def enter(self, holder: Holder, batch: EventRecords, records: Records, now: float) -> None:
+        """Enter what a node says of its copies; of several news the last one counts."""
+        records, refused = acceptable(records, batch, computes=holder.computes, pools=holder.pools)
+        self.refused.update(refused)
+        if not len(records):
+            return
+        facts = facts_of(records, self._name_numbers(batch))
+        first, groups = group_keys(records)
+        rows, _ = self.blocks.index.find(_pick(facts.low, first), _pick(facts.high, first))
+        known = (rows != 0)[groups]
+        stored = records["kind"] == STORED
+        news = self._news(records["tier"], groups, len(first))
+        self._make_rows(
+            rows, groups, [_pick(n, np.flatnonzero(stored[n])) for n in news.values()], facts, now
+        )
+        rows = rows[groups]
+        bare = [_NONE]
+        for tier, latest in news.items():
+            latest = _pick(latest, np.flatnonzero(rows[latest]))
+            put = _pick(latest, np.flatnonzero(stored[latest]))
+            bare.append(self._put(holder, tier, _pick(rows, put), _pick(records, put)))
+            old = put[known[put]]
+            self.blocks.learn(rows[old], facts[old])
+            if len(put) < len(latest):
+                struck = latest[~stored[latest]]
+                bare.append(self._strike(holder, tier, rows[struck]))
+        emptied = np.concatenate(bare)
+        if len(emptied):
+            self.blocks.remove_without_copies(distinct(emptied))
+
+    def begin_inventory(self, holder: Holder) -> None:
+        """From here on, what a node doesn't name is gone when its inventory ends."""
+        if holder.confirmed < holder.copies:  # The last inventory was not finished.
+            self.copies.set_epoch(self.copies.of_node(holder.number), holder.epoch)
+        holder.epoch = (holder.epoch + 1) & 0xFF
+        holder.confirmed = 0
+        holder.taking_inventory = True
+
+    def end_inventory(self, holder: Holder) -> None:
+        """Strike off what was not named since ``begin_inventory``."""
+        holder.taking_inventory = False
+        if holder.confirmed < holder.copies:
+            mine = self.copies.of_node(holder.number)
+            self._remove(holder, mine[self.copies.epochs(mine) != holder.epoch])
+
+    def strike_all(self, holder: Holder) -> None:
+        """Strike off everything a node holds. O(all copies), unless it holds none."""
+        if holder.copies:
+            self._remove(holder, self.copies.of_node(holder.number))
+
+    def check_holder(self, holder: Holder) -> None:
+        """Assert that the counts kept for a node are those of its copies."""
+        mine = self.copies.of_node(holder.number)
+        assert holder.copies == len(mine), holder.info.node_id
+        confirmed = np.count_nonzero(self.copies.epochs(mine) == holder.epoch)
+        assert holder.confirmed == confirmed, holder.info.node_id
+
+    def check_invariants(self) -> None:
+        """Assert that blocks and copies fit each other."""
+        self.blocks.check_invariants()
+        self.copies.check_invariants(self.blocks.head, self.blocks.live_rows())
+
+    def _name_numbers(self, batch: EventRecords) -> NameNumbers:
+        blocks = self.blocks
+
+        def used(column: NDArray[Any]) -> Callable[[], list[int]]:
+            return lambda: [int(n) for n in distinct(column[blocks.live_rows()])]
+
+        return NameNumbers(
+            self.models.numbers(batch.models, used(blocks.models)),
+            self.tenants.numbers(batch.tenants, used(blocks.tenants)),
+            self.sessions.numbers(batch.sessions, used(blocks.sessions)),
+        )
+
+    @staticmethod
+    def _news(tiers: NDArray[np.uint8], groups: Ints, keys: int) -> dict[int, Ints]:
+        """Return for each tier the last record about each block."""
+        news = {}
+        for tier in (L1, L2, L4):
+            chosen = np.flatnonzero(tiers == tier)
+            if len(chosen):
+                news[tier] = chosen if keys == len(groups) else last_of(chosen, groups)
+        return news
+
+    def _make_rows(
+        self, rows: Ints, groups: Ints, stored: list[Ints], facts: BlockFacts, now: float
+    ) -> None:
+        """Make rows for stored blocks that have none, as far as there is room."""
+        chosen = np.sort(np.concatenate(stored))
+        chosen = _pick(chosen, np.flatnonzero(rows[groups[chosen]] == 0))
+        if not len(chosen):
+            return
+        if len(rows) < len(groups):
+            chosen = np.sort(chosen[np.unique(groups[chosen], return_index=True)[1]])
+        room = self.blocks.rows.room
+        if len(chosen) > room:
+            self.refused["full"] += len(chosen) - room
+            chosen = chosen[:room]
+        new = facts if len(chosen) == len(groups) else facts[chosen]
+        rows[groups[chosen]] = self.blocks.add(new, now)
+
+    def _put(self, holder: Holder, tier: int, rows: Ints, records: Records) -> Ints:
+        """Enter copies of distinct blocks; returns those blocks that there was no room for."""
+        if not len(rows):
+            return rows
+        name = holder_of(holder.number, tier)
+        heads = self.blocks.head[rows].astype(np.int64)
+        numbers = self.copies.find(heads, name)
+        (there,) = np.nonzero(numbers)
+        new = np.flatnonzero(numbers == 0)[: self.copies.rows.room]
+        if len(there):
+            holder.confirmed += self.copies.confirm(numbers[there], name, holder.epoch)
+        if len(new):
+            numbers[new] = self.copies.add(_pick(rows, new), self.blocks.head, name, holder.epoch)
+            holder.copies += len(new)
+            holder.confirmed += len(new)
+        (entered,) = np.nonzero(numbers)
+        if len(entered) < len(rows):
+            self.refused["full"] += len(rows) - len(entered)
+        self.copies.place(_pick(numbers, entered), places_of(_pick(records, entered)))
+        unplaced: Ints = rows[numbers == 0]
+        return unplaced
+
+    def _strike(self, holder: Holder, tier: int, rows: Ints) -> Ints:
+        """Strike off copies of distinct blocks; returns the blocks that had one."""
+        if not len(rows):
+            return rows
+        name = holder_of(holder.number, tier)
+        numbers = self.copies.find(self.blocks.head[rows].astype(np.int64), name)
+        return self._remove_copies(holder, numbers[numbers != 0])
+
+    def _remove(self, holder: Holder, numbers: Ints) -> None:
+        self.blocks.remove_without_copies(self._remove_copies(holder, numbers))
+
+    def _remove_copies(self, holder: Holder, numbers: Ints) -> Ints:
+        epochs = self.copies.epochs(numbers)
+        holder.copies -= len(numbers)
+        holder.confirmed -= int(np.count_nonzero(epochs == holder.epoch))
+        return self.copies.remove(numbers, self.blocks.head)
+
+
+def _pick(column: NDArray[_Item], chosen: Ints) -> NDArray[_Item]:
+    """Return the ``chosen`` entries, ascending; the column itself when these are all."""
+    return column if len(chosen) == len(column) else column[chosen]

@@ -1,0 +1,120 @@
+"""The nodes whose blocks the directory knows, as numbers that fit into 16 bits.
+
+Used by metaserver/directory/directory.py. It answers which nodes share a host, in arrays that whole
+chains can be looked up in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tierkv.kvcore import limits
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.metaserver.directory.arrays import Ints
+from tierkv.metaserver.directory.feed import Feed
+
+
+class Holder:
+    """A live node and how much it holds.
+
+    Attributes:
+        number: its place in ``NodeBook.holders``; never 0.
+        copies: rows it has in the copy table.
+        epoch: of its last inventory, finished or not.
+        confirmed: copies that were named in that epoch or later.
+        taking_inventory: parts of an inventory are under way.
+    """
+
+    __slots__ = (
+        "confirmed", "copies", "epoch", "feed", "info", "number", "taking_inventory",
+    )  # fmt: skip
+
+    def __init__(self, info: NodeInfo, number: int) -> None:
+        self.info = info
+        self.number = number
+        self.feed = Feed()
+        self.copies = 0
+        self.confirmed = 0
+        self.epoch = 0
+        self.taking_inventory = False
+
+    @property
+    def computes(self) -> bool:
+        """Whether it has an L1."""
+        return self.info.role.prefills or self.info.role.decodes
+
+    @property
+    def pools(self) -> bool:
+        """Whether it is a DMP node."""
+        return self.info.role is NodeRole.DMP
+
+
+class NodeBook:
+    """Holders by name and by number.
+
+    Attributes:
+        holders: by number; None where a number is free.
+        by_name: the same by node id.
+        hosts: [n] a number per host, equal for holders on one host; 0 for free numbers.
+    """
+
+    def __init__(self) -> None:
+        self.holders: list[Holder | None] = [None]
+        self.by_name: dict[NodeId, Holder] = {}
+        self.hosts: Ints = np.zeros(limits.MAX_NODES + 1, np.int64)
+        self._host_numbers: dict[HostId, int] = {}
+        self._compute: dict[int, list[int]] = {}
+
+    def add(self, info: NodeInfo) -> Holder:
+        """Take in a node that is not there."""
+        number = next((n for n, h in enumerate(self.holders) if n and h is None), None)
+        if number is None:
+            number = len(self.holders)
+            self.holders.append(None)
+        holder = self.holders[number] = self.by_name[info.node_id] = Holder(info, number)
+        host = self._host_numbers.setdefault(info.host, len(self._host_numbers) + 1)
+        self.hosts[number] = host
+        if holder.computes:
+            self._compute.setdefault(host, []).append(number)
+        return holder
+
+    def remove(self, holder: Holder) -> None:
+        """Forget a node; it must hold nothing."""
+        assert holder.copies == 0, holder.info.node_id
+        host = int(self.hosts[holder.number])
+        if holder.computes:
+            self._compute[host].remove(holder.number)
+        self.hosts[holder.number] = 0
+        self.holders[holder.number] = None
+        del self.by_name[holder.info.node_id]
+        if not (self.hosts == host).any():
+            del self._host_numbers[holder.info.host]
+            self._compute.pop(host, None)
+            self._renumber_hosts()
+
+    def host_number(self, host: HostId | None) -> int:
+        """Return a host's number; -1 for one without nodes."""
+        return self._host_numbers.get(host, -1) if host is not None else -1
+
+    def compute_nodes(self, host_number: int) -> list[int]:
+        """Return the numbers of a host's compute nodes."""
+        return self._compute.get(host_number, [])
+
+    def holder(self, number: int) -> Holder:
+        """Return the holder of a number that is in use."""
+        holder = self.holders[number]
+        assert holder is not None, number
+        return holder
+
+    def _renumber_hosts(self) -> None:
+        """Keep host numbers dense, so that they stay small however many hosts come and go."""
+        live = [h for h in self.holders if h is not None]
+        self._host_numbers = {}
+        self._compute = {}
+        for holder in live:
+            name = holder.info.host
+            host = self._host_numbers.setdefault(name, len(self._host_numbers) + 1)
+            self.hosts[holder.number] = host
+            if holder.computes:
+                self._compute.setdefault(host, []).append(holder.number)

@@ -1,0 +1,1 @@
+"""The meta server over gRPC: both sides, and their messages."""

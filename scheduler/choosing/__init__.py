@@ -1,0 +1,1 @@
+"""Which node gets a request: one cost in seconds per candidate."""

@@ -1,0 +1,377 @@
+"""Choosing a node: one cost in seconds for every candidate, and what to do among equals.
+
+Called by scheduler/choosing/router.py. All candidates are weighed at once, in arrays; a CostSplit
+is made only for those that are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.scheduler.choosing.service import Service, Waits, serve
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CostSplit, ServiceCost
+from tierkv.scheduler.events import CandidateCost, Stage
+from tierkv.scheduler.nodes.credibility import TypicalRates, credible
+from tierkv.scheduler.nodes.fleet import Fleet, Group
+from tierkv.scheduler.nodes.node_record import NodeRecord, Work
+from tierkv.scheduler.nodes.node_table import Column, Columns, Figures
+from tierkv.scheduler.request_record import RequestRecord
+
+EQUAL_COST = 1.02
+"""Costs within two per cent are the same: the estimate is no better than that."""
+
+PREFERRED_COST = 1.5
+"""A plan's wish bends the cost by that much: what it knows of calls to come is worth some wait."""
+
+
+class Weighed(Sequence[CandidateCost]):
+    """What some candidates cost; the values are made when somebody looks."""
+
+    def __init__(
+        self, node_ids: tuple[NodeId, ...], columns: Sequence[Column], charge: float
+    ) -> None:
+        self._node_ids = node_ids
+        self._columns = columns
+        self._charge = charge
+        self._made: dict[int, CandidateCost] = {}
+
+    def __len__(self) -> int:
+        return len(self._node_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateCost: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CandidateCost]: ...
+
+    def __getitem__(self, index: int | slice) -> CandidateCost | list[CandidateCost]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        made = self._made.get(index)
+        if made is None:
+            split = _split([float(column[index]) for column in self._columns], self._charge)
+            made = self._made[index] = CandidateCost(self._node_ids[index], split)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Costs(Sequence[CostSplit]):
+    """What a request costs at each of some nodes; a sequence of CostSplit.
+
+    Attributes:
+        nodes: the candidates.
+        figures: what is known of them.
+        service: the best plan at each.
+        wait_s: seconds to its turn.
+        service_s: seconds from then to its first token, corrected.
+        harm_s: charge for decodes it holds up.
+        handoff_s: what passing on the answer adds.
+        taken_s: seconds taken from others.
+        total_s: the cost.
+        charge: ``c*Q``, for those.
+    """
+
+    nodes: Sequence[NodeRecord]
+    figures: Figures
+    service: Service
+    wait_s: Column
+    service_s: Column
+    harm_s: Column
+    handoff_s: Column
+    taken_s: Column
+    total_s: Column
+    charge: float
+
+    @property
+    def burden_s(self) -> Column:
+        """Seconds that the request takes at each node, charged; without the wait for its turn."""
+        return (1.0 + self.charge) * self.taken_s + self.harm_s + self.handoff_s
+
+    @property
+    def ttft_s(self) -> Column:
+        """Seconds to the first token: the cost without the charges."""
+        return self.wait_s + self.service_s
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> CostSplit: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CostSplit]: ...
+
+    def __getitem__(self, index: int | slice) -> CostSplit | list[CostSplit]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        return _split([float(column[index]) for column in self._columns()], self.charge)
+
+    def _columns(self) -> tuple[Column, ...]:
+        """What ``_split`` takes."""
+        service = self.service
+        l1, l2, l3, _ = service.reach
+        return (
+            *(self.wait_s, self.service_s, self.total_s, self.harm_s, self.handoff_s, self.taken_s),
+            *(service.depth, service.load_s, service.prefill_s, l1, l2, l3),
+        )
+
+    def weighed(self, indices: Sequence[int]) -> Weighed:
+        """Keep the costs of some nodes for whoever looks at them."""
+        names = tuple(self.nodes[at].info.node_id for at in indices)
+        return Weighed(names, [column[indices] for column in self._columns()], self.charge)
+
+    def behind(self, before_s: Column) -> Costs:
+        """Return the costs if each node had so many seconds more to do before."""
+        return replace(self, wait_s=self.wait_s + before_s, total_s=self.total_s + before_s)
+
+    def cheapest(self, count: int) -> list[int]:
+        """Return the indices of the cheapest, cheapest first."""
+        if count >= len(self):
+            return [int(at) for at in np.argsort(self.total_s, kind="stable")]
+        some = np.argpartition(self.total_s, count)[:count]
+        return [int(at) for at in some[np.argsort(self.total_s[some], kind="stable")]]
+
+    def work(self, index: int, total_tokens: int, layout: BlockLayout) -> Work:
+        """Say what a node has to do for the request before its first token."""
+        blocks = self.service.tier_blocks(index)
+        l2, l3, l4 = (float(count * layout.stored_bytes) for count in blocks[1:])
+        tokens = total_tokens - sum(blocks) * layout.block_tokens
+        # Prompts that wait share forward passes: each takes as much of one as it has tokens.
+        shared = 1.0 - min(1.0, tokens / self.figures.step_tokens[index])
+        joining_s = self.figures.step_s[index] - self.figures.sequence_s[index]
+        prefill_s = self.service.prefill_s[index] - shared * joining_s
+        return Work(
+            tokens=tokens,
+            compute_s=float(prefill_s * self.figures.factor[index]),
+            load_bytes=(l2, l3, l4),
+            predicted_s=float(self.service.ended_s[index]),
+            corrected_s=float(self.wait_s[index] + self.service_s[index]),
+        )
+
+
+def _split(values: Sequence[float], charge: float) -> CostSplit:
+    """Make the value of one node's cost."""
+    wait_s, service_s, total_s, harm_s, handoff_s, taken_s, blocks, load_s, prefill_s, *ends = (
+        values
+    )
+    depth = int(blocks)
+    l1, l2, l3 = (min(depth, int(end)) for end in ends)
+    tiers = (l1, l2 - l1, l3 - l2, depth - l3)
+    service = ServiceCost(depth, load_s, prefill_s, service_s, tiers)
+    return CostSplit(wait_s, service, total_s, harm_s, handoff_s, charge, taken_s)
+
+
+def weigh(
+    request: RequestRecord,
+    candidates: Sequence[NodeRecord],
+    *,
+    fleet: Fleet,
+    now: float,
+    splits: bool = False,
+    waiting: int = 0,
+) -> Costs:
+    """Say what the request would cost at each candidate, in their order.
+
+    Args:
+        request: its tokens and where its blocks are.
+        candidates: at least one node that serves its model.
+        fleet: their figures, and the queues of the paths they share.
+        now: the time.
+        splits: nodes that only prefill would hand the answer over.
+        waiting: requests that wait for the same nodes; they would be delayed, too.
+    """
+    config, group = fleet.config, fleet.group(candidates)
+    layout = group.nodes[0].layout(request.arrived.model)
+    figures = fleet.table.figures(group.rows)
+    waits = _waits(figures, fleet, now)
+    service = serve(request.total_tokens, _reach(request, group), figures, layout, waits)
+    figures = credible(figures, service.ended_s)
+    # What a node was learned to add is spread over its wait and its service alike.
+    wait_s = figures.factor * waits.compute_s
+    service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
+    # Who is answered already is not delayed but by the harm below.
+    unanswered = np.maximum(figures.outstanding - figures.decodes, 0.0)
+    behind = (float(unanswered.sum()) + waiting) / len(group.nodes)
+    charge = config.queue_weight * behind
+    delayed_s = np.maximum(service.prefill_s - figures.decode_step_s, 0.0)
+    harm_s = config.decode_harm * figures.decodes * delayed_s
+    handoff_s = harm_s * 0.0
+    if splits:
+        handoff_s = figures.hands_over * _handoff_s(request.total_tokens, figures, layout, config)
+    taken_s = _taken_s(request.total_tokens, service, figures, layout, group.typical)
+    total_s = wait_s + service_s + charge * taken_s + harm_s + handoff_s
+    return Costs(
+        *(group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, taken_s, total_s),
+        charge,
+    )
+
+
+def _taken_s(
+    tokens: int, service: Service, figures: Figures, layout: BlockLayout, usual: TypicalRates
+) -> Column:
+    """Seconds that the plan at each node takes from others, were all nodes alike.
+
+    What differs between plans counts: tokens to compute and bytes to load. How fast each node was
+    measured to be does not: times the length of a batch's queue, what is noise would decide.
+    """
+    cached: Any = service.depth * layout.block_tokens
+    rest = tokens - cached
+    steps: Any = np.maximum(1.0, rest / figures.step_tokens)
+    compute_s: Any = usual.cost.causal_seconds(cached, rest, steps=steps)
+    taken_s: Column = compute_s
+    if not service.load_s.any():
+        return taken_s
+    ends = np.minimum(service.reach, service.depth)
+    blocks = ends[1:] - ends[:-1]
+    reads = np.minimum(blocks, 1.0)
+    load_s = (blocks * usual.byte_s * layout.stored_bytes).sum(axis=0)
+    load_s += (reads * usual.latency_s * layout.layers).sum(axis=0)
+    load_s += blocks[2] * (usual.rise_byte_s * layout.stored_bytes)
+    load_s += reads[2] * usual.rise_latency_s
+    taken_s = np.maximum(taken_s, load_s)
+    return taken_s
+
+
+def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
+    """Leave only decode nodes to a prompt that costs no more there: they need no handoff."""
+    every = list(range(len(costs)))
+    if stage is Stage.DECODE:
+        return every
+    direct = [i for i, r in enumerate(costs.nodes) if r.info.role is NodeRole.DECODE]
+    bound = float(costs.total_s.min()) * EQUAL_COST
+    return direct if any(costs.total_s[i] <= bound for i in direct) else every
+
+
+def wished(
+    costs: Costs, among: Sequence[int], wish: PreferredNode, tokens: int, layout: BlockLayout
+) -> int | None:
+    """Take the node that a plan prefers, unless the call takes much more from others there.
+
+    What the wait is predicted to be does not count: the plan gives a node its next call when one
+    has ended there, so it follows what nodes do, not what they are taken for. What the plan has
+    there counts before the directory knows of it.
+
+    Args:
+        costs: of all candidates.
+        among: indices of those to choose from.
+        wish: what the plan wants.
+        tokens: of the prompt, and of the answer so far.
+        layout: tokens per block.
+
+    Returns:
+        its index; None when it can't be, or should not.
+    """
+    at = next((at for at in among if costs.nodes[at].info.node_id == wish.node_id), None)
+    if at is None:
+        return None
+    rest = tokens - int(costs.service.depth[at]) * layout.block_tokens
+    planned_rest = max(1, tokens - wish.tokens)
+    burden_s = float(costs.burden_s[at]) * min(1.0, planned_rest / rest)
+    least_s = float(costs.burden_s[np.asarray(among)].min())
+    return at if burden_s <= PREFERRED_COST * least_s else None
+
+
+def choose(
+    costs: Costs,
+    among: Sequence[int],
+    *,
+    last_node: NodeId | None,
+) -> int:
+    """Take the cheapest; among equals the session's last node, then the one idle longest.
+
+    Nobody waits for a busy node while an idle one would answer sooner, whatever that takes from
+    others: an idle node's seconds are taken from nobody.
+
+    Args:
+        costs: of all candidates.
+        among: indices of those to choose from, at least one.
+        last_node: wins among equals.
+
+    Returns:
+        the index of the chosen candidate.
+    """
+    some = np.asarray(among)
+    at = _cheapest(costs, some, last_node)
+    idle = some[costs.figures.outstanding[some] == 0.0]
+    if not idle.size or not costs.figures.outstanding[at]:
+        return at
+    other = _cheapest(costs, idle, last_node)
+    return other if costs.ttft_s[other] < costs.ttft_s[at] else at
+
+
+def _cheapest(costs: Costs, some: NDArray[np.intp], last_node: NodeId | None) -> int:
+    totals = costs.total_s[some]
+    equal = some[totals <= float(totals.min()) * EQUAL_COST]
+    for at in equal:
+        if costs.nodes[at].info.node_id == last_node:
+            return int(at)
+    order = np.lexsort((costs.figures.last_chosen[equal], costs.figures.outstanding[equal]))
+    return int(equal[order[0]])
+
+
+def _handoff_s(
+    tokens: int, figures: Figures, layout: BlockLayout, config: SchedulerConfig
+) -> Column:
+    """Seconds between prefill and decode stage: the node that goes on loads all KV."""
+    blocks = -(-tokens // layout.block_tokens)
+    seconds: Column = config.handoff_s + blocks * layout.stored_bytes * figures.byte_s[0]
+    return seconds
+
+
+def _waits(figures: Figures, fleet: Fleet, now: float) -> Waits:
+    """When a new prompt's turn comes at each node, and on each path.
+
+    Every prompt before it is computed first, and each request takes the compute of one token in the
+    step that is shared with it. What the node is at was begun; when it should be over and is not,
+    the node is late, by as much again.
+    """
+    left_s = figures.head_end_s - now
+    ours_s = (
+        figures.waiting_s - figures.head_s + np.maximum(np.minimum(left_s, figures.head_s), -left_s)
+    )
+    others_s = (figures.others_tokens + figures.outstanding) * figures.token_s
+    return Waits(ours_s + others_s, _path_waits(figures, fleet))
+
+
+def _path_waits(figures: Figures, fleet: Fleet) -> Columns:
+    """When paths are free: behind what the node loads, and what all load from the pool's nodes.
+
+    Each node of the pool is taken to be as fast as its fastest reader sees it.
+    """
+    own_s = figures.queued * figures.byte_s
+    own_s[2] = figures.queued[2] * figures.rise_byte_s
+    if fleet.pool_nodes:
+        _, l3_bytes, l4_bytes = fleet.table.queued_bytes().tolist()
+        shared_s = (
+            l3_bytes * float(figures.byte_s[1].min()) / fleet.pool_nodes,
+            l4_bytes * float(figures.rise_byte_s.min()) / fleet.pool_nodes,
+        )
+        own_s[1:] = np.maximum(own_s[1:], np.array(shared_s)[:, None])
+    return own_s
+
+
+def _reach(request: RequestRecord, group: Group) -> NDArray[np.float64]:
+    """Blocks of the request's chain each node could reuse, from near and far: [4, nodes]."""
+    reach = np.zeros((4, len(group.nodes)))
+    found = [
+        (at, near.l1_blocks, near.l2_blocks)
+        for node_id, near in request.near.items()
+        if (at := group.positions.get(node_id)) is not None
+    ]
+    if found:
+        places, l1, l2 = (list(column) for column in zip(*found, strict=True))
+        reach[0, places] = l1
+        reach[1, places] = l2
+    reach[2] = request.pool.l3_blocks
+    reach[3] = request.pool.l4_blocks
+    return reach

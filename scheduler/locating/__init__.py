@@ -1,0 +1,1 @@
+"""Questions to the directory: where the blocks of a prompt are."""

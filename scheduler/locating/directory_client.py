@@ -1,0 +1,178 @@
+"""The scheduler's way to the directory: where a prompt's blocks are, and which keys a tenant has.
+
+Used by scheduler/dispatcher.py. Whatever goes wrong with the directory means "no hits" and is
+counted; after a failure it is left alone for a while, so that it never slows requests down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_key import block_keys, namespace_key
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CacheError
+from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import GenerateRequest
+from tierkv.metaserver.client import LocateReply, MetaClient, NamespaceGrant
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.locating.locate_wave import LocateWave
+from tierkv.scheduler.locating.patience import Patience
+from tierkv.scheduler.routing_stats import RoutingStats
+
+_Answer = TypeVar("_Answer")
+
+RESOLVE_TIMEOUT_S = 5.0
+"""For a tenant never seen before: without an answer it would share nothing."""
+
+NOTHING_FOUND = LocateReply()
+"""Stands for every answer that did not come; the directory's own empty answers are others."""
+
+
+class DirectoryClient:
+    """Asks the meta server, and goes on without it."""
+
+    def __init__(
+        self,
+        meta: MetaClient | None,
+        *,
+        config: SchedulerConfig,
+        stats: RoutingStats,
+        clock: Clock,
+    ) -> None:
+        """Make a client; does no I/O.
+
+        Args:
+            meta: the directory; None means no hits and tenants keyed by this process alone.
+            config: waits and bounds.
+            stats: where failures and questions are counted.
+            clock: where ``now`` comes from.
+        """
+        self._meta = meta
+        self._config = config
+        self._stats = stats
+        self._clock = clock
+        self._patience = Patience(backoff_s=config.directory_backoff_s)
+        self._wave = LocateWave(self._ask_all)
+        self._grants: dict[tuple[str, str, bytes], tuple[float, NamespaceGrant]] = {}
+        self._own_secret = secrets.token_bytes(32)
+
+    async def locate(
+        self, request: GenerateRequest, layout: BlockLayout | None, *, reserve_s: float = 0.0
+    ) -> LocateReply:
+        """Ask where the prompt's blocks are; whatever goes wrong means nowhere."""
+        if layout is None or not self._may_ask():
+            return NOTHING_FOUND
+        keys = block_keys(
+            request.namespace_key, request.token_ids, block_tokens=layout.block_tokens
+        )
+        return await self.find(keys, reserve_s=reserve_s)
+
+    async def find(self, keys: Sequence[BlockKey], *, reserve_s: float = 0.0) -> LocateReply:
+        """Ask where a chain is, and reserve it for ``reserve_s``; failures mean nowhere."""
+        if self._meta is None or not self._may_ask():
+            return NOTHING_FOUND
+        self._stats.located += 1
+        return await self._wave.find(keys[: limits.MAX_CHAIN_BLOCKS], reserve_s=reserve_s)
+
+    async def _ask_all(
+        self, chains: list[Sequence[BlockKey]], reserve_s: float
+    ) -> list[LocateReply]:
+        """Ask where some chains are, in one question."""
+        nothing = [NOTHING_FOUND] * len(chains)
+        if self._meta is None or not chains or not self._may_ask():
+            return nothing
+        question = self._meta.locate_many(chains, reserve_s=reserve_s)
+        replies = await self._ask(question, timeout_s=self._config.locate_timeout_s)
+        return nothing if replies is None else replies
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
+        """Prolong a lease; False when it is over, or nobody knows."""
+        if self._meta is None or lease == NO_LEASE or not self._may_ask():
+            return False
+        question = self._meta.extend_lease(lease, ttl_s=ttl_s)
+        return await self._tell(question)
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
+        """End a lease; False when it was over, or nobody knows: then it ends by itself."""
+        if self._meta is None or lease == NO_LEASE or not self._may_ask():
+            return False
+        question = self._meta.end_lease(lease, used=used)
+        return await self._tell(question)
+
+    async def _tell(self, question: Awaitable[bool]) -> bool:
+        """Ask what nobody waits for: that it comes late says nothing of the next locate."""
+        try:
+            async with asyncio.timeout(self._config.locate_timeout_s):
+                return await question
+        except TimeoutError:
+            self._stats.cache_errors["directory_unavailable"] += 1
+        except CacheError as error:
+            self._stats.cache_errors[error.code] += 1
+        return False
+
+    def _may_ask(self) -> bool:
+        return self._meta is not None and self._patience.may_ask(self._clock.now())
+
+    async def _ask(self, question: Awaitable[_Answer], *, timeout_s: float) -> _Answer | None:
+        """Wait for an answer; None, counted, when there is none in time."""
+        self._patience.ask()
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await question
+        except TimeoutError:
+            self._failed("directory_unavailable")
+        except CacheError as error:
+            self._failed(error.code)
+        except BaseException:
+            self._patience.gave_up()
+            raise
+        else:
+            self._patience.answered()
+            return answer
+        return None
+
+    async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
+        """Return the hash key of a tenant's blocks of a model (cached).
+
+        While the directory is away an expired grant stays good; a tenant never seen before gets
+        a key only this process knows, so that it shares with nobody by mistake.
+        """
+        fingerprint = model.layout.fingerprint()
+        key = (tenant, model.revision, fingerprint)
+        cached = self._grants.get(key)
+        now = self._clock.now()
+        if cached is not None and now < cached[0]:
+            return cached[1]
+        if self._meta is not None and self._may_ask():
+            question = self._meta.resolve_namespace(
+                tenant, model_revision=model.revision, layout_fingerprint=fingerprint
+            )
+            # Who has a grant does not wait long for a new one.
+            wait_s = RESOLVE_TIMEOUT_S if cached is None else self._config.locate_timeout_s
+            grant = await self._ask(question, timeout_s=wait_s)
+            if grant is not None:
+                if len(self._grants) >= limits.MAX_NODES:
+                    self._grants.clear()
+                self._grants[key] = (now + self._config.namespace_ttl_s, grant)
+                return grant
+        return cached[1] if cached is not None else self._own_grant(tenant, model)
+
+    def _own_grant(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
+        key = namespace_key(
+            self._own_secret,
+            tenant=tenant,
+            model_revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint(),
+        )
+        return NamespaceGrant(key, domain=tenant, cache_enabled=True)
+
+    def _failed(self, kind: str) -> None:
+        self._stats.cache_errors[kind] += 1
+        self._patience.failed(self._clock.now())

@@ -1,0 +1,1 @@
+"""The compute nodes as the scheduler knows them: load, speed, health."""

@@ -1,0 +1,1 @@
+"""Plans of statements: which call goes where and when."""

@@ -1,0 +1,146 @@
+"""Leases on what the pending calls of a statement share, kept alive as long as any needs it.
+
+Used by scheduler/plans/statement_run.py, one per statement. One task asks the directory, one
+question at a time; nobody waits for it, and without a directory nothing is held and all else goes
+on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import TierKVError
+from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.ids import BlockKey
+from tierkv.metaserver.client import LocateReply
+
+log = logging.getLogger("tierkv.scheduler")
+
+LEASE_S = 15.0
+"""How long a lost front holds blocks; prolonged after a third of it."""
+
+FIRST_RETRY_S = 0.05
+"""A block is in the directory some 20 ms after it was computed, and in the pool a little later."""
+
+MAX_HELD = 256
+"""Stems of one statement that are held at once; those that come first are the shared ones."""
+
+
+class LeaseDesk(Protocol):
+    """The part of DirectoryClient that this needs; a failure is "nothing found" or False."""
+
+    async def find(self, keys: Sequence[BlockKey], *, reserve_s: float = 0.0) -> LocateReply: ...
+
+    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool: ...
+
+    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One held chain; ``in_pool`` when the lease covers all of it in somebody's memory."""
+
+    keys: Sequence[BlockKey]
+    due_s: float
+    lease: LeaseId = NO_LEASE
+    in_pool: bool = False
+    retry_s: float = FIRST_RETRY_S
+
+
+class HoldKeeper:
+    """The leases of one statement, by stem of its prefix tree."""
+
+    def __init__(self, desk: LeaseDesk, clock: Clock, *, lease_s: float = LEASE_S) -> None:
+        self._desk = desk
+        self._clock = clock
+        self._lease_s = lease_s
+        self._held: dict[int, _Held] = {}
+        self._ending: list[tuple[LeaseId, bool]] = []
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def hold(self, stem: int, keys: Sequence[BlockKey]) -> None:
+        """Keep a chain from now on; asked again, look again where its blocks are."""
+        held = self._held.get(stem)
+        if held is None:
+            if len(self._held) >= MAX_HELD:
+                return
+            self._held[stem] = _Held(keys, self._clock.now())
+        elif not held.in_pool:
+            held.due_s, held.retry_s = self._clock.now(), FIRST_RETRY_S
+        self._wake.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(), name="plan-holds")
+
+    def let_go(self, stem: int) -> None:
+        """Keep the chain no longer."""
+        held = self._held.pop(stem, None)
+        if held is not None:
+            self._end(held, used=True)
+            self._wake.set()
+
+    async def close(self) -> None:
+        """End every lease. A question that is under way is waited for: it may bring a lease."""
+        self._closing = True
+        for stem in list(self._held):
+            self.let_go(stem)
+        if self._task is not None:
+            self._wake.set()
+            await self._task
+            self._task = None
+
+    async def _keep(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                await self._renew_due()
+                await self._end_leases()
+                if self._closing:
+                    return
+                await self._rest()
+        except TierKVError as error:
+            log.warning("what a statement shares is not held any more: %s", error)
+
+    async def _renew_due(self) -> None:
+        for stem, held in list(self._held.items()):
+            if held.due_s <= self._clock.now() and self._held.get(stem) is held:
+                await self._renew(stem, held)
+
+    async def _end_leases(self) -> None:
+        while self._ending:
+            lease, used = self._ending.pop()
+            await self._desk.end_lease(lease, used=used)
+
+    async def _rest(self) -> None:
+        """Wait until something is to be done."""
+        due_s = min((held.due_s for held in self._held.values()), default=None)
+        wait_s = None if due_s is None else max(0.0, due_s - self._clock.now())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+
+    async def _renew(self, stem: int, held: _Held) -> None:
+        """Prolong the lease, or take a new one until it covers the whole chain in the pool."""
+        if held.in_pool and await self._desk.extend_lease(held.lease, ttl_s=self._lease_s):
+            held.due_s = self._clock.now() + self._lease_s / 3
+            return
+        reply = await self._desk.find(held.keys, reserve_s=self._lease_s)
+        self._end(held, used=False)
+        held.lease = reply.lease
+        if self._held.get(stem) is not held:  # Let go of while the directory was asked.
+            self._end(held, used=False)
+        held.in_pool = held.lease != NO_LEASE and reply.memory_blocks >= len(held.keys)
+        held.due_s = self._clock.now() + (self._lease_s / 3 if held.in_pool else held.retry_s)
+        held.retry_s = min(2 * held.retry_s, self._lease_s / 3)
+
+    def _end(self, held: _Held, *, used: bool) -> None:
+        if held.lease != NO_LEASE:
+            self._ending.append((held.lease, used))
+            held.lease = NO_LEASE

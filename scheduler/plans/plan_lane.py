@@ -1,0 +1,195 @@
+"""One node's part of a statement's plan: what it does next, and what it has in use.
+
+A part of PlanState, mutated only through it. Positions are handed out depth first; a position whose
+prefix is being computed waits, with everything behind it under the same stem.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.plans.plan_events import PlanNode
+from tierkv.scheduler.plans.plan_runs import Run
+from tierkv.scheduler.plans.plan_tree import PrefixTree
+
+Span = tuple[int, int]
+"""Positions ``[first, stop)`` that were not sent yet."""
+
+
+class Lane:
+    """One node's part.
+
+    Attributes:
+        node: the node; None: wherever the scheduler likes.
+        runs: not begun yet, in order.
+        in_flight: positions sent and not ended.
+        computing: per stem the position that computes it here.
+        resident: stems that are in use here: computed, or being computed.
+        used_blocks: blocks of those, and what calls in flight have for themselves.
+        prefetched: stems the node was told to load.
+    """
+
+    def __init__(self, tree: PrefixTree, node: PlanNode | None) -> None:
+        self.node = node
+        self.runs: deque[Run] = deque()
+        self.in_flight: set[int] = set()
+        self.computing: dict[int, int] = {}
+        self.resident: set[int] = set()
+        self.used_blocks = 0
+        self.prefetched: set[int] = set()
+        self._tree = tree
+        self._todo: list[Span] = []  # A heap; spans are disjoint.
+        self._parked: dict[int, list[Span]] = {}
+        self._computed_by: dict[int, list[int]] = {}
+
+    @property
+    def node_id(self) -> NodeId | None:
+        """The node's name."""
+        return self.node.node_id if self.node else None
+
+    @property
+    def speed(self) -> float:
+        """How fast the node is, beside a typical one."""
+        return self.node.speed if self.node else 1.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to send."""
+        return bool(self._todo or self._parked or self.runs)
+
+    @property
+    def left(self) -> int:
+        """Calls that have not ended: in flight, or not sent yet."""
+        spans = (*self._todo, *(span for spans in self._parked.values() for span in spans))
+        unsent = sum(stop - first for first, stop in spans) + sum(run.calls for run in self.runs)
+        return len(self.in_flight) + unsent
+
+    @property
+    def spare_runs(self) -> int:
+        """Runs that another node may take over without leaving this one idle."""
+        busy = self._todo or self._parked or self.in_flight
+        return len(self.runs) if busy else max(0, len(self.runs) - 1)
+
+    @property
+    def queued_s(self) -> float:
+        """Work of the runs not begun."""
+        return sum(run.work_s for run in self.runs)
+
+    def next_position(self) -> int | None:
+        """Find the first position whose prefix nobody is computing here; it stays unsent."""
+        while True:
+            if not self._todo:
+                if not self.runs or self._awaited(self.runs[0].first) is not None:
+                    return None  # A run that could not begin stays whole for others to take.
+                run = self.runs.popleft()
+                heappush(self._todo, (run.first, run.stop))
+            first, stop = self._todo[0]
+            stem = self._awaited(first)
+            if stem is None:
+                return first
+            heappop(self._todo)
+            end = min(stop, self._tree.stems[stem].stop)
+            self._parked.setdefault(stem, []).append((first, end))
+            if end < stop:
+                heappush(self._todo, (end, stop))
+
+    def peek(self) -> int | None:
+        """Say where the lane goes on, whether or not it could now."""
+        if self._todo:
+            return self._todo[0][0]
+        return self.runs[0].first if self.runs else None
+
+    def _awaited(self, position: int) -> int | None:
+        return next((s for s in self._tree.path(position) if s in self.computing), None)
+
+    def new_stems(self, position: int) -> list[int]:
+        """Stems of a call that are not in use here."""
+        return [s for s in self._tree.path(position) if s not in self.resident]
+
+    def has_stem(self, stem: int) -> bool:
+        """Whether a stem and all above it are in use here, so that more calls cost no more."""
+        return all(each in self.resident for each in self._tree.up(stem))
+
+    def has_room(self, position: int) -> bool:
+        """Whether the call's blocks fit beside those in use; one call always does."""
+        if not self.in_flight or self.node is None or not self.node.room_blocks:
+            return True
+        blocks = sum(self._tree.stems[s].blocks for s in self.new_stems(position))
+        blocks += self._tree.own_blocks(position)
+        return self.used_blocks + blocks <= self.node.room_blocks
+
+    def send(self, position: int) -> None:
+        """Take the first unsent position into flight; it computes what is not here yet."""
+        first, stop = heappop(self._todo)
+        assert first == position, (first, position)
+        if first + 1 < stop:
+            heappush(self._todo, (first + 1, stop))
+        new = self.new_stems(position)
+        self._computed_by[position] = new
+        for stem in new:
+            self.computing[stem] = position
+            self.resident.add(stem)
+            self.used_blocks += self._tree.stems[stem].blocks
+        self.in_flight.add(position)
+        self.used_blocks += self._tree.own_blocks(position)
+
+    def prefilled(self, position: int) -> list[int]:
+        """What the call computed is here: whoever waited for it may go.
+
+        Returns:
+            the stems that it computed.
+        """
+        computed = self._computed_by.pop(position, [])
+        for stem in computed:
+            del self.computing[stem]
+            self._unpark(stem)
+        return computed
+
+    def ended(self, position: int) -> None:
+        """Forget the call; what it had not finished computing is nobody's."""
+        self.in_flight.remove(position)
+        self.used_blocks -= self._tree.own_blocks(position)
+        for stem in self._computed_by.pop(position, ()):
+            del self.computing[stem]
+            self.drop(stem)
+            self._unpark(stem)
+
+    def drop(self, stem: int) -> None:
+        """The stem is not in use any more."""
+        if stem in self.resident:
+            self.resident.remove(stem)
+            self.used_blocks -= self._tree.stems[stem].blocks
+
+    def _unpark(self, stem: int) -> None:
+        for span in self._parked.pop(stem, ()):
+            heappush(self._todo, span)
+
+    def give_up(self) -> list[Run]:
+        """Return everything unsent; the lane has no work then."""
+        spans = [*self._todo, *(span for spans in self._parked.values() for span in spans)]
+        left = [Run(first, stop, 0, 0.0) for first, stop in sorted(spans)] + list(self.runs)
+        self._todo, self._parked = [], {}
+        self.runs.clear()
+        return left
+
+    def unsent(self) -> Iterator[int]:
+        """All positions not sent yet, for the invariants."""
+        for first, stop in self._todo:
+            yield from range(first, stop)
+        for stem, spans in self._parked.items():
+            assert stem in self.computing, f"nobody computes stem {stem}"
+            for first, stop in spans:
+                yield from range(first, stop)
+        for run in self.runs:
+            yield from range(run.first, run.stop)
+
+    def check_invariants(self) -> None:
+        """Assert that the account of blocks is right and nobody waits for nobody."""
+        blocks = sum(self._tree.stems[s].blocks for s in self.resident)
+        blocks += sum(self._tree.own_blocks(p) for p in self.in_flight)
+        assert blocks == self.used_blocks, (blocks, self.used_blocks)
+        assert set(self.computing) <= self.resident
+        assert set(self.computing.values()) <= self.in_flight

@@ -1,0 +1,221 @@
+"""Cutting a prefix tree into runs: pieces of the depth-first order, each for one node.
+
+Pure, called by scheduler/plans/plan_state.py. A run stays inside one subtree where it can, so that
+what its calls share is computed and kept on one node; runs are small enough to balance the nodes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from tierkv.scheduler.plans.plan_tree import ROOT, PrefixTree
+
+RUNS_PER_NODE = 4
+"""Several runs per node, so that one that finishes early can take over another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What calls cost, in seconds.
+
+    Attributes:
+        prefill_s_per_token: computing one prompt token.
+        answer_s: generating one answer.
+    """
+
+    prefill_s_per_token: float = 1.0
+    answer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbours in the depth-first order, ``[first, stop)``.
+
+    Attributes:
+        stem: the deepest stem that all of them have; its blocks are the run's own prefix.
+        work_s: seconds of work when that prefix has to be computed too.
+    """
+
+    first: int
+    stop: int
+    stem: int
+    work_s: float
+
+    @property
+    def calls(self) -> int:
+        """How many calls it has."""
+        return self.stop - self.first
+
+    def halves(self) -> tuple[Run, Run]:
+        """Cut it in two; it has two calls at least."""
+        middle, work_s = (self.first + self.stop) // 2, self.work_s / 2
+        return (
+            Run(self.first, middle, self.stem, work_s),
+            Run(middle, self.stop, self.stem, work_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A part of the stem ``within``: a stem below it, or (``stem`` None) some calls."""
+
+    first: int
+    stop: int
+    stem: int | None
+    work_s: float
+    within: int = ROOT
+
+
+def cut(tree: PrefixTree, effort: Effort, nodes: int) -> tuple[Run, ...]:
+    """Cut the tree into runs, in depth-first order.
+
+    A subtree that is small enough is one run; small neighbours under the same stem make one run
+    together. A subtree too big for that is cut below its shared prefix, into pieces that have about
+    as much work of their own as that prefix costs to have once more, or more.
+
+    Args:
+        tree: what is shared.
+        effort: what calls cost.
+        nodes: how many nodes are to share the work.
+    """
+    if not tree.order:
+        return ()
+    return _Cutter(tree, effort, nodes).runs()
+
+
+class _Cutter:
+    """One cut.
+
+    Attributes:
+        below_s: per stem, seconds of its calls without what the stem and those above share.
+        above_s: per stem, seconds to compute everything from the root to its end.
+    """
+
+    def __init__(self, tree: PrefixTree, effort: Effort, nodes: int) -> None:
+        self.tree = tree
+        self.effort = effort
+        self.below_s = [0.0] * len(tree.stems)
+        self.above_s = [0.0] * len(tree.stems)
+        self._children: list[list[int]] = [[] for _ in tree.stems]
+        for position in range(len(tree.order)):
+            self.below_s[tree.deepest[position]] += self._call_s(position)
+        for number in range(len(tree.stems) - 1, ROOT, -1):
+            parent = tree.stems[number].parent
+            self.below_s[parent] += self.below_s[number] + self._own_s(number)
+            self._children[parent].append(number)
+        for number in range(1, len(tree.stems)):
+            parent = tree.stems[number].parent
+            self.above_s[number] = self.above_s[parent] + self._own_s(number)
+        self._target_s = self.below_s[ROOT] / (RUNS_PER_NODE * max(1, nodes))
+
+    def runs(self) -> tuple[Run, ...]:
+        """Visit stems from the root, without recursion: prefixes may be nested deeply."""
+        runs: list[Run] = []
+        stack = [_Item(0, len(self.tree.order), ROOT, self.below_s[ROOT])]
+        while stack:
+            item = stack.pop()
+            if item.stem is None or not self._too_big(item.stem):
+                runs.append(self._run(item))
+            else:
+                pieces = list(self._pieces(item.stem))
+                stack += reversed(pieces)
+        return tuple(runs)
+
+    def _too_big(self, stem: int) -> bool:
+        share_s = max(self._target_s, self.above_s[stem])
+        whole = self.tree.stems[stem]
+        return self.below_s[stem] > 1.5 * share_s and whole.stop - whole.first > 1
+
+    def _pieces(self, stem: int) -> Iterator[_Item]:
+        """Gather a stem's parts into pieces; one that is too big comes alone."""
+        least_s = max(self._target_s, self.above_s[stem])
+        first, work_s = self.tree.stems[stem].first, 0.0
+        for item in self._items(stem):
+            if item.stem is not None and self._too_big(item.stem):
+                if first < item.first:
+                    yield _Item(first, item.first, None, work_s, stem)
+                yield item
+                first, work_s = item.stop, 0.0
+                continue
+            work_s += item.work_s
+            if work_s + item.work_s / 2 >= least_s:
+                yield _Item(first, item.stop, None, work_s, stem)
+                first, work_s = item.stop, 0.0
+        if first < self.tree.stems[stem].stop:
+            yield _Item(first, self.tree.stems[stem].stop, None, work_s, stem)
+
+    def _items(self, stem: int) -> Iterator[_Item]:
+        whole = self.tree.stems[stem]
+        at = whole.first
+        for child in reversed(self._children[stem]):
+            below = self.tree.stems[child]
+            yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, below.first))
+            work_s = self.below_s[child] + self._own_s(child)
+            yield _Item(below.first, below.stop, child, work_s, stem)
+            at = below.stop
+        yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, whole.stop))
+
+    def _run(self, item: _Item) -> Run:
+        stem = self.tree.deepest[item.first]
+        while self.tree.stems[stem].stop < item.stop:
+            stem = self.tree.stems[stem].parent
+        work_s = item.work_s + self.above_s[item.within]
+        return Run(item.first, item.stop, stem, work_s)
+
+    def _own_s(self, stem: int) -> float:
+        found = self.tree.stems[stem]
+        return found.blocks * found.block_tokens * self.effort.prefill_s_per_token
+
+    def _call_s(self, position: int) -> float:
+        return self.tree.own_tokens(position) * self.effort.prefill_s_per_token + (
+            self.effort.answer_s
+        )
+
+
+def deal(
+    runs: Sequence[Run], speeds: Sequence[float], homes: Mapping[int, int] | None = None
+) -> list[list[Run]]:
+    """Give each node its runs: what it has the KV of, and then as much work as it is fast.
+
+    Args:
+        runs: in depth-first order.
+        speeds: of each node, beside one another.
+        homes: per position the node that has more of the call than any other; else it is missing.
+
+    Returns:
+        per node its runs, in depth-first order; every position is in exactly one.
+    """
+    dealt: list[list[Run]] = [[] for _ in speeds]
+    homeless: list[Run] = []
+    for run in runs:
+        for home, piece in _by_home(run, homes or {}):
+            (homeless if home is None else dealt[home]).append(piece)
+    loads_s = [sum(run.work_s for run in hand) for hand in dealt]
+    left_s = sum(run.work_s for run in homeless)
+    fair_s = (sum(loads_s) + left_s) / sum(speeds)
+    lacks_s = [
+        max(0.0, fair_s * speed - load_s) for speed, load_s in zip(speeds, loads_s, strict=True)
+    ]
+    done_s, scale = 0.0, sum(lacks_s) / left_s if left_s else 0.0
+    ends_s = list(accumulate(lacks_s))
+    for run in homeless:
+        middle_s = (done_s + run.work_s / 2) * scale
+        dealt[min(len(dealt) - 1, bisect_right(ends_s, middle_s))].append(run)
+        done_s += run.work_s
+    for hand in dealt:
+        hand.sort(key=lambda run: run.first)
+    return dealt
+
+
+def _by_home(run: Run, homes: Mapping[int, int]) -> Iterator[tuple[int | None, Run]]:
+    """Cut a run where the home of its calls changes."""
+    if not homes:
+        yield None, run
+        return
+    for home, group in groupby(range(run.first, run.stop), homes.get):
+        positions = list(group)
+        share_s = run.work_s * len(positions) / run.calls
+        yield home, Run(positions[0], positions[-1] + 1, run.stem, share_s)

@@ -1,0 +1,295 @@
+"""The plan of one statement: which call goes where and when, and which blocks are worth keeping.
+
+A pure core: ``PlanState.handle`` takes in what happened and says what to do about it;
+scheduler/plans/statement_run.py carries that out. It knows no clock: a plan has an order, not
+times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.plans.plan_events import (
+    CallFailed,
+    CallFinished,
+    CallPrefilled,
+    CallsLocated,
+    Cancelled,
+    Hold,
+    LetGo,
+    NodeLost,
+    NodesSeen,
+    PlanEvent,
+    PlanInstruction,
+    PlanNode,
+    PrefetchRun,
+    SendCall,
+)
+from tierkv.scheduler.plans.plan_lane import Lane
+from tierkv.scheduler.plans.plan_runs import Effort, Run, cut, deal
+from tierkv.scheduler.plans.plan_tree import PrefixTree
+
+
+class PlanState:
+    """One statement's plan. Mutated only through ``handle``.
+
+    Every call is sent exactly once, to the lane of one node; neighbours of the prefix tree go to
+    the same node one after the other. A stem is held while calls that were not prefilled need
+    it, and let go of at once when none does.
+
+    Attributes:
+        tree: what the calls share.
+        runs: how the first look at the nodes cut it.
+        lanes: one per node; one without a node while there is none.
+        held: stems that were asked to be kept.
+        left: calls that have not ended.
+        over: whether every call has ended, or the statement was cancelled.
+    """
+
+    def __init__(self, tree: PrefixTree, effort: Effort, *, max_in_flight: int) -> None:
+        """Make a plan; it begins with the first NodesSeen.
+
+        Args:
+            tree: of all calls of the statement.
+            effort: what calls cost.
+            max_in_flight: calls sent and not ended, at most.
+        """
+        self.tree = tree
+        self.runs: tuple[Run, ...] = ()
+        self.lanes: list[Lane] = []
+        self.held: set[int] = set()
+        self.left = len(tree.order)
+        self.over = not tree.order
+        self._effort = effort
+        self._max_in_flight = max(1, max_in_flight)
+        self._homes: dict[int, NodeId] = {}
+        self._orphans: deque[Run] = deque()
+        self._position = {call: at for at, call in enumerate(tree.order)}
+        self._lane_of: dict[int, Lane] = {}
+        self._prefilled: set[int] = set()
+        calls = [stem.stop - stem.first for stem in tree.stems]
+        self._unsent = list(calls)
+        self._unprefilled = list(calls)
+        self._unfinished = list(calls)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether calls are still to be sent."""
+        if self.over:
+            return False
+        return not self.lanes or bool(self._orphans) or any(lane.has_work for lane in self.lanes)
+
+    def handle(self, event: PlanEvent) -> list[PlanInstruction]:
+        """Take in what happened and say what to do about it.
+
+        Events about calls that have ended, and events after the end, are ignored.
+        """
+        if self.over:
+            return []
+        match event:
+            case CallsLocated():
+                self._homes = dict(event.homes)
+                return []
+            case NodesSeen():
+                self._see(event.nodes)
+            case NodeLost():
+                self._see(tuple(n for n in self._nodes() if n.node_id != event.node_id))
+            case CallPrefilled():
+                return [*self._on_prefilled(self._position[event.call]), *self._fill()]
+            case CallFinished():
+                position = self._position[event.call]
+                return [*self._on_prefilled(position), *self._on_ended(position), *self._fill()]
+            case CallFailed():
+                return [*self._on_ended(self._position[event.call]), *self._fill()]
+            case Cancelled():
+                return self._on_cancelled()
+        return self._fill()
+
+    # -- nodes
+
+    def _nodes(self) -> Iterator[PlanNode]:
+        return (lane.node for lane in self.lanes if lane.node is not None)
+
+    def _see(self, nodes: tuple[PlanNode, ...]) -> None:
+        if not self.lanes:
+            self._begin(nodes)
+            return
+        seen = {node.node_id: node for node in nodes}
+        wanted: set[NodeId | None] = set(seen) or {None}
+        for lane in self.lanes:
+            if lane.node_id not in wanted:
+                self._orphans.extend(lane.give_up())
+        self.lanes = [lane for lane in self.lanes if lane.node_id in wanted]
+        for lane in self.lanes:
+            lane.node = seen.get(lane.node_id) if lane.node_id else None
+        known = {lane.node_id for lane in self.lanes}
+        self.lanes += [
+            Lane(self.tree, seen.get(node_id) if node_id else None)
+            for node_id in (*seen, *(() if seen else (None,)))
+            if node_id not in known
+        ]
+
+    def _begin(self, nodes: tuple[PlanNode, ...]) -> None:
+        self.lanes = [Lane(self.tree, node) for node in nodes] or [Lane(self.tree, None)]
+        self.runs = cut(self.tree, self._effort, len(self.lanes))
+        lane_of = {lane.node_id: number for number, lane in enumerate(self.lanes)}
+        homes = {
+            self._position[call]: lane_of[node_id]
+            for call, node_id in self._homes.items()
+            if node_id in lane_of
+        }
+        speeds = [lane.speed for lane in self.lanes]
+        for lane, runs in zip(self.lanes, deal(self.runs, speeds, homes), strict=True):
+            lane.runs.extend(runs)
+
+    # -- calls
+
+    def _on_prefilled(self, position: int) -> list[PlanInstruction]:
+        lane = self._lane_of.get(position)
+        if lane is None or position in self._prefilled:
+            return []
+        computed = lane.prefilled(position)
+        done = self._no_longer_pending(position)
+        worth = [stem for stem in computed if self._unprefilled[stem]]
+        self.held.update(worth)
+        return [*done, *(Hold(stem) for stem in worth)]
+
+    def _no_longer_pending(self, position: int) -> list[PlanInstruction]:
+        self._prefilled.add(position)
+        done: list[PlanInstruction] = []
+        for stem in self.tree.path(position):
+            self._unprefilled[stem] -= 1
+            if not self._unprefilled[stem] and stem in self.held:
+                self.held.remove(stem)
+                done.append(LetGo(stem))
+        return done
+
+    def _on_ended(self, position: int) -> list[PlanInstruction]:
+        lane = self._lane_of.pop(position, None)
+        if lane is None:
+            return []
+        done = [] if position in self._prefilled else self._no_longer_pending(position)
+        lane.ended(position)
+        self.left -= 1
+        self.over = not self.left
+        for stem in self.tree.path(position):
+            self._unfinished[stem] -= 1
+            if not self._unfinished[stem]:
+                for each in self.lanes:
+                    each.drop(stem)
+        return done
+
+    def _on_cancelled(self) -> list[PlanInstruction]:
+        self.over = True
+        held, self.held = sorted(self.held), set()
+        return [LetGo(stem) for stem in held]
+
+    # -- sending
+
+    def _fill(self) -> list[PlanInstruction]:
+        """Send as much as may be in flight, the node with the least first."""
+        if not self.lanes or self.over:
+            return []
+        out: list[PlanInstruction] = []
+        touched: dict[int, Lane] = {}
+        while len(self._lane_of) < self._max_in_flight:
+            self._employ_idle()
+            found = self._next()
+            if found is None:
+                break
+            lane, position = found
+            out.append(self._send(lane, position))
+            touched[id(lane)] = lane
+        return out + [each for lane in touched.values() for each in self._look_ahead(lane)]
+
+    def _employ_idle(self) -> None:
+        for lane in self.lanes:
+            if not lane.has_work and not self._take_over(lane):
+                return
+
+    def _next(self) -> tuple[Lane, int] | None:
+        """Find a call that may go now. Lanes share what may be in flight by speed.
+
+        Also when others have nothing left: what a lane has in flight can't be taken over.
+        """
+        share = self._max_in_flight / sum(lane.speed for lane in self.lanes)
+        busy = [lane for lane in self.lanes if lane.has_work]
+        for lane in sorted(busy, key=lambda each: len(each.in_flight) / each.speed):
+            if len(lane.in_flight) >= math.ceil(share * lane.speed):
+                return None
+            position = lane.next_position()
+            if position is not None and lane.has_room(position):
+                return lane, position
+        return None
+
+    def _send(self, lane: Lane, position: int) -> SendCall:
+        lane.send(position)
+        self._lane_of[position] = lane
+        path = self.tree.path(position)
+        for stem in path:
+            self._unsent[stem] -= 1
+        resident = self.tree.stems[path[0]].end_tokens if path else 0
+        return SendCall(self.tree.order[position], lane.node_id, resident, *self._pending(path))
+
+    def _pending(self, path: list[int]) -> tuple[int, int]:
+        """Count the unsent calls that share most with a call, and the tokens they share."""
+        for number in path:
+            if self._unsent[number]:
+                return self._unsent[number], self.tree.stems[number].end_tokens
+        return (0, self.tree.stems[path[-1]].end_tokens) if path else (0, 0)
+
+    def _take_over(self, lane: Lane) -> bool:
+        """Give a lane that has nothing left a run that nobody has, or another lane's last one."""
+        if self._orphans:
+            lane.runs.append(self._orphans.popleft())
+            return True
+        richest = max(self.lanes, key=lambda each: (each.spare_runs > 0, each.queued_s))
+        if richest is lane or not richest.spare_runs or not _ends_sooner(lane, richest):
+            return False
+        run = richest.runs.pop()
+        if not richest.runs and run.calls > 1 and lane.has_stem(run.stem):
+            # The last one is shared: whoever takes it whole would be the last to end.
+            kept, run = run.halves()
+            richest.runs.append(kept)
+        lane.runs.append(run)
+        return True
+
+    def _look_ahead(self, lane: Lane) -> list[PlanInstruction]:
+        """Have the node load the prefix it needs next, if it does not use that already."""
+        position = lane.peek()
+        if position is None or lane.node is None:
+            return []
+        deepest = self.tree.deepest[position]
+        new = lane.new_stems(position)
+        if not new or deepest in lane.prefetched:
+            return []
+        lane.prefetched.update(new)
+        self.held.update(new)
+        tokens = self.tree.stems[deepest].end_tokens
+        prefetch = PrefetchRun(self.tree.order[position], lane.node.node_id, deepest, tokens)
+        return [*(Hold(stem) for stem in new), prefetch]
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two events; O(calls + stems)."""
+        if not self.lanes or self.over:
+            assert not self.held or not self.over
+            return
+        unsent = [p for lane in self.lanes for p in lane.unsent()]
+        unsent += [p for run in self._orphans for p in range(run.first, run.stop)]
+        assert len(unsent) + len(self._lane_of) == self.left
+        assert len(set(unsent) | set(self._lane_of)) == self.left
+        assert len(self._lane_of) <= self._max_in_flight
+        assert all(self._unprefilled[stem] for stem in self.held)
+        for lane in self.lanes:
+            lane.check_invariants()
+        if unsent:  # Something runs, or something could be sent.
+            assert self._lane_of, "a plan with work left has stopped"
+
+
+def _ends_sooner(lane: Lane, richest: Lane) -> bool:
+    """Whether a lane that took over a run would still have no more to do than the other one."""
+    taken = max(1, richest.runs[-1].calls // 2)
+    return len(lane.in_flight) + taken <= richest.left - taken

@@ -1,0 +1,172 @@
+"""Opens plans: what a statement's plan needs to know of the nodes, and whom it may ask.
+
+Used by scheduler/dispatcher.py only. Everything here is best effort: without a directory nothing is
+held or loaded ahead, and calls go where they are cheapest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.request import GenerateRequest
+from tierkv.metaserver.client import LocateReply
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.events import Prefetch, WantedModel
+from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.nodes.credibility import speeds
+from tierkv.scheduler.nodes.fleet import ALIVE, Fleet
+from tierkv.scheduler.nodes.node_record import NodeRecord
+from tierkv.scheduler.plans.hold_keeper import HoldKeeper
+from tierkv.scheduler.plans.load_ahead import LoadAhead
+from tierkv.scheduler.plans.plan_events import PlanNode
+from tierkv.scheduler.plans.plan_runs import Effort
+from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
+
+ROOM_SHARE = 0.75
+"""Of a node's pages a plan uses so many at once; the rest is for answers and other callers."""
+
+EXPECTED_ANSWER_TOKENS = 16
+"""Nobody knows how long answers get; most calls over tables are classifications."""
+
+
+def home(reply: LocateReply) -> NodeId | None:
+    """The node that has more of a chain in its pages than any other; None when it is a tie."""
+    by_blocks = sorted(reply.coverage, key=lambda each: each.l1_blocks, reverse=True)
+    if not by_blocks or not by_blocks[0].l1_blocks:
+        return None
+    tie = len(by_blocks) > 1 and by_blocks[1].l1_blocks == by_blocks[0].l1_blocks
+    return None if tie else by_blocks[0].node_id
+
+
+class _Remembered:
+    """Nodes of a plan, looked for again only after the fleet has changed."""
+
+    def __init__(self, fleet: Fleet, find: Callable[[], tuple[PlanNode, ...]]) -> None:
+        self._fleet = fleet
+        self._find = find
+        self._changes = -1
+        self._nodes: tuple[PlanNode, ...] = ()
+
+    def nodes(self) -> tuple[PlanNode, ...]:
+        """Return them as they are now."""
+        changes = self._fleet.changes
+        if changes != self._changes:
+            self._nodes, self._changes = self._find(), changes
+        return self._nodes
+
+
+class Planner:
+    """Makes a StatementRun for each statement."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        directory: DirectoryClient,
+        ahead: LoadAhead,
+        *,
+        config: SchedulerConfig,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._directory = directory
+        self._ahead = ahead
+        self._config = config
+        self._clock = clock
+
+    def open(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
+        """Plan the calls of a statement; close what is returned.
+
+        It may be called beside the event loop that uses the plan: many calls take a while.
+
+        Args:
+            calls: all of them, prepared.
+            max_in_flight: how many are sent at once.
+        """
+        wanted = {WantedModel(c.model.name, c.model.revision, c.model.layout) for c in calls}
+        block_bytes = max((c.model.layout.payload_bytes for c in calls), default=1)
+
+        def nodes() -> tuple[PlanNode, ...]:
+            found = self._serving(wanted)
+            return tuple(
+                PlanNode(r.info.node_id, self._room_blocks(r, block_bytes), speed)
+                for r, speed in zip(found, self._speeds(found), strict=True)
+            )
+
+        seen = _Remembered(self._fleet, nodes)
+        layouts = {c.request.model: c.model.layout for c in calls}
+
+        async def prefetch(request: GenerateRequest, node_id: NodeId) -> None:
+            await self._load(request, layouts[request.model], node_id)
+
+        async def find_homes(requests: Mapping[int, GenerateRequest]) -> dict[int, NodeId]:
+            return await self._homes(requests, layouts) if len(seen.nodes()) > 1 else {}
+
+        return StatementRun(
+            calls,
+            max_in_flight=max_in_flight,
+            nodes=seen.nodes,
+            effort=self._effort(self._serving(wanted)),
+            find_homes=find_homes,
+            keeper=HoldKeeper(self._directory, self._clock),
+            prefetch=prefetch,
+        )
+
+    async def _homes(
+        self, requests: Mapping[int, GenerateRequest], layouts: Mapping[str, BlockLayout]
+    ) -> dict[int, NodeId]:
+        """Find the node that has more of a call's KV than any other, where there is one."""
+        asked = {call: request for call, request in requests.items() if request.use_cache}
+        replies = await asyncio.gather(
+            *(self._directory.locate(each, layouts[each.model]) for each in asked.values())
+        )
+        homes = zip(asked, map(home, replies), strict=True)
+        return {call: node for call, node in homes if node is not None}
+
+    def _serving(self, wanted: Collection[WantedModel]) -> list[NodeRecord]:
+        """Nodes that can begin every call of the statement, by name."""
+        found = [
+            r
+            for r in list(self._fleet.records.values())  # At once: nodes may come meanwhile.
+            if r.state == ALIVE
+            and r.info.role.prefills
+            and not r.failures
+            and all(r.serves(model) for model in wanted)
+        ]
+        return sorted(found, key=lambda r: r.info.node_id)
+
+    def _speeds(self, nodes: Sequence[NodeRecord]) -> list[float]:
+        if len(nodes) < 2:
+            return [1.0] * len(nodes)
+        figures = self._fleet.table.figures(self._fleet.group(nodes).rows)
+        found: list[float] = speeds(figures).tolist()
+        return found
+
+    @staticmethod
+    def _room_blocks(record: NodeRecord, block_bytes: int) -> int:
+        return int(record.info.capacity_bytes * ROOM_SHARE) // block_bytes
+
+    def _effort(self, nodes: Sequence[NodeRecord]) -> Effort:
+        """What a call costs on the average node; only proportions matter."""
+        prefill = [r.load.prefill_tokens_per_s for r in nodes if r.load.prefill_tokens_per_s]
+        decode = [r.load.decode_tokens_per_s for r in nodes if r.load.decode_tokens_per_s]
+        rate = sum(prefill) / len(prefill) if prefill else self._config.prefill_tokens_per_s
+        answer_s = EXPECTED_ANSWER_TOKENS * len(decode) / sum(decode) if decode else 0.0
+        return Effort(1.0 / rate, answer_s)
+
+    async def _load(self, request: GenerateRequest, layout: BlockLayout, node_id: NodeId) -> None:
+        """Have the node load a prefix, if the pool has more of it than the node."""
+        reply = await self._directory.locate(request, layout)
+        near = next((c.l1_blocks for c in reply.coverage if c.node_id == node_id), 0)
+        record = self._fleet.records.get(node_id)
+        if record is None or reply.prefix_blocks <= near:
+            return
+        asked = replace(request, request_id=RequestId(f"{request.request_id}:ahead"))
+        prefetch = Prefetch(
+            asked.request_id, node_id, record.info.incarnation, len(request.token_ids)
+        )
+        await self._ahead.load(asked, prefetch)

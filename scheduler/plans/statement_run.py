@@ -1,0 +1,270 @@
+"""A statement under way: its plan, carried out one call at a time.
+
+``Dispatcher.open_plan`` makes one for the calls of a statement; dbfront/calls/evaluation.py takes
+turns from it, runs them and says what became of them. What to do next is decided in
+scheduler/plans/plan_state.py; here questions are asked of the directory and of nodes, and nobody
+waits for those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.ids import BlockKey, NodeId
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.request import GenerateRequest
+from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.scheduler.plans.hold_keeper import HoldKeeper
+from tierkv.scheduler.plans.plan_events import (
+    CallFailed,
+    CallFinished,
+    CallPrefilled,
+    CallsLocated,
+    Cancelled,
+    Hold,
+    LetGo,
+    NodesSeen,
+    PlanEvent,
+    PlanInstruction,
+    PlanNode,
+    PrefetchRun,
+    SendCall,
+)
+from tierkv.scheduler.plans.plan_runs import Effort
+from tierkv.scheduler.plans.plan_state import PlanState
+from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
+
+_NO_HINT = ReuseHint()
+
+HOMES_ASKED = 1_024
+"""Calls of which it is asked where their KV is, before any is sent; those behind are shared out
+evenly, and each is located when it is sent."""
+
+HomeFinder = Callable[[Mapping[int, GenerateRequest]], Awaitable[Mapping[int, NodeId]]]
+"""Finds the node that has more of a call's KV than any other, where there is one."""
+
+Prefetcher = Callable[[GenerateRequest, NodeId], Coroutine[Any, Any, None]]
+"""Has a node load a prompt's beginning, if the pool has any of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call of the statement, ready to be sent, and the model it was prepared for."""
+
+    request: GenerateRequest
+    model: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call that is to be sent now.
+
+    Attributes:
+        call: its index in the statement.
+        request: the call's request, with what the plan knows about its future.
+        preferred_node: where its prefix is; None: anywhere.
+    """
+
+    call: int
+    request: GenerateRequest
+    preferred_node: PreferredNode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What a plan is like, for EXPLAIN.
+
+    Attributes:
+        runs: pieces of the prefix tree.
+        nodes: nodes they were cut for.
+        prompt_tokens: of all calls.
+        shared_tokens: of those, what another call of the statement has in common.
+    """
+
+    runs: int
+    nodes: int
+    prompt_tokens: int
+    shared_tokens: int
+
+
+class StatementRun:
+    """One statement's calls, in the order that its plan gives them. Close it in the end.
+
+    Attributes:
+        state: the plan; read-only for others.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[PlannedCall],
+        *,
+        max_in_flight: int,
+        nodes: Callable[[], tuple[PlanNode, ...]] = tuple,
+        effort: Effort | None = None,
+        find_homes: HomeFinder | None = None,
+        keeper: HoldKeeper | None = None,
+        prefetch: Prefetcher | None = None,
+    ) -> None:
+        """Plan a statement.
+
+        Args:
+            calls: all of them.
+            max_in_flight: how many turns are given out at once.
+            nodes: the nodes that there are now; asked again whenever a call has ended.
+            effort: what the calls cost.
+            find_homes: says where calls have their KV, before the first is sent.
+            keeper: holds what pending calls share; None: nothing is held.
+            prefetch: loads ahead; None: nothing is.
+        """
+        self.state = PlanState(
+            build_tree([planned_prompt(call) for call in calls]),
+            effort or Effort(),
+            max_in_flight=max_in_flight,
+        )
+        self._calls = calls
+        self._nodes = nodes
+        self._seen: tuple[PlanNode, ...] | None = None
+        self._find_homes = find_homes
+        self._placed: frozenset[int] = frozenset()
+        self._begun = asyncio.Lock()
+        self._keeper = keeper
+        self._prefetch = prefetch
+        self._prefetching: set[asyncio.Task[None]] = set()
+        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
+        self._all_sent = False
+
+    @property
+    def summary(self) -> PlanSummary:
+        """What the plan is like; runs are known with the first turn."""
+        tree = self.state.tree
+        return PlanSummary(
+            len(self.state.runs), len(self._seen or ()), sum(tree.tokens), tree.shared_tokens
+        )
+
+    async def take(self) -> Turn | None:
+        """Wait for the next call to send; None when every call has been sent.
+
+        Several tasks may wait; each turn goes to one of them, and every turn must end in
+        ``finished`` or ``failed``.
+        """
+        if self._seen is None:
+            await self._begin()
+        turn = await self._turns.get()
+        if turn is None:
+            self._turns.put_nowait(None)
+        return turn
+
+    def prefilled(self, call: int) -> None:
+        """The call's first token came."""
+        self._handle(CallPrefilled(call))
+
+    def finished(self, call: int) -> None:
+        """The call has its answer."""
+        self._look()
+        self._handle(CallFinished(call))
+
+    def failed(self, call: int) -> None:
+        """The call ended without an answer."""
+        self._look()
+        self._handle(CallFailed(call))
+
+    async def close(self) -> None:
+        """End the statement wherever it is; whatever was held for it is let go of."""
+        self._handle(Cancelled())
+        prefetching = tuple(self._prefetching)
+        for task in prefetching:
+            task.cancel()
+        if prefetching:
+            await asyncio.wait(prefetching)  # Unlike awaiting one, it keeps a cancellation of ours.
+        if self._keeper is not None:
+            await self._keeper.close()
+
+    async def _begin(self) -> None:
+        """Place the calls: with what is known of where their KV is."""
+        async with self._begun:
+            if self._seen is not None:
+                return
+            if self._find_homes is not None:
+                order = self.state.tree.order[:HOMES_ASKED]
+                requests = {call: self._calls[call].request for call in order}
+                self._handle(CallsLocated(await self._find_homes(requests)))
+                self._placed = frozenset(requests)
+            self._look()
+
+    def _look(self) -> None:
+        seen = self._nodes()
+        if seen != self._seen:
+            self._seen = seen
+            self._handle(NodesSeen(seen))
+
+    def _handle(self, event: PlanEvent) -> None:
+        for instruction in self.state.handle(event):
+            self._perform(instruction)
+        if not self.state.has_unsent and not self._all_sent:
+            self._all_sent = True
+            self._turns.put_nowait(None)
+
+    def _perform(self, instruction: PlanInstruction) -> None:
+        match instruction:
+            case SendCall():
+                self._turns.put_nowait(self._turn(instruction))
+            case PrefetchRun():
+                self._start_prefetch(instruction)
+            case Hold() if self._keeper is not None:
+                self._keeper.hold(instruction.stem, self._keys(instruction.stem))
+            case LetGo() if self._keeper is not None:
+                self._keeper.let_go(instruction.stem)
+
+    def _turn(self, send: SendCall) -> Turn:
+        request = self._calls[send.call].request
+        if send.pending_tokens:
+            known = request.hint or _NO_HINT
+            hint = ReuseHint(
+                known.next_turn, known.next_turn_s, send.pending_calls, send.pending_tokens
+            )
+            request = request.with_hint(hint)
+        if send.node_id is None:
+            return Turn(send.call, request)
+        # Of a call that was placed where its KV is, or taken from there by an idle node, the
+        # scheduler knows nothing that the plan does not.
+        tokens = len(request.token_ids) if send.call in self._placed else send.resident_tokens
+        return Turn(send.call, request, PreferredNode(send.node_id, tokens))
+
+    def _keys(self, stem: int) -> list[BlockKey]:
+        """Names of all blocks from the beginning of the prompt to the end of a stem."""
+        tree = self.state.tree
+        found = tree.stems[stem]
+        request = self._calls[tree.order[found.first]].request
+        keys = block_keys(
+            request.namespace_key,
+            request.token_ids[: found.end_tokens],
+            block_tokens=found.block_tokens,
+        )
+        return keys[: limits.MAX_CHAIN_BLOCKS]
+
+    def _start_prefetch(self, wanted: PrefetchRun) -> None:
+        if self._prefetch is None:
+            return
+        request = self._calls[wanted.call].request
+        # Loading leaves out the last token, which is always computed: hand in one more.
+        part = replace(request, token_ids=request.token_ids[: wanted.tokens + 1])
+        task = asyncio.create_task(self._prefetch(part, wanted.node_id), name="plan-prefetch")
+        self._prefetching.add(task)
+        task.add_done_callback(self._prefetching.discard)
+
+
+def planned_prompt(call: PlannedCall) -> PlannedPrompt:
+    """Say of a call what sharing needs to know."""
+    request = call.request
+    return PlannedPrompt(
+        request.token_ids,
+        request.namespace_key + call.model.identity.encode(),
+        call.model.layout.block_tokens,
+        shares=request.use_cache,
+    )

@@ -1,0 +1,1 @@
+"""Live requests: their phases, retries and answers."""

@@ -1,0 +1,1 @@
+"""Nodes, pool and links of the simulated cluster."""

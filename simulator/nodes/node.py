@@ -1,0 +1,114 @@
+"""One node of the simulated cluster: a queue of prompts, one prefill at a time, many answers.
+
+Driven by simulator/cluster.py, looked at by the routers. It says when things end; the cluster's
+event queue makes them happen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tierkv.simulator.nodes.job import Job
+from tierkv.simulator.nodes.prefix_cache import PrefixCache
+from tierkv.simulator.nodes.serving_model import NodeConstants
+
+DONE_WITHIN_S = 1e-3
+"""An answer that is so close to its end has ended: delays are added in ever smaller steps."""
+
+
+class SimNode:
+    """A node's queue and accounts.
+
+    Attributes:
+        index: its number.
+        cache: its memory for KV.
+        queue: prompts that wait, the next one first.
+        running: the prompt being computed.
+        free_s: when that will be computed.
+        outstanding: requests it has and has not answered to the end.
+        queued_tokens: tokens it will probably compute, of all requests without a first token.
+        queued_s: the seconds that will probably take, of those in the queue.
+        active_blocks: blocks of all requests it has.
+        busy_s: seconds of prefills that ended.
+        decoding: answers it generates.
+    """
+
+    def __init__(self, index: int, cache: PrefixCache, constants: NodeConstants) -> None:
+        self.index = index
+        self.cache = cache
+        self.queue: deque[Job] = deque()
+        self.running: Job | None = None
+        self.free_s = 0.0
+        self.outstanding = 0
+        self.queued_tokens = 0
+        self.queued_s = 0.0
+        self.active_blocks = 0
+        self.busy_s = 0.0
+        self.decoding = 0
+        self._constants = constants
+        self._undecoded: deque[Job] = deque()
+
+    def take(self, job: Job) -> None:
+        """Put a job into the queue."""
+        self.queue.append(job)
+        self.outstanding += 1
+        self.queued_tokens += job.expected_tokens
+        self.queued_s += job.expected_s
+        self.active_blocks += len(job.prompt.blocks) + 1
+
+    def work_s(self, now: float) -> float:
+        """Seconds of computing until a new job's turn, as far as can be known."""
+        rest_s = max(0.0, self.free_s - now) if self.running is not None else 0.0
+        return rest_s + self.queued_s
+
+    def start(self, job: Job, now: float, end_s: float) -> None:
+        """Compute the job at the head of the queue until ``end_s``."""
+        assert self.running is None and self.queue[0] is job
+        self.queue.popleft()
+        self.queued_s -= job.expected_s
+        self.running = job
+        job.started_s, self.free_s = now, end_s
+
+    def finish_prefill(self, now: float) -> Job:
+        """End the running prefill."""
+        job = self.running
+        assert job is not None
+        self.running = None
+        self.queued_tokens -= job.expected_tokens
+        self.busy_s += now - job.started_s
+        job.first_token_s = now
+        return job
+
+    def start_answer(self, job: Job, now: float, tpot_s: float) -> float | None:
+        """Go on with an answer after its first token.
+
+        Returns:
+            when to look whether it has ended; None while all slots are taken.
+        """
+        if self.decoding >= self._constants.decode_slots:
+            self._undecoded.append(job)
+            return None
+        self.decoding += 1
+        job.decode_from_s, job.decode_busy_s = now, self._busy_until(now)
+        return now + (job.prompt.output_tokens - 1) * tpot_s
+
+    def rest_of_answer_s(self, job: Job, now: float, tpot_s: float) -> float:
+        """Seconds an answer still takes: each second of prefill beside it delays it by a share."""
+        beside_s = self._busy_until(now) - job.decode_busy_s
+        done_s = now - job.decode_from_s - self._constants.decode_harm * beside_s
+        rest_s = (job.prompt.output_tokens - 1) * tpot_s - done_s
+        return rest_s if rest_s > DONE_WITHIN_S else 0.0
+
+    def finish_answer(self, job: Job) -> Job | None:
+        """End an answer.
+
+        Returns:
+            the next one that gets its slot.
+        """
+        self.decoding -= 1
+        self.outstanding -= 1
+        self.active_blocks -= len(job.prompt.blocks) + 1
+        return self._undecoded.popleft() if self._undecoded else None
+
+    def _busy_until(self, now: float) -> float:
+        return self.busy_s + (now - self.running.started_s if self.running is not None else 0.0)

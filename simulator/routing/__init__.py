@@ -1,0 +1,1 @@
+"""Routers of the simulated cluster: ours, and those to compare with."""

@@ -1,0 +1,40 @@
+"""Routers by name; called by the cluster when it is made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tierkv.simulator.options import RouterName
+from tierkv.simulator.routing.contract import (
+    ClusterView,
+    InstantRouter,
+    LeastWorkRouter,
+    RandomRouter,
+    RoundRobinRouter,
+    Router,
+    StickyRouter,
+)
+from tierkv.simulator.routing.published import ConductorRouter, DynamoRouter
+from tierkv.simulator.routing.tierkv import TierKvRouter
+
+_INSTANT: Final[dict[RouterName, type[InstantRouter]]] = {
+    RouterName.RANDOM: RandomRouter,
+    RouterName.ROUND_ROBIN: RoundRobinRouter,
+    RouterName.LEAST_WORK: LeastWorkRouter,
+    RouterName.STICKY: StickyRouter,
+    RouterName.DYNAMO: DynamoRouter,
+    RouterName.CONDUCTOR: ConductorRouter,
+}
+
+
+def make_router(cluster: ClusterView, *, requests: int) -> Router:
+    """Return the router that the cluster's options name.
+
+    Args:
+        cluster: what it will look at.
+        requests: of the whole trace.
+    """
+    name = cluster.options.router
+    if name is RouterName.TIERKV:
+        return TierKvRouter(cluster, requests=requests)
+    return _INSTANT[name](cluster)

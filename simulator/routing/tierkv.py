@@ -1,0 +1,194 @@
+"""Our own scheduler in the simulated cluster: SchedulerState of production, fed with virtual time.
+
+It decides; this file only turns what happens in the simulation into its events and its instructions
+into orders, as scheduler/dispatcher.py does with real nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.events import (
+    ChainLocated,
+    Dispatch,
+    Event,
+    Fail,
+    FirstToken,
+    Instruction,
+    Locate,
+    NodesSeen,
+    Prefetch,
+    PrefetchDone,
+    RequestArrived,
+    RequestFinished,
+    SeenNode,
+    Wait,
+    WaitOver,
+    WantedModel,
+)
+from tierkv.scheduler.requests.state import SchedulerState
+from tierkv.simulator.nodes.job import Job
+from tierkv.simulator.nodes.node import SimNode
+from tierkv.simulator.options import Gate
+from tierkv.simulator.routing.contract import (
+    ClusterView,
+    LoadAhead,
+    Order,
+    Placement,
+    Refusal,
+    Wake,
+)
+
+MODEL = WantedModel("simulated")
+PATIENCE_S = 300.0
+"""Who waits looks again after so long without an event; no node is ever lost here."""
+
+
+class TierKvRouter:
+    """Drives a SchedulerState.
+
+    Attributes:
+        state: the scheduler's core.
+        _jobs: live requests by id.
+        _seen_s: when it last saw the nodes' loads.
+        _told: what each node last told.
+    """
+
+    def __init__(self, cluster: ClusterView, *, requests: int) -> None:
+        """Make the core.
+
+        Args:
+            cluster: what is simulated.
+            requests: of the whole trace; so many may wait, nobody is refused.
+        """
+        self.state = SchedulerState(
+            SchedulerConfig(
+                max_requests=requests + 1, max_waiting=requests + 1, node_wait_s=PATIENCE_S
+            )
+        )
+        self._cluster = cluster
+        self._jobs: dict[RequestId, Job] = {}
+        self._infos = [_info(index, cluster) for index in range(len(cluster.nodes))]
+        self._numbers = {info.node_id: index for index, info in enumerate(self._infos)}
+        self._seen_s = float("-inf")
+        self._told: dict[int, NodeLoad] = {}
+
+    def arrived(self, job: Job, now: float) -> Sequence[Order]:
+        request_id = RequestId(str(job.prompt.number))
+        self._jobs[request_id] = job
+        event = RequestArrived(
+            request_id,
+            MODEL,
+            job.prompt.input_tokens,
+            session_id=job.prompt.session_id,
+            locatable=bool(job.chain),
+        )
+        return self._tell(event, now)
+
+    def first_token(self, job: Job, now: float) -> Sequence[Order]:
+        return self._tell(FirstToken(RequestId(str(job.prompt.number))), now)
+
+    def finished(self, job: Job, now: float) -> Sequence[Order]:
+        request_id = RequestId(str(job.prompt.number))
+        orders = self._tell(RequestFinished(request_id), now)
+        del self._jobs[request_id]
+        return orders
+
+    def woken(self, wake: Wake, now: float) -> Sequence[Order]:
+        return self._tell(WaitOver(RequestId(wake.token)), now)
+
+    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]:
+        request_id = RequestId(str(order.job.prompt.number))
+        tokens = order.blocks * self._cluster.options.block_tokens
+        return self._tell(PrefetchDone(request_id, self._infos[order.node].node_id, tokens), now)
+
+    def _tell(self, event: Event, now: float) -> list[Order]:
+        orders: list[Order] = []
+        if now - self._seen_s >= self._cluster.constants.cluster.heartbeat_s:
+            self._seen_s = now
+            orders += self._orders(self.state.handle(self._look(), now), now)
+        orders += self._orders(self.state.handle(event, now), now)
+        return orders
+
+    def _orders(self, instructions: Sequence[Instruction], now: float) -> Iterator[Order]:
+        for instruction in instructions:
+            match instruction:
+                case Dispatch():
+                    job = self._jobs[instruction.request_id]
+                    yield Placement(job, self._numbers[instruction.node_id])
+                case Locate():
+                    located = self._located(instruction.request_id)
+                    yield from self._orders(self.state.handle(located, now), now)
+                case Wait():
+                    yield Wake(instruction.until_s, instruction.request_id)
+                case Prefetch():
+                    job = self._jobs[instruction.request_id]
+                    blocks = instruction.tokens // self._cluster.options.block_tokens
+                    yield LoadAhead(job, self._numbers[instruction.node_id], blocks)
+                case Fail():
+                    yield Refusal(self._jobs.pop(instruction.request_id))
+                case _:
+                    pass  # Looking at the nodes again goes on by itself here.
+
+    def _located(self, request_id: RequestId) -> ChainLocated:
+        """Answer as the directory would."""
+        if self._cluster.noise.locate_is_late():
+            return ChainLocated(request_id)
+        found = self._cluster.look_up(self._jobs[request_id])
+        near = {
+            info.node_id: CachedPrefix(l1_blocks=local, l2_blocks=local)
+            for info, local in zip(self._infos, found.local, strict=True)
+            if local
+        }
+        pool = CachedPrefix(l3_blocks=found.pool, l4_blocks=found.pool)
+        return ChainLocated(request_id, near=near, pool=pool)
+
+    def _look(self) -> NodesSeen:
+        for node in self._cluster.nodes:
+            if node.index not in self._told or not self._cluster.noise.heartbeat_is_late():
+                self._told[node.index] = self._load(node)
+        seen = tuple(SeenNode(info, self._told[n]) for n, info in enumerate(self._infos))
+        # All nodes share one link; a router that is not to see its queue is told of no sharing.
+        sees_queue = self._cluster.options.gate in (Gate.LIVE, Gate.OFF)
+        return NodesSeen(seen, pool_nodes=1 if sees_queue else 0)
+
+    def _load(self, node: SimNode) -> NodeLoad:
+        """Say what a node's heartbeat would."""
+        model, waiting = self._cluster.model, len(node.queue)
+        return NodeLoad(
+            requests_running=node.outstanding - waiting,
+            requests_waiting=waiting,
+            waiting_prefill_tokens=node.queued_tokens,
+            l3_bytes_per_s=self._cluster.pool.link.bytes_per_s,
+            l3_latency_s=self._cluster.constants.cluster.fetch_latency_s / model.layers,
+            prefill_step_s=model.fixed_s,
+            prefill_token_s=model.per_token_s,
+            prefill_pair_s=model.per_pair_s,
+            decode_step_s=model.tpot_s,
+            decodes_running=node.decoding,
+        )
+
+
+def _info(index: int, cluster: ClusterView) -> NodeInfo:
+    layout = cluster.model.layout(cluster.options.block_tokens)
+    model = ModelInfo(
+        name=MODEL.name,
+        folder="",
+        revision="",
+        layout=layout,
+        context_tokens=1 << 30,
+        eos_token_ids=(),
+        architecture="",
+        parameters=0,
+    )
+    return NodeInfo(
+        node_id=NodeId(f"node-{index}"),
+        incarnation=Incarnation(1),
+        role=NodeRole.COMPUTE,
+        host=HostId(f"host-{index}"),
+        models=(model,),
+    )

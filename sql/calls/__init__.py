@@ -1,0 +1,1 @@
+"""AI calls in SQL: found, checked, and placed in their statement."""

@@ -1,0 +1,191 @@
+"""One AI call as everything behind the engine sees it, and how a row becomes one.
+
+A CallForm is what calls written alike share; the engine sends its key and one text per row.
+``resolve_call`` makes an AiCall of both: equal AiCalls have one answer in a statement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tierkv.kvcore.errors import UdfArgumentError
+from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
+from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
+from tierkv.sql.calls.options import CallOptions
+from tierkv.sql.text.exact_json import exact_argument
+
+Arguments = tuple[tuple[str, Value], ...]
+"""Values by parameter name, without those that are NULL or not given."""
+
+_NO_OPTIONS = CallOptions()
+_SAYS_NOTHING: Final[dict[str, Value]] = {"options": _NO_OPTIONS, CONTEXT: "{}", DOCUMENTS: ()}
+"""What means the same as nothing at all, so that it makes no call of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class AiCall:
+    """One distinct AI call: a function, by its canonical name, and what it was given."""
+
+    function: str
+    arguments: Arguments
+
+    def get(self, name: str) -> Value:
+        """Return an argument, None when it was not given."""
+        for key, value in self.arguments:
+            if key == name:
+                return value
+        return None
+
+    def text(self, name: str) -> str:
+        """Return a text or JSON argument, empty when it was not given."""
+        value = self.get(name)
+        return value if isinstance(value, str) else ""
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list argument, empty when it was not given."""
+        value = self.get(name)
+        return value if isinstance(value, tuple) else ()
+
+    def with_sorted_rows(self) -> AiCall:
+        """Return what calls have in common that gathered the same rows in different orders."""
+        return AiCall(
+            self.function,
+            tuple(
+                (name, tuple(sorted(value)) if isinstance(value, tuple) else value)
+                for name, value in self.arguments
+            ),
+        )
+
+    @property
+    def model(self) -> str | None:
+        """The model it names."""
+        return self.text("model") or None
+
+    @property
+    def system_prompt(self) -> str | None:
+        """Its system prompt; None leaves it to the session."""
+        value = self.get("system_prompt")
+        return value if isinstance(value, str) else None
+
+    @property
+    def options(self) -> CallOptions:
+        """Its options."""
+        value = self.get("options")
+        return value if isinstance(value, CallOptions) else _NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """Calls that the engine can't tell apart, because their text is the same.
+
+    Attributes:
+        key: what the engine function is given to name the form.
+        function: as it was called.
+        constants: arguments that are the same in all rows.
+        row_parameters: what comes with each row, in this order.
+        packed: it comes as a JSON array; else as the text of the only one.
+        always_null: an argument that may not be NULL is a NULL constant.
+        stage: lowest stage of its calls.
+        filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
+        unordered: it gathers rows in whatever order the engine meets them.
+    """
+
+    key: int
+    function: AiFunction
+    constants: Arguments = ()
+    row_parameters: tuple[str, ...] = ()
+    packed: bool = False
+    always_null: bool = False
+    stage: int = 0
+    filters: bool = False
+    unordered: bool = False
+
+    def constant(self, name: str) -> Value:
+        """Return a constant argument, None when it is none."""
+        return dict(self.constants).get(name)
+
+    @property
+    def example(self) -> AiCall | None:
+        """The call with a placeholder for what rows bring, to check constants before any row.
+
+        None when nothing can stand in for a required argument.
+        """
+        values: dict[str, Value] = dict(self.constants)
+        for name in self.row_parameters:
+            parameter = self.function.parameter(name)
+            if parameter.kind is ArgumentKind.JSON and parameter.required:
+                return None
+            if parameter.strict or parameter.required:
+                listed = parameter.kind is ArgumentKind.TEXTS or name == self._gathered
+                values[name] = (".",) if listed else "."
+        missing = any(
+            p.strict and p.required and p.name not in values for p in self.function.parameters
+        )
+        if missing or values.get("model") == ".":
+            return None
+        return make_call(self.function.name, values)
+
+    @property
+    def _gathered(self) -> str:
+        return self.function.main.name if self.function.aggregate else ""
+
+
+def resolve_call(form: CallForm, text: str) -> AiCall | None:
+    """Make the call that a row's text stands for; None when its answer is NULL.
+
+    Raises:
+        UdfArgumentError: an argument of the row can't be used.
+    """
+    if form.always_null:
+        return None
+    values: dict[str, Value] = dict(form.constants)
+    if not form.packed:
+        values[form.row_parameters[0]] = text
+        return make_call(form.function.name, values)
+    for name, item in zip(form.row_parameters, _row_items(form, text), strict=True):
+        value = _row_value(form.function, name, item)
+        if value is None and form.function.parameter(name).strict:
+            return None
+        if value is not None:
+            values[name] = value
+    return make_call(form.function.name, values)
+
+
+def _row_items(form: CallForm, text: str) -> list[Any]:
+    try:
+        items: list[Any] = exact_argument(text)
+    except ValueError as error:
+        raise UdfArgumentError(
+            f"{form.function.name}: an argument can't be used: {error}"
+        ) from None
+    return items
+
+
+def _row_value(function: AiFunction, name: str, item: Any) -> Value:
+    if function.aggregate and name == function.main.name:
+        gathered = tuple(str(one) for one in item or () if one is not None)
+        return gathered or None
+    if isinstance(item, int | float) and not isinstance(item, bool):
+        item = str(item)
+    try:
+        return checked_value(function, name, item)
+    except UdfArgumentError as error:
+        raise UdfArgumentError(f"{function.name}: {error.message}", hint=error.hint) from None
+    except NotTextError:
+        raise UdfArgumentError(f"{function.name}: {name} can't be {json.dumps(item)}") from None
+
+
+def make_call(name: str, values: Mapping[str, Value]) -> AiCall:
+    """Make the call of a function with arguments that were checked, by parameter name."""
+    canonical = AI_FUNCTIONS[AI_FUNCTIONS[name].canonical]
+    return AiCall(
+        canonical.name,
+        tuple(
+            (name, value)
+            for name in canonical.names
+            if (value := values.get(name)) is not None and value != _SAYS_NOTHING.get(name)
+        ),
+    )

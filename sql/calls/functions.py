@@ -1,0 +1,191 @@
+"""The AI functions SQL may call: their parameters, what they return, and what they are called.
+
+One row per function; a new function of the family is a new row here and a recipe in the front
+(dbfront/calls/recipes). A constant argument is checked when a statement is planned, another one
+per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+ENGINE_PREFIX: Final = "tierkv_ai_"
+"""Engine functions start with this; users may not call them by name."""
+
+
+class ArgumentKind(StrEnum):
+    """What an argument is; text is what everything else is cast to."""
+
+    TEXT = "text"
+    JSON = "jsonb"
+    TEXTS = "text[]"
+
+
+class Returns(StrEnum):
+    """What a function returns; the value is PostgreSQL's name of the type."""
+
+    TEXT = "text"
+    JSON = "jsonb"
+    BOOLEAN = "boolean"
+    DOUBLE = "double precision"
+    INTEGER = "integer"
+    VECTOR = "real[]"
+    TEXTS = "text[]"
+    RESULT = "tierkv.ai_result"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter.
+
+    Attributes:
+        kind: what it takes.
+        required: the call is wrong without it.
+        strict: a NULL in it makes the answer NULL, without a call.
+    """
+
+    name: str
+    kind: ArgumentKind = ArgumentKind.TEXT
+    required: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AiFunction:
+    """An AI function's signature.
+
+    Attributes:
+        parameters: in the order of positional arguments.
+        canonical: the function it is another spelling of; its own name otherwise.
+        aggregate: the first argument is gathered over rows.
+        local: answered without a model; does not count as a call.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    returns: Returns
+    canonical: str
+    aggregate: bool = False
+    local: bool = False
+
+    def parameter(self, name: str) -> Parameter:
+        """Return a parameter by name."""
+        return next(parameter for parameter in self.parameters if parameter.name == name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameter names, in order."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @property
+    def main(self) -> Parameter:
+        """The first argument that stands for a row's data."""
+        return next(parameter for parameter in self.parameters if parameter.strict)
+
+
+DOCUMENTS: Final = "documents"
+CONTEXT: Final = "context"
+SETTINGS: Final = ("model", "system_prompt", "options")
+"""Parameters that say how to answer, not what: the session's settings stand in for them."""
+
+RESULT_FIELDS: Final[dict[str, str]] = {
+    "value": "text",
+    "error": "text",
+    "error_code": "text",
+    "model": "text",
+    "finish_reason": "text",
+    "prompt_tokens": "integer",
+    "cached_tokens": "integer",
+    "completion_tokens": "integer",
+    "ttft_ms": "double precision",
+    "latency_ms": "double precision",
+}
+"""Fields of ``tierkv.ai_result`` and their PostgreSQL types."""
+
+PROMPT_TEMPLATE: Final = "ai_prompt"
+"""Written as a concatenation by sql/calls/prompt_template.py; never a call."""
+
+
+def _data(name: str, *, kind: ArgumentKind = ArgumentKind.TEXT) -> Parameter:
+    return Parameter(name, kind, required=True, strict=True)
+
+
+def _json(name: str) -> Parameter:
+    return Parameter(name, ArgumentKind.JSON)
+
+
+_MODEL = Parameter("model")
+_SYSTEM = Parameter("system_prompt")
+_OPTIONS = _json("options")
+_CONTEXT = _json(CONTEXT)
+_DOCUMENTS = Parameter(DOCUMENTS, ArgumentKind.TEXTS)
+_INPUT = Parameter("input", strict=True)
+_INSTRUCTION = Parameter("instruction")
+_HOW = (_MODEL, _SYSTEM, _OPTIONS)
+_ASK = (_MODEL, _SYSTEM, _OPTIONS, _DOCUMENTS, _CONTEXT)
+_CATEGORIES = _data("categories", kind=ArgumentKind.TEXTS)
+_SCHEMA = _data("schema", kind=ArgumentKind.JSON)
+
+
+def _function(
+    name: str,
+    returns: Returns,
+    *parameters: Parameter,
+    canonical: str = "",
+    aggregate: bool = False,
+    local: bool = False,
+) -> AiFunction:
+    return AiFunction(name, parameters, returns, canonical or name, aggregate, local)
+
+
+AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
+    function.name: function
+    for function in (
+        _function("ai_generate", Returns.TEXT, _data("prompt"), *_ASK),
+        _function("ai_generate_json", Returns.JSON, _data("prompt"), _SCHEMA, *_ASK),
+        _function("ai_generate_detail", Returns.RESULT, _data("prompt"), *_ASK),
+        _function(
+            "ai_complete",
+            Returns.TEXT,
+            Parameter("model", required=True),
+            _data("prompt"),
+            _OPTIONS,
+            canonical="ai_generate",
+        ),
+        _function("ai_filter", Returns.BOOLEAN, _data("predicate"), _INPUT, *_ASK),
+        _function(
+            "ai_if", Returns.BOOLEAN, _data("predicate"), _INPUT, *_ASK, canonical="ai_filter"
+        ),
+        _function(
+            "ai_classify", Returns.TEXT, _data("input"), _CATEGORIES, _INSTRUCTION, *_HOW, _CONTEXT
+        ),
+        _function(
+            "ai_classify_multi",
+            Returns.TEXTS,
+            _data("input"),
+            _CATEGORIES,
+            _INSTRUCTION,
+            *_HOW,
+            _CONTEXT,
+        ),
+        _function(
+            "ai_extract",
+            Returns.JSON,
+            _data("input"),
+            _SCHEMA,
+            _INSTRUCTION,
+            *_HOW,
+        ),
+        _function("ai_score", Returns.DOUBLE, _data("criteria"), _INPUT, *_HOW, _CONTEXT),
+        _function("ai_similarity", Returns.DOUBLE, _data("a"), _data("b"), _MODEL),
+        _function("ai_embed", Returns.VECTOR, _data("input"), _MODEL),
+        _function(
+            "ai_agg", Returns.TEXT, _data("input"), _data("instruction"), *_HOW, aggregate=True
+        ),
+        _function("ai_summarize_agg", Returns.TEXT, _data("input"), *_HOW, aggregate=True),
+        _function("ai_count_tokens", Returns.INTEGER, _data("input"), _MODEL, local=True),
+    )
+}
+"""Every function by name; ``ai_prompt`` is none, it is a way to write a prompt."""

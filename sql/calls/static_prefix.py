@@ -1,0 +1,175 @@
+"""The constant text at the head of a prompt's expression: what every row's prompt begins with.
+
+Pure; told tokens, never asks the engine. Where an expression could mean anything else than text put
+together from the left, nothing is constant. Types of columns are not known: where ``||`` appends to
+an array, ``bytea`` or ``tsvector`` the answer would be wrong. So nothing may depend on it but what
+people are shown and what is only worth trying.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.kvcore.errors import UdfArgumentError
+from tierkv.sql.calls.functions import PROMPT_TEMPLATE
+from tierkv.sql.calls.prompt_template import parse_template
+from tierkv.sql.text.lexer import Token, TokenKind, depth_change, string_value
+
+_TEXT_TYPES: Final = frozenset({"TEXT", "VARCHAR"})
+_CLOSER: Final = frozenset({".", "::", ")", "]", "}"})
+"""Operators outside of brackets that bind closer than ``||``."""
+
+_LOOSER: Final = frozenset(
+    {
+        "AND", "OR", "NOT", "IS", "ISNULL", "NOTNULL", "IN", "LIKE", "ILIKE", "SIMILAR", "GLOB",
+        "BETWEEN", "OVERLAPS", "COLLATE", "AT", "ESCAPE", "OPERATOR",
+    }
+)  # fmt: skip
+"""Words that make something else of the whole ``||`` chain before them, or may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Text at the beginning; ``whole``: and nothing follows it."""
+
+    text: str
+    whole: bool
+
+
+_NOTHING: Final = _Head("", whole=False)
+
+
+def static_prefix(tokens: Sequence[Token]) -> str:
+    """Return the text that an expression's value begins with for all rows, where it is not NULL.
+
+    Understands literals, ``'a' || b``, ``concat('a', b)``, ``ai_prompt('a {0}', b)``, brackets
+    around them, and casts of literals to text. Anything else begins with nothing that is known.
+
+    Args:
+        tokens: those of one argument, without its name.
+    """
+    return _head(tokens).text
+
+
+def _head(tokens: Sequence[Token]) -> _Head:
+    parts = list(_split(tokens, "||"))
+    if len(parts) > 1:
+        if not all(_is_operand(part) for part in parts) or _may_be_no_text(parts[0]):
+            return _NOTHING
+        return _joined(_operand(part) for part in parts)
+    return _operand(tokens)
+
+
+def _operand(tokens: Sequence[Token]) -> _Head:
+    """Read what stands between two ``||``."""
+    if len(tokens) > 2 and tokens[-2].text == "::" and tokens[-1].upper in _TEXT_TYPES:
+        tokens = tokens[:-2]
+    if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING:
+        return _Head(string_value(tokens[0]), whole=True)
+    if len(tokens) < 3 or not _one_bracket(tokens):
+        return _NOTHING
+    if tokens[0].text == "(":
+        return _head(tokens[1:-1])
+    if tokens[0].upper == "CONCAT":
+        # concat leaves NULLs out, so an argument that may be one says nothing at all.
+        parts = (_head(part) for part in _split(tokens[2:-1], ","))
+        return _joined(part if part.whole else _NOTHING for part in parts)
+    if tokens[0].upper == PROMPT_TEMPLATE.upper():
+        return _template(list(_split(tokens[2:-1], ",")))
+    return _NOTHING
+
+
+def _one_bracket(tokens: Sequence[Token]) -> bool:
+    """Say whether tokens are ``( ... )`` or ``name( ... )`` and nothing else."""
+    opening = 0 if tokens[0].text == "(" else 1
+    if opening and tokens[0].kind is not TokenKind.WORD:
+        return False
+    if tokens[opening].text != "(":
+        return False
+    depth = 0
+    for index in range(opening, len(tokens)):
+        depth += depth_change(tokens[index])
+        if depth == 0:
+            return index == len(tokens) - 1
+    return False
+
+
+def _joined(heads: Iterator[_Head]) -> _Head:
+    texts: list[str] = []
+    for head in heads:
+        texts.append(head.text)
+        if not head.whole:
+            return _Head("".join(texts), whole=False)
+    return _Head("".join(texts), whole=True)
+
+
+def _template(arguments: Sequence[Sequence[Token]]) -> _Head:
+    if not arguments or len(arguments[0]) != 1 or arguments[0][0].kind is not TokenKind.STRING:
+        return _NOTHING
+    try:
+        pieces = parse_template(string_value(arguments[0][0]), len(arguments) - 1).pieces
+    except UdfArgumentError:
+        return _NOTHING
+    if not pieces or not isinstance(pieces[0], str):
+        return _NOTHING
+    return _Head(pieces[0], whole=len(pieces) == 1)
+
+
+def _is_operand(tokens: Sequence[Token]) -> bool:
+    """Say whether tokens have nothing in them that binds looser than ``||``, or as loosely."""
+    for _, token in _outside(tokens):
+        if token.kind is TokenKind.WORD and token.upper in _LOOSER:
+            return False
+        if token.kind is TokenKind.OPERATOR and token.text not in _CLOSER:
+            return False
+        if token.text == "?" and len(tokens) > 1:
+            return False  # PostgreSQL's operator of jsonb.
+    return bool(tokens)
+
+
+def _may_be_no_text(tokens: Sequence[Token]) -> bool:
+    """Say whether a literal before ``||`` could become JSON, an array, bytes or a number.
+
+    PostgreSQL gives a literal the type of what it is put together with; ``'[1]' || column`` is an
+    array's beginning where the column is one.
+    """
+    while len(tokens) > 2 and tokens[0].text == "(" and _one_bracket(tokens):
+        tokens = tokens[1:-1]
+    if len(tokens) != 1 or tokens[0].kind is not TokenKind.STRING:
+        return False
+    text = string_value(tokens[0]).strip()
+    if text[:1] in ("{", "[", "\\", '"'):
+        return True
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _split(tokens: Sequence[Token], separator: str) -> Iterator[Sequence[Token]]:
+    """Cut tokens at a separator outside of brackets and CASE ... END."""
+    first = 0
+    for index, token in _outside(tokens):
+        if token.text == separator:
+            yield tokens[first:index]
+            first = index + 1
+    yield tokens[first:]
+
+
+def _outside(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
+    """Number tokens, and leave out what stands in brackets or CASE ... END, the openings too."""
+    depth, cases = 0, 0
+    for index, token in enumerate(tokens):
+        depth += depth_change(token)
+        if depth:
+            continue
+        if token.kind is TokenKind.WORD and token.upper == "CASE":
+            cases += 1
+        elif cases:
+            cases -= token.kind is TokenKind.WORD and token.upper == "END"
+        else:
+            yield index, token

@@ -1,0 +1,1 @@
+"""Plans of statements: the texts that the engine will run."""

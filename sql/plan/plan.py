@@ -1,0 +1,485 @@
+"""The plan of one statement: its kind, its AI calls, and the texts the engine will run.
+
+``plan_statement`` is the room's door: text in, frozen plan out. It refuses what can't work before
+anything runs; it knows no tables and never executes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
+from tierkv.sql.calls.aggregate_places import refuse_misplaced
+from tierkv.sql.calls.ai_call import CallForm
+from tierkv.sql.calls.calls import FoundCall, find_calls, find_templates
+from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.calls.functions import DOCUMENTS
+from tierkv.sql.calls.placement import Place, Placement, place_calls
+from tierkv.sql.calls.same_calls import call_identities
+from tierkv.sql.calls.static_prefix import static_prefix
+from tierkv.sql.plan.changes import query_writes, with_writes, writing_bodies
+from tierkv.sql.plan.collect import CollectForm, collect_form, columns_form
+from tierkv.sql.plan.early_rows import CursorRows, cursor_rows, early_rows, stops_early
+from tierkv.sql.plan.explain_options import ExplainOptions, explain_options, explaining
+from tierkv.sql.plan.filter_plan import FilterPlan, filter_plan
+from tierkv.sql.plan.late_items import late_items
+from tierkv.sql.plan.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
+from tierkv.sql.plan.row_bound import row_bound
+from tierkv.sql.plan.row_sources import row_sources
+from tierkv.sql.plan.select_list import missing_aliases
+from tierkv.sql.plan.stream_plan import StreamPlan, stream_plan, top_plan
+from tierkv.sql.plan.stream_shape import NotStreamableError
+from tierkv.sql.text.clauses import begins_clause
+from tierkv.sql.text.lexer import Token, TokenKind, name_value, tokenize
+from tierkv.sql.text.statement import StatementKind, classify, command_name
+from tierkv.sql.views import admin_views_in
+
+MAX_FORMS: Final = 4096
+"""Different AI calls in one statement; a key's low bits."""
+
+
+class Explain(StrEnum):
+    """What EXPLAIN asks for."""
+
+    NO = "no"
+    PLAN = "plan"
+    ESTIMATE = "estimate"
+    ANALYZE = "analyze"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """One AI call as written; positions count characters from 1.
+
+    Attributes:
+        arguments: where each argument's value begins, by parameter name.
+        shared_head: text that the prompt begins with in every row, as far as the statement's text
+            says it; for people (sql/calls/static_prefix.py).
+    """
+
+    number: int
+    function: str
+    clause: str
+    stage: int
+    position: int
+    form: CallForm
+    arguments: tuple[tuple[str, int], ...] = ()
+    shared_head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementPlan:
+    """What to do with a statement.
+
+    Attributes:
+        text: the statement.
+        kind: of the explained statement, where it is an EXPLAIN.
+        explain: whether and how it is explained.
+        explained: the plan of the explained statement by itself, where there are AI calls.
+        explain_json: the explanation is one JSON document.
+        rows_sql: counts the rows that any call can be made for, for an estimate, if that is known.
+        sites: AI calls in the order of the text; empty: the engine runs it alone.
+        forms: the sites' forms, by key.
+        engine_sql: what the engine runs.
+        collect_sql: the SELECT that meets the same calls, for statements that write.
+        stop_after_rows: a LIMIT whose first rows are final, see sql/calls/placement.py.
+        admin_views: names of tierkv views it reads.
+        returning_sql: a SELECT with the columns that a statement which writes gives, by RETURNING
+            or behind a WITH that writes; None for any other.
+        shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
+        dialect: of the engine it is for.
+        stream: how to run it as a stream; None with ``why_not_stream``, in words.
+        filters: how to write it with its AI filters in another order than ``engine_sql`` has, which
+            is the user's; None where there is nothing to order.
+        top: how to ask only for the first rows what their order does not need; None elsewhere.
+        query_writes: it is a SELECT that changes tables all the same (INTO, a WITH that writes).
+        stops_early: PostgreSQL only: a LIMIT may need few rows, so a round asks a few at a time.
+        cursor_rows: PostgreSQL only: how a cursor asks as its rows are fetched; None elsewhere.
+        with_writes: a WITH of it writes, and so does ``collect_sql`` then.
+    """
+
+    text: str
+    kind: StatementKind
+    engine_sql: RewrittenSql
+    explain: Explain = Explain.NO
+    explained: StatementPlan | None = None
+    explain_json: bool = False
+    rows_sql: RewrittenSql | None = None
+    sites: tuple[CallSite, ...] = ()
+    forms: tuple[CallForm, ...] = ()
+    collect_sql: RewrittenSql | None = None
+    stop_after_rows: int | None = None
+    admin_views: frozenset[str] = frozenset()
+    returning_sql: RewrittenSql | None = None
+    shows: bool = False
+    dialect: Dialect = Dialect.DUCKDB
+    stream: StreamPlan | None = None
+    why_not_stream: str = ""
+    filters: FilterPlan | None = None
+    top: StreamPlan | None = None
+    query_writes: bool = False
+    stops_early: bool = False
+    with_writes: bool = False
+    cursor_rows: CursorRows | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether running it changes tables or files."""
+        changes = self.kind.writes or self.query_writes
+        return changes and self.explain in (Explain.NO, Explain.ANALYZE)
+
+
+_MAY_HOLD_CALLS: Final = frozenset(
+    {
+        StatementKind.QUERY,
+        StatementKind.INSERT,
+        StatementKind.UPDATE,
+        StatementKind.DELETE,
+        StatementKind.CREATE_TABLE_AS,
+        StatementKind.COPY,
+    }
+)
+_VOLATILE: Final = frozenset(
+    {
+        "random",
+        "gen_random_uuid",
+        "uuid",
+        "uuidv4",
+        "uuidv7",
+        "nextval",
+        "setseed",
+        "clock_timestamp",
+        "statement_timestamp",
+        "timeofday",
+    }
+)
+_SESSION_LOCKS: Final = frozenset(
+    f"pg_{what}{shared}"
+    for what in ("advisory_lock", "try_advisory_lock", "advisory_unlock")
+    for shared in ("", "_shared")
+) | {"pg_advisory_unlock_all"}
+_SHOWS: Final = frozenset({"DESCRIBE", "DESC", "SUMMARIZE", "PRAGMA"})
+_MEMBERSHIP: Final = frozenset({"IN", "ANY", "ALL", "SOME"})
+_SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
+
+
+def plan_statement(
+    text: str, *, key_base: int = 0, dialect: Dialect = Dialect.DUCKDB
+) -> StatementPlan:
+    """Plan one statement.
+
+    Args:
+        text: exactly one statement.
+        key_base: first form key to give out, a multiple of MAX_FORMS; sessions differ in it.
+        dialect: of the engine that will run it.
+
+    Raises:
+        SqlSyntaxError: a string, bracket or comment has no end.
+        UdfArgumentError: an AI call with a wrong argument.
+        FeatureNotSupportedError: AI calls where they can't stand.
+    """
+    tokens = tokenize(text)
+    calls = find_calls(tokens)
+    options = explain_options(tokens)
+    if options is not None and (calls or options.estimate):
+        return _explained(text, tokens, calls, options, key_base, dialect)
+    kind = classify(tokens if options is None else tokens[options.start :])
+    templates = {found.first: found for found in find_templates(tokens)}
+    parameters = parameter_names(tokens, dialect)
+    if not calls:
+        bare = SqlRewriter(text, tokens, {}, templates, {}, parameters, dialect=dialect)
+        return _without_calls(text, tokens, kind, bare, _mode(options))
+    _refuse(tokens, kind, dialect, tokens[calls[0].first].start + 1)
+    body = text[tokens[0].start :]
+    placement = place_calls(body, *_shifted(tokens, calls), dialect)
+    refuse_misplaced(tokens, calls, placement)
+    sites = _sites(tokens, calls, placement, key_base)
+    sources = row_sources(tokens, calls, placement, dialect)
+    renderings = {
+        call.first: (call, CallRendering(site.form.key, kept, sources.get(call.first, ("", ""))))
+        for call, (site, kept) in zip(calls, sites, strict=True)
+    }
+    names = missing_aliases(text, tokens, calls, dialect)
+    write = partial(
+        SqlRewriter, text, tokens, renderings, templates, names, parameters, dialect=dialect
+    )
+    rewriter = write()
+    late = write(late=late_items(tokens, text, calls)) if dialect is Dialect.DUCKDB else rewriter
+    returning = columns_form(tokens, kind)
+    collect = _collect_form(tokens, kind, dialect)
+    query_changes = kind is StatementKind.QUERY and query_writes(tokens)
+    filters, may_stop = _filters(tokens, placement, late, kind)
+    whole = late.rewrite([(0, len(tokens))])
+    writes = kind.writes or query_changes
+    stream, why_not = _stream(tokens, calls, placement, rewriter, writes=writes)
+    return StatementPlan(
+        text=text,
+        kind=kind,
+        engine_sql=whole if filters is None else filters.ordered(range(len(filters.filters))),
+        filters=filters,
+        top=None if writes or filters else top_plan(tokens, calls, placement, rewriter),
+        sites=tuple(site for site, _ in sites),
+        forms=tuple({site.form.key: site.form for site, _ in sites}.values()),
+        collect_sql=late.rewrite(collect.pieces) if collect else None,
+        stop_after_rows=placement.stop_after_rows if kind is StatementKind.QUERY else None,
+        admin_views=admin_views_in(tokens),
+        returning_sql=rewriter.rewrite(returning) if returning else None,
+        dialect=dialect,
+        stream=stream,
+        why_not_stream=why_not,
+        query_writes=query_changes,
+        with_writes=with_writes(tokens),
+        stops_early=may_stop,
+        cursor_rows=cursor_rows(tokens, placement, rewriter, kind),
+    )
+
+
+def _collect_form(tokens: list[Token], kind: StatementKind, dialect: Dialect) -> CollectForm | None:
+    if not kind.writes:
+        return None
+    if dialect is Dialect.DUCKDB and kind is not StatementKind.COPY and with_writes(tokens):
+        return None  # It would write, and have to be taken back like the statement itself.
+    return collect_form(tokens, kind)
+
+
+def _filters(
+    tokens: list[Token], placement: Placement, rewriter: SqlRewriter, kind: StatementKind
+) -> tuple[FilterPlan | None, bool]:
+    """Write filters in order; answer also whether a LIMIT may stop them early on PostgreSQL."""
+    if kind is not StatementKind.QUERY:
+        return None, False
+    if rewriter.dialect is not Dialect.POSTGRES:
+        return filter_plan(tokens, placement, rewriter), False
+    early = early_rows(tokens, placement, rewriter)
+    if early is not None:
+        return early, True
+    may_stop = placement.stop_after_rows is not None
+    may_stop = may_stop or stops_early(placement.tree, ordered=False)
+    return filter_plan(tokens, placement, rewriter), may_stop
+
+
+def _without_calls(
+    text: str, tokens: list[Token], kind: StatementKind, bare: SqlRewriter, explain: Explain
+) -> StatementPlan:
+    returning = columns_form(tokens, kind)
+    return StatementPlan(
+        text,
+        kind,
+        bare.rewrite([(0, len(tokens))]),
+        explain,
+        admin_views=admin_views_in(tokens),
+        returning_sql=bare.rewrite(returning) if returning else None,
+        shows=bool(tokens) and tokens[0].upper in _SHOWS,
+        dialect=bare.dialect,
+    )
+
+
+def _stream(
+    tokens: list[Token],
+    calls: list[FoundCall],
+    placement: Placement,
+    rewriter: SqlRewriter,
+    *,
+    writes: bool,
+) -> tuple[StreamPlan | None, str]:
+    if writes:
+        return None, "it writes"
+    if rewriter.dialect is not Dialect.DUCKDB:
+        return None, "PostgreSQL runs it whole"
+    try:
+        return stream_plan(tokens, calls, placement, rewriter), ""
+    except NotStreamableError as reason:
+        return None, str(reason)
+
+
+def _mode(options: ExplainOptions | None) -> Explain:
+    if options is None:
+        return Explain.NO
+    if options.estimate:
+        return Explain.ESTIMATE
+    return Explain.ANALYZE if options.analyze else Explain.PLAN
+
+
+def _explained(
+    text: str,
+    tokens: list[Token],
+    calls: list[FoundCall],
+    options: ExplainOptions,
+    key_base: int,
+    dialect: Dialect,
+) -> StatementPlan:
+    """Plan an EXPLAIN around the plan of its statement, which keeps its place in the text."""
+    options.check()
+    start = tokens[options.start].start if options.start < len(tokens) else len(text)
+    inner = plan_statement(" " * start + text[start:], key_base=key_base, dialect=dialect)
+    if inner.explain is not Explain.NO:
+        raise SqlSyntaxError("EXPLAIN can't explain an EXPLAIN", position=start + 1)
+    body, analyze = inner.engine_sql, options.analyze
+    if calls and options.estimate and dialect is Dialect.POSTGRES:
+        # What PostgreSQL runs is taken back, so it can say what would be asked by itself.
+        body, analyze = inner.collect_sql or body, True
+    prefix = options.engine_prefix(dialect, analyze=analyze)
+    bound = row_bound(tokens, options.start, calls) if options.estimate else None
+    parameters = parameter_names(tokens, dialect)
+    bare = SqlRewriter(text, tokens, {}, {}, {}, parameters, dialect=dialect)
+    return replace(
+        inner,
+        text=text,
+        engine_sql=explaining(prefix, body),
+        explain=_mode(options),
+        explained=inner,
+        explain_json=options.as_json,
+        rows_sql=bare.rewrite(bound) if bound is not None else None,
+        collect_sql=None,
+        returning_sql=None,
+    )
+
+
+def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], list[FoundCall]]:
+    """Renumber tokens for the text that starts at the first of them."""
+    offset = tokens[0].start
+    if not offset:
+        return tokens, calls
+    moved = [token._replace(start=token.start - offset, end=token.end - offset) for token in tokens]
+    return moved, calls
+
+
+def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position: int) -> None:
+    # PostgreSQL runs a MERGE under a savepoint; DuckDB has none, and no SELECT meets its calls.
+    merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
+    if kind not in _MAY_HOLD_CALLS and not merges:
+        raise FeatureNotSupportedError(
+            f"{command_name(tokens)} can't hold AI calls",
+            position=position,
+            hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
+            "and use the table it fills here.",
+        )
+    for index, token in enumerate(tokens):
+        _refuse_volatile(tokens, index, token)
+    for _, verb in writing_bodies(tokens) if dialect is Dialect.DUCKDB else ():
+        if tokens[verb].upper == "COPY":
+            raise FeatureNotSupportedError(
+                "COPY in a WITH can't stand in a statement with AI calls, which is run more than "
+                "once: no transaction takes back what is written to files",
+                position=tokens[verb].start + 1,
+                hint="Run the COPY by itself.",
+            )
+
+
+def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
+    following = tokens[index + 1].text if index + 1 < len(tokens) else ""
+    is_call = token.kind in (TokenKind.WORD, TokenKind.QUOTED) and following == "("
+    name = name_value(token)
+    if is_call and name in _SESSION_LOCKS:
+        raise FeatureNotSupportedError(
+            f"{name}() can't stand in a statement with AI calls: each run of it would take or "
+            "release a lock of the session once more",
+            position=token.start + 1,
+            hint="Use pg_advisory_xact_lock() or pg_try_advisory_xact_lock(), which the "
+            "transaction gives back, or a statement of its own.",
+        )
+    volatile = is_call and name in _VOLATILE
+    sampled = (token.upper == "TABLESAMPLE" and begins_clause(tokens, index)) or (
+        token.upper == "SAMPLE" and index and tokens[index - 1].upper == "USING"
+    )
+    if not volatile and not sampled:
+        return
+    what = f"{name}()" if volatile else "sampling"
+    raise FeatureNotSupportedError(
+        f"{what} can't stand in a statement with AI calls, which is run more than once",
+        position=token.start + 1,
+        hint="Store it first: CREATE TEMP TABLE t AS SELECT ..., then call the AI over t.",
+    )
+
+
+def _sites(
+    tokens: list[Token], calls: list[FoundCall], placement: Placement, key_base: int
+) -> list[tuple[CallSite, bool]]:
+    """Group calls into forms; answer each call's site and whether it is kept in place."""
+    shares_text = any(token.upper in _SHARED_TEXT for token in tokens)
+    groups: dict[Hashable, list[int]] = {}
+    kept_of: list[bool] = []
+    identities = call_identities(tokens, calls)
+    for number, call in enumerate(calls):
+        constant = not any(_is_column(tokens, index) for index in range(call.first + 2, call.last))
+        kept = placement.place(number).kept_in_place or (
+            constant and not shares_text and not _may_be_in_membership(tokens, placement, number)
+        )
+        kept_of.append(kept)
+        groups.setdefault((kept, identities[number]), []).append(number)
+    if len(groups) > MAX_FORMS:
+        number = list(groups.values())[MAX_FORMS][0]
+        raise FeatureNotSupportedError(
+            f"more than {MAX_FORMS} different AI calls in a statement",
+            position=tokens[calls[number].first].start + 1,
+            hint="Put what differs into rows: one AI call over a table.",
+        )
+    forms: dict[int, CallForm] = {}
+    for order, numbers in enumerate(groups.values()):
+        form = _form(key_base + order, calls[numbers[0]], [placement.place(n) for n in numbers])
+        forms.update(dict.fromkeys(numbers, form))
+    return [
+        (
+            CallSite(
+                number=number + 1,
+                function=call.function.name,
+                clause=placement.place(number).clause,
+                stage=placement.place(number).stage,
+                position=tokens[call.first].start + 1,
+                form=forms[number],
+                arguments=tuple(
+                    (name, tokens[argument.first].start + 1)
+                    for name, argument in call.arguments.items()
+                ),
+                shared_head=_shared_head(tokens, call),
+            ),
+            kept_of[number],
+        )
+        for number, call in enumerate(calls)
+    ]
+
+
+def _may_be_in_membership(tokens: list[Token], placement: Placement, number: int) -> bool:
+    if placement.tree is not None:
+        return placement.place(number).in_membership
+    return any(token.upper in _MEMBERSHIP for token in tokens)
+
+
+def _shared_head(tokens: list[Token], call: FoundCall) -> str:
+    """Return what every row's prompt begins with; documents would stand before that."""
+    prompt = call.arguments.get("prompt")
+    if prompt is None or prompt.constant or DOCUMENTS in call.arguments:
+        return ""
+    return static_prefix(tokens[prompt.first : prompt.last])
+
+
+def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
+    return CallForm(
+        key=key,
+        function=call.function,
+        constants=call.constants(),
+        row_parameters=call.row_parameters,
+        packed=call.packed,
+        always_null=any(
+            argument.constant and argument.value is None and call.function.parameter(name).strict
+            for name, argument in call.arguments.items()
+        ),
+        stage=min(place.stage for place in places),
+        filters=all(place.filters for place in places),
+        unordered=call.gathering is not None and not call.gathering.ordered,
+    )
+
+
+def _is_column(tokens: list[Token], index: int) -> bool:
+    """Say whether a token may name a column; types and keywords count too, which is harmless."""
+    token = tokens[index]
+    if token.kind is TokenKind.QUOTED:
+        return True
+    if token.kind is not TokenKind.WORD or token.upper in ("NULL", "TRUE", "FALSE", "AS"):
+        return False
+    following = tokens[index + 1].text if index + 1 < len(tokens) else ""
+    return following not in ("(", "=>", ":=", ":") and tokens[index - 1].text != "::"

@@ -1,0 +1,1 @@
+"""SQL text: tokens, literals, statements, clauses."""

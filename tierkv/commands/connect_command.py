@@ -1,0 +1,254 @@
+"""``tierkv connect``: the line that starts another engine on the pool, and what to run next.
+
+Registered by tierkv/cli.py. A thin shell over integrations/launch.py, which writes the line, and
+tierkv/commands/connect_checks.py, which looks around. The line goes to standard output and what was
+found to standard error, so that a script may run the one and a person read the other.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from tierkv.commands.finding import OK, Finding
+from tierkv.config import load_config
+from tierkv.integrations.launch import (
+    Connector,
+    Events,
+    Launch,
+    LaunchKind,
+    LaunchWish,
+    Role,
+    plan_launch,
+    serve_command,
+)
+from tierkv.kvcore.errors import ConfigError
+from tierkv.private_files import find_token
+from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE
+from tierkv.settings import Settings
+
+DEFAULT_POOL: Final = "127.0.0.1:7401"
+"""Where docs/pool.md starts a node."""
+
+
+class LineFormat(StrEnum):
+    """How the line is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+EngineArgument = Annotated[LaunchKind, typer.Argument(help="Which engine.")]
+ModelOption = Annotated[str, typer.Option("--model", help="The model's folder, or its name.")]
+PoolOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of pool nodes, separated by commas.")
+]
+MetaOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of a cluster's meta server; else of the settings.")
+]
+RoleOption = Annotated[Role, typer.Option(help="What part of requests the engine does.")]
+ConnectorOption = Annotated[
+    Connector | None, typer.Option(help="vLLM: direct (default), or tier of its own offloading.")
+]
+BlockOption = Annotated[
+    int | None, typer.Option("--block-size", min=1, max=4096, help="Tokens of a block.")
+]
+RanksOption = Annotated[
+    int, typer.Option("--tensor-parallel", min=1, max=1024, help="Ranks that share each layer.")
+]
+CpuMemoryOption = Annotated[str, typer.Option(help="Memory of vLLM's own CPU tier.")]
+HostOption = Annotated[str, typer.Option(help="Where the engine listens.")]
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="vLLM 8100, SGLang 30000 unless given.")
+]
+TenantOption = Annotated[
+    str | None, typer.Option(help="For whom requests compute that name no tenant.")
+]
+TokenOption = Annotated[
+    Path | None, typer.Option(help="File with the cluster token, read by the engine.")
+]
+EventsOption = Annotated[
+    Events | None,
+    typer.Option(help="Who may hear of the engine's own cache; local with a meta server."),
+]
+FormatOption = Annotated[LineFormat, typer.Option("--format", help="How the line is printed.")]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any setting.")
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
+
+
+def connect(
+    engine: EngineArgument,
+    model: ModelOption,
+    pool: PoolOption = None,
+    meta: MetaOption = None,
+    role: RoleOption = Role.BOTH,
+    connector: ConnectorOption = None,
+    block_size: BlockOption = None,
+    tensor_parallel: RanksOption = 1,
+    cpu_memory: CpuMemoryOption = "8GiB",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 0,
+    tenant: TenantOption = None,
+    token_file: TokenOption = None,
+    events: EventsOption = None,
+    output: FormatOption = LineFormat.TEXT,
+    config: ConfigOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Print the line that starts vLLM or SGLang with its KV in the pool.
+
+    It checks what is installed here, the model and the pool; nothing is started. Beside a running
+    `tierkv up` it is the line for that cluster.
+
+    Example: tierkv connect vllm --model ./Llama-3.1-8B --pool 127.0.0.1:7401
+    """
+    from tierkv.commands.connect_checks import (
+        CPU_PACKAGE,
+        Model,
+        check_block,
+        check_meta,
+        check_pool,
+        check_version,
+    )
+    from tierkv.integrations.settings import EngineSettings
+
+    loaded, config, findings = _cluster(config, _pairs(settings), asked=bool(pool or meta))
+    meta = meta or ("" if pool else loaded.cluster.meta_address)
+    if loaded.cluster.token and token_file is None:
+        token_file = find_token(loaded.cluster.run_dir.expanduser(), loaded.cluster.token)
+    told = _pool_settings(loaded, pool=pool, meta=meta, tenant=tenant, token_file=token_file)
+    way = connector or Connector.DIRECT
+    kept_by = way if engine is LaunchKind.VLLM else None
+    seen = Model(model, connector=kept_by, ranks=tensor_parallel)
+    installed = check_version(engine)
+    tokens = block_size or seen.block_tokens()
+    wish = LaunchWish(
+        engine,
+        model,
+        told,
+        role=role,
+        connector=way,
+        block_tokens=tokens,
+        ranks=tensor_parallel,
+        cpu_bytes=_size(cpu_memory),
+        host=host,
+        port=port,
+        events=events or (Events.LOCAL if meta else Events.OFF),
+        events_folder=tempfile.gettempdir(),
+        as_module=installed.subject == CPU_PACKAGE,
+    )
+    launch = plan_launch(wish)
+    reach = EngineSettings.read(told, where=f"tierkv connect {engine}")
+    findings += [installed, *seen.findings, check_block(seen, tokens, engine)]
+    findings += [check_meta(reach)] if meta else []
+    findings += [check_pool(reach)] if reach.pool else []
+    _print(launch, findings, list(_next(wish, launch, meta, config)), output)
+
+
+def _cluster(
+    config: Path | None, given: dict[str, Any], *, asked: bool
+) -> tuple[Settings, Path | None, list[Finding]]:
+    """Read settings; those of a cluster that runs from run_dir unless another one is named."""
+    loaded = load_config(config, flags=given).settings
+    run_dir = loaded.cluster.run_dir.expanduser().absolute()
+    if asked or loaded.cluster.meta_address or not (run_dir / STATE_FILE).exists():
+        return loaded, config, []
+    config = run_dir / CONFIG_FILE
+    found = Finding("cluster", OK, f"the one that runs from {run_dir}")
+    return load_config(config, flags=given).settings, config, [found]
+
+
+def _pool_settings(
+    loaded: Settings, *, pool: str | None, meta: str, tenant: str | None, token_file: Path | None
+) -> dict[str, Any]:
+    """Return what integrations/settings.py reads inside the engine."""
+    told: dict[str, Any] = {}
+    if pool or not meta:
+        told["pool"] = pool or DEFAULT_POOL
+    if meta:
+        told["meta"] = meta
+    if tenant:
+        told["tenant"] = tenant
+    if token_file is not None:
+        told["token_file"] = str(token_file.expanduser().absolute())
+    if loaded.pool.transport != "auto":
+        told["transport"] = loaded.pool.transport
+    for name in ("tls_ca", "tls_cert", "tls_key", "tls_name"):
+        if value := getattr(loaded.pool, name):
+            told[name] = str(value)
+    return told
+
+
+def _next(
+    wish: LaunchWish, launch: Launch, meta: str, config: Path | None
+) -> Iterator[tuple[str, str]]:
+    """Say what to run when the engine is up, and what for."""
+    rest = ("--config", str(config.absolute())) if config else ()
+    token = "" if config else _token_of(wish.pool.get("token_file"))
+    if meta:
+        argv = (*serve_command(wish, launch, meta=meta), *rest)
+        yield "have SQL and REST calls of the cluster answered by it", token + shlex.join(argv)
+        see = ("tierkv", "status", "--set", f"cluster.meta_address={meta}", *rest)
+        yield "see it", token + shlex.join(see)
+        return
+    stats = ("tierkv", "pool", "stats", str(wish.pool["pool"]), *rest)
+    yield "see what it keeps", token + shlex.join(stats)
+
+
+def _token_of(file: str | None) -> str:
+    """Return what gives a command the token in a file; others see its arguments, not this."""
+    return f'TIERKV_CLUSTER_TOKEN="$(cat {shlex.quote(file)})" ' if file else ""
+
+
+def _print(
+    launch: Launch, findings: list[Finding], after: list[tuple[str, str]], output: LineFormat
+) -> None:
+    if output is LineFormat.JSON:
+        value = {
+            "env": dict(launch.env),
+            "argv": list(launch.argv),
+            "line": launch.line(),
+            "url": launch.url,
+            "findings": [
+                {"subject": f.subject, "state": f.state, "found": f.found, "cure": f.cure}
+                for f in findings
+            ],
+            "next": [{"what_for": what_for, "command": command} for what_for, command in after],
+        }
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    from tierkv.commands.doctor import COLOURS
+
+    for finding in findings:
+        typer.secho(f"{finding.state:<9}", fg=COLOURS[finding.state], nl=False, err=True)
+        typer.echo(f"{finding.subject}: {finding.found}", err=True)
+        if finding.cure:
+            typer.echo(f"{'':<9}  -> {finding.cure}", err=True)
+    typer.echo(launch.line())
+    for what_for, command in after:
+        typer.echo(f"then, to {what_for}:\n  {command}", err=True)
+
+
+def _size(text: str) -> int:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise ConfigError(f"{text!r} is no size", hint="write 8GiB") from None
+
+
+def _pairs(settings: list[str] | None) -> dict[str, Any]:
+    given = [pair.partition("=") for pair in settings or ()]
+    for key, equals, _ in given:
+        if not equals:
+            raise typer.BadParameter(f"--set wants KEY=VALUE, got {key!r}")
+    return {key: value for key, _, value in given}

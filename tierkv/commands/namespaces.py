@@ -1,0 +1,167 @@
+"""``tierkv namespace``: who shares KV with whom, and how far answers may depart from exact ones.
+
+It speaks to the meta server of the cluster that ``tierkv status`` would show; the same rows are in
+the view ``tierkv.namespaces``. Changing one thing leaves everything else of a namespace as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tierkv.commands.status import find_cluster
+from tierkv.dbfront.contracts import Column
+from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.client import MetaClient, Namespace
+from tierkv.output import OutputFormat, render_rows
+from tierkv.settings import Settings
+from tierkv.sql.text.suggest import did_you_mean
+
+G = TypeVar("G")
+T = TypeVar("T")
+
+DEFAULT_CODEC = "default"
+"""What ``--kv-codec`` takes for "each node's own"."""
+
+COLUMNS = (
+    Column("name", "VARCHAR"),
+    Column("tenants", "VARCHAR"),
+    Column("cache", "BOOLEAN"),
+    Column("kv_codec", "VARCHAR"),
+    Column("blend", "BOOLEAN"),
+    Column("recompute_ratio", "DOUBLE"),
+    Column("selector", "VARCHAR"),
+    Column("gradual", "BOOLEAN"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceChange:
+    """What ``tierkv namespace set`` was told; None leaves a value as it is."""
+
+    tenants: tuple[str, ...] | None = None
+    cache: bool | None = None
+    blend: bool | None = None
+    recompute_ratio: float | None = None
+    selector: str | None = None
+    gradual: bool | None = None
+    kv_codec: str | None = None
+
+    def applied_to(self, namespace: Namespace) -> Namespace:
+        """Return the namespace with what was given changed.
+
+        Raises:
+            UserError: a ratio out of range, or a selector or codec there is not.
+        """
+        old = namespace.policy
+        try:
+            policy = ReusePolicy(
+                kv_codec=_given(self.kv_codec, _codec, old.kv_codec),
+                blend=_given(self.blend, bool, old.blend),
+                recompute_ratio=_given(self.recompute_ratio, float, old.recompute_ratio),
+                selector=_given(self.selector, _selector, old.selector),
+                gradual=_given(self.gradual, bool, old.gradual),
+            )
+        except ValueError as error:
+            raise UserError(str(error), hint="0.15 is usual, 1 computes everything") from error
+        return Namespace(
+            name=namespace.name,
+            tenants=_given(self.tenants, tuple, namespace.tenants),
+            cache_enabled=_given(self.cache, bool, namespace.cache_enabled),
+            policy=policy,
+        )
+
+
+async def print_namespaces(settings: Settings, output: OutputFormat, name: str = "") -> None:
+    """Print one row per namespace, or only the one so named.
+
+    Raises:
+        UserError: there is no such namespace.
+        NoNodeError: the meta server does not answer.
+    """
+    async with _meta(settings) as meta:
+        known = await meta.list_namespaces()
+    chosen = [namespace for namespace in known if name in ("", namespace.name)]
+    if name and not chosen:
+        raise UserError(
+            f"there is no namespace {name!r}",
+            hint=did_you_mean(name, [namespace.name for namespace in known])
+            if known
+            else f"Make it: tierkv namespace set {name}",
+        )
+    sys.stdout.write(render_rows(COLUMNS, [_row(namespace) for namespace in chosen], output))
+
+
+async def set_namespace(
+    settings: Settings, name: str, change: NamespaceChange, output: OutputFormat
+) -> None:
+    """Make or change a namespace and print it.
+
+    Raises:
+        UserError: a name, tenant or value that can't be.
+        NoNodeError: the meta server does not answer.
+    """
+    async with _meta(settings) as meta:
+        known = {namespace.name: namespace for namespace in await meta.list_namespaces()}
+        wanted = change.applied_to(known.get(name, Namespace(name)))
+        stored = await meta.put_namespace(wanted)
+    sys.stdout.write(render_rows(COLUMNS, [_row(stored)], output))
+
+
+@asynccontextmanager
+async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
+    settings, _ = find_cluster(settings)
+    address = settings.cluster.meta_address
+    meta = meta_client.connect(address, token=settings.cluster.token or None)
+    try:
+        yield meta
+    except DirectoryUnavailableError as error:
+        if error.hint:  # It answered, but would not, as with a full disk.
+            raise NoNodeError(error.message, hint=error.hint) from error
+        raise NoNodeError(
+            f"no meta server answers at {address}",
+            detail=error.message,
+            hint="`tierkv status` shows what runs; start a cluster with `tierkv up`",
+        ) from error
+    finally:
+        await meta.close()
+
+
+def _given(value: G | None, read: Callable[[G], T], old: T) -> T:
+    return old if value is None else read(value)
+
+
+def _selector(name: str) -> BlendSelector:
+    if name not in tuple(BlendSelector):
+        raise UserError(f"there is no selector {name!r}", hint=did_you_mean(name, BlendSelector))
+    return BlendSelector(name)
+
+
+def _codec(name: str) -> KvCodec | None:
+    if name == DEFAULT_CODEC:
+        return None
+    if name not in tuple(KvCodec):
+        known = [DEFAULT_CODEC, *KvCodec]
+        raise UserError(f"there is no KV codec {name!r}", hint=did_you_mean(name, known))
+    return KvCodec(name)
+
+
+def _row(namespace: Namespace) -> tuple[Any, ...]:
+    policy = namespace.policy
+    return (
+        namespace.name,
+        ", ".join(namespace.tenants or (namespace.name,)),
+        namespace.cache_enabled,
+        DEFAULT_CODEC if policy.kv_codec is None else policy.kv_codec.value,
+        policy.blend,
+        policy.recompute_ratio,
+        policy.selector.value,
+        policy.gradual,
+    )

@@ -1,0 +1,263 @@
+"""``tierkv serve ROLE``: one part of a cluster as a process.
+
+It starts the part, says so with one JSON line on standard output, and runs until SIGTERM, SIGINT
+or, under ``tierkv up``, until its standard input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from tierkv.config import LoadedConfig
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.tls import TlsFiles
+from tierkv.kvcore import limits
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
+from tierkv.log import configure_logging
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.config import MetaConfig
+from tierkv.parts.disk_tier import disk_tier
+from tierkv.parts.node_config import compute_config
+from tierkv.parts.node_home import claim_home, segment_home
+from tierkv.parts.parts import DmpPart, announce, path_options
+from tierkv.processes.cluster_files import segment_prefix
+from tierkv.processes.descriptors import keep_files_private, raise_descriptor_limit
+from tierkv.processes.start_order import await_cluster, import_role
+from tierkv.settings import name_list
+
+log = structlog.get_logger(__name__)
+
+
+async def serve_role(
+    config: LoadedConfig, role: str, *, node_id: str = "", supervised: bool = False
+) -> int:
+    """Run one role until told to stop; the exit status.
+
+    Raises:
+        ConfigError: a setting that can't be used; the message says which and what to do.
+    """
+    settings = config.settings
+    name = NodeId(node_id or f"{role}-{socket.gethostname()}")
+    configure_logging(settings.cluster.log_level, json_lines=True, node=name)
+    raise_descriptor_limit()
+    keep_files_private()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if supervised:
+        loop.add_reader(sys.stdin.fileno(), _stop_at_end, stop)
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(import_role, settings, role)
+        await await_cluster(settings.cluster, role, stop)
+        if stop.is_set():
+            return 0
+        told = await _START[role](config, name, stack)
+        told["pid"] = str(os.getpid())
+        print(json.dumps({"event": "ready", "node": name, **told}), flush=True)
+        await stop.wait()
+    return 0
+
+
+def _stop_at_end(stop: asyncio.Event) -> None:
+    """Stop when the supervisor is gone: it never writes, so anything readable is the end."""
+    if not os.read(sys.stdin.fileno(), 1):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        stop.set()
+
+
+async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+    from tierkv.metaserver.rpc.server import MetaServer  # gRPC: only this role serves it
+
+    settings = config.settings
+    if not settings.meta.database and not settings.cluster.secret:
+        log.warning(
+            "blocks can't be found again after a restart: set meta.database or cluster.secret"
+        )
+    server = MetaServer(
+        MetaConfig(
+            address=f"{settings.meta.bind}:{settings.meta.port}",
+            token=settings.cluster.token or None,
+            database=settings.meta.database or ":memory:",
+            cluster_secret=settings.cluster.secret.encode() or None,
+            default_policy=settings.namespace.policy(),
+        )
+    )
+    address = await server.start()
+    stack.push_async_callback(server.stop)
+    assert server.local is not None, "a started meta server has its local side"
+    info = _info(config, name, NodeRole.META, address)
+    trouble = server.local.trouble[: limits.MAX_REASON_CHARS]
+    report = NodeReport(notes=(trouble,) if trouble else ())
+    agent = await announce(server.local, info, lambda: report)
+    stack.push_async_callback(agent.stop)
+    return {"address": address}
+
+
+async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+    settings = config.settings
+    pool = DmpConfig(
+        node_id=name,
+        host=_host(config),
+        segment_path=str(_segment_path(config, name)),
+        capacity_bytes=int(settings.dmp.capacity),
+        ready_ahead_bytes=int(settings.dmp.ready_ahead),
+        bind=settings.dmp.bind,
+        port=settings.dmp.port,
+        advertise_host=settings.cluster.advertise,
+        token=settings.cluster.token,
+        tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
+        rdma=settings.dmp.rdma,
+        rdma_devices=name_list(settings.dmp.rdma_devices),
+        owner_folder=_owner_folder(config),
+        remove_on_stop=settings.dmp.remove_on_stop,
+        demote_above=settings.dmp.demote_above,
+        eviction_policy=settings.dmp.eviction_policy,
+        lease_share=settings.dmp.lease_share,
+        scrub_rate_bytes_per_s=int(settings.dmp.scrub_rate),
+        drain_s=settings.dmp.drain_s,
+        attach_wait_s=settings.dmp.attach_wait_s,
+    )
+    part = DmpPart(
+        pool,
+        _meta(config, name, stack, home=segment_home(pool.segment_file))
+        if settings.cluster.meta_address
+        else None,
+        open_lower=disk_tier(settings.dmp, name, extent_bytes=pool.extent_bytes),
+    )
+    await part.start()
+    stack.push_async_callback(part.stop)
+    return {
+        "address": part.address,
+        "segment": str(part.node.config.segment_file),
+        "next": f"tierkv pool stats {part.address}",
+    }
+
+
+def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
+    """Name the segment after the node and its cluster, whose run directory tells it apart."""
+    prefix = segment_prefix(config.settings.cluster.run_dir)
+    return Path(config.settings.dmp.segment_dir) / f"{prefix}{name}.seg"
+
+
+def _owner_folder(config: LoadedConfig) -> str:
+    """Return the cluster's folder, whose end is the end of the segment; empty without one."""
+    folder = config.settings.cluster.run_dir.expanduser().resolve()
+    return str(folder) if folder.is_dir() else ""
+
+
+async def _start_compute(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, role: NodeRole = NodeRole.COMPUTE
+) -> dict[str, str]:
+    if config.settings.engine.kind:
+        return await _start_engine(config, name, stack, role)
+    from tierkv.parts.compute_part import make_compute_part  # torch: only this role
+
+    settings = config.settings
+    wanted = compute_config(settings.compute, node_id=name, host=_host(config), role=role)
+    part = await make_compute_part(wanted, _meta(config, name, stack))
+    await part.start(
+        listen=f"{settings.compute.bind}:{settings.compute.port}",
+        advertise=settings.cluster.advertise,
+        token=settings.cluster.token,
+        paths=path_options(settings),
+    )
+    stack.push_async_callback(part.stop)
+    return {"address": part.address, "model": part.node.model.name}
+
+
+async def _start_engine(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, role: NodeRole
+) -> dict[str, str]:
+    from tierkv.parts.engine_part import (  # HTTP client: only with an engine
+        EnginePart,
+        engine_config,
+    )
+
+    settings = config.settings
+    wanted = engine_config(settings.engine, node_id=name, host=_host(config), role=role)
+    part = EnginePart(wanted, settings.engine, _meta(config, name, stack))
+    stack.push_async_callback(part.stop)
+    await part.start(
+        listen=f"{settings.compute.bind}:{settings.compute.port}",
+        advertise=settings.cluster.advertise,
+        token=settings.cluster.token,
+    )
+    return {"address": part.address, "engine": wanted.kind, "url": wanted.url, "model": part.model}
+
+
+async def _start_prefill(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack
+) -> dict[str, str]:
+    return await _start_compute(config, name, stack, NodeRole.PREFILL)
+
+
+async def _start_decode(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack
+) -> dict[str, str]:
+    return await _start_compute(config, name, stack, NodeRole.DECODE)
+
+
+async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+    from tierkv.parts.front_part import FrontPart  # DuckDB, FastAPI: only this role
+    from tierkv.parts.known_nodes import NodeFile  # protobuf, likewise
+
+    meta = _meta(config, name, stack)
+    cluster = config.settings.cluster
+    path = cluster.run_dir.expanduser() / f"{name}.nodes.json"
+    memory = NodeFile(path, meta_address=cluster.meta_address)
+    part = FrontPart(config, meta, memory=memory, external_access=False)
+    await part.start()
+    stack.push_async_callback(part.stop)
+    told = await part.open_doors()
+    info = _info(config, name, NodeRole.FRONT, told["pg"])
+    part.source.own_id = name
+    stack.push_async_callback((await announce(meta, info, part.source.own_report)).stop)
+    return told
+
+
+def _meta(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, *, home: str = ""
+) -> MetaClient:
+    cluster = config.settings.cluster
+    address = cluster.meta_address
+    if not address:
+        raise ConfigError(
+            "this role needs the meta server's address", hint="--set cluster.meta_address=HOST:PORT"
+        )
+    home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
+    meta = meta_client.connect(address, token=cluster.token or None, home=home)
+    stack.push_async_callback(meta.close)
+    return meta
+
+
+def _info(config: LoadedConfig, name: NodeId, role: NodeRole, address: str) -> NodeInfo:
+    incarnation = Incarnation(int(SystemClock().wall() * 1000))
+    return NodeInfo(name, incarnation, role, _host(config), control_address=address)
+
+
+def _host(config: LoadedConfig) -> HostId:
+    return HostId(config.settings.cluster.host or socket.gethostname())
+
+
+_START = {
+    "meta": _start_meta,
+    "dmp": _start_dmp,
+    "compute": _start_compute,
+    "prefill": _start_prefill,
+    "decode": _start_decode,
+    "front": _start_front,
+}

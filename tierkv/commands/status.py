@@ -1,0 +1,114 @@
+"""``tierkv status``: who is in the cluster, how loaded, and what the cache did.
+
+It reads the address file that ``tierkv up`` leaves in run_dir, or ``cluster.meta_address``, and
+asks the meta server; the same rows are in ``tierkv.nodes`` and ``tierkv.stat_kvcache_node``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tierkv.config import load_config
+from tierkv.dbfront.contracts import Column
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
+from tierkv.kvcore.node import TierStats
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.client import NodeState
+from tierkv.output import OutputFormat, render_rows
+from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE
+from tierkv.processes.left_memory import CURE, orphans_text
+from tierkv.settings import Settings
+
+COLUMNS = (
+    Column("node", "VARCHAR"),
+    Column("role", "VARCHAR"),
+    Column("host", "VARCHAR"),
+    Column("state", "VARCHAR"),
+    Column("running", "INTEGER"),
+    Column("waiting", "INTEGER"),
+    Column("kv_used", "VARCHAR"),
+    Column("hit_tokens", "INTEGER"),
+    Column("cache_errors", "INTEGER"),
+    Column("models", "VARCHAR"),
+    Column("paths", "VARCHAR"),
+    Column("tiers", "VARCHAR"),
+    Column("notes", "VARCHAR"),
+)
+
+
+async def print_status(settings: Settings, output: OutputFormat) -> int:
+    """Print one row per node; 1 when no cluster answers.
+
+    Raises:
+        ConfigError: no cluster is known here.
+    """
+    settings, state = find_cluster(settings)
+    address = settings.cluster.meta_address
+    meta = meta_client.connect(address, token=settings.cluster.token or None)
+    try:
+        nodes = await meta.list_nodes()
+    except DirectoryUnavailableError as error:
+        # A hint is there when it answered, but would not, as with a wrong token.
+        why = error.message if error.hint else f"no meta server answers at {address}"
+        typer.secho(f"tierkv: {why}", fg="red", err=True)
+        if error.hint:
+            typer.echo(f"  {error.hint}", err=True)
+        return 1
+    finally:
+        await meta.close()
+    rows = [_row(node) for node in sorted(nodes, key=lambda n: n.info.node_id)]
+    sys.stdout.write(render_rows(COLUMNS, rows, output))
+    front = state.get("nodes", {}).get("front")
+    if front and output is OutputFormat.TABLE:
+        _tell_left(settings)
+        typer.echo(f"SQL {front['pg']}   REST http://{front['http']}/v1   pid {state['pid']}")
+    return 0
+
+
+def _tell_left(settings: Settings) -> None:
+    if orphans := orphans_text(settings):
+        typer.echo(f"left behind: {orphans}; `{CURE}` frees it")
+
+
+def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+    """Use the given meta address, or what ``tierkv up`` left in run_dir."""
+    if settings.cluster.meta_address:
+        return settings, {}
+    run_dir = settings.cluster.run_dir.expanduser()
+    file = run_dir / STATE_FILE
+    if not file.exists():
+        raise ConfigError(
+            f"no cluster is running from {run_dir}",
+            hint="start one with `tierkv up`, or give --set cluster.meta_address=HOST:PORT",
+        )
+    state: dict[str, Any] = json.loads(file.read_text())
+    return load_config(Path(run_dir / CONFIG_FILE), environ={}).settings, state
+
+
+def _row(node: NodeState) -> tuple[Any, ...]:
+    load, report = node.report.load, node.report
+    return (
+        node.info.node_id,
+        node.info.role.value,
+        node.info.host,
+        node.state,
+        load.requests_running,
+        load.requests_waiting,
+        f"{load.kv_usage:.0%}",
+        sum(tier.hit_tokens for tier in report.tiers),
+        sum(count for _, count in report.cache_errors),
+        ", ".join(model.name for model in node.info.models),
+        "; ".join(map(str, report.paths)),
+        "; ".join(_tier(tier) for tier in report.tiers if tier.capacity_bytes),
+        "; ".join(node.notes),
+    )
+
+
+def _tier(tier: TierStats) -> str:
+    """Say how full a tier is, and what its medium has to say (quarantined slots, a broken disk)."""
+    return f"{tier.tier} {tier.medium} {tier.used_bytes / tier.capacity_bytes:.0%}"

@@ -1,0 +1,1 @@
+"""``tierkv demo``: what the cache saves, shown on the shipped model."""

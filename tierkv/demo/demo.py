@@ -1,0 +1,189 @@
+"""``tierkv demo``: the story of the cache, on the shipped model, with and without it.
+
+Several questions over the same generated customer notes, the first of them once more, and a chat of
+ten turns over REST. Everything runs without the cache first and then with it; answers must be
+equal. ``tierkv/demo/demo_report.py`` prints what that took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import typer
+from rich.console import Console
+
+from tierkv.compute.demo_model.data import INSTRUCTION, Record, make_chats, make_records
+from tierkv.compute.demo_model.instructions import Head
+from tierkv.config import LoadedConfig, load_config
+from tierkv.dbapi import Connection
+from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.demo.demo_chat import play_chat
+from tierkv.demo.demo_report import StatementRun, Story, print_story
+from tierkv.embedded import EmbeddedProcess, start_embedded
+from tierkv.output import OutputFormat, render_rows
+from tierkv.progress import StatementBar
+
+L1_OF_THE_DEMO = "16MiB"
+"""Smaller than the notes' KV, so that later questions have to fetch it from the pool."""
+
+OFF = '{"cache": false, "max_tokens": 12}'
+ON = '{"max_tokens": 12}'
+SHOWN_ROWS = 3
+LEAST_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement of the demo.
+
+    Attributes:
+        title: its name in the table.
+        question: what is asked of each note.
+        statement: SQL; ``%s`` is where the AI call goes.
+        fact: what the notes were made from and the answer must be; empty where there is none.
+        about: what it shows.
+    """
+
+    title: str
+    question: str
+    statement: str
+    fact: str
+    about: str
+
+
+ANSWERS = "SELECT id, %s AS answer FROM notes ORDER BY id"
+MATCHES = "SELECT id FROM notes WHERE %s = 'yes' ORDER BY id"
+GROUPS = "SELECT %s AS label, count(*) AS notes FROM notes GROUP BY label ORDER BY label"
+
+STEPS = (
+    Step("1 first question", "What did the customer buy?", ANSWERS, "product",
+         "The cache is empty: one row computes the instruction, the others load it."),
+    Step("2 second question", "Where does the customer live?", ANSWERS, "city",
+         "Another question about the same notes: their KV is loaded too."),
+    Step("3 a filter", "Is the review positive?", MATCHES, "positive",
+         "The same notes in a WHERE."),
+    Step("4 a GROUP BY", "What kind of product is it?", GROUPS, "",
+         "The same notes, grouped by a generated label."),
+)  # fmt: skip
+REPEATED = replace(
+    STEPS[0], title="5 the first again", about="The first statement once more, with a warm cache."
+)
+
+
+def run_demo(config: LoadedConfig, *, rows: int, seed: int) -> int:
+    """Run everything and print it; 1 when the cache changed an answer."""
+    console = Console(soft_wrap=True, width=max(LEAST_WIDTH, Console().width))
+    config = _with_small_l1(config)
+    console.print(f"Starting TierKV in this process; {rows} notes, seed {seed} ...")
+    process = start_embedded(config)
+    connection = process.connect()
+    try:
+        return _run(console, process, connection, make_records(rows, seed), seed)
+    finally:
+        connection.close()
+
+
+def _with_small_l1(config: LoadedConfig) -> LoadedConfig:
+    """Shrink L1 unless the user chose a size, and take any free HTTP port."""
+    flags = {"compute.l1_capacity": L1_OF_THE_DEMO, "front.http_port": 0, "front.max_calls": 0}
+    chosen = {key: value for key, value in flags.items() if config.sources[key] == "default"}
+    small = load_config(flags=chosen, environ={}).settings
+    settings = config.settings
+    for key in chosen:
+        section, name = key.split(".")
+        table = getattr(settings, section)
+        table = table.model_copy(update={name: getattr(getattr(small, section), name)})
+        settings = settings.model_copy(update={section: table})
+    return replace(config, settings=settings)
+
+
+def _run(
+    console: Console,
+    process: EmbeddedProcess,
+    connection: Connection,
+    records: Sequence[Record],
+    seed: int,
+) -> int:
+    connection.execute("CREATE TABLE notes (id INTEGER, note VARCHAR)")
+    connection.executemany(
+        "INSERT INTO notes VALUES (?, ?)", [(r.record_id, r.text) for r in records]
+    )
+    counted = connection.execute("SELECT ai_count_tokens(?)", [INSTRUCTION]).fetchone()
+    assert counted is not None, "a SELECT without FROM has a row"
+    console.print(
+        f"Each prompt is an instruction of {counted[0]} tokens, then one of the notes, then a "
+        "question.\nFirst everything without the cache ...",
+        highlight=False,
+    )
+    warm_up = replace(STEPS[0], statement=ANSWERS.replace("ORDER BY id", "LIMIT 4"))
+    _run_step(connection, warm_up, OFF, "warming up")
+    off = [_run_step(connection, step, OFF, f"{step.title}, without cache") for step in STEPS]
+    console.print("... and now with it.")
+    on = []
+    for step in (*STEPS, REPEATED):
+        on.append(_run_step(connection, step, ON, f"{step.title}, with cache"))
+        _print_step(console, step, on[-1], records)
+    chat = replace(make_chats(1, seed)[0], head=Head("", INSTRUCTION))
+    questions = [m["content"] for m in chat.messages() if m["role"] == "user"]
+    port = process.loop.run(process.cluster.front.open_http())
+    chat_off, chat_on = (
+        play_chat(f"http://127.0.0.1:{port}/v1", questions, use_cache=use) for use in (False, True)
+    )
+    titles = [step.title for step in (*STEPS, REPEATED)]
+    shared = counted[0] + _template_tokens(connection, off[0])
+    story = Story(titles, off, on, chat_off, chat_on, questions, shared)
+    print_story(console, story)
+    console.print("Next: .venv/bin/tierkv up    # a cluster for psql and any OpenAI client")
+    if not story.equal:
+        typer.secho("answers with and without the cache differ", fg="red", err=True)
+    return 0 if story.equal else 1
+
+
+def _template_tokens(connection: Connection, run: StatementRun) -> int:
+    """Tokens per prompt of the first statement that the chat template added, rounded up."""
+    texts = [f"{INSTRUCTION}\n", f"\nQuestion: {STEPS[0].question}"]
+    counted = connection.execute("SELECT sum(ai_count_tokens($1 || note || $2)) FROM notes", texts)
+    row = counted.fetchone()
+    assert row is not None, "an aggregate has a row"
+    return -(-(run.stats.prompt_tokens - int(row[0])) // run.stats.requests)
+
+
+def _run_step(connection: Connection, step: Step, options: str, label: str) -> StatementRun:
+    call = "ai_generate($1 || note || $2, options => $3)"
+    cursor = connection.cursor()
+    started = time.monotonic()
+    with StatementBar(cursor.session, label=label):
+        cursor.execute(
+            step.statement % call, [f"{INSTRUCTION}\n", f"\nQuestion: {step.question}", options]
+        )
+    wall_s = time.monotonic() - started
+    stats: AiStats = getattr(cursor.session, "last_ai_stats")  # noqa: B009 - not in the contract
+    run = StatementRun(cursor.fetchall(), cursor.columns, stats, wall_s)
+    cursor.close()
+    return run
+
+
+def _print_step(console: Console, step: Step, run: StatementRun, records: Sequence[Record]) -> None:
+    console.print(f"\n[bold]{step.title}[/bold]: {step.question}  ({step.about})", highlight=False)
+    console.print(f"[dim]{step.statement % 'ai_generate(instruction || note || question)'}[/dim]")
+    shown = render_rows(run.columns, run.rows[:SHOWN_ROWS], OutputFormat.TABLE).splitlines()
+    console.print("\n".join(shown[:-1]), highlight=False, markup=False)
+    more = "..., " if len(run.rows) > SHOWN_ROWS else ""
+    right = _share_right(step, run, records)
+    tail = "" if right is None else f", {right:.0%} of the notes answered right"
+    console.print(f"({more}{len(run.rows)} rows{tail})", highlight=False)
+
+
+def _share_right(step: Step, run: StatementRun, records: Sequence[Record]) -> float | None:
+    """Compare with the facts the notes were made from; None where a step has no such fact."""
+    if not step.fact:
+        return None
+    if step.fact in ("positive", "negative"):
+        said = {row[0] for row in run.rows}
+        right = sum((r.record_id in said) == (r.sentiment == step.fact) for r in records)
+    else:
+        answers = dict(run.rows)
+        right = sum(answers[r.record_id] == getattr(r, step.fact) for r in records)
+    return right / len(records)

@@ -1,0 +1,1 @@
+"""The parts that processes are made of: front, compute node, pool node."""

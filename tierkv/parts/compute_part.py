@@ -1,0 +1,106 @@
+"""A compute node as a part of a process. Importing this file imports torch.
+
+``tierkv serve compute|prefill|decode`` gives it a gRPC service and watches the pool; the embedded
+cluster hands it the pool node of its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tierkv.compute.config import ComputeConfig
+from tierkv.compute.node import ComputeNode
+from tierkv.compute.service import serve_node
+from tierkv.dmp.transport.select import PathOptions
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.ids import Incarnation
+from tierkv.kvwire.channels import BoundServer
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.reporter import MetaReporter
+from tierkv.parts.parts import PoolWatcher
+
+
+class ComputePart:
+    """A compute node, its agent and, when it listens, its gRPC service and pool watcher.
+
+    Attributes:
+        node: the compute node.
+        address: ``host:port`` of its service; empty without one.
+    """
+
+    def __init__(
+        self, config: ComputeConfig, meta: MetaClient, *, clock: Clock | None = None
+    ) -> None:
+        clock = clock or SystemClock()
+        incarnation = Incarnation(int(clock.wall() * 1000))
+        self._reporter = MetaReporter(config.node_id, incarnation)
+        self.node = ComputeNode(
+            config, incarnation=incarnation, meta=meta, reporter=self._reporter, clock=clock
+        )
+        self._reporter.set_inventory(self.node.inventory)
+        self._config = config
+        self._meta = meta
+        self.address = ""
+        self._bound: BoundServer | None = None
+        self._watcher: PoolWatcher | None = None
+        self._agent: NodeAgent | None = None
+
+    async def start(
+        self,
+        *,
+        listen: str = "",
+        advertise: str = "",
+        token: str = "",
+        paths: PathOptions | None = None,
+    ) -> None:
+        """Start the engine; with ``listen`` serve gRPC and watch the pool.
+
+        Args:
+            listen: ``host:port`` of the service; empty for a node in this process.
+            advertise: host that others reach it by; empty means the bound one.
+            token: the cluster token.
+            paths: how bytes shall travel to and from the pool.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        await self.node.start()
+        if listen:
+            self._bound = await serve_node(self.node, listen, token=token or None)
+            host, _, port = self._bound.address.rpartition(":")
+            self.address = f"{advertise or host}:{port}"
+            self.node.set_control_address(self.address)
+            self._watcher = PoolWatcher(
+                self.node, self._meta, host=self._config.host, token=token, options=paths
+            )
+            await self._watcher.start()
+        info, source = self.node.info(), self.node.report
+        self._agent = NodeAgent(self._meta, info, self._reporter, source, on_hold=self.node.hold)
+        await self._agent.start()
+
+    async def joined(self) -> None:
+        """Wait until the directory knows this node."""
+        if self._agent is not None:
+            await self._agent.joined()
+
+    async def flush(self) -> None:
+        """Wait until computed blocks are published and the directory knows L1."""
+        await self.node.flush()
+        if self._agent is not None:
+            await self._agent.flush()
+
+    async def stop(self) -> None:
+        """Refuse new requests, end the running ones, leave the cluster."""
+        if self._bound is not None:
+            await self._bound.server.stop(grace=1.0)
+        if self._agent is not None:
+            await self._agent.stop()
+        await self.node.stop()
+        if self._watcher is not None:
+            await self._watcher.stop()
+
+
+async def make_compute_part(config: ComputeConfig, meta: MetaClient) -> ComputePart:
+    """Load the model off the event loop, which may take minutes, and return the part."""
+    return await asyncio.to_thread(ComputePart, config, meta)

@@ -1,0 +1,139 @@
+"""Another engine as a compute node of the cluster: ``tierkv serve compute --engine``.
+
+It serves the same gRPC as our own node (tierkv/parts/compute_part.py) and asks the engine over
+HTTP. The engine may be down at the start, and come and go: the node is in the cluster while it is
+there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tierkv.compute.service import serve_node
+from tierkv.integrations.events.endpoints import EventEndpoint, event_endpoints
+from tierkv.integrations.events.feed import EngineEvents
+from tierkv.integrations.remote.config import EngineKind, RemoteConfig
+from tierkv.integrations.remote.doors import open_door
+from tierkv.integrations.remote.keeper import Keeper
+from tierkv.integrations.remote.node import RemoteNode
+from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.node import ModelInfo, NodeRole
+from tierkv.kvwire.channels import BoundServer
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.reporter import MetaReporter
+from tierkv.settings import EngineSettings
+
+
+def engine_config(
+    settings: EngineSettings, *, node_id: NodeId, host: HostId, role: NodeRole
+) -> RemoteConfig:
+    """Translate settings into what the room may be told.
+
+    Raises:
+        ConfigError: there is no URL, the key's file can't be read, or a folder is given that
+            nobody would read.
+    """
+    if not settings.url:
+        raise ConfigError(
+            f"--engine {settings.kind} needs to know where the engine listens",
+            hint="--url http://HOST:PORT",
+        )
+    if EngineKind(settings.kind) is EngineKind.OPENAI and settings.model:
+        raise ConfigError(
+            f"--engine openai reads no model folder, so {settings.model!r} can't be meant",
+            hint="--set engine.served_model=NAME says which of the server's models",
+        )
+    return RemoteConfig(
+        node_id=node_id,
+        host=host,
+        role=role,
+        kind=EngineKind(settings.kind),
+        url=settings.url,
+        api_key=_key(settings.api_key_file),
+        served=settings.served_model,
+        model_name=settings.model_name,
+        model_folder=settings.model,
+        dtype=settings.dtype,
+        max_requests=settings.max_requests,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+
+
+def _key(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        key = Path(file).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"engine.api_key_file {file} can't be read: {error}") from error
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"engine.api_key_file {file} holds no key: one line of ASCII is wanted")
+    return key
+
+
+class EnginePart:
+    """The node of an engine, what watches the engine, and the node's gRPC service.
+
+    Attributes:
+        node: the node.
+        address: ``host:port`` of its service.
+    """
+
+    def __init__(self, config: RemoteConfig, settings: EngineSettings, meta: MetaClient) -> None:
+        """Make the part.
+
+        Raises:
+            ConfigError: an address that can't be used.
+        """
+        door = open_door(config)
+        self.node = RemoteNode(config, door)
+        self.address = ""
+        self._bound: BoundServer | None = None
+        self._endpoints: tuple[EventEndpoint, ...] = ()
+        if config.kind is not EngineKind.OPENAI:
+            self._endpoints = event_endpoints(
+                config.url,
+                events_url=settings.events_url,
+                replay_url=settings.events_replay_url,
+                ranks=settings.events_ranks,
+            )
+        self._keeper = Keeper(self.node, door, meta, make_feed=self._make_feed)
+
+    @property
+    def model(self) -> str:
+        """What the node serves now; empty while its engine is down."""
+        return self.node.life.model.name if self.node.life is not None else ""
+
+    async def start(self, *, listen: str, advertise: str = "", token: str = "") -> None:
+        """Serve gRPC and begin to watch the engine, which need not be there yet.
+
+        Args:
+            listen: ``host:port`` of the service.
+            advertise: host that others reach it by; empty means the bound one.
+            token: the cluster token.
+
+        Raises:
+            ConfigError: the port is taken, or the engine refuses us for good.
+            ModelFolderError: the folder of its model can't be used.
+        """
+        self._bound = await serve_node(self.node, listen, token=token or None)
+        host, _, port = self._bound.address.rpartition(":")
+        self.address = f"{advertise or host}:{port}"
+        self.node.set_control_address(self.address)
+        await self._keeper.start()
+
+    async def flush(self) -> None:
+        """Wait until the directory knows what is known of the engine's cache."""
+        await self._keeper.flush()
+
+    async def stop(self) -> None:
+        """Refuse new requests, end the running ones, leave the cluster."""
+        if self._bound is not None:
+            await self._bound.server.stop(grace=1.0)
+        await self._keeper.stop()
+
+    def _make_feed(self, model: ModelInfo, reporter: MetaReporter) -> EngineEvents | None:
+        if not self._endpoints:
+            return None
+        return EngineEvents(self._endpoints, model=model, reporter=reporter)

@@ -1,0 +1,307 @@
+"""The front as a part of a process: scheduler, text generation, SQL engine and the two doors.
+
+``tierkv serve front`` opens both doors over a cluster it finds through the meta server; the
+embedded cluster uses the same part with its compute node in the process and no doors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tierkv.compute import client as compute_client
+from tierkv.compute.client import ComputeClient
+from tierkv.config import LoadedConfig, list_entries
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.views.admin import SettingRow
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport
+from tierkv.metaserver.client import BlockListing, MetaClient, Namespace, NodeState
+from tierkv.parts.front_checks import front_checks
+from tierkv.parts.statistics_part import statement_log
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
+from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
+from tierkv.scheduler.routing_view import RoutingView
+from tierkv.settings import FrontSettings, name_list
+
+if TYPE_CHECKING:
+    from tierkv.dbfront.http.server import HttpServer
+    from tierkv.dbfront.pgwire.config import PgWireConfig
+    from tierkv.dbfront.pgwire.server import PgWireServer
+    from tierkv.dbfront.postgres.server import RelayServer
+
+_REPORT_WITHIN_S: Final = 1.0
+"""A view waits so long for a compute node's counters, then shows those of its last heartbeat."""
+
+
+@contextmanager
+def _no_directory_is_no_view() -> Iterator[None]:
+    """Tell a DBA to try again: AI calls go on without the meta server, its views can't."""
+    try:
+        yield
+    except DirectoryUnavailableError as error:
+        raise NoNodeError(
+            "the admin views need the meta server, which does not answer",
+            detail=error.message,
+            hint="AI calls go on without it; `tierkv status` shows when it is back",
+        ) from error
+
+
+@dataclass(slots=True)
+class MetaSource:
+    """What the admin views show, asked of the meta server and of compute nodes.
+
+    Attributes:
+        own_id: the name this front is listed by; None while it is not listed.
+    """
+
+    meta: MetaClient
+    generation: Generation
+    dispatcher: Dispatcher
+    config: LoadedConfig
+    own_id: NodeId | None = None
+
+    async def nodes(self) -> tuple[NodeState, ...]:
+        """Every node the meta server knows; compute nodes and this front with what they say now.
+
+        The counters of a statement that has just ended are not in any heartbeat yet.
+        """
+        await self._need_nodes()
+        with _no_directory_is_no_view():
+            nodes = await self.meta.list_nodes()
+        reports = await self.dispatcher.view.fresh_reports(_REPORT_WITHIN_S)
+        if self.own_id is not None:
+            reports[self.own_id] = self.own_report()
+        return tuple(
+            replace(node, report=reports[node.info.node_id], heartbeat_age_s=0.0)
+            if node.info.node_id in reports
+            else node
+            for node in nodes
+        )
+
+    async def _need_nodes(self) -> None:
+        """Have nodes that start when they are needed: a view of them is a need."""
+        if self.dispatcher.view.asleep:
+            await self.dispatcher.wake()
+
+    def own_report(self) -> NodeReport:
+        """What this front says of itself with each heartbeat."""
+        return NodeReport(cache_errors=self.dispatcher.snapshot().cache_errors)
+
+    async def blocks(self, limit: int) -> BlockListing:
+        """Copies of blocks, at most ``limit``."""
+        await self._need_nodes()
+        with _no_directory_is_no_view():
+            return await self.meta.list_blocks(limit)
+
+    async def directory(self) -> tuple[tuple[str, int], ...]:
+        """What the meta server counts of its blocks and leases."""
+        await self._need_nodes()
+        with _no_directory_is_no_view():
+            return await self.meta.directory_counts()
+
+    async def namespaces(self) -> tuple[Namespace, ...]:
+        """Namespaces that were made; tenants without one have the defaults."""
+        with _no_directory_is_no_view():
+            return await self.meta.list_namespaces()
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Models that nodes serve."""
+        return await self.generation.models()
+
+    async def queue(self) -> tuple[WaitingRequest, ...]:
+        """Calls of this front that wait for a node."""
+        return self.dispatcher.waiting()
+
+    async def routing(self) -> RoutingView:
+        """What this front's scheduler decided, and from what."""
+        return self.dispatcher.routing()
+
+    async def settings(self) -> tuple[SettingRow, ...]:
+        """This process's configuration, secrets masked."""
+        return tuple(
+            SettingRow(entry.key, entry.value, entry.source, entry.description)
+            for entry in list_entries(self.config)
+        )
+
+
+class FrontPart:
+    """Scheduler, generation, SQL; and the doors once ``open_doors`` was called.
+
+    Attributes:
+        dispatcher: sends calls to nodes.
+        generation: from text to text.
+        sql: opens SQL sessions.
+        source: what the admin views show.
+        statements: what is counted of statements; closed with ``sql``.
+    """
+
+    def __init__(
+        self,
+        config: LoadedConfig,
+        meta: MetaClient,
+        *,
+        start_nodes: StartNodes | None = None,
+        memory: NodeMemory | None = None,
+        external_access: bool,
+    ) -> None:
+        """Make the parts; nothing runs before ``start``.
+
+        Args:
+            config: the process's configuration.
+            meta: the directory.
+            start_nodes: starts the compute nodes in this process when they are needed; None: they
+                are those the directory lists.
+            memory: the nodes of the last run, for a start without a meta server.
+            external_access: what ``front.external_access = auto`` means here.
+
+        Raises:
+            ConfigError: the database can't be opened.
+        """
+        settings = config.settings.front
+        token = config.settings.cluster.token or None
+
+        def connect(info: NodeInfo) -> ComputeClient:
+            return compute_client.connect(info.control_address, token=token)
+
+        view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
+        self.dispatcher = Dispatcher(view, meta=meta, config=_scheduler_config(settings))
+        self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
+        self.statements = statement_log(settings)
+        self.statements.scheduler_counts = self.dispatcher.affinity.counts
+        self.generation.observe(self.statements.record_call)
+        self.source = MetaSource(meta, self.generation, self.dispatcher, config)
+        self.sql = DuckDbSqlServer(
+            DuckDbConfig(
+                path="" if settings.postgres else settings.database,
+                sandbox=not _is_open(settings, external_access),
+                trace_dir=settings.trace_dir,
+                threads=settings.threads,
+                memory_limit=f"{int(settings.memory_limit)}B" if settings.memory_limit else "",
+            ),
+            self.generation,
+            cluster=self.source,
+            session_defaults={"tierkv.max_calls": str(settings.max_calls)},
+            statements=self.statements,
+        )
+        self._config = config
+        self._meta = meta
+        self._pg: PgWireServer | RelayServer | None = None
+        self._http: HttpServer | None = None
+
+    async def start(self) -> None:
+        """Find the nodes and keep watching them."""
+        await self.dispatcher.start()
+        await self.statements.start()
+
+    async def open_doors(self) -> dict[str, str]:
+        """Listen for SQL and REST clients.
+
+        Returns:
+            addresses: ``pg`` and ``http`` as ``host:port``.
+
+        Raises:
+            ConfigError: a port is taken, or a public address has no authentication.
+        """
+        settings = self._config.settings.front
+        self._pg = await self._sql_door(settings)
+        pg_port = await self._pg.start()
+        http_port = await self.open_http()
+        return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
+
+    async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
+        # `tierkv sql` opens no door and should not wait for their import.
+        if settings.postgres:
+            from tierkv.parts.postgres_door import relay_door
+
+            return await relay_door(settings, self.generation, self.sql)
+        from tierkv.dbfront.pgwire.server import PgWireServer
+
+        return PgWireServer(_pg_config(settings), self.sql, SystemClock())
+
+    async def open_http(self) -> int:
+        """Listen for REST clients only; answers the port."""
+        from tierkv.dbfront.http.config import HttpConfig
+        from tierkv.dbfront.http.endpoints.metrics import Metrics
+        from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
+
+        metrics = Metrics(self.dispatcher.snapshot)
+        self.generation.observe(metrics.record_call)
+        settings = self._config.settings.front
+        self._http = HttpServer(
+            HttpConfig(
+                host=settings.bind,
+                port=settings.http_port,
+                api_keys=settings.api_keys,
+                max_connections=settings.max_http_connections,
+                max_statements=settings.max_http_statements,
+                statement_timeout_s=settings.statement_timeout_s,
+                has_users=bool(settings.users),
+                allowed_hosts=name_list(settings.allowed_hosts.lower()),
+                own_hosts=[self._config.settings.cluster.advertise],
+            ),
+            self.generation,
+            metrics=metrics,
+            checks=front_checks(self._meta, self.dispatcher, folder=_folder(settings)),
+            # With PostgreSQL behind, SQL over REST would show another database's tables.
+            sql=None if settings.postgres else self.sql,
+        )
+        return await self._http.start()
+
+    async def stop(self) -> None:
+        """Close the doors, the sessions and the connections, in that order."""
+        if self._pg is not None:
+            await self._pg.stop()
+        if self._http is not None:
+            await self._http.stop()
+        await self.sql.close()
+        await self.dispatcher.stop()
+
+
+def _folder(settings: FrontSettings) -> Path | None:
+    """Return the folder of this front's tables or statistics; None when both are in memory."""
+    path = ("" if settings.postgres else settings.database) or settings.stats_path
+    return Path(path).expanduser().absolute().parent if path else None
+
+
+def _is_open(settings: FrontSettings, auto: bool) -> bool:
+    return auto if settings.external_access == "auto" else settings.external_access == "on"
+
+
+def _scheduler_config(settings: FrontSettings) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_requests=settings.max_requests,
+        max_waiting=settings.max_waiting,
+        max_in_flight_per_node=settings.max_in_flight_per_node,
+        ttft_slo_s=settings.ttft_slo_s,
+        lease_s=settings.lease_s,
+    )
+
+
+def _pg_config(settings: FrontSettings) -> PgWireConfig:
+    from tierkv.dbfront.pgwire.config import PgWireConfig
+
+    return PgWireConfig(
+        bind=settings.bind,
+        port=settings.pg_port,
+        tls_cert_file=settings.tls_cert,
+        tls_key_file=settings.tls_key,
+        require_tls=settings.require_tls,
+        users=settings.users,
+        needs_users=bool(settings.api_keys),
+        max_connections=settings.max_connections,
+        max_connections_per_user=settings.max_connections_per_user,
+        session_settings={
+            "statement_timeout": f"{settings.statement_timeout_s}s",
+            "idle_session_timeout": f"{settings.idle_session_timeout_s}s",
+            "idle_in_transaction_session_timeout": f"{settings.idle_in_transaction_timeout_s}s",
+        },
+    )

@@ -1,0 +1,243 @@
+"""The parts a process is made of, ready to start and stop: memory pool node, compute node.
+
+``tierkv serve`` starts one part per process and reaches the meta server over gRPC; the embedded
+cluster starts all of them in one process. Each part owns its connection to the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.lower_tier import LowerTier
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.tls import TlsFiles, client_context
+from tierkv.dmp.transfer_plan import Transport
+from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.kvcore import limits
+from tierkv.kvcore.block_event import BlockEvent, BlockReporter, NullReporter
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
+from tierkv.metaserver.agent import NodeAgent
+from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.reporter import MetaReporter
+from tierkv.settings import Settings, name_list
+
+_log = logging.getLogger(__name__)
+WATCH_INTERVAL_S = 1.0
+
+
+class LateReporter:
+    """Passes block events on to a reporter that is made later.
+
+    A DMP node learns its incarnation only when it starts, and its reporter needs that. Events
+    before ``target`` is set are dropped: a reporter begins with a whole inventory anyway.
+    """
+
+    def __init__(self) -> None:
+        self.target: BlockReporter = NullReporter()
+
+    def report(self, events: Sequence[BlockEvent]) -> None:
+        """Hand events to the target."""
+        self.target.report(events)
+
+
+class HasPoolNodes(Protocol):
+    """What PoolWatcher needs of a compute node."""
+
+    def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None: ...
+
+
+class DmpPart:
+    """A memory pool node, its data plane and, in a cluster, its agent.
+
+    Attributes:
+        node: the pool node.
+        address: ``host:port`` of the data plane; empty without one.
+    """
+
+    def __init__(
+        self,
+        config: DmpConfig,
+        meta: MetaClient | None,
+        *,
+        listen: bool = True,
+        clock: Clock | None = None,
+        open_lower: Callable[[], LowerTier] | None = None,
+    ) -> None:
+        self._reporter = LateReporter()
+        self._meta = meta
+        self._listen = listen
+        self.node = DmpNode(config, self._reporter, clock or SystemClock(), open_lower)
+        self.address = ""
+        self._server: DmpServer | None = None
+        self._agent: NodeAgent | None = None
+
+    async def start(self) -> None:
+        """Attach the segment, listen and, in a cluster, register.
+
+        Raises:
+            ConfigError: no room for the segment, or the port is taken.
+        """
+        await asyncio.to_thread(self.node.start)
+        if self._listen:
+            self._server = DmpServer(self.node)
+            self._server.start()
+            self.address = self._server.address
+        if self._meta is None:
+            _log.info("pool node %s stands alone: no cluster.meta_address", self.node.node_id)
+            return
+        info = self.node.info(data_address=self.address)
+        reporter = MetaReporter(info.node_id, info.incarnation, self.node.inventory)
+        self._reporter.target = reporter
+        self._agent = NodeAgent(self._meta, info, reporter, self.report, on_hold=self.node.lease)
+        await self._agent.start()
+
+    def report(self) -> NodeReport:
+        """Return what goes into a heartbeat: the node's counters and its doors."""
+        return replace(self.node.report(), paths=self._doors())
+
+    def _doors(self) -> tuple[PathReport, ...]:
+        if not self._listen:
+            return (PathReport("", "inproc", "one process"),)
+        segment = str(self.node.config.segment_file)[: limits.MAX_REASON_CHARS]
+        rdma = self._server.rdma if self._server is not None else None
+        shm = PathReport("", "shm", segment, usable=not self.node.config.nameless)
+        if rdma is None or rdma.reason:
+            reason = rdma.reason.removeprefix("no RDMA: ") if rdma is not None else "not started"
+            return shm, PathReport("", "rdma", reason, usable=False), self._tcp_door()
+        return shm, PathReport("", "rdma", ", ".join(rdma.devices)), self._tcp_door()
+
+    def _tcp_door(self) -> PathReport:
+        secured = " (TLS)" if self.node.config.tls.serves else ""
+        return PathReport("", "tcp", f"{self.address}{secured}")
+
+    async def joined(self) -> None:
+        """Wait until the directory, where there is one, knows this node."""
+        if self._agent is not None:
+            await self._agent.joined()
+
+    async def flush(self) -> None:
+        """Wait until the directory knows everything this node holds."""
+        if self._agent is not None:
+            await self._agent.flush()
+
+    async def stop(self) -> None:
+        """Drain, leave the cluster and close the segment; sealed blocks stay in its file."""
+        ended = await asyncio.to_thread(self.node.drain)
+        rest = "nothing is under way" if ended else "what is under way after dmp.drain_s is dropped"
+        _log.info("pool node %s stops: %s", self.node.config.node_id, rest)
+        if self._agent is not None:
+            await self._agent.stop()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self.node.stop)
+
+
+def path_options(settings: Settings) -> PathOptions:
+    """Translate the settings that say how pool nodes are reached."""
+    devices = name_list(settings.pool.rdma_devices)
+    return PathOptions(Transport(settings.pool.transport), devices, pool_tls(settings))
+
+
+def pool_tls(settings: Settings) -> TlsFiles | None:
+    """Return the certificate files with which this machine speaks to pool nodes; None: no TLS.
+
+    Raises:
+        ConfigError: one of them can't be used. Later it would only look like a dead node.
+    """
+    pool = settings.pool
+    if not pool.tls_ca:
+        return None
+    files = TlsFiles(pool.tls_cert, pool.tls_key, pool.tls_ca, pool.tls_name)
+    client_context(files)
+    return files
+
+
+async def announce(
+    meta: MetaClient, info: NodeInfo, report: Callable[[], NodeReport] = NodeReport
+) -> NodeAgent:
+    """Make a process that holds no blocks known, so that a DBA sees it; stop the agent to leave."""
+    reporter = MetaReporter(info.node_id, info.incarnation)
+    agent = NodeAgent(meta, info, reporter, report)
+    await agent.start()
+    return agent
+
+
+class PoolWatcher:
+    """Keeps a compute node connected to every live DMP node the meta server lists."""
+
+    def __init__(
+        self,
+        node: HasPoolNodes,
+        meta: MetaClient,
+        *,
+        host: HostId,
+        token: str,
+        options: PathOptions | None = None,
+    ) -> None:
+        self._node = node
+        self._meta = meta
+        self._host = host
+        self._token = token
+        self._options = options
+        self._known: dict[tuple[NodeId, Incarnation], PoolNode] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look once, then keep looking in the background."""
+        await self._look()
+        self._task = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Stop looking and close the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._node.set_pool_nodes(())
+        for pool_node in self._known.values():
+            await asyncio.to_thread(pool_node.close)
+        self._known.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Connect new nodes, close gone ones; without a directory keep what there is."""
+        try:
+            states = await self._meta.list_nodes()
+        except DirectoryUnavailableError:
+            return
+        live = {
+            (state.info.node_id, state.info.incarnation): state.info
+            for state in states
+            if state.info.role is NodeRole.DMP and state.state != "dead"
+        }
+        if live.keys() == self._known.keys():
+            return
+        gone = [self._known.pop(key) for key in list(self._known) if key not in live]
+        for key, info in live.items():
+            if key not in self._known:
+                with suppress(TransportError):
+                    self._known[key] = await asyncio.to_thread(self._connect, info)
+        self._node.set_pool_nodes(tuple(self._known.values()))
+        for pool_node in gone:
+            await asyncio.to_thread(pool_node.close)
+
+    def _connect(self, info: NodeInfo) -> PoolNode:
+        _log.info("pool node %s at %s", info.node_id, info.data_address)
+        return connect_pool_node(
+            info, host=self._host, token=self._token or None, options=self._options
+        )

@@ -1,0 +1,61 @@
+"""The SQL door of a front with PostgreSQL behind it (``front.postgres``).
+
+The front installs its schema there and relays clients; ``tierkv postgres-sql`` prints what it
+would install.
+"""
+
+from __future__ import annotations
+
+from tierkv.dbfront.contracts import ClientInfo, TextGenerator
+from tierkv.dbfront.postgres.attendant import AiAttendant
+from tierkv.dbfront.postgres.config import RelayConfig
+from tierkv.dbfront.postgres.install import install
+from tierkv.dbfront.postgres.relay import Relay
+from tierkv.dbfront.postgres.server import RelayServer
+from tierkv.dbfront.postgres.statements.ai_run import AiServices
+from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.views.rows import Row
+from tierkv.kvcore.clock import SystemClock
+from tierkv.settings import FrontSettings
+
+
+async def relay_door(
+    settings: FrontSettings, generator: TextGenerator, sql: DuckDbSqlServer
+) -> RelayServer:
+    """Install schema ``tierkv`` and make the door; it does not listen yet.
+
+    Args:
+        settings: of the front.
+        generator: answers AI calls.
+        sql: what knows the rows of the admin views; no client reaches it.
+
+    Raises:
+        ConfigError: the server can't be reached, or its user may not install.
+    """
+    viewer = await sql.open_session(ClientInfo())
+
+    async def view_rows(view: str) -> list[Row]:
+        return await sql.view_rows(view, viewer)
+
+    services = AiServices(
+        generator, SystemClock(), statements=sql.statements, view_rows=view_rows, reset=sql.reset
+    )
+
+    def attendant(relay: Relay) -> AiAttendant:
+        return AiAttendant(relay, services)
+
+    server = RelayServer(
+        RelayConfig(
+            dsn=settings.postgres,
+            bind=settings.bind,
+            port=settings.pg_port,
+            tls_cert_file=settings.tls_cert,
+            tls_key_file=settings.tls_key,
+            require_tls=settings.require_tls,
+            max_connections=settings.max_connections,
+            session_defaults={"tierkv.max_calls": str(settings.max_calls)},
+        ),
+        attendant,
+    )
+    await install(settings.postgres)
+    return server

@@ -1,0 +1,67 @@
+"""Where the models to serve lie, what they are called, and which one calls mean that name none.
+
+The small model that comes with TierKV is the default, so that everything works without a download.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tierkv import compute
+from tierkv.config import LoadedConfig
+from tierkv.kvcore.errors import ConfigError
+from tierkv.settings import ComputeSettings
+
+SHIPPED_NAME = "tierkv-demo"
+
+
+def model_folder(settings: ComputeSettings) -> Path:
+    """Return the configured model folder, or the shipped one."""
+    if _is_shipped(settings.model):
+        return Path(compute.__file__).parent / "demo_model" / "weights"
+    return Path(settings.model).expanduser()
+
+
+def model_name(settings: ComputeSettings) -> str:
+    """Return the name requests call the model by."""
+    if settings.model_name:
+        return settings.model_name
+    shipped = _is_shipped(settings.model)
+    return SHIPPED_NAME if shipped else model_folder(settings).resolve().name
+
+
+def split_by_model(settings: ComputeSettings) -> list[ComputeSettings]:
+    """Return the settings of each served model's nodes; the first is ``compute.model``'s.
+
+    Raises:
+        ConfigError: two models would have one name.
+    """
+    alone = settings.model_copy(update={"more_models": ()})
+    served = [alone]
+    served += [
+        alone.model_copy(update={"model": folder, "model_name": ""})
+        for folder in settings.more_models
+    ]
+    names = [model_name(each) for each in served]
+    for name, each in zip(names, served, strict=True):
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two models would be called {name!r}, one of them {model_folder(each)}",
+                hint="rename a folder, or name the first with --set compute.model_name=NAME",
+            )
+    return served
+
+
+def with_default_model(config: LoadedConfig) -> LoadedConfig:
+    """Make the first of several models the one that calls mean which name none."""
+    settings = config.settings
+    if settings.front.default_model or not settings.compute.more_models:
+        return config
+    front = settings.front.model_copy(update={"default_model": model_name(settings.compute)})
+    return replace(config, settings=settings.model_copy(update={"front": front}))
+
+
+def _is_shipped(model: str) -> bool:
+    """True for the shipped model's name too, unless a folder here is called so."""
+    return not model or (model == SHIPPED_NAME and not Path(model).exists())

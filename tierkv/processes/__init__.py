@@ -1,0 +1,1 @@
+"""Processes of a cluster on one machine: started, watched, stopped."""

@@ -1,0 +1,139 @@
+"""Memory that stopped clusters left in the pool's folder: found, named, and freed.
+
+Used by ``tierkv up`` at its start and end, ``tierkv status``, ``tierkv doctor`` and
+``tierkv pool clean``. A clean stop keeps the pool's sealed blocks for the next start; when the
+folder of their cluster is gone there will be none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from tierkv.dmp.segment.memory_room import is_memory, memory_available
+from tierkv.dmp.segment.segment_head import read_owner
+from tierkv.kvcore.errors import ConfigError
+from tierkv.processes.cluster_files import segment_prefix
+from tierkv.settings import Settings
+
+CURE = "tierkv pool clean"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSegment:
+    """A segment file that no process owns.
+
+    Attributes:
+        path: the file.
+        held_bytes: memory it takes.
+        owner: folder of its cluster; None where the file does not say.
+        mine: it belongs to the cluster that was asked about.
+    """
+
+    path: Path
+    held_bytes: int
+    owner: Path | None
+    mine: bool
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether nothing will ever attach it: its cluster's folder is gone, or it is damaged."""
+        if self.path.suffix != ".seg":
+            return True
+        return self.owner is not None and not self.owner.is_dir()
+
+
+def left_segments(settings: Settings) -> list[LeftSegment]:
+    """Return this user's segments that no running process owns, sorted by name."""
+    folder = Path(settings.dmp.segment_dir)
+    mine = segment_prefix(settings.cluster.run_dir)
+    found = (_look(path, mine) for path in sorted(folder.glob("tierkv-*.seg*")))
+    return [segment for segment in found if segment is not None]
+
+
+def clean(settings: Settings) -> None:
+    """Remove what is orphaned and what this cluster keeps; say what and how much."""
+    freed = 0
+    for segment in left_segments(settings):
+        if segment.mine or segment.orphaned:
+            segment.path.unlink(missing_ok=True)
+            freed += segment.held_bytes
+            typer.echo(f"removed {segment.path}: {mebibytes(segment.held_bytes)}")
+        else:
+            whose = (
+                f"of {segment.owner}" if segment.owner else f"remove it by hand: rm {segment.path}"
+            )
+            typer.echo(f"kept {segment.path}: {mebibytes(segment.held_bytes)}, {whose}")
+    typer.echo(f"{mebibytes(freed)} freed; a running cluster's memory is not touched")
+
+
+def orphans_text(settings: Settings) -> str:
+    """Name the segments whose cluster's folder is gone; empty when there are none."""
+    orphans = [segment for segment in left_segments(settings) if segment.orphaned]
+    if not orphans:
+        return ""
+    total = mebibytes(sum(segment.held_bytes for segment in orphans))
+    names = ", ".join(segment.path.name for segment in orphans[:5])
+    more = f" and {len(orphans) - 5} more" if len(orphans) > 5 else ""
+    return f"{total} in {settings.dmp.segment_dir} of clusters that are gone: {names}{more}"
+
+
+def kept_text(settings: Settings) -> str:
+    """Say what a stopped cluster keeps in memory, where, and what frees it."""
+    kept = [segment for segment in left_segments(settings) if segment.mine]
+    if not kept:
+        return "nothing stays in memory"
+    total = mebibytes(sum(segment.held_bytes for segment in kept))
+    names = ", ".join(str(segment.path) for segment in kept)
+    if settings.cluster.run_dir.expanduser() == type(settings.cluster)().run_dir.expanduser():
+        command = CURE
+    else:
+        command = f"{CURE} --set cluster.run_dir={settings.cluster.run_dir}"
+    return f"{total} of KV stay in memory for the next start: {names}\n  `{command}` frees them"
+
+
+def require_memory(settings: Settings, nodes: int) -> None:
+    """Refuse to start pool nodes whose memory is not there.
+
+    Raises:
+        ConfigError: with what they may take, and what is available.
+    """
+    folder = Path(settings.dmp.segment_dir)
+    available = memory_available() if folder.is_dir() and is_memory(folder) else None
+    held = sum(segment.held_bytes for segment in left_segments(settings) if segment.mine)
+    wanted = nodes * int(settings.dmp.capacity) - held
+    if available is not None and wanted > available:
+        raise ConfigError(
+            f"the memory pool may take {mebibytes(wanted)} more but {mebibytes(available)} of "
+            "memory are available",
+            hint=f"lower dmp.capacity, or free what stopped clusters left: {CURE}",
+        )
+
+
+def mebibytes(size: int) -> str:
+    """Print a size."""
+    return f"{size / (1 << 20):.0f} MiB"
+
+
+def _look(path: Path, mine: str) -> LeftSegment | None:
+    """Return what is known of a file; None when it is in use, another user's, or gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid():
+            return None
+        held = found.st_blocks * 512
+        owner = read_owner(fd)
+        return LeftSegment(path, held, Path(owner) if owner else None, path.name.startswith(mine))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

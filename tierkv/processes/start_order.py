@@ -1,0 +1,90 @@
+"""Who waits for whom when the roles of a cluster are started side by side.
+
+Called by tierkv/commands/serve.py; imports, which take most of a start, come before the wait. Roles
+need no order: each goes on without the others. But a node that comes before the directory logs that
+there is none, and a front that comes before the compute nodes can't answer yet. ``tierkv up`` says
+how long they wait, at their first start only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from contextlib import suppress
+from typing import Final
+
+from tierkv.kvcore.errors import DirectoryUnavailableError
+from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.client import MetaClient
+from tierkv.quick_import import collecting_nothing
+from tierkv.settings import ClusterSettings, Settings
+
+LOOK_EVERY_S: Final = 0.02
+_PARTS: Final = {
+    "meta": ("tierkv.metaserver.rpc.server",),
+    "dmp": (),
+    "front": ("tierkv.parts.front_part", "tierkv.parts.known_nodes", "tierkv.dbfront.http.server"),
+}
+_COMPUTE: Final = ("tierkv.parts.compute_part",)
+_ENGINE: Final = ("tierkv.engine_part",)
+
+
+def import_role(settings: Settings, role: str) -> None:
+    """Import what a role runs on, before it waits for others."""
+    compute = _ENGINE if settings.engine.kind else _COMPUTE
+    names = _PARTS.get(role, compute)
+    if role == "front" and not settings.front.postgres:
+        names += ("tierkv.dbfront.pgwire.server",)
+    with collecting_nothing():
+        for name in names:
+            importlib.import_module(name)
+
+
+async def await_cluster(cluster: ClusterSettings, role: str, stop: asyncio.Event) -> None:
+    """Wait until the directory answers and, for a front, knows ``start_nodes`` compute nodes.
+
+    Returns after ``start_wait_s`` at the latest, and when ``stop`` is set.
+    """
+    if role == "meta" or not cluster.meta_address:
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(cluster.start_wait_s):
+            if role == "front" and cluster.start_nodes:
+                await _await_nodes(cluster, stop)
+            else:
+                await _await_port(cluster.meta_address, stop)
+
+
+async def _await_port(address: str, stop: asyncio.Event) -> None:
+    host, _, port = address.rpartition(":")
+    while not stop.is_set():
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            return
+        await _pause(stop)
+
+
+async def _await_nodes(cluster: ClusterSettings, stop: asyncio.Event) -> None:
+    await _await_port(cluster.meta_address, stop)  # A refused channel would back off.
+    meta = meta_client.connect(cluster.meta_address, token=cluster.token or None)
+    try:
+        while not stop.is_set() and await _count(meta) < cluster.start_nodes:
+            await _pause(stop)
+    finally:
+        await meta.close()
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_EVERY_S):
+            await stop.wait()
+
+
+async def _count(meta: MetaClient) -> int:
+    """Return how many live nodes compute."""
+    with suppress(DirectoryUnavailableError):
+        nodes = await meta.list_nodes()
+        roles = [node.info.role for node in nodes if node.state == "alive"]
+        return sum(role.prefills or role.decodes for role in roles)
+    return 0

@@ -1,0 +1,241 @@
+"""Child processes that stay up: start, wait until ready, restart with backoff, stop in order.
+
+``tierkv up`` gives it one ChildSpec per role. A child says it is ready with one JSON line on its
+standard output and ends when its standard input closes, so none outlives a killed supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tierkv.kvcore.errors import NoNodeError
+from tierkv.processes.child_log import keep_short
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MOST_S = 10.0
+STABLE_S = 30.0
+"""A child that ran this long starts its next backoff from the beginning."""
+KILL_COUNTS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
+"""Where the kernel counts those that it killed for memory."""
+LOG_LOOK_S = 10.0
+"""How often the lengths of the logs are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process to keep alive.
+
+    Attributes:
+        name: shown in messages and the log file's name.
+        argv: command line.
+        log_path: where its standard error goes (appended).
+        stop_timeout_s: from SIGTERM to SIGKILL.
+        first: more arguments, for the first start only.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log_path: Path
+    stop_timeout_s: float = 10.0
+    first: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Child:
+    """A running ChildSpec.
+
+    Attributes:
+        process: the current process; None between restarts.
+        ready: what its ready line said; empty until ready.
+        restarts: how often it was started again.
+        memory_kills: processes that the kernel had killed for memory when this one began.
+    """
+
+    spec: ChildSpec
+    process: asyncio.subprocess.Process | None = None
+    ready: dict[str, Any] = field(default_factory=dict)
+    restarts: int = 0
+    memory_kills: int = 0
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """Keeps children alive until told to stop.
+
+    Args:
+        on_restart: called with (name, exit code, delay in seconds, killed for memory) when a child
+            died.
+    """
+
+    def __init__(self, on_restart: Callable[[str, int, float, bool], None] | None = None) -> None:
+        self.children: dict[str, Child] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._on_restart = on_restart
+        self._log_keeper: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self, spec: ChildSpec, *, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Start a child and wait for its ready line.
+
+        Returns:
+            ready: what the child said about itself, such as its addresses.
+
+        Raises:
+            NoNodeError: it ended or stayed silent; the message carries the end of its log.
+        """
+        child = Child(spec)
+        self.children[spec.name] = child
+        self._log_keeper = self._log_keeper or asyncio.create_task(self._keep_logs_short())
+        earlier = spec.log_path.stat().st_size if spec.log_path.exists() else 0
+        await self._spawn(child, *spec.first)
+        watcher = asyncio.create_task(self._watch(child, first=True), name=f"watch-{spec.name}")
+        self._watchers[spec.name] = watcher
+        ready = asyncio.create_task(child.is_ready.wait())
+        try:
+            await asyncio.wait(
+                {ready, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ready.cancel()
+        if not child.is_ready.is_set():
+            raise NoNodeError(
+                f"{spec.name} did not start: {_why_not(child, earlier)}",
+                hint=f"its log is {spec.log_path}",
+            )
+        return child.ready
+
+    async def stop(self) -> None:
+        """Stop all children, the last started first, and wait for them."""
+        self._stopping = True
+        if self._log_keeper is not None:
+            self._log_keeper.cancel()
+        for name in reversed(list(self.children)):
+            self._watchers[name].cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watchers[name]
+            await self._terminate(self.children[name])
+
+    async def _keep_logs_short(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_LOOK_S)
+            for child in list(self.children.values()):
+                try:
+                    await asyncio.to_thread(keep_short, child.spec.log_path)
+                except OSError as error:
+                    log.warning("the log of %s stays as long as it is: %s", child.spec.name, error)
+
+    async def _spawn(self, child: Child, *more: str) -> None:
+        child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        child.is_ready.clear()
+        child.memory_kills = memory_kills()
+        with child.spec.log_path.open("ab") as errors:
+            child.process = await _create((*child.spec.argv, *more), errors)
+
+    async def _watch(self, child: Child, *, first: bool) -> None:
+        """Read ready lines and restart the child whenever it ends."""
+        loop = asyncio.get_running_loop()
+        delay = BACKOFF_FIRST_S
+        while True:
+            started = loop.time()
+            code = await self._follow(child)
+            if first and not child.is_ready.is_set():
+                return
+            first = False
+            delay = BACKOFF_FIRST_S if loop.time() - started > STABLE_S else delay
+            if self._on_restart is not None and not self._stopping:
+                self._on_restart(child.spec.name, code, delay, killed_for_memory(child, code))
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, BACKOFF_MOST_S)
+            child.restarts += 1
+            await self._spawn(child)
+
+    async def _follow(self, child: Child) -> int:
+        process = child.process
+        assert process is not None and process.stdout is not None
+        while line := await process.stdout.readline():
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and message.get("event") == "ready":
+                    child.ready = message
+                    child.is_ready.set()
+        return await process.wait()
+
+    async def _terminate(self, child: Child) -> None:
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(child.spec.stop_timeout_s):
+                await process.wait()
+        except TimeoutError:
+            log.warning("%s did not stop in time and was killed", child.spec.name)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _create(argv: tuple[str, ...], errors: IO[bytes]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+    )
+
+
+def exit_text(code: int, *, by_memory: bool) -> str:
+    """Say how a process ended."""
+    if by_memory:
+        return (
+            f"with {code}: the kernel killed it because memory ran out (`tierkv doctor` says what "
+            "is available, `tierkv pool clean` frees what stopped clusters left)"
+        )
+    return f"with {code}"
+
+
+def memory_kills() -> int:
+    """Return how many processes the kernel has killed for memory, here and in our control group."""
+    total = 0
+    for path in KILL_COUNTS:
+        with contextlib.suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
+            total += int(found[1]) if found else 0
+    return total
+
+
+def killed_for_memory(child: Child, code: int) -> bool:
+    """Whether the kernel ended a child because memory ran out."""
+    return code == -signal.SIGKILL and memory_kills() > child.memory_kills
+
+
+def _why_not(child: Child, earlier: int) -> str:
+    """Say why a child is not ready: what it wrote, and whether it was killed for memory."""
+    code = child.process.returncode if child.process is not None else None
+    if code is not None and killed_for_memory(child, code):
+        return f"it ended {exit_text(code, by_memory=True)}"
+    return _last_words(child.spec.log_path, earlier)
+
+
+def _last_words(path: Path, start: int, count: int = 5) -> str:
+    """Return the last lines logged from byte ``start`` on; those for people, if there are any.
+
+    A role ends with an error in plain words after its JSON records.
+    """
+    text = path.read_bytes()[start:].decode(errors="replace") if path.exists() else ""
+    lines = text.strip().splitlines()
+    plain = [line.strip() for line in lines if not line.startswith("{")]
+    return " / ".join((plain or lines)[-count:]) or "it wrote no log"

@@ -1,0 +1,1 @@
+"""``tierkv sql``: the interactive shell."""

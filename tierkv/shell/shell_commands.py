@@ -1,0 +1,126 @@
+"""The backslash commands of the prompt of ``tierkv sql``, named as psql's.
+
+Pure: from what was typed to SQL that answers it, a listing, or text to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.sql.calls.functions import AI_FUNCTIONS
+
+COMMANDS: Final = {
+    "\\d": "tables and views; \\d NAME describes one",
+    "\\dt": "tables",
+    "\\dv": "views, those of schema tierkv too",
+    "\\dn": "schemas",
+    "\\df": "AI functions; \\df NAME those whose names begin so",
+    "\\l": "databases",
+    "\\timing": "show how long each statement took, or stop it; \\timing on, \\timing off",
+    "\\?": "this help; help and \\h too",
+    "\\q": "leave; quit, exit and Ctrl-D too",
+}
+LEAVING: Final = frozenset({"\\q", "\\quit", "quit", "exit"})
+"""Words that end the prompt, also with a semicolon behind; no statement is one of them."""
+
+HELPING: Final = frozenset({"\\?", "\\h", "\\help", "help", "?"})
+
+_RELATIONS: Final = (
+    "SELECT schema_name AS schema, {kind}_name AS name, '{kind}' AS type FROM duckdb_{kind}s() "
+    "WHERE NOT internal{more}"
+)
+_TABLES: Final = _RELATIONS.format(kind="table", more="")
+_VIEWS: Final = _RELATIONS.format(kind="view", more="")
+_OWN_VIEWS: Final = _RELATIONS.format(kind="view", more=" AND schema_name <> 'tierkv'")
+_LISTINGS: Final = {
+    "\\d": f"{_TABLES} UNION ALL {_OWN_VIEWS} ORDER BY ALL",
+    "\\dt": f"{_TABLES} ORDER BY ALL",
+    "\\dv": f"{_VIEWS} ORDER BY ALL",
+    "\\dn": "SELECT DISTINCT schema_name AS schema FROM duckdb_schemas() "
+    "WHERE NOT internal OR schema_name = 'main' ORDER BY 1",
+    "\\l": "SELECT database_name AS name, coalesce(path, 'in memory') AS file "
+    "FROM duckdb_databases() WHERE NOT internal ORDER BY 1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a command leads to: one of SQL to run, rows to print, text, or the new timing.
+
+    Attributes:
+        sql: a statement that answers it.
+        names: columns of ``rows``.
+        rows: a listing.
+        text: what to say.
+        timing: whether times are shown from now on; None leaves it.
+    """
+
+    sql: str = ""
+    names: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    text: str = ""
+    timing: bool | None = None
+
+
+def is_command(typed: str) -> bool:
+    """Say whether what was typed is the prompt's own, not SQL."""
+    word = typed.strip().rstrip(";").lower()
+    return word.startswith("\\") or word in LEAVING or word in HELPING
+
+
+def answer(typed: str, *, timing: bool) -> Reply:
+    """Say what a command leads to.
+
+    Args:
+        typed: the command, with its argument.
+        timing: whether times are shown now.
+    """
+    word, _, argument = typed.strip().rstrip(";").partition(" ")
+    word, argument = word.lower().removesuffix("+"), argument.strip()
+    if word in HELPING:
+        return Reply(text=help_text())
+    if word == "\\timing":
+        return _timing(argument.lower(), timing)
+    if word == "\\df":
+        return Reply(names=("name", "arguments", "returns"), rows=tuple(_functions(argument)))
+    if word == "\\d" and argument:
+        return Reply(sql=f"DESCRIBE {argument}")
+    if word in _LISTINGS:
+        return Reply(sql=_LISTINGS[word])
+    return Reply(text=f"there is no command {word} here; \\? lists those there are")
+
+
+def help_text() -> str:
+    """Return what ``help`` says."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {meaning}" for name, meaning in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Statements end with ';' and may have several lines. Tab completes, Ctrl-C drops what",
+            "was typed or stops what runs.",
+            *lines,
+            "AI calls: SELECT ai_generate('..' [, model => '..'] [, options => '{..}']);",
+            "\\df lists more.",
+            "Views of the cache: SELECT * FROM tierkv.stat_kvcache;  \\dv lists more.",
+        ]
+    )
+
+
+def _timing(argument: str, timing: bool) -> Reply:
+    if argument not in ("", "on", "off"):
+        return Reply(text=f"\\timing takes on or off, not {argument}")
+    wanted = not timing if not argument else argument == "on"
+    return Reply(text=f"Timing is {'on' if wanted else 'off'}.", timing=wanted)
+
+
+def _functions(beginning: str) -> Sequence[tuple[str, ...]]:
+    rows = []
+    for name, function in sorted(AI_FUNCTIONS.items()):
+        if name.startswith(beginning.lower()):
+            arguments = ", ".join(
+                part.name if part.required else f"[{part.name}]" for part in function.parameters
+            )
+            rows.append((name, arguments, function.returns.value))
+    return rows

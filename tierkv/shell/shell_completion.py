@@ -1,0 +1,157 @@
+"""What Tab completes at the prompt of ``tierkv sql``.
+
+Keywords, tables, columns, functions and settings. A pure choice of words from the text before the
+cursor and a catalog; the catalog is read again after each statement, when Tab is pressed next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+
+from tierkv.kvcore.errors import SqlSyntaxError
+from tierkv.sql.calls.functions import AI_FUNCTIONS
+from tierkv.sql.settings import SETTINGS
+from tierkv.sql.text.lexer import Token, TokenKind, name_value, tokenize
+
+CATALOG_SQL: Final = (
+    "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
+)
+_BEGINNINGS: Final = """
+    ALTER ANALYZE BEGIN CHECKPOINT COMMIT COPY CREATE DELETE DESCRIBE DROP EXPLAIN INSERT RESET
+    ROLLBACK SELECT SET SHOW TRUNCATE UPDATE VALUES WITH
+"""
+_KEYWORDS: Final = """
+    ALL ANALYZE AND AS ASC BETWEEN BY CASE CAST CROSS DELETE DESC DISTINCT ELSE END EXCEPT EXISTS
+    FALSE FETCH FILTER FROM FULL GROUP HAVING IN INDEX INNER INSERT INTERSECT INTO IS JOIN LATERAL
+    LEFT LIKE LIMIT NOT NULL OFFSET ON OR ORDER OUTER OVER PARTITION PRIMARY QUALIFY REPLACE
+    RETURNING RIGHT SCHEMA SELECT SET TABLE TEMPORARY THEN TRUE UNION UNIQUE UPDATE USING VALUES
+    VIEW WHEN WHERE WINDOW WITH
+"""
+_ENGINE_FUNCTIONS: Final = """
+    abs avg coalesce concat count current_date date_trunc greatest least length list lower max
+    min now nullif range read_csv read_json read_parquet regexp_matches replace round row_number
+    split_part string_agg substring sum trim unnest upper
+"""
+"""Those most used; DuckDB has about a thousand."""
+_TABLE_COMES: Final = frozenset(
+    {"FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "TRUNCATE", "COPY"}
+)
+_SETTING_VERBS: Final = frozenset({"SET", "SHOW", "RESET"})
+_WORD: Final = re.compile(r"[\w.$\\+]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Tables as a statement may name them, each with its columns."""
+
+    tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def catalog_of(rows: Iterable[Sequence[Any]]) -> Catalog:
+    """Make a catalog of rows of CATALOG_SQL; tables of schema ``main`` need no schema."""
+    tables: dict[str, list[str]] = {}
+    for schema, table, column in rows:
+        tables.setdefault(table if schema == "main" else f"{schema}.{table}", []).append(column)
+    return Catalog(tables)
+
+
+def words_for(text: str, catalog: Catalog, *, commands: Sequence[str] = ()) -> list[str]:
+    """Return what may stand where ``text`` ends, sorted; nothing inside a string or comment.
+
+    Args:
+        text: what stands before the cursor.
+        catalog: tables and columns.
+        commands: backslash commands of the prompt.
+    """
+    begun = _WORD.search(text)
+    assert begun is not None, "the pattern matches nothing at the end, too"
+    word, before = begun.group(), text[: begun.start()]
+    if text.lstrip().startswith("\\"):
+        known: Iterable[str] = commands if not before.strip() else catalog.tables
+        return _beginning(known, word)
+    try:
+        tokens = tokenize(before)
+        tokenize(text)
+    except SqlSyntaxError:
+        return []
+    return _beginning(_known(tokens, word, catalog), word)
+
+
+def _known(tokens: Sequence[Token], word: str, catalog: Catalog) -> Iterator[str]:
+    ends = [index for index, token in enumerate(tokens) if token.text == ";"]
+    tokens = tokens[ends[-1] + 1 :] if ends else tokens
+    last = tokens[-1].upper if tokens else ""
+    if tokens and tokens[0].upper in _SETTING_VERBS and len(tokens) <= 2:
+        yield from SETTINGS
+        yield from (_like(word, part) for part in ("LOCAL", "ALL"))
+        return
+    if last in _TABLE_COMES or (last == "," and _in_from(tokens)):
+        yield from catalog.tables
+        return
+    keywords = _KEYWORDS if tokens else _BEGINNINGS
+    yield from (_like(word, keyword) for keyword in keywords.split())
+    if tokens:
+        yield from _columns(tokens, word, catalog)
+        yield from (f"{name}(" for name in (*AI_FUNCTIONS, *_ENGINE_FUNCTIONS.split()))
+        yield from (name for name in catalog.tables if word)
+
+
+def _columns(tokens: Sequence[Token], word: str, catalog: Catalog) -> Iterator[str]:
+    """Columns of the tables that are named; of all tables of ``main`` before any is."""
+    names = {name_value(t) for t in tokens if t.kind in (TokenKind.WORD, TokenKind.QUOTED)}
+    named = [table for table in catalog.tables if table.rpartition(".")[2] in names]
+    for table in named or (table for table in catalog.tables if "." not in table):
+        columns = catalog.tables[table]
+        yield from columns
+        if "." in word:
+            yield from (f"{table.rpartition('.')[2]}.{column}" for column in columns)
+
+
+def _in_from(tokens: Sequence[Token]) -> bool:
+    """True behind a comma of a FROM list."""
+    for token in reversed(tokens):
+        if token.upper in ("SELECT", "WHERE", "BY", "HAVING", "ON", "SET", "VALUES", "("):
+            return False
+        if token.upper == "FROM":
+            return True
+    return False
+
+
+def _like(word: str, keyword: str) -> str:
+    """Spell a keyword the way its first letter was typed; upper case before that."""
+    return keyword.lower() if word[:1].islower() else keyword
+
+
+def _beginning(known: Iterable[str], word: str) -> list[str]:
+    wanted = word.lower()
+    return sorted({name for name in known if name.lower().startswith(wanted)}, key=str.lower)
+
+
+class SqlCompleter(Completer):
+    """Completes at the prompt; ``forget`` after each statement, which may have made tables."""
+
+    def __init__(self, read: Callable[[], Catalog], commands: Sequence[str]) -> None:
+        """Complete from what ``read`` returns, and ``commands``."""
+        self._read = read
+        self._commands = commands
+        self._catalog: Catalog | None = None
+
+    def forget(self) -> None:
+        """Read the catalog again when it is needed next."""
+        self._catalog = None
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
+        """Offer words; see prompt_toolkit."""
+        text = document.text_before_cursor
+        if self._catalog is None:
+            self._catalog = self._read()
+        begun = _WORD.search(text)
+        length = len(begun.group()) if begun else 0
+        for word in words_for(text, self._catalog, commands=self._commands):
+            yield Completion(word, start_position=-length)
