@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import duckdb
+from hypothesis import strategies as st
 
 from tierkv.dbfront.contracts import ClientInfo, Column, StatementDescription, StatementResult
 from tierkv.kvcore.errors import CancelledByUserError, SqlError
@@ -163,3 +164,8 @@ class PlainSqlServer:
 
     async def close(self) -> None:
         self.con.close()
+
+
+def short_texts(most: int) -> st.SearchStrategy[str]:
+    """Texts that SQL can hold: no NUL, which both doors refuse, and no half of a pair."""
+    return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=most)

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fix_sql import InstantGenerator, answer_text
+from tests.plain_sql import short_texts
 from tierkv.dbfront.contracts import ClientInfo, Column, StatementResult
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.sql.plan.plan import plan_statement
 
-texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), st.text(max_size=5))
+texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), short_texts(5))
 tables = st.lists(
     st.tuples(st.integers(0, 3), texts, st.one_of(st.none(), st.integers(-3, 3))),
     min_size=1,

@@ -74,7 +74,7 @@ def test_the_shipped_files_are_those_of_the_code() -> None:
 
 
 def test_the_files_are_found_wherever_tierkv_is_installed() -> None:
-    elsewhere = "/opt/other/site-packages/engines/remote/text_model"
+    elsewhere = "/opt/other/site-packages/tierkv/integrations/remote/text_model"
     assert folder_here(elsewhere) == folder_here(str(text_folder())) == text_folder()
     assert folder_here("/models/remote/text_model") == Path("/models/remote/text_model")
 
