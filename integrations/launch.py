@@ -1,6 +1,6 @@
 """The command line that starts vLLM or SGLang on the pool, as values; pure.
 
-Called by tierkv/commands/connect_command.py, which checks and prints it. Flags are those of the
+Called by tierkv/commands/connect.py, which checks and prints it. Flags are those of the
 tested versions (integrations/versions.py); what stands in JSON is what the engine hands to our
 classes or to its own publishers.
 """

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierkv.commands.connect_command import connect
+from tierkv.commands.connect import connect
 from tierkv.commands.role_flags import Engine, Role, engine_flags, model_flags, role_flags
 from tierkv.commands.simulate import simulate
 from tierkv.config import LoadedConfig, list_entries, load_config

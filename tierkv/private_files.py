@@ -1,6 +1,6 @@
 """Secrets in files of their own, so that printed lines may name the file and not the secret.
 
-Called by tierkv/commands/up.py and tierkv/commands/connect_command.py. Each file is readable by its
+Called by tierkv/commands/up.py and tierkv/commands/connect.py. Each file is readable by its
 owner only, and is replaced whole: a reader sees the old text or the new one.
 """
 

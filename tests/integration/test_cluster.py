@@ -24,7 +24,7 @@ import pytest
 
 from tests.fix_cluster import ROOT, Cluster, wait_for
 from tierkv.commands.connect_checks import check_meta
-from tierkv.commands.finding import OK
+from tierkv.commands.doctor import OK
 from tierkv.dbfront.generation.cache_salt import salted_tenant
 from tierkv.integrations.settings import EngineSettings
 

@@ -83,6 +83,13 @@ def test_it_answers_beside_packages_named_as_rooms(python: Path, tmp_path: Path)
 
 
 def test_the_command_is_installed(python: Path, tmp_path: Path) -> None:
-    command = [str(python.with_name("tierkv")), "sql", "--format", "csv", "-c", "SELECT 41 + 1 AS n"]
+    command = [
+        str(python.with_name("tierkv")),
+        "sql",
+        "--format",
+        "csv",
+        "-c",
+        "SELECT 41 + 1 AS n",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.split() == ["n", "42"], done.stderr

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tierkv.commands.finding import MISSING, OK, OPTIONAL, Finding
+from tierkv.commands.doctor import MISSING, OK, OPTIONAL, Finding
 from tierkv.dmp.client.pool import Pool
 from tierkv.integrations.launch import Connector, LaunchKind
 from tierkv.integrations.settings import EngineSettings

@@ -20,8 +20,7 @@ from tierkv.kvcore.node import TierStats
 from tierkv.metaserver import client as meta_client
 from tierkv.metaserver.client import NodeState
 from tierkv.output import OutputFormat, render_rows
-from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE
-from tierkv.processes.left_memory import CURE, orphans_text
+from tierkv.processes.left_memory import CONFIG_FILE, CURE, STATE_FILE, orphans_text
 from tierkv.settings import Settings
 
 COLUMNS = (

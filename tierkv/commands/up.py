@@ -30,9 +30,15 @@ from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError
 from tierkv.parts.shipped_model import model_name, split_by_model, with_default_model
 from tierkv.private_files import keep_passwords, keep_token
-from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE
 from tierkv.processes.descriptors import keep_files_private
-from tierkv.processes.left_memory import CURE, kept_text, orphans_text, require_memory
+from tierkv.processes.left_memory import (
+    CONFIG_FILE,
+    CURE,
+    STATE_FILE,
+    kept_text,
+    orphans_text,
+    require_memory,
+)
 from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
 from tierkv.settings import ComputeSettings, Settings
 

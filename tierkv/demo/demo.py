@@ -2,7 +2,7 @@
 
 Several questions over the same generated customer notes, the first of them once more, and a chat of
 ten turns over REST. Everything runs without the cache first and then with it; answers must be
-equal. ``tierkv/demo/demo_report.py`` prints what that took.
+equal. ``tierkv/demo/report.py`` prints what that took.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tierkv.compute.demo_model.instructions import Head
 from tierkv.config import LoadedConfig, load_config
 from tierkv.dbapi import Connection
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.demo.demo_chat import play_chat
-from tierkv.demo.demo_report import StatementRun, Story, print_story
+from tierkv.demo.chat import play_chat
+from tierkv.demo.report import StatementRun, Story, print_story
 from tierkv.embedded import EmbeddedProcess, start_embedded
 from tierkv.output import OutputFormat, render_rows
 from tierkv.progress import StatementBar

@@ -1,7 +1,7 @@
-"""The front as a part of a process: scheduler, text generation, SQL engine and the two doors.
+"""The front as a part of a process: scheduler, text generation, statistics, SQL engine, two doors.
 
-``tierkv serve front`` opens both doors over a cluster it finds through the meta server; the
-embedded cluster uses the same part with its compute node in the process and no doors.
+``tierkv serve front`` opens both doors over a cluster that the meta server knows. The embedded
+cluster uses the same part with its compute node in the process and opens no door.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Final
 from tierkv.compute import client as compute_client
 from tierkv.compute.client import ComputeClient
 from tierkv.config import LoadedConfig, list_entries
+from tierkv.dbfront.accounts.statement_entry import LoggedStatements
+from tierkv.dbfront.accounts.statement_log import StatementLog
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.session import DuckDbSqlServer
@@ -25,7 +28,6 @@ from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport
 from tierkv.metaserver.client import BlockListing, MetaClient, Namespace, NodeState
 from tierkv.parts.front_checks import front_checks
-from tierkv.parts.statistics_part import statement_log
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
@@ -37,6 +39,24 @@ if TYPE_CHECKING:
     from tierkv.dbfront.pgwire.config import PgWireConfig
     from tierkv.dbfront.pgwire.server import PgWireServer
     from tierkv.dbfront.postgres.server import RelayServer
+
+
+def statement_log(settings: FrontSettings) -> StatementLog:
+    """Open the statistics; a file that can't be used never stops the front."""
+    clock = SystemClock()
+    path = settings.stats_path
+    store = StatisticStore(
+        str(Path(path).expanduser()) if path else "",
+        now_s=clock.wall(),
+        keep_s=86_400.0 * settings.stats_days,
+    )
+    return StatementLog(
+        store,
+        clock,
+        logged=LoggedStatements(settings.query_log),
+        flush_s=settings.stats_interval_s,
+    )
+
 
 _REPORT_WITHIN_S: Final = 1.0
 """A view waits so long for a compute node's counters, then shows those of its last heartbeat."""

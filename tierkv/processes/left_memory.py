@@ -1,8 +1,8 @@
-"""Memory that stopped clusters left in the pool's folder: found, named, and freed.
+"""Files of clusters on this machine, and memory that stopped clusters left in the pool's folder.
 
-Used by ``tierkv up`` at its start and end, ``tierkv status``, ``tierkv doctor`` and
-``tierkv pool clean``. A clean stop keeps the pool's sealed blocks for the next start; when the
-folder of their cluster is gone there will be none.
+Called by ``tierkv up`` (at start and end), ``tierkv status``, ``tierkv doctor`` and ``tierkv pool
+clean``. A clean stop keeps the pool's sealed blocks for the next start. This module imports no
+other part of TierKV, so commands that only look stay quick.
 """
 
 from __future__ import annotations
@@ -10,15 +10,26 @@ from __future__ import annotations
 import fcntl
 import os
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Final
 
 import typer
 
 from tierkv.dmp.segment.memory_room import is_memory, memory_available
 from tierkv.dmp.segment.segment_head import read_owner
 from tierkv.kvcore.errors import ConfigError
-from tierkv.processes.cluster_files import segment_prefix
 from tierkv.settings import Settings
+
+STATE_FILE: Final = "cluster.json"
+CONFIG_FILE: Final = "cluster.toml"
+
+
+def segment_prefix(run_dir: Path) -> str:
+    """Begin the names of a cluster's segments: its run directory tells it apart from others."""
+    cluster = blake2b(str(run_dir.expanduser().resolve()).encode(), digest_size=4).hexdigest()
+    return f"tierkv-{cluster}-"
+
 
 CURE = "tierkv pool clean"
 

@@ -1,7 +1,8 @@
 """Child processes that stay up: start, wait until ready, restart with backoff, stop in order.
 
-``tierkv up`` gives it one ChildSpec per role. A child says it is ready with one JSON line on its
-standard output and ends when its standard input closes, so none outlives a killed supervisor.
+``tierkv up`` passes one ChildSpec per role. A child prints one JSON line when it is ready and ends
+when its standard input closes, so no child outlives a killed supervisor. Logs stay bounded: a child
+keeps its log file open for appending, so older lines are copied to LOG.1 and the file is cut.
 """
 
 from __future__ import annotations
@@ -10,15 +11,50 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, Final
 
 from tierkv.kvcore.errors import NoNodeError
-from tierkv.processes.child_log import keep_short
+
+LOG_BYTES: Final = 64 << 20
+"""A log that is longer is moved; with LOG.1 a process has twice as much at most."""
+
+
+def keep_short(path: Path, most_bytes: int = LOG_BYTES) -> bool:
+    """Move what a log holds to LOG.1 when it is too long; whether that was done.
+
+    What is written between the last look and the cut is lost: a few lines at most.
+
+    Raises:
+        OSError: the file can't be copied, for example because the disk is full; it stays as it is.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as log:
+        if os.fstat(log.fileno()).st_size <= most_bytes:
+            return False
+        _copy(log, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)
+        return True
+    return False
+
+
+def _copy(log: BinaryIO, older: Path) -> None:
+    fresh = older.with_name(f"{older.name}.new")
+    try:
+        fd = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as copy:
+            shutil.copyfileobj(log, copy)
+            shutil.copyfileobj(log, copy)  # What came meanwhile.
+        fresh.replace(older)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: 
         if text is not None:
             return 0 if shell.run_text(text) else 1
         # Only the prompt needs it, and it takes a while to import.
-        from tierkv.shell.shell_prompt import prompt
+        from tierkv.shell.prompt import prompt
 
         return prompt(shell, connection, state_folder() / "sql_history", output=output)
 

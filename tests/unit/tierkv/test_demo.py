@@ -10,10 +10,9 @@ from rich.console import Console
 
 from tierkv.config import load_config
 from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.demo.chat import ChatTurn
 from tierkv.demo.demo import run_demo
-from tierkv.demo.demo_chat import ChatTurn
-from tierkv.demo.demo_plot import Bar, Kind, plot_lines
-from tierkv.demo.demo_report import StatementRun, Story, print_story
+from tierkv.demo.report import Bar, Kind, StatementRun, Story, plot_lines, print_story
 from tierkv.kvcore.request import HitTokens
 
 GREEN, RED = Kind("with", "█", "green"), Kind("without", "░", "red")

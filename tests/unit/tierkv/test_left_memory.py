@@ -12,13 +12,13 @@ from tierkv.config import load_config
 from tierkv.dmp.segment.memory_room import memory_available
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.errors import ConfigError
-from tierkv.processes.cluster_files import segment_prefix
 from tierkv.processes.left_memory import (
     clean,
     kept_text,
     left_segments,
     orphans_text,
     require_memory,
+    segment_prefix,
 )
 from tierkv.settings import Settings
 

@@ -9,10 +9,9 @@ import pytest
 from tierkv.config import state_folder
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.kvcore.request import HitTokens
-from tierkv.shell import shell_history
-from tierkv.shell.shell_commands import LEAVING, Reply, answer, is_command
-from tierkv.shell.shell_completion import catalog_of, words_for
-from tierkv.shell.shell_prompt import is_complete
+from tierkv.shell.commands import LEAVING, Reply, answer, is_command
+from tierkv.shell.completion import catalog_of, words_for
+from tierkv.shell.prompt import MAX_ENTRY_CHARS, StatementHistory, is_complete
 from tierkv.shell.sql_shell import summarise
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 
@@ -110,24 +109,24 @@ def test_tab_offers_what_may_stand_there(text: str, some: list[str]) -> None:
 def test_history_is_private_bounded_and_keeps_whole_statements_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell_history, "MAX_ENTRIES", 4)
+    monkeypatch.setattr("tierkv.shell.prompt.MAX_ENTRIES", 4)
     path = tmp_path / "state" / "sql_history"
-    history = shell_history.StatementHistory(path)
+    history = StatementHistory(path)
     kept = ["SELECT 1;", "SELECT a,\n  b\nFROM t;", "SELECT ai_count_tokens('x');"]
     for statement in (
         *kept,
         "ATTACH 'postgres://ann:pw@host/db';",
         "CREATE SECRET s (TYPE s3, KEY_ID 'a');",
         "ALTER USER ann PASSWORD 'x';",
-        "SELECT '" + "x" * shell_history.MAX_ENTRY_CHARS + "';",
+        "SELECT '" + "x" * MAX_ENTRY_CHARS + "';",
     ):
         history.append_string(statement)
-    again = shell_history.StatementHistory(path)
+    again = StatementHistory(path)
     assert list(again.load_history_strings()) == kept[::-1]
     assert path.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
     for number in range(3):
         again.append_string(f"SELECT {number};")
-    newest = list(shell_history.StatementHistory(path).load_history_strings())
+    newest = list(StatementHistory(path).load_history_strings())
     assert newest == ["SELECT 2;", "SELECT 1;"]
     assert [file.name for file in path.parent.iterdir()] == ["sql_history"]
     assert path.stat().st_mode & 0o077 == 0

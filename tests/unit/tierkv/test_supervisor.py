@@ -14,12 +14,12 @@ import pytest
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
 from tierkv.kvcore.errors import NoNodeError
 from tierkv.processes import supervisor as supervisor_module
-from tierkv.processes.child_log import keep_short
 from tierkv.processes.supervisor import (
     Child,
     ChildSpec,
     Supervisor,
     exit_text,
+    keep_short,
     killed_for_memory,
     memory_kills,
 )

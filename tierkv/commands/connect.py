@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from tierkv.commands.finding import OK, Finding
+from tierkv.commands.doctor import OK, Finding
 from tierkv.config import load_config
 from tierkv.integrations.launch import (
     Connector,
@@ -32,7 +32,7 @@ from tierkv.integrations.launch import (
 )
 from tierkv.kvcore.errors import ConfigError
 from tierkv.private_files import find_token
-from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE
+from tierkv.processes.left_memory import CONFIG_FILE, STATE_FILE
 from tierkv.settings import Settings
 
 DEFAULT_POOL: Final = "127.0.0.1:7401"

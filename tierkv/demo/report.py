@@ -1,23 +1,81 @@
-"""What ``tierkv demo`` prints: its table, its bars and what follows from them.
+"""What ``tierkv demo`` prints: its table, its bars and the conclusions.
 
-Every number is computed from the runs that are passed in. A time to the first token is shown for
-the chat only: the calls of a statement are sent together and wait for one another.
+Every number is computed from the runs that are passed in. Time to the first token is shown for the
+chat only, because the calls of a statement are sent together and wait for each other. A bar's
+length is a share of the longest bar; each kind of bar has its own character and its own colour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import Column
-from tierkv.demo.demo_chat import ChatTurn
-from tierkv.demo.demo_plot import Bar, Kind, plot_lines
+from tierkv.demo.chat import ChatTurn
+
+BAR_WIDTH = 40
+_ASCII = {"█": "#", "▓": "=", "▒": "+", "░": "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a piece of a bar means, and how it looks."""
+
+    name: str
+    character: str
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One line of a plot: its label, its pieces and what stands behind them."""
+
+    label: str
+    pieces: Sequence[tuple[Kind, float]]
+    note: str
+
+
+def plot_lines(
+    title: str, kinds: Sequence[Kind], bars: Sequence[Bar], *, unicode: bool
+) -> list[Text]:
+    """Return the lines of a plot: a title with its key, then one line per bar."""
+    head = Text(f"{title}   ", style="bold")
+    for kind in kinds:
+        head.append(
+            f"{_character(kind, unicode) * 2} {kind.name}   ", style=f"not bold {kind.colour}"
+        )
+    label_width = max(len(bar.label) for bar in bars)
+    most = max(sum(value for _, value in bar.pieces) for bar in bars) or 1.0
+    lines = [head]
+    for bar in bars:
+        line = Text(f"{bar.label:<{label_width}}  ")
+        for (kind, _), length in zip(bar.pieces, _lengths(bar, most), strict=True):
+            line.append(_character(kind, unicode) * length, style=kind.colour)
+        line.append(f" {bar.note}")
+        lines.append(line)
+    return lines
+
+
+def _lengths(bar: Bar, most: float) -> list[int]:
+    """Cells per piece; rounded at the pieces' ends, so that the whole bar has its length."""
+    ends, total = [0], 0.0
+    for _, value in bar.pieces:
+        total += value
+        ends.append(round(BAR_WIDTH * total / most))
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def _character(kind: Kind, unicode: bool) -> str:
+    return kind.character if unicode else _ASCII[kind.character]
+
 
 WITHOUT = Kind("without the cache", "░", "yellow")
 WITH = Kind("with it", "█", "green")
