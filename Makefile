@@ -17,7 +17,7 @@ ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ROOMS := compute costing dbfront dmp integrations kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -117,6 +117,9 @@ sim: setup ## Tell the story of one seed of the simulated cluster: make sim SEED
 
 bench: setup ## Run the benchmarks and print their numbers
 	$(BIN)/python -m bench
+
+journey: setup ## Trace one AI statement: the files and functions that it touches, room by room
+	$(BIN)/python -m bench.journey
 
 quality: setup ## Measure what lossy options cost in answers; writes docs/quality.md
 	$(BIN)/python -m bench.quality --write-docs
