@@ -55,3 +55,10 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_index_lists_every_page_and_the_readme_is_short() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
