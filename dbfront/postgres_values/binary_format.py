@@ -14,12 +14,14 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from tierkv.dbfront.pgwire.protocol.replies import Encoder
 from tierkv.dbfront.postgres_values.interval_format import interval_parts
 from tierkv.dbfront.postgres_values.numeric_format import numeric_binary
 from tierkv.dbfront.postgres_values.text_format import text_encoder
 from tierkv.dbfront.postgres_values.types import PgType
 from tierkv.kvcore.errors import SqlError
+
+Encoder = Callable[[Any], bytes]
+"""A value of one type to the bytes of its binary format."""
 
 _EPOCH_DATE: Final = dt.date(2000, 1, 1).toordinal()
 _EPOCH: Final = dt.datetime(2000, 1, 1)

@@ -17,10 +17,10 @@ from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection, Phase
 from tierkv.dbfront.pgwire.protocol.errors import IdleTimeoutError, error_fields, notice_fields
-from tierkv.dbfront.pgwire.protocol.replies import Encoder, Field
+from tierkv.dbfront.pgwire.protocol.replies import Field
 from tierkv.dbfront.pgwire.protocol.stream import WRITE_HIGH_BYTES, PgStream
 from tierkv.dbfront.postgres_dialect.session.session import CatalogSession
-from tierkv.dbfront.postgres_values.binary_format import binary_encoder
+from tierkv.dbfront.postgres_values.binary_format import Encoder, binary_encoder
 from tierkv.dbfront.postgres_values.text_format import text_encoder
 from tierkv.dbfront.postgres_values.types import pg_type
 from tierkv.kvcore.errors import CancelledByUserError, DeadlineError, SqlError, TierKVError

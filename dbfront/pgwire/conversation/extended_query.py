@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from tierkv.dbfront.contracts import Column, RowStream, StatementDescription, StatementResult
-from tierkv.dbfront.copying.copy import run_copy
 from tierkv.dbfront.copying.statement import parse_copy
+from tierkv.dbfront.pgwire.conversation.copy import run_copy
 from tierkv.dbfront.pgwire.conversation.exchange import (
     Exchange,
     encoders,
@@ -32,6 +32,7 @@ from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_dialect.inference.lookup import infer_types
+from tierkv.dbfront.postgres_values.binary_format import Encoder
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, replace_parameters, tokens
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
 from tierkv.dbfront.postgres_values.void_parameters import without_void
@@ -351,7 +352,7 @@ def _check_formats(formats: tuple[int, ...], count: int) -> list[int]:
 
 def _encoders_as_described(
     portal: Portal, columns: tuple[Column, ...], codes: list[int]
-) -> list[replies.Encoder]:
+) -> list[Encoder]:
     """Encoders for the types the client was told; the engine may have narrowed them since.
 
     Raises:

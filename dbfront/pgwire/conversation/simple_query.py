@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tierkv.dbfront.contracts import Column, StatementResult
-from tierkv.dbfront.copying.copy import run_copy
 from tierkv.dbfront.copying.statement import parse_copy
+from tierkv.dbfront.pgwire.conversation.copy import run_copy
 from tierkv.dbfront.pgwire.conversation.exchange import Exchange, encoders, result_fields
 from tierkv.dbfront.pgwire.conversation.implicit import ImplicitTransaction
 from tierkv.dbfront.pgwire.protocol import replies

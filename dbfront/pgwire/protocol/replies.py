@@ -7,9 +7,11 @@ path: ``data_rows`` turns many rows into one bytes object, with one encoder per 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from tierkv.dbfront.postgres_values.binary_format import Encoder
 
 _INT32: Final = struct.Struct("!i").pack
 _HEAD: Final = struct.Struct("!ci").pack
@@ -25,8 +27,6 @@ EMPTY_QUERY: Final = b"I\0\0\0\x04"
 PORTAL_SUSPENDED: Final = b"s\0\0\0\x04"
 COPY_DONE: Final = b"c\0\0\0\x04"
 AUTHENTICATION_OK: Final = b"R\0\0\0\x08\0\0\0\0"
-
-Encoder = Callable[[Any], bytes]
 
 
 @dataclass(frozen=True, slots=True)
