@@ -51,6 +51,18 @@ def test_journey_names_few_functions() -> None:
     assert len(set(NAMED.findall((ROOT / "docs/journey.md").read_text()))) <= 15
 
 
+def test_architecture_lists_every_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = [link.resolve() for link in (ROOT / "tierkv").iterdir() if link.is_symlink()]
+    packages = {
+        f"{package.parent.relative_to(ROOT)}/"
+        for room in (*rooms, ROOT / "tierkv")
+        for package in room.glob("*/__init__.py")
+        if not package.parent.is_symlink()
+    }
+    assert {package for package in packages if f"`{package}`" not in page} == set()
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
