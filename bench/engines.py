@@ -190,17 +190,13 @@ def _measure_calls(report: Report, setup: Setup, pool: Pool) -> None:
         "num_gpu_blocks_override": 2 * _CALL_TOKENS // VLLM_BLOCK,
         "kv_transfer_config": _connector(OURS, setup, pool, load_policy="always"),
     }  # fmt: skip
-    specs = (
-        {"engine": engine, "prompts": _CALL_PROMPTS},
-        {"tier": {"pool": pool.address}, "prompts": _CALL_PROMPTS},
-    )
-    for spec in specs:
-        for name, times in measure(python, env, log, spec).items():
-            if not times:
-                continue
-            report.add(f"{name}_p50" + _unit(name), statistics.median(times))
-            if not name.startswith("hit"):
-                report.add(f"{name}_p99_us", sorted(times)[int(0.99 * len(times))])
+    spec = {"engine": engine, "prompts": _CALL_PROMPTS}
+    for name, times in measure(python, env, log, spec).items():
+        if not times:
+            continue
+        report.add(f"{name}_p50" + _unit(name), statistics.median(times))
+        if not name.startswith("hit"):
+            report.add(f"{name}_p99_us", sorted(times)[int(0.99 * len(times))])
 
 
 def _unit(name: str) -> str:

@@ -1,9 +1,8 @@
-"""What our connector and our tier cost vLLM's scheduler: every call it makes, timed in the process.
+"""What our connector costs vLLM's scheduler: every call it makes, timed in the process.
 
 ``measure`` is called by bench.engines; it runs this file with vLLM's own Python. There an ``LLM``
 whose scheduler is in the same process answers more prompts than its cache holds, twice, while
-another request decodes: an engine with nothing to compute waits for our answers. And vLLM's own
-tiering manager looks up the chunks of prompts that only the pool has.
+another request decodes: an engine with nothing to compute waits for our answers.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def measure(python: Path, env: Mapping[str, str], log: Path, spec: Mapping[str, 
         python: vLLM's.
         env: added to the environment.
         log: where what it says goes.
-        spec: ``engine`` (arguments of ``LLM``) or ``tier`` (its configuration), and ``prompts``,
-            how many, each asked twice.
+        spec: ``engine`` (arguments of ``LLM``), and ``prompts``, how many, each asked twice.
 
     Returns:
         The microseconds of every call, by its name; ``hit_tokens`` of each second answer.
@@ -116,34 +114,6 @@ class _Company:
         return over
 
 
-def time_tier(tier: dict[str, Any], prompts: int) -> Times:
-    """Look up prompts of 128 chunks that the pool has and vLLM's CPU memory has not."""
-    from vllm.v1.kv_offload.base import LookupResult
-
-    from tests.engines.vllm.tier_rig import Engine, keys_of  # Needs vLLM.
-
-    chains = [keys_of(f"prompt {number}", 128) for number in range(prompts)]
-    engine = Engine(chunks=512, tier=tier, chunk_bytes=4_096)
-    for chain in chains:
-        engine.store(chain)
-    engine.close()
-    engine = Engine(chunks=512, tier=tier, chunk_bytes=4_096)
-    took: Times = {"tier_lookup": [], "tier_on_schedule_end": []}
-    look = _timed(engine.tier.lookup, took["tier_lookup"])
-    step = _timed(engine.tier.on_schedule_end, took["tier_on_schedule_end"])
-    engine.tier.on_schedule_end = step
-    hits = []
-    for chain in chains:
-        context = engine.request()
-        while LookupResult.RETRY in (found := [look(key, context) for key in chain]):
-            engine.step()
-            time.sleep(0.001)  # Other work of the engine.
-        hits.append(float(found.count(LookupResult.HIT)))
-        engine.finish(context)
-    engine.close()
-    return took | {"hit_chunks": hits}
-
-
 def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
     def timed(*arguments: Any, **named: Any) -> Any:
         began = time.perf_counter()
@@ -159,10 +129,7 @@ if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM writes to standard output too.
     asked = json.loads(sys.argv[1])
-    if "engine" in asked:
-        times = time_connector(asked["engine"], asked["prompts"])
-    else:
-        times = time_tier(asked["tier"], asked["prompts"])
+    times = time_connector(asked["engine"], asked["prompts"])
     print(json.dumps(times), file=answers, flush=True)
     answers.close()
     os._exit(0)  # Threads of engines may still wait for their queues.

@@ -62,10 +62,10 @@ def _aims(metrics: Metrics, models: Sequence[str]) -> Iterator[tuple[str, str]]:
         if equal is not None:
             answers = metrics[f"{model}_answers"]
             yield f"{model}: the same tokens", f"{equal:.0f} of {answers:.0f} answers"
-    for call in ("get_num_new_matched_tokens", "tier_lookup"):
-        if (took := metrics.get(f"{call}_p50_us")) is not None:
-            verdict = _verdict(took < _CALL_US)
-            yield f"{call} below {_CALL_US:g} us", f"{verdict}: {render_number(took)} (p50)"
+    call = "get_num_new_matched_tokens"
+    if (took := metrics.get(f"{call}_p50_us")) is not None:
+        verdict = _verdict(took < _CALL_US)
+        yield f"{call} below {_CALL_US:g} us", f"{verdict}: {render_number(took)} (p50)"
 
 
 def _verdict(good: bool) -> str:

@@ -17,7 +17,6 @@ from typing import Any, Final
 from tierkv.kvcore.errors import ConfigError
 
 VLLM_CONNECTOR: Final = "tierkv.integrations.vllm.connector:TierKvConnector"
-VLLM_TIER: Final = "tierkv.integrations.vllm.tier:TierKvTier"
 SGLANG_BACKEND: Final = "tierkv.integrations.sglang.hicache:TierKvHiCache"
 _COMPACT_JSON: Final = {"backend": "guidance", "disable_any_whitespace": True}
 
@@ -35,13 +34,6 @@ class Role(StrEnum):
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-class Connector(StrEnum):
-    """Which of our ways into vLLM."""
-
-    DIRECT = "direct"
-    TIER = "tier"
 
 
 class Events(StrEnum):
@@ -67,10 +59,8 @@ class LaunchWish:
         model: folder or name of the model.
         pool: how to reach the pool: a mapping that integrations/settings.py reads.
         role: what part of a request it does.
-        connector: which way into vLLM; SGLang has one.
         block_tokens: tokens of a block; engines that shall share have the same.
         ranks: tensor parallel size.
-        cpu_bytes: memory of vLLM's own CPU tier; 0 for the direct connector.
         host: where it listens.
         port: where it listens.
         events: who may hear of its cache.
@@ -83,10 +73,8 @@ class LaunchWish:
     model: str
     pool: Mapping[str, Any]
     role: Role = Role.BOTH
-    connector: Connector = Connector.DIRECT
     block_tokens: int = 64
     ranks: int = 1
-    cpu_bytes: int = 0
     host: str = "127.0.0.1"
     port: int = 0
     events: Events = Events.OFF
@@ -99,14 +87,12 @@ class Launch:
     """A process to start, and what to start beside it.
 
     Attributes:
-        env: environment variables that it needs.
         argv: program and arguments.
         url: where it will listen.
         events_url: where it will publish its KV events; empty: nowhere.
         replay_url: where it will repeat them.
     """
 
-    env: Mapping[str, str]
     argv: tuple[str, ...]
     url: str
     events_url: str = ""
@@ -114,9 +100,8 @@ class Launch:
 
     def line(self) -> str:
         """Return it for a POSIX shell, one flag on a line."""
-        words = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         start = next(i for i, word in enumerate(self.argv) if word.startswith("--"))
-        words += [shlex.quote(word) for word in self.argv[:start]]
+        words = [shlex.quote(word) for word in self.argv[:start]]
         lines = [" ".join(words)]
         for word in self.argv[start:]:
             if word.startswith("--"):
@@ -132,17 +117,11 @@ def plan_launch(wish: LaunchWish) -> Launch:
     Raises:
         ConfigError: the wish contradicts itself.
     """
-    if wish.role is not Role.BOTH and (
-        wish.kind is LaunchKind.SGLANG or wish.connector is Connector.TIER
-    ):
+    if wish.role is not Role.BOTH and wish.kind is LaunchKind.SGLANG:
         raise ConfigError(
-            f"--role {wish.role} needs vLLM's direct connector",
-            hint="SGLang splits prefill and decode by flags of its own (--disaggregation-mode)"
-            if wish.kind is LaunchKind.SGLANG
-            else "--connector direct",
+            f"--role {wish.role} is for vLLM",
+            hint="SGLang splits prefill and decode by flags of its own (--disaggregation-mode)",
         )
-    if wish.connector is Connector.TIER and wish.kind is LaunchKind.SGLANG:
-        raise ConfigError("--connector is for vLLM", hint="SGLang has one way in")
     return _vllm(wish) if wish.kind is LaunchKind.VLLM else _sglang(wish)
 
 
@@ -174,32 +153,17 @@ def _vllm(wish: LaunchWish) -> Launch:
         publish = {"enable_kv_cache_events": True, "publisher": "zmq"}
         publish |= {"endpoint": events, "replay_endpoint": replay}
         argv += ["--kv-events-config", _json(publish)]
-    # Where its hashes begin; another number in each process would be a cache without hits.
-    env = {"PYTHONHASHSEED": "0"} if wish.connector is Connector.TIER else {}
-    return Launch(env, tuple(argv), _url(wish.host, port), events, replay)
+    return Launch(tuple(argv), _url(wish.host, port), events, replay)
 
 
 def _transfer(wish: LaunchWish) -> dict[str, Any]:
-    if wish.connector is Connector.DIRECT:
-        module, _, name = VLLM_CONNECTOR.partition(":")
-        return {
-            "kv_connector": name,
-            "kv_connector_module_path": module,
-            "kv_role": _KV_ROLES[wish.role],
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": dict(wish.pool),
-        }
-    module, _, name = VLLM_TIER.partition(":")
-    tier = {"type": name, "module_path": module, **wish.pool}
+    module, _, name = VLLM_CONNECTOR.partition(":")
     return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
+        "kv_connector": name,
+        "kv_connector_module_path": module,
+        "kv_role": _KV_ROLES[wish.role],
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "spec_name": "TieringOffloadingSpec",
-            "cpu_bytes_to_use": wish.cpu_bytes,
-            "secondary_tiers": [tier],
-        },
+        "kv_connector_extra_config": dict(wish.pool),
     }
 
 
@@ -222,7 +186,7 @@ def _sglang(wish: LaunchWish) -> Launch:
         if wish.events is Events.LOCAL:
             publish |= {"bind": True}
         argv += ["--kv-events-config", _json(publish)]
-    return Launch({}, tuple(argv), _url(wish.host, port), events, replay)
+    return Launch(tuple(argv), _url(wish.host, port), events, replay)
 
 
 def _event_urls(wish: LaunchWish, port: int) -> tuple[str, str]:

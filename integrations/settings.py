@@ -1,6 +1,6 @@
 """What an engine is told about the pool: a mapping in its own configuration.
 
-vLLM hands it over as ``kv_connector_extra_config`` or a tier's entry, SGLang as ``extra_config``.
+vLLM hands it over as ``kv_connector_extra_config`` SGLang as ``extra_config``.
 Read once, when the engine starts; what can't be meant is refused by name, with a suggestion, since
 a setting that is silently ignored shows only as a cache without hits.
 """

@@ -1,1 +1,1 @@
-"""What vLLM loads: a tier of its offloading, and a connector of its own."""
+"""The connector to the pool that vLLM loads."""

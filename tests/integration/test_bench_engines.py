@@ -33,13 +33,13 @@ def test_a_round_fits_while_all_chats_lie_in_the_cache() -> None:
 def test_aims_are_met_or_missed() -> None:
     metrics = {
         "m_parameters": 1.0, "m_exceeds_vllm_tierkv_ttft_of_plain": 0.4,
-        "m_fits_vllm_tierkv_ttft_of_plain": 1.06, "tier_lookup_p50_us": 2.0,
-        "tier_lookup_p99_us": 9.0,
+        "m_fits_vllm_tierkv_ttft_of_plain": 1.06, "get_num_new_matched_tokens_p50_us": 2.0,
+        "get_num_new_matched_tokens_p99_us": 9.0,
     }  # fmt: skip
     told = text(metrics, ["m"], ["vllm", "vllm_tierkv"])
     assert "at most 1 of plain vLLM | met: 0.4 |" in told
     assert "at most 1.05 of plain vLLM | missed: 1.06 |" in told
-    assert "| `tier_lookup` | 2 | 9 |" in told
+    assert "| `get_num_new_matched_tokens` | 2 | 9 |" in told
 
 
 def test_every_phase_of_our_own_engine_is_told() -> None:

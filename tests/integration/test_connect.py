@@ -39,18 +39,13 @@ def test_a_shell_may_run_what_is_printed(tmp_path: Path, make_node: Callable[...
     pool = make_node(token="sesame").server.address
     token = tmp_path / "a token"
     token.write_text("sesame\n")
-    done = connect(
-        "vllm", "--model", str(folder), "--pool", pool, "--token-file", str(token),
-        "--connector", "tier", "--cpu-memory", "2GiB",
-    )  # fmt: skip
+    done = connect("vllm", "--model", str(folder), "--pool", pool, "--token-file", str(token))
     assert done.returncode == 0, done.stderr
     words = as_a_shell_reads(done.stdout.strip())
-    assert words[:4] == ["PYTHONHASHSEED=0", "vllm", "serve", str(folder)]
+    assert words[:3] == ["vllm", "serve", str(folder)]
     told = json.loads(words[words.index("--kv-transfer-config") + 1])
     extra = told["kv_connector_extra_config"]
-    assert extra["cpu_bytes_to_use"] == 2 << 30
-    (tier,) = extra["secondary_tiers"]
-    assert (tier["pool"], tier["token_file"]) == (pool, str(token))
+    assert (extra["pool"], extra["token_file"]) == (pool, str(token))
     assert f"ok       pool: {pool} (shm)" in done.stderr
     assert "sesame" not in done.stdout
 
@@ -98,10 +93,8 @@ def test_json_holds_everything(make_node: Callable[..., Rig]) -> None:
     ("arguments", "said"),
     [
         (("--pool", "nowhere"), "no pool address"),
-        (("--cpu-memory", "many"), "'many' is no size"),
         (("--tenant", "a tenant"), "is not a name"),
         (("--token-file", "no/such/file"), "can't be read"),
-        (("--role", "decode", "--connector", "tier"), "direct connector"),
         (("--set", "pool.transprt=tcp"), "did you mean pool.transport"),
     ],
 )

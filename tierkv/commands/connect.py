@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from tierkv.commands.doctor import OK, Finding
 from tierkv.config import load_config
 from tierkv.integrations.launch import (
-    Connector,
     Events,
     Launch,
     LaunchKind,
@@ -30,7 +28,6 @@ from tierkv.integrations.launch import (
     plan_launch,
     serve_command,
 )
-from tierkv.kvcore.errors import ConfigError
 from tierkv.private_files import find_token
 from tierkv.processes.left_memory import CONFIG_FILE, STATE_FILE
 from tierkv.settings import Settings
@@ -55,16 +52,12 @@ MetaOption = Annotated[
     str | None, typer.Option(help="HOST:PORT of a cluster's meta server; else of the settings.")
 ]
 RoleOption = Annotated[Role, typer.Option(help="What part of requests the engine does.")]
-ConnectorOption = Annotated[
-    Connector | None, typer.Option(help="vLLM: direct (default), or tier of its own offloading.")
-]
 BlockOption = Annotated[
     int | None, typer.Option("--block-size", min=1, max=4096, help="Tokens of a block.")
 ]
 RanksOption = Annotated[
     int, typer.Option("--tensor-parallel", min=1, max=1024, help="Ranks that share each layer.")
 ]
-CpuMemoryOption = Annotated[str, typer.Option(help="Memory of vLLM's own CPU tier.")]
 HostOption = Annotated[str, typer.Option(help="Where the engine listens.")]
 PortOption = Annotated[
     int, typer.Option(min=0, max=65535, help="vLLM 8100, SGLang 30000 unless given.")
@@ -92,10 +85,8 @@ def connect(
     pool: PoolOption = None,
     meta: MetaOption = None,
     role: RoleOption = Role.BOTH,
-    connector: ConnectorOption = None,
     block_size: BlockOption = None,
     tensor_parallel: RanksOption = 1,
-    cpu_memory: CpuMemoryOption = "8GiB",
     host: HostOption = "127.0.0.1",
     port: PortOption = 0,
     tenant: TenantOption = None,
@@ -127,9 +118,7 @@ def connect(
     if loaded.cluster.token and token_file is None:
         token_file = find_token(loaded.cluster.run_dir.expanduser(), loaded.cluster.token)
     told = _pool_settings(loaded, pool=pool, meta=meta, tenant=tenant, token_file=token_file)
-    way = connector or Connector.DIRECT
-    kept_by = way if engine is LaunchKind.VLLM else None
-    seen = Model(model, connector=kept_by, ranks=tensor_parallel)
+    seen = Model(model, engine=engine, ranks=tensor_parallel)
     installed = check_version(engine)
     tokens = block_size or seen.block_tokens()
     wish = LaunchWish(
@@ -137,10 +126,8 @@ def connect(
         model,
         told,
         role=role,
-        connector=way,
         block_tokens=tokens,
         ranks=tensor_parallel,
-        cpu_bytes=_size(cpu_memory),
         host=host,
         port=port,
         events=events or (Events.LOCAL if meta else Events.OFF),
@@ -215,7 +202,6 @@ def _print(
 ) -> None:
     if output is LineFormat.JSON:
         value = {
-            "env": dict(launch.env),
             "argv": list(launch.argv),
             "line": launch.line(),
             "url": launch.url,
@@ -237,13 +223,6 @@ def _print(
     typer.echo(launch.line())
     for what_for, command in after:
         typer.echo(f"then, to {what_for}:\n  {command}", err=True)
-
-
-def _size(text: str) -> int:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise ConfigError(f"{text!r} is no size", hint="write 8GiB") from None
 
 
 def _pairs(settings: list[str] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tierkv.commands.doctor import MISSING, OK, OPTIONAL, Finding
 from tierkv.dmp.client.pool import Pool
-from tierkv.integrations.launch import Connector, LaunchKind
+from tierkv.integrations.launch import LaunchKind
 from tierkv.integrations.settings import EngineSettings
 from tierkv.integrations.versions import TESTED, untested
 from tierkv.kvcore import limits
@@ -60,7 +60,7 @@ class Model:
         token_bytes: KV of one token in all layers; None where it is not of the plain kind.
     """
 
-    def __init__(self, name: str, *, connector: Connector | None, ranks: int) -> None:
+    def __init__(self, name: str, *, engine: LaunchKind, ranks: int) -> None:
         self.findings: list[Finding] = []
         self.token_bytes: int | None = None
         folder = Path(name).expanduser()
@@ -73,7 +73,7 @@ class Model:
             self._add(MISSING, error.message, error.hint)
             return
         text = config.get("text_config")
-        self._judge(text if isinstance(text, Mapping) else config, connector, ranks)
+        self._judge(text if isinstance(text, Mapping) else config, engine, ranks)
         if not self.findings:
             self._add(OK, self._describe(config))
 
@@ -84,10 +84,10 @@ class Model:
         fits = [n for n in BLOCK_TOKENS if n * self.token_bytes <= _SLOT_BYTES]
         return fits[0] if fits else BLOCK_TOKENS[-1]
 
-    def _judge(self, config: Mapping[str, Any], connector: Connector | None, ranks: int) -> None:
-        if connector is Connector.DIRECT:
+    def _judge(self, config: Mapping[str, Any], engine: LaunchKind, ranks: int) -> None:
+        if engine is LaunchKind.VLLM:
             for why in _unsupported(config):
-                self._add(MISSING, why, "--connector tier takes it; the direct one would stay out")
+                self._add(MISSING, why, "vLLM serves it, but its KV would not be shared")
         try:
             heads = int(config["num_attention_heads"])
             kv_heads = int(config.get("num_key_value_heads") or heads)
@@ -121,7 +121,7 @@ class Model:
 
 
 def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
-    """Say which kinds of KV a model has that the direct connector does not share."""
+    """Say which kinds of KV a model has that the connector to vLLM does not share."""
     if config.get("kv_lora_rank"):
         yield "its KV is one compressed vector a token (MLA)"
     kinds = config.get("layer_types")

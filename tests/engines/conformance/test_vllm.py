@@ -9,32 +9,28 @@ import pytest
 
 from tests.engines.conformance.documented import hooks_in_docs
 from tests.engines.conformance.interfaces import hooks_of, load, misfits, overridden
-from tierkv.integrations.launch import VLLM_CONNECTOR, VLLM_TIER
+from tierkv.integrations.launch import VLLM_CONNECTOR
 
 vllm = pytest.importorskip("vllm", reason="runs in .venv-interfaces")
 
 CONNECTOR_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
-TIER_BASE = "vllm.v1.kv_offload.tiering.base:SecondaryTierManager"
-PAIRS = {"KVConnectorBase_V1": (VLLM_CONNECTOR, CONNECTOR_BASE)}
-PAIRS["SecondaryTierManager"] = (VLLM_TIER, TIER_BASE)
 
 
-@pytest.fixture(params=sorted(PAIRS))
-def pair(request: pytest.FixtureRequest) -> tuple[str, Any, Any]:
-    """Our class and vLLM's, and what vLLM's is called."""
-    ours, base = PAIRS[request.param]
-    return request.param, load(ours), load(base)
+@pytest.fixture
+def pair() -> tuple[Any, Any]:
+    """Our class and vLLM's."""
+    return load(VLLM_CONNECTOR), load(CONNECTOR_BASE)
 
 
-def test_vllm_can_call_ours_as_it_calls_its_own(pair: tuple[str, Any, Any]) -> None:
-    _, ours, base = pair
+def test_vllm_can_call_ours_as_it_calls_its_own(pair: tuple[Any, Any]) -> None:
+    ours, base = pair
     assert issubclass(ours, base)
     assert misfits(ours, base) == []
 
 
-def test_the_documentation_names_every_hook_of_this_version(pair: tuple[str, Any, Any]) -> None:
-    name, ours, base = pair
-    documented = hooks_in_docs(name)
+def test_the_documentation_names_every_hook_of_this_version(pair: tuple[Any, Any]) -> None:
+    ours, base = pair
+    documented = hooks_in_docs("KVConnectorBase_V1")
     assert documented.ours == overridden(ours, base)
     assert documented.left == hooks_of(base).keys() - documented.ours
 
@@ -57,23 +53,9 @@ def test_layer_hooks_are_not_lost_to_full_cuda_graphs() -> None:
     assert load(VLLM_CONNECTOR).requires_piecewise_for_cudagraph({}) is True
 
 
-def test_vllm_finds_the_tier_by_its_path() -> None:
-    factory = load("vllm.v1.kv_offload.tiering.factory:SecondaryTierFactory")
-    module, _, name = VLLM_TIER.partition(":")
-    told = {"type": name, "module_path": module, "pool": "127.0.0.1:7401"}
-    assert factory.get_tier_class(told) is load(VLLM_TIER)
-
-
-def test_vllm_gives_the_tier_what_its_constructor_takes() -> None:
-    ours = inspect.signature(load(VLLM_TIER))
-    base = list(inspect.signature(load(TIER_BASE)).parameters)
-    ours.bind(**dict.fromkeys(base), pool="127.0.0.1:7401", tenant="a")
-
-
 @pytest.mark.parametrize(
     ("path", "names"),
     [
-        ("vllm.v1.kv_offload.base:LookupResult", {"MISS", "HIT", "RETRY"}),
         (
             "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorRole",
             {"SCHEDULER", "WORKER"},

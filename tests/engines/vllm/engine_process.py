@@ -1,7 +1,7 @@
 """Real vLLM engines in processes of their own, and the model they serve, for the tests here.
 
 ``EngineProcess`` starts engine_child.py and speaks with it; killing it is killing an engine. Pool
-nodes and other servers come from tier_rig.py.
+nodes and other servers come from server_rig.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.tier_rig import ROOT, wait_for
+from tests.engines.vllm.server_rig import ROOT, wait_for
 
 BLOCK = 128
 """Tokens of a block of vLLM on a CPU."""

@@ -19,7 +19,7 @@ from tests.engines.vllm.engine_process import (
     tokens_of,
     write_model,
 )
-from tests.engines.vllm.tier_rig import Server, flip_bits, pool_node
+from tests.engines.vllm.server_rig import Server, flip_bits, pool_node
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ from tests.engines.vllm.engine_process import (
     tokens_of,
     write_model,
 )
-from tests.engines.vllm.tier_rig import Server, flip_bits, pool_node, wait_for
+from tests.engines.vllm.server_rig import Server, flip_bits, pool_node, wait_for
 from tierkv.dmp.client.pool import Pool
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -17,16 +17,14 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 from tests.fix_cluster import free_port, wait_for
 from tests.fix_dmp import Rig
 from tests.fix_engine_model import copy_demo_model
 from tests.fix_engine_nodes import Process
 from tierkv.dmp.client.pool import Pool
-from tierkv.integrations.launch import Connector, Events, LaunchKind, LaunchWish, Role, plan_launch
+from tierkv.integrations.launch import Events, LaunchKind, LaunchWish, Role, plan_launch
 from tierkv.integrations.vllm.connector import TierKvConnector
-from tierkv.integrations.vllm.tier import TierKvTier
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -47,7 +45,7 @@ def read(asked: LaunchWish) -> AsyncEngineArgs:
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_vllm_reads_the_direct_connectors_line(role: Role) -> None:
+def test_vllm_reads_the_connectors_line(role: Role) -> None:
     args = read(wish(role=role, block_tokens=32, ranks=2, events=Events.LOCAL, events_folder="/x"))
     assert (args.block_size, args.tensor_parallel_size) == (32, 2)
     told = args.kv_transfer_config
@@ -59,14 +57,6 @@ def test_vllm_reads_the_direct_connectors_line(role: Role) -> None:
     events = args.kv_events_config
     assert isinstance(events, KVEventsConfig)
     assert (events.publisher, events.endpoint) == ("zmq", "ipc:///x/tierkv-events-8100")
-
-
-def test_vllm_reads_the_tiers_line() -> None:
-    args = read(wish(connector=Connector.TIER, cpu_bytes=1 << 30))
-    told = args.kv_transfer_config
-    assert isinstance(told, KVTransferConfig)
-    (tier,) = told.kv_connector_extra_config["secondary_tiers"]
-    assert SecondaryTierFactory.get_tier_class(tier) is TierKvTier
 
 
 class Line(Process):

@@ -12,8 +12,6 @@ import pytest
 from tierkv.integrations.launch import (
     SGLANG_BACKEND,
     VLLM_CONNECTOR,
-    VLLM_TIER,
-    Connector,
     Events,
     Launch,
     LaunchKind,
@@ -24,7 +22,6 @@ from tierkv.integrations.launch import (
 )
 from tierkv.integrations.settings import EngineSettings
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
-from tierkv.integrations.vllm.tier_options import TierOptions
 from tierkv.kvcore.errors import ConfigError
 
 POOL = {"pool": "127.0.0.1:7401", "tenant": "a:b"}
@@ -47,10 +44,10 @@ def parsed(launch: Launch, name: str) -> Mapping[str, Any]:
 
 def test_the_line_is_the_arguments_one_flag_on_a_line() -> None:
     model = "my 'model' $HOME `x`"
-    launch = plan_launch(wish(model=model, connector=Connector.TIER, events=Events.LOCAL))
+    launch = plan_launch(wish(model=model, events=Events.LOCAL))
     lines = launch.line().split(" \\\n")
     words = [word for line in lines for word in shlex.split(line)]
-    assert words == ["PYTHONHASHSEED=0", *launch.argv]
+    assert words == [*launch.argv]
     assert all(line.startswith("  --") for line in lines[1:])
 
 
@@ -90,19 +87,6 @@ def test_roles_have_the_engines_names(role: str, kv_role: str, serve: str) -> No
     launch = plan_launch(asked)
     assert parsed(launch, "--kv-transfer-config")["kv_role"] == kv_role
     assert serve_command(asked, launch, meta="10.0.0.1:7400")[2] == serve
-
-
-def test_the_tier_stands_behind_vllms_own_offloading_and_fixes_its_hashes() -> None:
-    launch = plan_launch(wish(connector=Connector.TIER, cpu_bytes=1 << 30))
-    assert launch.env == {"PYTHONHASHSEED": "0"}
-    told = parsed(launch, "--kv-transfer-config")
-    assert told["kv_connector"] == "OffloadingConnector"
-    extra = told["kv_connector_extra_config"]
-    assert (extra["spec_name"], extra["cpu_bytes_to_use"]) == ("TieringOffloadingSpec", 1 << 30)
-    (tier,) = extra["secondary_tiers"]
-    assert f"{tier.pop('module_path')}:{tier.pop('type')}" == VLLM_TIER
-    assert EngineSettings.read(tier).pool == ("127.0.0.1:7401",)
-    TierOptions.read(tier)
 
 
 def test_sglang_gets_a_backend_of_its_dynamic_kind() -> None:
@@ -165,8 +149,7 @@ def test_the_url_is_one_to_connect_to(host: str, url: str) -> None:
     ("changes", "hint"),
     [
         ({"kind": "sglang", "role": Role.PREFILL}, "--disaggregation-mode"),
-        ({"role": Role.DECODE, "connector": Connector.TIER}, "--connector direct"),
-        ({"kind": "sglang", "connector": Connector.TIER}, "one way in"),
+        ({"kind": "sglang", "role": Role.DECODE}, "--disaggregation-mode"),
     ],
 )
 def test_a_wish_that_contradicts_itself_is_refused(changes: dict[str, Any], hint: str) -> None:

@@ -80,7 +80,7 @@ def test_settings_of_others_are_left_to_them() -> None:
     settings = EngineSettings.read({"pool": "a:1", "mine": [1]}, also=("mine",))
     assert settings.pool == ("a:1",)
     with pytest.raises(ConfigError, match="did you mean mine"):
-        EngineSettings.read({"pool": "a:1", "mien": 1}, also=("mine",), where="tier")
+        EngineSettings.read({"pool": "a:1", "mien": 1}, also=("mine",), where="connector")
 
 
 def test_a_token_comes_from_a_file_and_is_never_shown(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fix_cluster import ROOT
 from tierkv.commands.connect_checks import Model, check_block, check_version
-from tierkv.integrations.launch import Connector, LaunchKind
+from tierkv.integrations.launch import LaunchKind
 
 DEMO = ROOT / "compute" / "demo_model" / "weights"
 
@@ -27,10 +27,8 @@ def change(folder: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def look(
-    folder: Path | str, connector: Connector | None = Connector.DIRECT, ranks: int = 1
-) -> Model:
-    return Model(str(folder), connector=connector, ranks=ranks)
+def look(folder: Path | str, engine: LaunchKind = LaunchKind.VLLM, ranks: int = 1) -> Model:
+    return Model(str(folder), engine=engine, ranks=ranks)
 
 
 def test_a_plain_model_is_fine(folder: Path) -> None:
@@ -55,15 +53,15 @@ def test_a_plain_model_is_fine(folder: Path) -> None:
         ({"mamba_d_state": 16}, "without keys and values"),
     ],
 )
-def test_kv_that_the_direct_connector_does_not_share_is_said(
+def test_kv_that_the_connector_does_not_share_is_said(
     folder: Path, values: dict[str, Any], word: str
 ) -> None:
     change(folder, **values)
-    direct = [finding for finding in look(folder).findings if finding.state == "missing"]
-    assert word in direct[0].found
-    assert "--connector tier" in direct[0].cure
-    tier = look(folder, Connector.TIER).findings
-    assert all(finding.state == "ok" for finding in tier)
+    missing = [finding for finding in look(folder).findings if finding.state == "missing"]
+    assert word in missing[0].found
+    assert "would not be shared" in missing[0].cure
+    sglang = look(folder, LaunchKind.SGLANG).findings
+    assert all(finding.state == "ok" for finding in sglang)
 
 
 def test_a_window_that_is_not_used_is_no_matter(folder: Path) -> None:
