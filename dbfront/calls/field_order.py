@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tierkv.dbfront.calls.field_table import FieldTable
-from tierkv.dbfront.calls.field_tree import FieldTree
 from tierkv.sql.calls.field_reorder import FieldReorder
 
 Order = tuple[str, ...]
@@ -27,9 +26,9 @@ def order_fields(
     """Say for each row in which order its fields should stand.
 
     Equal rows get equal orders, and a row's order is the same in whatever order the rows come.
-    STATS is never worse than the order as written, GGR never worse than STATS, counted in
-    characters of lines that rows have in common from their beginning; where no row leaves fields
-    out and all write theirs in the same order.
+    STATS is never worse than the order as written, counted in characters of lines that rows have
+    in common from their beginning; where no row leaves fields out and all write theirs in the same
+    order.
 
     Args:
         rows: fields by key, as written.
@@ -37,8 +36,7 @@ def order_fields(
         heads: per row what names the text before its fields: rows with different ones share no
             field. Empty: the same for all.
 
-    Cost: one pass over rows x fields for each pair of fields where one may determine the other;
-    GGR up to one more per field.
+    Cost: one pass over rows x fields for each pair of fields where one may determine the other.
     """
     return FieldOrders(method).arrange(0, rows, heads=heads)
 
@@ -49,12 +47,11 @@ class _Decision:
 
     Attributes:
         rows: how many rows decided.
-        order: of all rows, or of what the tree leaves open.
+        order: of all rows.
     """
 
     rows: int
     order: Order
-    tree: FieldTree | None = None
 
 
 class FieldOrders:
@@ -76,21 +73,15 @@ class FieldOrders:
             return [tuple(row) for row in rows]
         before = self._decisions.get(site)
         if before is not None and len(rows) < _DECIDE_AGAIN * before.rows:
-            return _follow(before, rows, heads)
-        decision, orders = _decide(rows, self._method, heads)
-        self._decisions[site] = decision
-        return orders
+            return _restricted(before.order, rows)
+        order = _best_for_all(FieldTable(rows), heads)
+        self._decisions[site] = _Decision(len(rows), order)
+        return _restricted(order, rows)
 
     def order(self, site: Hashable) -> Order | None:
         """Return the order that a site's rows have in common, for EXPLAIN; None if not decided."""
         decision = self._decisions.get(site)
         return None if decision is None else decision.order
-
-
-def _follow(decision: _Decision, rows: Sequence[Fields], heads: Sequence[Hashable]) -> list[Order]:
-    if decision.tree is not None:
-        return decision.tree.add(rows, decision.order, heads)
-    return _restricted(decision.order, rows)
 
 
 def _restricted(order: Order, rows: Sequence[Fields]) -> list[Order]:
@@ -102,32 +93,17 @@ def _restricted(order: Order, rows: Sequence[Fields]) -> list[Order]:
     return [found[tuple(row)] for row in rows]
 
 
-def _decide(
-    rows: Sequence[Fields], method: FieldReorder, heads: Sequence[Hashable]
-) -> tuple[_Decision, list[Order]]:
-    table = FieldTable(rows)
+def _best_for_all(table: FieldTable, heads: Sequence[Hashable]) -> Order:
+    """Return the best of some orders for all rows, the first of equals."""
     roots = table.beginnings(heads)
-    order, size = _best_for_all(table, roots)
-    names = tuple(table.names[column] for column in order)
-    if method is FieldReorder.GGR:
-        tree = FieldTree()
-        orders = tree.add(rows, names, heads)
-        if _size(rows, orders, roots) < size:
-            return _Decision(len(rows), names, tree), orders
-    return _Decision(len(rows), names), _restricted(names, rows)
-
-
-def _best_for_all(table: FieldTable, roots: Sequence[int]) -> tuple[list[int], int]:
-    """Return the best of some orders for all rows, the first of equals, and its characters."""
     columns = range(len(table.names))
     candidates = (
         statistics_order(table, roots),
         sorted(columns, key=lambda column: (-table.scores[column], column)),
         list(columns),
     )
-    sizes = [table.tree_characters(order, roots) for order in candidates]
-    best = sizes.index(min(sizes))
-    return candidates[best], sizes[best]
+    best = min(candidates, key=lambda order: table.tree_characters(order, roots))
+    return tuple(table.names[column] for column in best)
 
 
 def statistics_order(table: FieldTable, roots: Sequence[int]) -> list[int]:
@@ -162,20 +138,3 @@ def _arranged(table: FieldTable, columns: Iterable[int], beginnings: Sequence[in
             if table.all_differ(beginnings):
                 waiting = [(0, one, 0) for _, one, _ in waiting]
     return order
-
-
-def _size(rows: Sequence[Fields], orders: Sequence[Order], roots: Sequence[int]) -> int:
-    """Count the characters of the prefix tree when each row has its own order."""
-    total = 0
-    branches: dict[tuple[int, str, str], int] = {}
-    behind = max(roots) + 1
-    for row, order, root in zip(rows, orders, roots, strict=True):
-        prefix = root
-        for name in order:
-            branch = (prefix, name, row[name])
-            found = branches.get(branch)
-            if found is None:
-                found = branches[branch] = len(branches) + behind
-                total += len(name) + len(row[name]) + len(": \n")
-            prefix = found
-    return total

@@ -1,7 +1,7 @@
 """Context fields of many rows as columns of small numbers, and what is known about the columns.
 
-Pure; made by dbfront/calls/field_order.py and dbfront/calls/field_tree.py for one batch. Nothing
-here depends on the order of the rows: equal sets of rows give equal statistics and equal ties.
+Pure; made by dbfront/calls/field_order.py for one batch. Nothing here depends on the order of the
+rows: equal sets of rows give equal statistics and equal ties.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class FieldTable:
     Attributes:
         names: the fields, in the order of the rows that name them earliest.
         values: per column the number of each row's value; ABSENT where it has none.
-        texts: per column the text of each number.
         lengths: per column the characters of each number's line, key and line break included.
     """
 
@@ -32,7 +31,6 @@ class FieldTable:
         self.rows = len(rows)
         self.names = _names(rows)
         self.values: list[list[int]] = []
-        self.texts: list[list[str]] = []
         self.lengths: list[list[int]] = []
         self._determines: dict[tuple[int, int], bool] = {}
         for name in self.names:
@@ -41,10 +39,8 @@ class FieldTable:
             for text in dict.fromkeys(found):
                 numbers.setdefault(text, len(numbers))
             self.values.append(list(map(numbers.__getitem__, found)))
-            texts = [text or "" for text in numbers]
-            self.texts.append(texts)
             around = len(name) + len(": \n")
-            self.lengths.append([0, *(around + len(text) for text in texts[1:])])
+            self.lengths.append([0, *(around + len(text) for text in numbers if text is not None)])
 
     @cached_property
     def characters(self) -> list[int]:

@@ -12,9 +12,8 @@ class FieldReorder(StrEnum):
     """Who decides in which order the fields of ``context => ...`` stand in a prompt.
 
     OFF leaves them as the call wrote them. STATS takes one order for all rows of a call, from
-    statistics of these rows. GGR may take another order for each row.
+    statistics of these rows.
     """
 
     OFF = "off"
     STATS = "stats"
-    GGR = "ggr"

@@ -21,9 +21,9 @@ def test_every_order_is_measured() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     metrics = json.loads(done.stdout)
     for table in ("reviews", "tickets", "wide"):
-        shares = [metrics[f"{table}_{method}_hit_share"] for method in ("off", "stats", "ggr")]
-        assert 0 < shares[0] < shares[1] <= shares[2] + 0.001 < 1
-        for method in ("off", "stats", "ggr"):
+        shares = [metrics[f"{table}_{method}_hit_share"] for method in ("off", "stats")]
+        assert 0 < shares[0] < shares[1] < 1
+        for method in ("off", "stats"):
             assert metrics[f"{table}_{method}_planning_cpu_s"] > 0
             blocks = metrics[f"{table}_{method}_block_hit_share"]
             assert 0 <= blocks < metrics[f"{table}_{method}_hit_share"]

@@ -53,7 +53,7 @@ async def test_off_leaves_them_as_written(
     ] * 40
 
 
-@pytest.mark.parametrize("method", ["off", "stats", "ggr"])
+@pytest.mark.parametrize("method", ["off", "stats"])
 async def test_each_row_gets_the_answer_to_its_own_fields(
     reviews: DuckDbSession, generator: InstantGenerator, method: str
 ) -> None:
@@ -68,19 +68,6 @@ async def test_each_row_gets_the_answer_to_its_own_fields(
             f"product: product {number % 4}",
         ]
         assert answer == answer_text(by_id[number])
-
-
-async def test_groups_get_orders_of_their_own(
-    session: DuckDbSession, generator: InstantGenerator
-) -> None:
-    await session.execute("SET tierkv.field_reorder = ggr")
-    sent = await asked(
-        session,
-        generator,
-        "SELECT ai_generate('q', context => {'a': a, 'b': b}) FROM (VALUES ('the same text', '1'), "
-        "('the same text', '2'), ('3', 'another same text'), ('4', 'another same text')) v(a, b)",
-    )
-    assert sorted(keys(lines) for lines in sent) == [["a", "b"]] * 2 + [["b", "a"]] * 2
 
 
 async def test_later_rounds_keep_the_order(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.calls import field_tree
 from tierkv.dbfront.calls.field_order import FieldOrders, order_fields, statistics_order
 from tierkv.dbfront.calls.field_table import FieldTable
 from tierkv.sql.calls.field_reorder import FieldReorder
 
-OFF, STATS, GGR = FieldReorder
+OFF, STATS = FieldReorder
 
 
 def reviews(products: int, each: int) -> list[dict[str, str]]:
@@ -83,17 +82,6 @@ def test_a_field_counts_behind_those_before_it() -> None:
     assert set(order_fields(rows, method=STATS)) == {("a", "c", "b")}
 
 
-def test_one_order_for_all_stays_where_groups_would_be_worse() -> None:
-    """The largest group, two long values of ``b``, would tear the two pairs of ``a`` apart."""
-    rows = [
-        {"a": "yyyyyyyy", "b": "p"},
-        {"a": "long value", "b": "rrrrrr"},
-        {"a": "long value", "b": "another value"},
-        {"a": "yyyyyyyy", "b": "another value"},
-    ]
-    assert set(order_fields(rows, method=GGR)) == {("a", "b")}
-
-
 def test_columns_that_say_the_same_stand_together_as_written() -> None:
     rows = [
         {"id": f"{n}", **{f"same {c}": f"{c} of group {n % 3}" for c in range(40)}, "all": "equal"}
@@ -103,40 +91,27 @@ def test_columns_that_say_the_same_stand_together_as_written() -> None:
     assert set(order_fields(rows, method=STATS)) == {order}
 
 
-def test_each_group_gets_its_own_order_where_no_order_fits_all() -> None:
-    rows = [
-        *({"a": "the same long text", "b": f"only {n} in b"} for n in range(3)),
-        *({"a": f"only {n} in a", "b": "another long text"} for n in range(3)),
-    ]
-    assert order_fields(rows, method=GGR) == [("a", "b")] * 3 + [("b", "a")] * 3
-    assert len(set(order_fields(rows, method=STATS))) == 1
-
-
 def test_a_row_leaves_out_what_it_does_not_have() -> None:
     rows = [
         {"id": "1", "product": "a lamp for the desk", "city": "Ulm"},
         {"id": "2", "product": "a lamp for the desk"},
         {"product": "a lamp for the desk", "extra": "x"},
     ]
-    for method in (STATS, GGR):
-        first, second, third = order_fields(rows, method=method)
-        assert first[0] == second[0] == third[0] == "product"
-        assert [sorted(order) for order in (first, second, third)] == [sorted(row) for row in rows]
+    first, second, third = order_fields(rows, method=STATS)
+    assert first[0] == second[0] == third[0] == "product"
+    assert [sorted(order) for order in (first, second, third)] == [sorted(row) for row in rows]
 
 
 def test_rows_behind_different_texts_share_no_field() -> None:
-    """Behind one head the b's are equal, behind the other the a's."""
-    rows = [{"a": f"text {n}", "b": "equal text"} for n in range(3)]
-    rows += [{"a": "equal text", "b": f"text {n}"} for n in range(3)]
-    rows += [{"a": "equal text", "b": f"more {n}"} for n in range(3)]
-    heads = ["one"] * 3 + ["two"] * 3 + ["three"] * 3
-    orders = order_fields(rows, method=GGR, heads=heads)
-    assert orders == [("b", "a")] * 3 + [("a", "b")] * 6
+    """Each long value of ``a`` stands behind both heads, each short one of ``b`` behind one."""
+    rows = [{"a": f"a long text {n % 2}", "b": f"b {n // 2}"} for n in range(4)]
+    assert set(order_fields(rows, method=STATS)) == {("a", "b")}
+    heads = ["one", "one", "two", "two"]
+    assert set(order_fields(rows, method=STATS, heads=heads)) == {("b", "a")}
 
 
-@pytest.mark.parametrize("method", [STATS, GGR])
-def test_later_batches_of_a_site_keep_the_order(method: FieldReorder) -> None:
-    orders = FieldOrders(method)
+def test_later_batches_of_a_site_keep_the_order() -> None:
+    orders = FieldOrders(STATS)
     first = orders.arrange("site", reviews(4, 5))
     later = [{"category": f"other {n}", "product": "p", "review": "same"} for n in range(20)]
     assert set(orders.arrange("site", later)) == {orders.order("site")}
@@ -158,15 +133,7 @@ def test_a_field_that_the_deciding_batch_had_not_comes_last() -> None:
     assert orders.arrange(0, [row]) == [("product", "review", "area", "zip")]
 
 
-def test_a_table_too_large_for_groups_gets_the_order_of_statistics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(field_tree, "MOST_STEPS", 10)
-    rows = reviews(4, 5)
-    assert order_fields(rows, method=GGR) == order_fields(rows, method=STATS)
-
-
 def test_a_call_with_many_fields_needs_no_deep_recursion() -> None:
     rows = [{f"f{column}": f"v{row >> column & 1}" for column in range(64)} for row in range(40)]
-    for row, order in zip(rows, order_fields(rows, method=GGR), strict=True):
+    for row, order in zip(rows, order_fields(rows, method=STATS), strict=True):
         assert sorted(order) == sorted(row)

@@ -243,7 +243,7 @@ async def test_options_out_of_range_are_refused(session: DuckDbSession, option: 
         ("max_completion_tokens", "100000", "many"),
         ("priority", "-100", "101"),
         ("dry_run", "off", "maybe"),
-        ("field_reorder", "ggr", "solo"),
+        ("field_reorder", "off", "ggr"),
     ],
 )
 async def test_settings_have_bounds(session: DuckDbSession, name: str, good: str, bad: str) -> None:
@@ -251,6 +251,12 @@ async def test_settings_have_bounds(session: DuckDbSession, name: str, good: str
     assert (await session.execute(f"SHOW tierkv.{name}")).rows[0][0] == good
     with pytest.raises(UserError, match="invalid value for parameter"):
         await session.execute(f"SET tierkv.{name} = '{bad}'")
+
+
+async def test_an_unknown_order_of_fields_is_told_the_known_ones(session: DuckDbSession) -> None:
+    with pytest.raises(UserError) as caught:
+        await session.execute("SET tierkv.field_reorder = 'ggr'")
+    assert "off, stats" in f"{caught.value} {caught.value.hint}"
 
 
 # -- odd text
