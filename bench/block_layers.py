@@ -78,7 +78,7 @@ def _measure(report: Report, node: DmpNode, server: DmpServer, size: int, *, rep
         clock=time.perf_counter,
     )
     report.add(f"verify_{name}_of_memcpy", memcpy_s / verify_s)
-    info = node.info(data_address=server.address)
+    info = node.reports.info(data_address=server.address)
     shm = connect_pool_node(info, host=HOST)
     tcp = TcpPoolNode(Peer(info.node_id, info.data_address, ""), host=HostId("elsewhere"))
     for transport, client in (("shm", shm), ("tcp", tcp)):

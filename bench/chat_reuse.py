@@ -76,7 +76,7 @@ async def _run(report: Report, history: int, rounds: int, rng: random.Random) ->
             report.add("ttft_off_s", statistics.median(off))
             for mode in MODES:
                 where = HostId("a") if mode == "L2" else HostId("b")
-                info = pool.node.info(data_address=pool.address)
+                info = pool.node.reports.info(data_address=pool.address)
                 client = connect_pool_node(info, host=where)
                 node.set_pool_nodes([client])
                 got, times = await _chat(node, start, turns, mode=mode, flush=pool)

@@ -116,7 +116,7 @@ class Rig:
             dmp.start()
             server = DmpServer(dmp)
             server.start()
-            pool = connect_pool_node(dmp.info(data_address=server.address), host=HERE)
+            pool = connect_pool_node(dmp.reports.info(data_address=server.address), host=HERE)
             node = ComputeNode(config, incarnation=Incarnation(1))
             await node.start()
             try:

@@ -61,7 +61,7 @@ class Pool:
         self._node.start()
         self._server = DmpServer(self._node)
         self._server.start()
-        info = self._node.info(data_address=self._server.address)
+        info = self._node.reports.info(data_address=self._server.address)
         far = PathOptions(transport=Transport.TCP)
         options = PathOptions() if self._config.host == HERE else far
         self.client: PoolNode = connect_pool_node(info, host=HERE, options=options)

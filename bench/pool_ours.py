@@ -254,7 +254,7 @@ def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
         server = DmpServer(node)
         server.start()
         try:
-            control.send(node.info(data_address=server.address))
+            control.send(node.reports.info(data_address=server.address))
             control.poll(None)
         finally:
             server.stop()

@@ -60,9 +60,9 @@ def _fill(config: DmpConfig, slots: int, rng: random.Random) -> None:
     node.start()
     keys = [BlockKey(rng.randbytes(16)) for _ in range(slots)]
     for start in range(0, slots, BATCH):
-        places = node.reserve([_put(keys, i) for i in range(start, min(start + BATCH, slots))])
-        node.seal([Sealing(place, (1, 2)) for place in places if place is not None])
-    assert node.stats().slots_sealed == slots
+        places = node.puts.reserve([_put(keys, i) for i in range(start, min(start + BATCH, slots))])
+        node.puts.seal([Sealing(place, (1, 2)) for place in places if place is not None])
+    assert node.reports.stats().slots_sealed == slots
     node.stop()
 
 

@@ -5,7 +5,8 @@ A part of DmpNode, called from any thread; see dmp/node/state.py for the lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,6 +37,14 @@ class ReadTicket:
     slots: list[Slot]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRange:
+    """A pinned range of a slot: its bytes in the segment and its stored checksum."""
+
+    view: memoryview
+    checksum: int
+
+
 class Gets:
     """The reading side of a node."""
 
@@ -43,6 +52,7 @@ class Gets:
         self._state = state
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        """Return where each block is sealed, or None."""
         state = self._state
         with state.lock:
             table = state.table
@@ -51,6 +61,7 @@ class Gets:
             return [state.location(slot) if slot else None for slot in slots]
 
     def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+        """Return where each block is sealed and how it is cut into ranges, or None."""
         state = self._state
         with state.lock:
             state.table.now = state.clock.now()
@@ -63,6 +74,11 @@ class Gets:
             ]
 
     def begin_read(self, refs: Sequence[Ref]) -> ReadTicket:
+        """Pin ranges of sealed slots to read their ``views``; ``end_read`` must follow.
+
+        Raises:
+            StaleEpochError, BlockNotFoundError: a range is gone; nothing is pinned.
+        """
         state = self._state
         slots: list[Slot] = []
         spans: list[tuple[int, int]] = []
@@ -82,6 +98,7 @@ class Gets:
         return ticket
 
     def end_read(self, ticket: ReadTicket) -> None:
+        """Release the views and unpin the slots."""
         size = 0
         for view in ticket.views:
             size += len(view)
@@ -92,7 +109,21 @@ class Gets:
             for slot in ticket.slots:
                 state.unpin(slot)
 
-    def hold(self, locations: Sequence[Location], *, ttl_s: float, owner: str) -> list[bool]:
+    @contextlib.contextmanager
+    def open_read(self, refs: Sequence[RangeRef]) -> Iterator[list[OpenRange]]:
+        """Give the bytes of ranges of sealed slots, pinned while they are read.
+
+        Raises:
+            StaleEpochError, BlockNotFoundError: a range is gone; nothing is pinned.
+        """
+        ticket = self.begin_read([as_ref(ref) for ref in refs])
+        try:
+            yield [OpenRange(*pair) for pair in zip(ticket.views, ticket.checksums, strict=True)]
+        finally:
+            self.end_read(ticket)
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float, owner: str = "") -> list[bool]:
+        """Keep blocks from eviction; answers which are still there."""
         state = self._state
         with state.lock:
             table = state.table
@@ -103,7 +134,8 @@ class Gets:
                 for place in locations
             ]
 
-    def release(self, locations: Sequence[Location], *, owner: str) -> None:
+    def release(self, locations: Sequence[Location], *, owner: str = "") -> None:
+        """Undo one hold of that owner on each."""
         state = self._state
         with state.lock:
             table = state.table
@@ -112,6 +144,10 @@ class Gets:
                     table.release(place.slot, place.generation, owner=owner)
 
     def lease(self, order: HoldOrder) -> None:
+        """Keep blocks from eviction for a lease of the meta server, or let go of them.
+
+        At most ``lease_share`` of the memory is kept; a node that is not running keeps nothing.
+        """
         state = self._state
         for at in range(0, max(1, len(order.keys)), _LEASE_STEP):
             part = replace(order, keys=order.keys[at : at + _LEASE_STEP])
@@ -120,6 +156,7 @@ class Gets:
                     state.table.lease(part, now=state.clock.now())
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
+        """Count reads that a process of this host made without asking."""
         state = self._state
         with state.lock:
             table = state.table
@@ -130,6 +167,10 @@ class Gets:
                     table.touch(place.slot, place.generation)
 
     def suspect(self, refs: Sequence[RangeRef]) -> list[bool]:
+        """Check ranges that a reader found bad; a slot that really is bad is never used again.
+
+        The reader's word is not enough: the reader's network or memory may be at fault.
+        """
         return [self._is_bad(ref) for ref in refs]
 
     def _is_bad(self, ref: RangeRef) -> bool:

@@ -5,15 +5,16 @@ A part of DmpNode, called from any thread; see dmp/node/state.py for the lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tierkv.dmp.config import MAX_RESERVE_S
 from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.slots import Slot, SlotState
-from tierkv.dmp.wire.messages import Sealing, check_put
-from tierkv.dmp.wire.range_ref import ANY_SIZE, WHOLE, Ref
+from tierkv.dmp.wire.messages import RangeRef, Sealing, check_put
+from tierkv.dmp.wire.range_ref import ANY_SIZE, WHOLE, Ref, as_ref
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved
 from tierkv.kvcore.errors import BlockNotFoundError
 from tierkv.kvcore.location import Location, Tier
@@ -47,8 +48,21 @@ class Puts:
         self._state = state
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str, must: bool = False
+        self,
+        puts: Sequence[PutRequest],
+        *,
+        deadline_s: float = 30.0,
+        owner: str = "",
+        must: bool = False,
     ) -> list[Location | None]:
+        """Take a slot per block, in order; None where the block exists or no room is left.
+
+        Args:
+            puts: the blocks.
+            deadline_s: seconds until the reservations expire.
+            owner: client whose death ends them early (``release_owner``); empty for none.
+            must: evict leased blocks too, for a block that a reader waits for.
+        """
         for put in puts:
             check_put(put)
         state = self._state
@@ -95,7 +109,14 @@ class Puts:
         segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
         return slot
 
-    def begin_put(self, puts: Sequence[PutRequest], *, deadline_s: float, owner: str) -> PutTicket:
+    def begin_put(
+        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0, owner: str = ""
+    ) -> PutTicket:
+        """Reserve whole blocks to fill their ``views``; ``end_put`` or ``abort_put`` must follow.
+
+        The caller has checked the requests. A view is None where the block exists or no room is
+        left.
+        """
         state = self._state
         ticket = PutTicket([], [])
         removed: list[BlockEvent] = []
@@ -118,6 +139,12 @@ class Puts:
     def end_put(
         self, ticket: PutTicket, checksums: Sequence[tuple[int, ...]]
     ) -> list[Location | None]:
+        """Make the filled blocks readable; None where there was no slot, or too late.
+
+        Args:
+            ticket: from ``begin_put``; its views are released.
+            checksums: per block, the xxh3_64 of each range.
+        """
         _let_go(ticket)
         state = self._state
         events: list[BlockEvent] = []
@@ -137,6 +164,7 @@ class Puts:
         return answer
 
     def abort_put(self, ticket: PutTicket) -> None:
+        """Give the slots of a put up; its views are released."""
         _let_go(ticket)
         state = self._state
         with state.lock:
@@ -156,6 +184,14 @@ class Puts:
         return self._write_down(slot, checksums)
 
     def begin_write(self, refs: Sequence[Ref]) -> WriteTicket:
+        """Pin ranges of reserved slots to fill their ``views``; ``end_write`` must follow.
+
+        The index ``WHOLE`` (dmp/wire/range_ref.py) is the whole payload.
+
+        Raises:
+            StaleEpochError, LeaseExpiredError: a reservation is gone; nothing is pinned.
+            BlockNotFoundError: no such range, or its length differs from the caller's.
+        """
         state = self._state
         ticket = WriteTicket([], [])
         with state.lock:
@@ -171,13 +207,29 @@ class Puts:
         return ticket
 
     def end_write(self, ticket: WriteTicket) -> None:
+        """Release the views and unpin the slots."""
         for view in ticket.views:
             view.release()
         with self._state.lock:
             for slot in ticket.slots:
                 self._state.unpin(slot)
 
+    @contextlib.contextmanager
+    def open_write(self, location: Location, index: int) -> Iterator[memoryview]:
+        """Give the bytes of one range of a reserved slot, pinned while they are filled.
+
+        Raises:
+            StaleEpochError, LeaseExpiredError: the reservation is gone.
+            BlockNotFoundError: no such range.
+        """
+        ticket = self.begin_write([as_ref(RangeRef(location, index))])
+        try:
+            yield ticket.views[0]
+        finally:
+            self.end_write(ticket)
+
     def seal(self, items: Sequence[Sealing]) -> list[Location | None]:
+        """Make written slots readable, checksums first and state last; None where too late."""
         state = self._state
         with state.lock:
             now = state.clock.now()
@@ -208,6 +260,7 @@ class Puts:
         return slot
 
     def abort(self, locations: Sequence[Location]) -> None:
+        """Give reservations up; unknown ones are ignored."""
         state = self._state
         with state.lock:
             for place in locations:
@@ -217,6 +270,10 @@ class Puts:
                         state.segment.set_state(slot.index, SlotState.FREE)
 
     def release_owner(self, owner: str) -> None:
+        """Abort the unsealed reservations of a client that is gone, and end its holds.
+
+        O(its reservations and holds); an unknown or empty owner is ignored.
+        """
         state = self._state
         with state.lock:
             if owner and state.running:

@@ -39,7 +39,10 @@ class Reports:
         self._state = state
 
     def inventory(self) -> list[BlockStored]:
-        """List memory first, then the lower tier. Changes meanwhile are events of their own."""
+        """Return every readable block, for a meta server that lost track.
+
+        Memory comes first, then the lower tier. Changes meanwhile are events of their own.
+        """
         state = self._state
         with state.lock:
             keys = iter(state.table.keys())
@@ -54,6 +57,7 @@ class Reports:
         return found
 
     def stats(self) -> PoolNodeStats:
+        """Return the counters."""
         state, lower = self._state, self.lower
         disk = lower.stats() if lower is not None else None  # It has locks of its own.
         with state.lock:
@@ -80,7 +84,8 @@ class Reports:
                 refused_leases=table.leases.refused,
             )
 
-    def info(self, *, data_address: str) -> NodeInfo:
+    def info(self, *, data_address: str = "") -> NodeInfo:
+        """Return the registration for the meta server."""
         config = self._state.config
         return NodeInfo(
             node_id=config.node_id,
@@ -93,6 +98,7 @@ class Reports:
         )
 
     def report(self) -> NodeReport:
+        """Return the report that goes into a heartbeat."""
         stats = self.stats()
         trouble = self._state.segment.trouble[: limits.MAX_REASON_CHARS]
         tiers = [self._memory(stats)]

@@ -43,7 +43,7 @@ class ByteFrames:
         if not self._budget.take(total, timeout_s=self._wire.timeout_s):
             raise TransportError("too many bytes are being read at once")
         try:
-            ticket = self._node.begin_read(refs)
+            ticket = self._node.gets.begin_read(refs)
             try:
                 lead = pack_header(
                     FrameType.REPLY,
@@ -53,7 +53,7 @@ class ByteFrames:
                 )
                 self._wire.send([lead + pack_sums(ticket.checksums), *ticket.views])
             finally:
-                self._node.end_read(ticket)
+                self._node.gets.end_read(ticket)
         finally:
             self._budget.give_back(total)
 
@@ -62,11 +62,11 @@ class ByteFrames:
         refs = unpack_ranges(head)
         if sum([ref[5] for ref in refs]) != header.payload_bytes:
             raise RemoteProtocolError("a WRITE frame's payload is as long as its ranges")
-        ticket = self._node.begin_write(refs)
+        ticket = self._node.puts.begin_write(refs)
         try:
             self._reader.take(ticket.views)
         finally:
-            self._node.end_write(ticket)
+            self._node.puts.end_write(ticket)
         return b""
 
     def put(self, header: FrameHeader, head: bytearray, owner: str) -> bytes:
@@ -74,14 +74,14 @@ class ByteFrames:
         ask = m.Put.unpack(head)
         if ask.data_bytes + ask.sums_bytes != header.payload_bytes:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
-        ticket = self._node.begin_put(ask.puts, deadline_s=PUT_DEADLINE_S, owner=owner)
+        ticket = self._node.puts.begin_put(ask.puts, deadline_s=PUT_DEADLINE_S, owner=owner)
         try:
             sums = bytearray(ask.sums_bytes)
             self._receive_blocks(ask.puts, ticket.views, memoryview(sums))
         except BaseException:
-            self._node.abort_put(ticket)
+            self._node.puts.abort_put(ticket)
             raise
-        places = self._node.end_put(ticket, _checksums(ask.puts, sums))
+        places = self._node.puts.end_put(ticket, _checksums(ask.puts, sums))
         return m.MaybeRefs(places).pack()
 
     def _receive_blocks(

@@ -82,7 +82,7 @@ class Session:
             if self._rdma is not None:
                 self._rdma.close()  # Before its slots are given to others.
             if self._client_id:
-                self._clients.left(self._client_id, self._node.release_owner)
+                self._clients.left(self._client_id, self._node.puts.release_owner)
 
     def _leave(self) -> None:
         """Let the peer read why: closing over unread bytes would reset the connection first."""
@@ -152,53 +152,53 @@ class Session:
     def _be(self, client_id: str) -> None:
         """Take what the peer does as that client's doing."""
         if self._client_id:
-            self._clients.left(self._client_id, self._node.release_owner)
+            self._clients.left(self._client_id, self._node.puts.release_owner)
         self._client_id = client_id
         if client_id:
             self._clients.joined(client_id)
 
     def _lookup(self, head: bytearray) -> bytes:
-        return m.MaybeRefs(self._node.lookup(m.Lookup.unpack(head).keys)).pack()
+        return m.MaybeRefs(self._node.gets.lookup(m.Lookup.unpack(head).keys)).pack()
 
     def _promote(self, head: bytearray) -> bytes:
         return m.MaybeRefs(self._node.promote(m.Lookup.unpack(head).keys)).pack()
 
     def _describe(self, head: bytearray) -> bytes:
-        return pack_stored(self._node.describe(m.Lookup.unpack(head).keys))
+        return pack_stored(self._node.gets.describe(m.Lookup.unpack(head).keys))
 
     def _reserve(self, head: bytearray) -> bytes:
         ask = m.Reserve.unpack(head)
-        places = self._node.reserve(ask.puts, deadline_s=ask.deadline_s, owner=self._client_id)
+        places = self._node.puts.reserve(ask.puts, deadline_s=ask.deadline_s, owner=self._client_id)
         return m.MaybeRefs(places).pack()
 
     def _seal(self, head: bytearray) -> bytes:
         ask = m.Seal.unpack(head, self._node.node_id)
-        return m.MaybeRefs(self._node.seal(ask.items)).pack()
+        return m.MaybeRefs(self._node.puts.seal(ask.items)).pack()
 
     def _abort(self, head: bytearray) -> bytes:
-        self._node.abort(m.Refs.unpack(head, self._node.node_id).locations)
+        self._node.puts.abort(m.Refs.unpack(head, self._node.node_id).locations)
         return b""
 
     def _hold(self, head: bytearray) -> bytes:
         ask = m.Refs.unpack(head, self._node.node_id)
-        held = self._node.hold(ask.locations, ttl_s=ask.number, owner=self._client_id)
+        held = self._node.gets.hold(ask.locations, ttl_s=ask.number, owner=self._client_id)
         return m.Flags(held).pack()
 
     def _release(self, head: bytearray) -> bytes:
         ask = m.Refs.unpack(head, self._node.node_id)
-        self._node.release(ask.locations, owner=self._client_id)
+        self._node.gets.release(ask.locations, owner=self._client_id)
         return b""
 
     def _touch(self, head: bytearray) -> bytes:
         ask = m.Refs.unpack(head, self._node.node_id)
-        self._node.touch(ask.locations, read_bytes=int(ask.number))
+        self._node.gets.touch(ask.locations, read_bytes=int(ask.number))
         return b""
 
     def _suspect(self, head: bytearray) -> bytes:
         ask = m.Ranges.unpack(head, self._node.node_id)
-        return m.Flags(self._node.suspect(ask.refs)).pack()
+        return m.Flags(self._node.gets.suspect(ask.refs)).pack()
 
     def _stats(self, head: bytearray) -> bytes:
         if head:
             raise RemoteProtocolError("a STATS frame is empty")
-        return m.pack_stats(self._node.stats())
+        return m.pack_stats(self._node.reports.stats())

@@ -62,7 +62,7 @@ class InprocPoolNode(PoolNode):
         return self._dmp
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self._node.lookup(keys)
+        return self._node.gets.lookup(keys)
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         return self._node.promote(keys)
@@ -72,7 +72,7 @@ class InprocPoolNode(PoolNode):
     ) -> list[PutGrant | None]:
         deadline = self._clock.now() + deadline_s
         try:
-            places = self._node.reserve(puts, deadline_s=deadline_s)
+            places = self._node.puts.reserve(puts, deadline_s=deadline_s)
         except RemoteProtocolError as error:
             raise TransportError(f"{self.node_id} refused: {error}") from error
         grants = [as_grant(put, place) for put, place in zip(puts, places, strict=True)]
@@ -82,27 +82,27 @@ class InprocPoolNode(PoolNode):
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
         self._pending.check(writes)
         for write in writes:
-            with self._node.open_write(write.grant.location, write.index) as view:
+            with self._node.puts.open_write(write.grant.location, write.index) as view:
                 copy_bytes(view, as_bytes(write.data))
         self._pending.written(writes)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         items = self._pending.closed(grants)
         unwritten = [g.location for g, item in zip(grants, items, strict=True) if item is None]
-        sealed = iter(self._node.seal([item for item in items if item is not None]))
-        self._node.abort(unwritten)
+        sealed = iter(self._node.puts.seal([item for item in items if item is not None]))
+        self._node.puts.abort(unwritten)
         return [next(sealed) if item is not None else None for item in items]
 
     def abort(self, grants: Sequence[PutGrant]) -> None:
         self._pending.closed(grants)
-        self._node.abort([grant.location for grant in grants])
+        self._node.puts.abort([grant.location for grant in grants])
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
         refs = [RangeRef(read.location, read.index) for read in reads]
         if any(read.location.node != self.node_id for read in reads):
             raise BlockNotFoundError(f"a reference to another node was given to {self.node_id}")
         bad: list[RangeRef] = []
-        with self._node.open_read(refs) as items:
+        with self._node.gets.open_read(refs) as items:
             for read, ref, item in zip(reads, refs, items, strict=True):
                 destination = as_bytes(read.destination)
                 if len(destination) != len(item.view):
@@ -111,17 +111,17 @@ class InprocPoolNode(PoolNode):
                 if xxhash.xxh3_64_intdigest(destination) != item.checksum:
                     bad.append(ref)
         if bad:
-            self._node.suspect(bad)
+            self._node.gets.suspect(bad)
             raise ChecksumError(f"{len(bad)} ranges in {self.node_id} have wrong checksums")
 
     def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
-        return self._node.hold(locations, ttl_s=ttl_s)
+        return self._node.gets.hold(locations, ttl_s=ttl_s)
 
     def release(self, locations: Sequence[Location]) -> None:
-        self._node.release(locations)
+        self._node.gets.release(locations)
 
     def stats(self) -> PoolNodeStats:
-        return self._node.stats()
+        return self._node.reports.stats()
 
     def close(self) -> None:
         self._closed = True

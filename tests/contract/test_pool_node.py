@@ -62,7 +62,7 @@ def start(transport: str, make_rig: MakeRig, get_certificates: GetCertificates) 
 def open_pool(rig: Rig, transport: str, tls: TlsFiles | None = None) -> PoolNode:
     if transport == "inproc":
         return InprocPoolNode(rig.node)
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     host = rig.node.host if transport == "shm" else HostId("elsewhere")
     pool = connect_pool_node(info, host=host, options=PathOptions(tls=tls))
     assert isinstance(pool, ShmPoolNode if transport == "shm" else TcpPoolNode)
@@ -128,7 +128,7 @@ def test_2_what_is_known_of_a_block_arrives_with_it(pool: PoolNode, rig: Rig) ->
     for put in (*puts, whole):
         slot = rig.node._state.table.peek(put.key)
         assert slot is not None and slot.put == put
-    stored = {event.key: event.session for event in rig.node.inventory()}
+    stored = {event.key: event.session for event in rig.node.reports.inventory()}
     assert [stored[block_key(name)] for name in "abc"] == ["s-1", "", "s-1"]
 
 

@@ -35,7 +35,7 @@ def rig(make_rig: MakeRig) -> Rig:  # noqa: F811
 @asynccontextmanager
 async def node_of(rig: Rig, host: str, meta: LocalMeta | None = None) -> AsyncIterator[ComputeNode]:
     """Start a compute node that reaches the rig from a host."""
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     pool = connect_pool_node(info, host=HostId(host))
     try:
         async with running_node(pool, meta=meta, host=host) as node:
@@ -61,7 +61,7 @@ async def test_chunks_that_one_node_left_are_blended_by_another(rig, host, tier)
             assert await node.flush() and node.report().cache_errors == ()
             names = set(exact_keys(asked, tokens)[1:])
             assert not names & {block.key for block in node.inventory()}
-            assert not names & {block.key for block in rig.node.inventory()}
+            assert not names & {block.key for block in rig.node.reports.inventory()}
 
 
 async def test_a_flipped_bit_in_a_chunk_costs_only_time(rig) -> None:
@@ -70,13 +70,15 @@ async def test_a_flipped_bit_in_a_chunk_costs_only_time(rig) -> None:
         asked = doc_request([B, C, A], ratio=1.0)
         prefix, key = asked.token_ids[: len(HEAD)], asked.namespace_key
         name = ChunkNamer(key, prefix).block_keys(C, block_tokens=8)[2]
-        slot = next(block.location.slot for block in rig.node.inventory() if block.key == name)
+        slot = next(
+            block.location.slot for block in rig.node.reports.inventory() if block.key == name
+        )
         size = rig.node._state.table.extents.of(slot).slot_bytes
         rig.node.segment.payload(slot, size, 5, 6)[0] ^= 4
         got, last = await answer(node, asked)
         assert got == await exact(node, asked) and last.usage.recomputed_tokens == len(B)
         assert dict(node.report().cache_errors)["checksum_mismatch"] >= 1
-        assert rig.node.stats().quarantined_slots == 1
+        assert rig.node.reports.stats().quarantined_slots == 1
 
 
 async def test_a_lost_node_costs_only_time(rig) -> None:
@@ -97,9 +99,9 @@ async def test_the_directory_leads_to_chunks(rig) -> None:
     async with node_of(rig, "elsewhere") as first:
         await known(first, A, B, C)
     meta = LocalMeta()
-    info = rig.node.info(data_address=rig.server.address)
-    reporter = MetaReporter(info.node_id, info.incarnation, rig.node.inventory)
-    agent = NodeAgent(meta, info, reporter, rig.node.report)
+    info = rig.node.reports.info(data_address=rig.server.address)
+    reporter = MetaReporter(info.node_id, info.incarnation, rig.node.reports.inventory)
+    agent = NodeAgent(meta, info, reporter, rig.node.reports.report)
     await agent.start()
     await agent.flush()
     try:
@@ -133,7 +135,7 @@ async def test_chunks_pass_through_a_codec(rig, codec) -> None:
 
 
 async def test_the_controller_may_choose_and_the_answer_stays_exact(rig) -> None:
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     pool = connect_pool_node(info, host=HostId("here"))
     try:
         async with running_node(pool, load_policy=LoadPolicy.AUTO) as node:

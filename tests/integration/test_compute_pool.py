@@ -28,7 +28,7 @@ async def computed() -> list[int]:
 
 
 def connected(rig: Rig, host: str) -> PoolNode:
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     return connect_pool_node(info, host=HostId(host))
 
 
@@ -60,7 +60,7 @@ async def test_a_flipped_bit_is_found_counted_and_recomputed(rig) -> None:
         async with running_node(pool) as node:
             await answer(node, make_request(PROMPT))
             await node.flush()
-            slot = rig.node.inventory()[3].location.slot
+            slot = rig.node.reports.inventory()[3].location.slot
             size = rig.node._state.table.extents.of(slot).slot_bytes
             rig.node.segment.payload(slot, size, 100, 101)[0] ^= 4
             await node.drop_cache()
@@ -68,7 +68,7 @@ async def test_a_flipped_bit_is_found_counted_and_recomputed(rig) -> None:
             assert got == want
             assert dict(node.report().cache_errors)["checksum_mismatch"] >= 1
             assert last.usage.hit_tokens.l2 < 64
-            assert rig.node.stats().quarantined_slots == 1
+            assert rig.node.reports.stats().quarantined_slots == 1
     finally:
         pool.close()
 
@@ -104,9 +104,9 @@ class DyingMeta(LocalMeta):
 async def directory_of(rig: Rig) -> AsyncIterator[DyingMeta]:
     """A meta server that hears of everything the DMP node holds."""
     meta = DyingMeta()
-    info = rig.node.info(data_address=rig.server.address)
-    reporter = MetaReporter(info.node_id, info.incarnation, rig.node.inventory)
-    agent = NodeAgent(meta, info, reporter, rig.node.report)
+    info = rig.node.reports.info(data_address=rig.server.address)
+    reporter = MetaReporter(info.node_id, info.incarnation, rig.node.reports.inventory)
+    agent = NodeAgent(meta, info, reporter, rig.node.reports.report)
     await agent.start()
     await agent.flush()
     try:

@@ -51,9 +51,9 @@ class Told:
 
     def __init__(self, rig: Rig) -> None:
         self.meta = LocalMeta()
-        info = rig.node.info(data_address=rig.server.address)
-        reporter = MetaReporter(info.node_id, info.incarnation, rig.node.inventory)
-        self.agent = NodeAgent(self.meta, info, reporter, rig.node.report)
+        info = rig.node.reports.info(data_address=rig.server.address)
+        reporter = MetaReporter(info.node_id, info.incarnation, rig.node.reports.inventory)
+        self.agent = NodeAgent(self.meta, info, reporter, rig.node.reports.report)
 
     async def __aenter__(self) -> Told:
         await self.agent.start()
@@ -66,12 +66,14 @@ class Told:
 
 
 def disk_stats(rig: Rig) -> TierStats:
-    (found,) = [stats for stats in rig.node.report().tiers if stats.tier is Tier.L4]
+    (found,) = [stats for stats in rig.node.reports.report().tiers if stats.tier is Tier.L4]
     return found
 
 
 async def publish_all(rig: Rig, want: list[list[int]]) -> None:
-    pool = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("here"))
+    pool = connect_pool_node(
+        rig.node.reports.info(data_address=rig.server.address), host=HostId("here")
+    )
     try:
         async with running_node(pool) as node:
             for prompt, tokens in zip(PROMPTS, want, strict=True):
@@ -90,8 +92,10 @@ async def test_evicted_blocks_come_back_from_disk(small_rig, host, with_director
     want = await plain_answers()
     rig = small_rig()
     await publish_all(rig, want)
-    assert rig.node.stats().evicted_blocks > 0
-    pool = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId(host))
+    assert rig.node.reports.stats().evicted_blocks > 0
+    pool = connect_pool_node(
+        rig.node.reports.info(data_address=rig.server.address), host=HostId(host)
+    )
     try:
         async with (
             Told(rig) as told,
@@ -120,8 +124,10 @@ async def test_a_lost_segment_leaves_the_disk(small_rig) -> None:
     rig.stop()
     rig.node.config.segment_file.unlink()
     rig = small_rig()
-    assert rig.node.stats().slots_sealed == 0
-    pool = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("here"))
+    assert rig.node.reports.stats().slots_sealed == 0
+    pool = connect_pool_node(
+        rig.node.reports.info(data_address=rig.server.address), host=HostId("here")
+    )
     try:
         async with Told(rig) as told, running_node(pool, meta=told.meta) as node:
             got, last = await answer(node, make_request(PROMPTS[0]))

@@ -127,7 +127,7 @@ def test_dripping_bytes_gains_no_time(hasty: Rig, inside: str) -> None:
                 sent += 1
                 assert sent < len(whole), "the whole frame was taken, one byte after the other"
         assert is_dropped(peer)
-    assert hasty.node.stats().slots_writing == 0
+    assert hasty.node.reports.stats().slots_writing == 0
 
 
 def test_dripping_a_refused_payload_gains_no_time(hasty: Rig) -> None:
@@ -261,7 +261,7 @@ def test_what_does_not_exist_is_named_and_the_connection_lives(
     peer.sendall(frame(FrameType.READ, one_range(place, **changes)))
     name, body = answer(peer)
     assert (name, m.Failure.unpack(body).code) == ("ERROR", code)
-    (slot,) = rig.node.reserve([make_put("b")])
+    (slot,) = rig.node.puts.reserve([make_put("b")])
     assert slot is not None
     payload = bytes(changes.get("size", RANGE_BYTES))
     peer.sendall(frame(FrameType.WRITE, one_range(slot, **changes), payload))
@@ -285,11 +285,11 @@ def test_a_put_as_long_as_it_says_or_none(rig: Rig, peer: socket.socket, payload
     name, body = answer(peer)
     assert (name, m.Failure.unpack(body).code) == ("ERROR", "remote_protocol_error")
     assert is_dropped(peer)
-    assert rig.node.stats().slots_writing == 0
+    assert rig.node.reports.stats().slots_writing == 0
 
 
 def test_a_connection_may_end_after_any_byte(rig: Rig) -> None:
-    (place,) = rig.node.reserve([make_put("grant", range_bytes=5)])
+    (place,) = rig.node.puts.reserve([make_put("grant", range_bytes=5)])
     assert place is not None
     head, payload = small_put("put")
     talk = (
@@ -306,6 +306,8 @@ def test_a_connection_may_end_after_any_byte(rig: Rig) -> None:
             assert is_dropped(sock)
     while rig.server._sessions:  # pytest-timeout is the deadline
         threading.Event().wait(0.005)
-    assert rig.node.stats().slots_writing == 1, "only the grant of nobody's connection is left"
-    assert rig.node.lookup([block_key("put")]) == [None]
+    assert rig.node.reports.stats().slots_writing == 1, (
+        "only the grant of nobody's connection is left"
+    )
+    assert rig.node.gets.lookup([block_key("put")]) == [None]
     rig.node.check_invariants()

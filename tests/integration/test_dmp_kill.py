@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 PROGRAM = """
 import sys
 from tierkv.dmp.config import DmpConfig
-from dmp.node import DmpNode
+from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.server.server import DmpServer
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.clock import SystemClock
@@ -141,6 +141,6 @@ def test_another_process_may_attach_after_a_clean_end(segment: Path) -> None:
     node.start()
     server = DmpServer(node)
     server.start()
-    assert [stored.key for stored in node.inventory()] == [block_key("a")]
+    assert [stored.key for stored in node.reports.inventory()] == [block_key("a")]
     server.stop()
     node.stop()

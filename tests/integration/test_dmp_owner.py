@@ -72,7 +72,7 @@ def test_a_killed_writer_leaves_no_reservation(make_rig: MakeRig, transport: str
         assert pool.reserve([make_put("half-0")]) == [None]
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait(10)
-    until(lambda: rig.node.stats().slots_writing == 1)
+    until(lambda: rig.node.reports.stats().slots_writing == 1)
     assert own[0] is not None and pool.lookup([block_key("half-0")]) == [None]
     place = store(pool, "half-0")
     assert fetch(pool, place) == [make_range("half-0", 0), make_range("half-0", 1)]
@@ -94,9 +94,9 @@ def test_a_client_with_several_connections_keeps_its_reservations(make_rig: Make
     other.reserve([make_put("b")])
     assert other.stats().slots_writing == 2
     other.close()
-    until(lambda: rig.node.stats().slots_writing == 1)
+    until(lambda: rig.node.reports.stats().slots_writing == 1)
     first.close()
     until(lambda: len(rig.server._sessions) == 1)
     assert second.stats().slots_writing == 1
     second.close()
-    until(lambda: rig.node.stats().slots_writing == 0)
+    until(lambda: rig.node.reports.stats().slots_writing == 0)

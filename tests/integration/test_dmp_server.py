@@ -182,7 +182,7 @@ def test_what_the_node_refuses_leaves_the_connection_usable(rig: Rig, peer: RawP
     name, body = peer.ask(FrameType.WRITE, nowhere(300_000), b"x" * 300_000)
     assert (name, m.Failure.unpack(body).code) == ("ERROR", "stale_epoch")
     assert peer.ask(FrameType.READ, nowhere())[0] == "ERROR"
-    (place,) = rig.node.reserve([make_put("a")])
+    (place,) = rig.node.puts.reserve([make_put("a")])
     assert place is not None
     name, body = peer.ask(FrameType.WRITE, one_range(place, 9), b"too short")
     assert (name, m.Failure.unpack(body).code) == ("ERROR", "block_not_found")
@@ -204,7 +204,7 @@ def test_requests_may_be_pipelined(rig: Rig, peer: RawPeer) -> None:
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_nothing_readable(rig: Rig) -> None:
-    (place,) = rig.node.reserve([make_put("a")], deadline_s=5.0)
+    (place,) = rig.node.puts.reserve([make_put("a")], deadline_s=5.0)
     assert place is not None
     peer = RawPeer(rig)
     head = one_range(place, RANGE_BYTES)
@@ -212,9 +212,9 @@ def test_a_writer_that_dies_in_the_middle_leaves_nothing_readable(rig: Rig) -> N
     peer.sock.sendall(lead + head + b"x" * 1000)
     peer.close()
     rig.clock.advance(6.0)  # type: ignore[attr-defined]
-    while rig.node.stats().slots_writing:  # pytest-timeout is the deadline
+    while rig.node.reports.stats().slots_writing:  # pytest-timeout is the deadline
         rig.node.tick()
-    assert rig.node.lookup([block_key("a")]) == [None]
+    assert rig.node.gets.lookup([block_key("a")]) == [None]
     assert_alive(rig)
 
 
@@ -313,7 +313,7 @@ def test_a_port_in_use_says_what_to_do(rig: Rig, make_rig: MakeRig) -> None:
 
 
 def test_a_segment_that_does_not_map_falls_back_to_tcp(rig: Rig, tmp_path: object) -> None:
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     same = connect_pool_node(info, host=rig.node.host)
     assert isinstance(same, ShmPoolNode)
     same.close()
@@ -328,7 +328,7 @@ def test_a_segment_that_does_not_map_falls_back_to_tcp(rig: Rig, tmp_path: objec
 
 def test_many_threads_under_eviction_never_see_wrong_bytes(rig: Rig) -> None:
     """Writers and readers of all transports share 20 slots for 40 blocks."""
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     pools = [connect_pool_node(info, host=HostId(name)) for name in ("here", "elsewhere")]
 
     def work(worker: int) -> int:

@@ -40,7 +40,7 @@ async def test_over_shared_memory_and_tcp_each_codec_finds_its_own(
 ) -> None:
     tables = write_calibration(tmp_path)
     rig = make_rig(capacity_bytes=16 << 20, extent_bytes=1 << 20)
-    info = rig.node.info(data_address=rig.server.address)
+    info = rig.node.reports.info(data_address=rig.server.address)
     for codec in KvCodec:
         answers = []
         for life in range(3):

@@ -101,7 +101,7 @@ async def reserve_chain(meta: MetaClient, dmp: DmpPart) -> int:
     await dmp.flush()
     reply = await meta.locate(CHAIN_KEYS, reserve_s=RESERVE_S)
     assert reply.prefix_blocks == 3 and reply.lease != NO_LEASE
-    await until(lambda: dmp.node.stats().leased_blocks == 3)
+    await until(lambda: dmp.node.reports.stats().leased_blocks == 3)
     return reply.lease
 
 
@@ -109,7 +109,7 @@ async def test_a_pool_keeps_what_was_reserved_until_the_lease_is_ended(meta, dmp
     lease = await reserve_chain(meta, dmp)
     assert not await chain_gone_after_flood(dmp, "x")
     assert await meta.end_lease(lease, used=True)
-    await until(lambda: dmp.node.stats().leased_blocks == 0)
+    await until(lambda: dmp.node.reports.stats().leased_blocks == 0)
     assert await chain_gone_after_flood(dmp, "y")
 
 

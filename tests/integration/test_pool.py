@@ -252,7 +252,7 @@ def test_a_pin_whose_connections_were_lost_is_held_again(make_node: MakeRig) -> 
         (slot,) = rig.node._state.table.sealed()
         pool._pins.renew()
         (owner,) = slot.holders
-        rig.node.release_owner(owner)  # As when the client's last connection breaks.
+        rig.node.puts.release_owner(owner)  # As when the client's last connection breaks.
         pool._pins.renew()
         assert slot.holders
         pool.unpin("a")
@@ -297,7 +297,7 @@ def test_keys_spread_over_the_nodes_by_rendezvous(two: list[Rig]) -> None:
                 if rank_nodes(key, nodes)[0] == rig.node.node_id
             ]
             assert 0 < len(mine) < 16
-            assert {event.key for event in rig.node.inventory()} == set(mine)
+            assert {event.key for event in rig.node.reports.inventory()} == set(mine)
 
 
 def test_the_second_node_takes_what_the_first_has_no_room_for(two: list[Rig]) -> None:

@@ -54,7 +54,7 @@ def put_by_layers(pool: Pool, keys: list[str]) -> None:
 
 
 def held(rig: Rig) -> set[BlockKey]:
-    return {event.key for event in rig.node.inventory()}
+    return {event.key for event in rig.node.reports.inventory()}
 
 
 @pytest.mark.parametrize("put", [put_blocks, put_by_layers])

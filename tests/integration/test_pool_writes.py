@@ -50,7 +50,7 @@ def fill(pool: Pool, puts: Sequence[OpenPut], seed: int = 0) -> list[bool]:
 
 
 def writing(rig: Rig) -> int:
-    return rig.node.stats().slots_writing
+    return rig.node.reports.stats().slots_writing
 
 
 # Writing
@@ -288,7 +288,7 @@ def test_open_puts_spread_over_the_nodes(both: Pool, two: list[Rig]) -> None:
     puts = opened(both, *names)
     assert fill(both, puts) == [True] * 36
     assert both.seal_puts(puts) == [True] * 12
-    assert all(0 < len(rig.node.inventory()) < 12 for rig in two)
+    assert all(0 < len(rig.node.reports.inventory()) < 12 for rig in two)
     buffers = [memoryview(bytearray(RANGE)) for _ in names]
     reads = [(name, 2, buffer) for name, buffer in zip(names, buffers, strict=True)]
     assert both.get_ranges_into(reads) == [True] * 12

@@ -49,7 +49,7 @@ async def test_rows_to_come_keep_what_they_share_and_nothing_else(rig: Rig) -> N
         puts = puts_of(rig)
         assert [put.expectation for put in puts] == expected
         assert [(put.depth, put.tail) for put in puts] == [(i, i == 4) for i in range(5)]
-        assert {event.session for event in rig.node.inventory()} == {"s-1"}
+        assert {event.session for event in rig.node.reports.inventory()} == {"s-1"}
         assert {event.session for event in node.inventory()} == {"s-1"}
         await answer(node, make_request(PROMPT))
         assert [facts.expectation for facts in facts_of(node)] == [E.UNKNOWN] * 5

@@ -194,7 +194,7 @@ class Storm:
 
     async def _flip(self) -> None:
         """Flip a bit of some sealed slot, as a bad memory would."""
-        stored = self._rig.node.inventory()
+        stored = self._rig.node.reports.inventory()
         if stored:
             slot = self.rng.choice(stored).location.slot
             size = self._rig.node._state.table.extents.of(slot).slot_bytes
@@ -248,8 +248,12 @@ async def test_no_storm_makes_a_wrong_answer(
         extent_bytes=1 << 18,
         eviction_policy=policy,
     )
-    shm = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("here"))
-    tcp = connect_pool_node(rig.node.info(data_address=rig.server.address), host=HostId("there"))
+    shm = connect_pool_node(
+        rig.node.reports.info(data_address=rig.server.address), host=HostId("here")
+    )
+    tcp = connect_pool_node(
+        rig.node.reports.info(data_address=rig.server.address), host=HostId("there")
+    )
     pools: list[PoolNode] = [
         InprocPoolNode(rig.node, clock=rig.clock),
         shm,
@@ -275,7 +279,9 @@ async def test_no_storm_makes_a_wrong_answer(
             await damage
             node.set_pool_nodes(pools[1:2])
             await every_claim_is_settled(node, rig)
-            print(storm.outcomes, storm.blends, node.report().cache_errors, rig.node.stats())
+            print(
+                storm.outcomes, storm.blends, node.report().cache_errors, rig.node.reports.stats()
+            )
             assert sum(storm.outcomes.values()) == REQUESTS
             assert storm.outcomes["whole"] > REQUESTS // 2 and storm.blends > 0
             assert node._engine.pool.evicted_blocks > 0 and node._engine.batcher.preemptions > 0

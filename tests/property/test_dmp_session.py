@@ -117,7 +117,7 @@ def test_any_conversation_ends_and_leaves_nothing_half_done(rig: Rig, data: st.D
     cut = data.draw(st.one_of(st.just(len(raw)), st.integers(0, len(raw))))
     serve(rig.node, raw[:cut])
     rig.node.check_invariants()
-    assert rig.node.stats().slots_writing == 0
+    assert rig.node.reports.stats().slots_writing == 0
 
 
 @pytest.mark.parametrize("raw", [b"", b"TKVD", b"\0" * 20, b"\xff" * 4096])

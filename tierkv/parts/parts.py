@@ -96,15 +96,17 @@ class DmpPart:
         if self._meta is None:
             _log.info("pool node %s stands alone: no cluster.meta_address", self.node.node_id)
             return
-        info = self.node.info(data_address=self.address)
-        reporter = MetaReporter(info.node_id, info.incarnation, self.node.inventory)
+        info = self.node.reports.info(data_address=self.address)
+        reporter = MetaReporter(info.node_id, info.incarnation, self.node.reports.inventory)
         self._reporter.target = reporter
-        self._agent = NodeAgent(self._meta, info, reporter, self.report, on_hold=self.node.lease)
+        self._agent = NodeAgent(
+            self._meta, info, reporter, self.report, on_hold=self.node.gets.lease
+        )
         await self._agent.start()
 
     def report(self) -> NodeReport:
         """Return what goes into a heartbeat: the node's counters and its doors."""
-        return replace(self.node.report(), paths=self._doors())
+        return replace(self.node.reports.report(), paths=self._doors())
 
     def _doors(self) -> tuple[PathReport, ...]:
         if not self._listen:

@@ -301,8 +301,8 @@ def test_readers_beside_writers_get_the_right_bytes_or_a_miss(
     for thread in threads:
         thread.join()
     assert not wrong and len(places) == 40
-    assert rig.node.stats().quarantined_slots == 0
-    assert rig.node.stats().evicted_blocks > 0
+    assert rig.node.reports.stats().quarantined_slots == 0
+    assert rig.node.reports.stats().evicted_blocks > 0
 
 
 def test_bytes_land_in_memory_only_the_device_reaches(rig: Rig, open_verbs: OpenVerbs) -> None:
@@ -368,7 +368,7 @@ def test_a_client_that_leaves_frees_what_it_reserved(rig: Rig, open_verbs: OpenV
     (grant,) = pool.reserve([make_put("b")])
     assert grant is not None and pool.stats().slots_writing == 1
     pool.close()
-    wait_until(lambda: rig.node.stats().slots_writing == 0)
+    wait_until(lambda: rig.node.reports.stats().slots_writing == 0)
 
 
 def test_nodes_share_bounce_buffers(

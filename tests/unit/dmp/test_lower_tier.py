@@ -27,7 +27,7 @@ def disk(tmp_path: Path) -> Callable[[], L4Store]:
 
 
 def tier_of(node: DmpNode, tier: Tier) -> TierStats:
-    (found,) = [stats for stats in node.report().tiers if stats.tier is tier]
+    (found,) = [stats for stats in node.reports.report().tiers if stats.tier is tier]
     return found
 
 
@@ -97,7 +97,7 @@ def test_the_directory_hears_what_rests_and_the_inventory_agrees(make_rig: MakeR
             known[event.key, event.tier] = event
         else:
             known.pop((event.key, event.tier))
-    assert known == {(stored.key, stored.tier): stored for stored in rig.node.inventory()}
+    assert known == {(stored.key, stored.tier): stored for stored in rig.node.reports.inventory()}
     resting = [stored for (_, tier), stored in known.items() if tier is Tier.L4]
     assert len(resting) >= 20 and all(stored.location is None for stored in resting)
 
@@ -109,7 +109,7 @@ def test_a_restart_without_memory_still_knows_the_disk(make_rig: MakeRig, disk) 
     rig.stop()
     rig.node.config.segment_file.unlink()
     rig = make_rig(open_lower=disk)
-    assert {stored.tier for stored in rig.node.inventory()} == {Tier.L4}
+    assert {stored.tier for stored in rig.node.reports.inventory()} == {Tier.L4}
     pool = InprocPoolNode(rig.node)
     for i, place in enumerate(pool.promote([block_key(f"n{i}") for i in range(10)])):
         assert place is not None and fetch(pool, place) == whole(f"n{i}")
@@ -196,7 +196,7 @@ def test_a_failed_read_is_a_miss_and_leaves_no_slot(make_rig: MakeRig, tampered,
 
     tampered.before_get = fail
     assert pool.promote([block_key("n0"), block_key("n39")])[0] is None
-    assert rig.node.stats().slots_writing == 0
+    assert rig.node.reports.stats().slots_writing == 0
 
 
 def test_a_full_disk_costs_blocks_but_no_reservation(make_rig: MakeRig, tampered) -> None:
@@ -209,7 +209,7 @@ def test_a_full_disk_costs_blocks_but_no_reservation(make_rig: MakeRig, tampered
     for i in range(40):
         store(pool, f"n{i}")
     assert pool.promote([block_key("n0")]) == [None]
-    assert rig.node.stats().slots_sealed == 20
+    assert rig.node.reports.stats().slots_sealed == 20
 
 
 def test_a_block_that_leaves_the_disk_is_reported_and_goes_down_again(
@@ -252,7 +252,7 @@ def test_bad_bytes_never_go_down_with_good_checksums(make_rig: MakeRig, disk) ->
     while rig.node.demoter.demote_one(limit_bytes=0):
         pass
     assert rig.node._lower.find(block_key("a")) is None
-    assert rig.node.stats().quarantined_slots == 1
+    assert rig.node.reports.stats().quarantined_slots == 1
     assert pool.promote([block_key("a")]) == [None]
 
 
@@ -308,4 +308,4 @@ def test_an_impossible_block_from_below_is_a_miss(make_rig: MakeRig, tampered) -
     claimed = make_put("odd", tokens=1 << 31)
     tampered.find = lambda key: claimed
     assert InprocPoolNode(rig.node).promote([claimed.key]) == [None]
-    assert rig.node.stats().slots_writing == 0
+    assert rig.node.reports.stats().slots_writing == 0

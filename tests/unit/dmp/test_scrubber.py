@@ -56,9 +56,9 @@ def test_a_round_finds_what_nobody_read(make_rig: MakeRig) -> None:
     assert rig.node.scrubber.run_round() == 1
     assert rig.journal.events[-1] == BlockRemoved(block_key("n2"), Tier.L2)
     assert pool.lookup([block_key("n2"), block_key("n3")]) == [None, places[3]]
-    assert rig.node.stats().quarantined_slots == 1
-    assert dict(rig.node.report().cache_errors) == {"checksum_mismatch": 1}
-    assert "1 slots quarantined" in rig.node.report().tiers[0].medium
+    assert rig.node.reports.stats().quarantined_slots == 1
+    assert dict(rig.node.reports.report().cache_errors) == {"checksum_mismatch": 1}
+    assert "1 slots quarantined" in rig.node.reports.report().tiers[0].medium
     assert rig.node.scrubber.checked_bytes == 12 * 2 * RANGE_BYTES
 
 
@@ -68,10 +68,10 @@ def test_a_quarantined_slot_is_tested_and_used_again_restarts_included(make_rig:
     flip(rig, place.slot, at=5)
     assert rig.node.scrubber.run_round() == 1
     rig.restart()
-    assert rig.node.stats().quarantined_slots == 1
+    assert rig.node.reports.stats().quarantined_slots == 1
     assert [rig.node.scrubber.run_round() for _ in range(2)] == [0, 0]
-    assert rig.node.stats().quarantined_slots == 0
-    assert rig.node.stats().used_bytes == 0
+    assert rig.node.reports.stats().quarantined_slots == 0
+    assert rig.node.reports.stats().used_bytes == 0
     rig.node._state.table.check_invariants()
     again = store(InprocPoolNode(rig.node), "n1")
     assert (again.slot, again.generation > place.generation) == (place.slot, True)
@@ -82,7 +82,7 @@ def test_a_slot_that_keeps_going_bad_stays_out(make_rig: MakeRig) -> None:
     for life in range(4):
         flip(rig, store(InprocPoolNode(rig.node), f"n{life}").slot, at=5)
         assert [rig.node.scrubber.run_round() for _ in range(3)] == [1, 0, 0]
-    assert rig.node.stats().quarantined_slots == 1
+    assert rig.node.reports.stats().quarantined_slots == 1
     other = store(InprocPoolNode(rig.node), "other")
     assert rig.node.scrubber.run_round() == 0
     assert InprocPoolNode(rig.node).lookup([block_key("other")]) == [other]

@@ -210,15 +210,15 @@ def test_a_pool_that_began_empty_says_so_until_its_next_start(
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig()
-    assert (rig.node.report().notes, rig.node.report().cache_errors) == ((), ())
+    assert (rig.node.reports.report().notes, rig.node.reports.report().cache_errors) == ((), ())
     rig.stop()
     spoil(rig.node.config.segment_file, 12, (0).to_bytes(4, "little"))
     rig.restart()
-    (note,) = rig.node.report().notes
+    (note,) = rig.node.reports.report().notes
     assert "damaged first page" in note and "the pool began empty" in note
-    assert rig.node.report().cache_errors == (("segment_damaged", 1),)
+    assert rig.node.reports.report().cache_errors == (("segment_damaged", 1),)
     rig.restart()
-    assert (rig.node.report().notes, rig.node.report().cache_errors) == ((), ())
+    assert (rig.node.reports.report().notes, rig.node.reports.report().cache_errors) == ((), ())
 
 
 def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
@@ -233,7 +233,7 @@ def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
     names = [f"n{i}" for i in range(15)]
     answers = pool.reserve([make_put(name) for name in names])
     assert None in answers, "no memory for another extent"
-    assert rig.node.stats().alloc_failures > 0
+    assert rig.node.reports.stats().alloc_failures > 0
     assert pool.lookup([block_key("first")]) == [first]
 
 
