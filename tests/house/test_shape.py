@@ -12,7 +12,7 @@ CIRCLING = {"metaserver", "simulator"}
 
 def test_a_package_holds_what_one_can_overlook() -> None:
     large = {name for name, size in shape.package_sizes().items() if size > 15}
-    assert large <= {"tierkv.integrations.remote", "tierkv.integrations.vllm"}  # Aim: none.
+    assert large <= {"tierkv.integrations.remote"}  # Aim: none.
 
 
 def test_packages_of_a_room_import_in_one_direction() -> None:

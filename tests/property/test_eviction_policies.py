@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tierkv.policies.block_policies import BLOCK_POLICIES
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy, Expectation
 from tierkv.policies.select import PRODUCTION_POLICIES
+from tierkv.simulator.yardsticks.block_policies import BLOCK_POLICIES
 
 CAPACITY = 6
 POLICIES = PRODUCTION_POLICIES | BLOCK_POLICIES

@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from tierkv.policies.arc import Arc
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
-from tierkv.policies.lhd import Lhd
-from tierkv.policies.s3fifo import S3Fifo
+from tierkv.simulator.yardsticks.arc import Arc
+from tierkv.simulator.yardsticks.lhd import Lhd
+from tierkv.simulator.yardsticks.s3fifo import S3Fifo
 
 
 class Fifo:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tierkv.policies.arc import Arc
-from tierkv.policies.block_policies import Fifo, Lfu, Lru, Ttl
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.leaf_lru import LeafLru
-from tierkv.policies.lhd import Lhd
-from tierkv.policies.s3fifo import S3Fifo
+from tierkv.simulator.yardsticks.arc import Arc
+from tierkv.simulator.yardsticks.block_policies import Fifo, Lfu, Lru, Ttl
+from tierkv.simulator.yardsticks.lhd import Lhd
+from tierkv.simulator.yardsticks.s3fifo import S3Fifo
 
 
 class Cache:

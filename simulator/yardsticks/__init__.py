@@ -1,0 +1,1 @@
+"""Eviction policies to compare production's with: plain ones, and published ones as described."""
