@@ -23,9 +23,10 @@ from tierkv.kvwire.channels import open_channel
 from tierkv.kvwire.convert_event import event_records_to_proto
 from tierkv.kvwire.event_records import OWN, STORED, EventRecords
 from tierkv.kvwire.v1 import meta_pb2_grpc
-from tierkv.metaserver.client import MetaClient, connect
+from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.directory.copy_table import L1, L2
 from tierkv.metaserver.directory.event_columns import RECORD
+from tierkv.metaserver.rpc.connect import connect_meta
 
 HOSTS = 100
 LIFE = Incarnation(1)
@@ -188,7 +189,7 @@ async def _report(meta: MetaClient, task: Task) -> list[float]:
 async def _client() -> None:
     for line in sys.stdin:
         task = Task(**json.loads(line))
-        meta = connect(task.address, timeout_s=60.0)
+        meta = connect_meta(task.address, timeout_s=60.0)
         times = await (_locate if task.kind == "locate" else _report)(meta, task)
         await meta.close()
         print(json.dumps(times), flush=True)

@@ -42,17 +42,6 @@ class ComputeClient(Protocol):
     async def close(self) -> None: ...
 
 
-def connect(address: str, *, token: str | None = None) -> ComputeClient:
-    """Return a client of the compute node at ``host:port``; it connects at the first call.
-
-    Call it inside the event loop that will use it.
-    """
-    # Lazy: whoever only needs the Protocol does not load grpc.
-    from tierkv.compute.grpc_client import GrpcComputeClient
-
-    return GrpcComputeClient(address, token=token)
-
-
 def check_json_schema(schema: str) -> None:
     """Refuse a JSON Schema that no answer can be held to; runs no model, needs no node.
 
@@ -60,7 +49,7 @@ def check_json_schema(schema: str) -> None:
         UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
         FeatureNotSupportedError: the schema compiler is not installed here; a node may have it.
     """
-    # Lazy, like the clients above: most callers never ask.
+    # Lazy: the schema compiler is heavy, and most callers never ask.
     from tierkv.compute.sampling.json_grammar import check_schema
 
     check_schema(schema)

@@ -20,10 +20,10 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import DirectoryUnavailableError, UserError
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
-from tierkv.metaserver import client as meta_client
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import MetaClient, NodeState
 from tierkv.metaserver.reporter import MetaReporter
+from tierkv.metaserver.rpc.connect import connect_meta
 
 LOOK_INTERVAL_S: Final = 1.0
 _STOP_S: Final = 3.0
@@ -93,7 +93,7 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         if self._stop_asked:  # Before there was a loop to tell.
             return
-        meta = meta_client.connect(self._settings.meta, token=self._settings.token or None)
+        meta = connect_meta(self._settings.meta, token=self._settings.token or None)
         incarnation = Incarnation(int(self._clock.wall() * 1_000))
         model = self._identity.model_info()
         info = NodeInfo(

@@ -225,21 +225,3 @@ class MetaClient(Protocol):
     async def put_namespace(self, namespace: Namespace) -> Namespace: ...
 
     async def close(self) -> None: ...
-
-
-def connect(
-    address: str, *, token: str | None = None, home: str = "", timeout_s: float = 2.0
-) -> MetaClient:
-    """Return a client of the meta server at ``host:port``; it connects at the first call.
-
-    Args:
-        address: the meta server's ``host:port``.
-        token: the cluster token; None where none is set.
-        home: where the node that registers is; one process of its name at a time can be there.
-            Empty: not told.
-        timeout_s: how long one call may take before it counts as "no directory".
-    """
-    # gRPC is heavy, and a process with everything inside never dials: import it when needed.
-    from tierkv.metaserver.rpc.grpc_client import GrpcMeta
-
-    return GrpcMeta(address, token=token, home=home, timeout_s=timeout_s)

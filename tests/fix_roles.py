@@ -23,7 +23,7 @@ import psycopg
 
 from tests.fix_chaos import ChaosProxy
 from tests.fix_cluster import ROOT, free_port, wait_for
-from tierkv.compute.client import connect
+from tierkv.compute.connect import connect_compute
 from tierkv.dmp.client.pool import Pool
 from tierkv.processes.left_memory import segment_prefix
 
@@ -213,7 +213,7 @@ class Roles:
 
     async def _drop_caches(self) -> None:
         for name in COMPUTE:
-            client = connect(f"127.0.0.1:{self._ports[name]}", token="roles")
+            client = connect_compute(f"127.0.0.1:{self._ports[name]}", token="roles")
             try:
                 await client.drop_cache()
             finally:

@@ -1,4 +1,4 @@
-"""A MetaClient over gRPC; made by tierkv.metaserver.client.connect.
+"""A MetaClient over gRPC; made by metaserver/rpc/connect.py.
 
 Whatever goes wrong with the server or the way to it is DirectoryUnavailableError, which means "no
 hits". Only what the caller must change (UserError, StaleEpochError) comes back as itself.

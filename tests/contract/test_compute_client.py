@@ -11,7 +11,8 @@ import pytest
 
 from tests.fix_model import running_node
 from tests.fix_scheduler import FakeCompute, make_request
-from tierkv.compute.client import ComputeClient, connect
+from tierkv.compute.client import ComputeClient
+from tierkv.compute.connect import connect_compute
 from tierkv.compute.local import LocalComputeClient
 from tierkv.compute.service import serve_node
 from tierkv.kvcore.errors import TransportError, UserError
@@ -43,7 +44,7 @@ async def local_subject() -> AsyncIterator[Subject]:
 async def grpc_subject() -> AsyncIterator[Subject]:
     async with running_node() as node:
         bound = await serve_node(node, "127.0.0.1:0", token=None)
-        client = connect(bound.address, token=None)
+        client = connect_compute(bound.address, token=None)
 
         async def kill() -> None:
             await bound.server.stop(0)

@@ -34,9 +34,10 @@ from tierkv.kvcore.node import (
 )
 from tierkv.kvcore.request import BlendSelector
 from tierkv.kvcore.reuse_policy import ReusePolicy
-from tierkv.metaserver.client import MetaClient, Namespace, NodeCoverage, connect
+from tierkv.metaserver.client import MetaClient, Namespace, NodeCoverage
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.metaserver.rpc.server import MetaServer
 
 LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=4)
@@ -102,7 +103,7 @@ async def meta(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncItera
         return
     token = "secret-of-the-cluster" if "token" in request.param else None
     server = MetaServer(MetaConfig(address="127.0.0.1:0", token=token), clock=clock)
-    client = connect(await server.start(), token=token, timeout_s=30.0)
+    client = connect_meta(await server.start(), token=token, timeout_s=30.0)
     yield client
     await client.close()
     assert server.local is not None

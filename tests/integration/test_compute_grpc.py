@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from tests.fix_model import answer, make_request, running_node
-from tierkv.compute.client import connect
+from tierkv.compute.connect import connect_compute
 from tierkv.compute.service import serve_node
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -26,7 +26,7 @@ PROMPT = list(range(40))
 async def served(token=None, **changes):
     async with running_node(**changes) as node:
         bound = await serve_node(node, "127.0.0.1:0", token=token)
-        client = connect(bound.address, token=token)
+        client = connect_compute(bound.address, token=token)
         try:
             yield node, client, bound
         finally:
@@ -59,7 +59,7 @@ async def test_typed_errors_travel() -> None:
             await answer(client, make_request(PROMPT, model="other"))
         with pytest.raises(ContextTooLongError):
             await answer(client, make_request(PROMPT * 20))
-        stranger = connect(bound.address)
+        stranger = connect_compute(bound.address)
         with pytest.raises(NodeRefusedError, match=bound.address) as caught:
             await stranger.describe()
         with pytest.raises(NodeRefusedError):

@@ -19,8 +19,8 @@ from tierkv.integrations.identity import revision_of
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.node import NodeRole
-from tierkv.metaserver import client as meta_client
 from tierkv.metaserver.client import LocateReply, NamespaceGrant, NodeState
+from tierkv.metaserver.rpc.connect import connect_meta
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 TOKEN = "the-cluster-token"
@@ -64,7 +64,7 @@ class Cell:
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         async def call() -> Any:
-            client = meta_client.connect(self.meta, token=TOKEN)
+            client = connect_meta(self.meta, token=TOKEN)
             try:
                 return await getattr(client, method)(*arguments, **options)
             finally:

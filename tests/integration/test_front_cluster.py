@@ -11,8 +11,8 @@ import pytest
 
 from tests.fix_model import node_config, tiny_config
 from tests.fix_text import write_model_folder
-from tierkv.compute.client import connect
 from tierkv.compute.config import RandomModelSpec
+from tierkv.compute.connect import connect_compute
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.kvcore.ids import HostId, NodeId
@@ -45,7 +45,9 @@ class Cluster:
             )
             for number in (1, 2)
         ]
-        view = ClusterView(meta=self.meta, connect=lambda info: connect(info.control_address))
+        view = ClusterView(
+            meta=self.meta, connect=lambda info: connect_compute(info.control_address)
+        )
         self.dispatcher = Dispatcher(view, meta=self.meta, config=PATIENT)
         self.front = Generation(self.dispatcher)
 

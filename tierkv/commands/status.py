@@ -17,8 +17,8 @@ from tierkv.config import load_config
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.node import TierStats
-from tierkv.metaserver import client as meta_client
 from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.processes.left_memory import CONFIG_FILE, CURE, STATE_FILE, orphans_text
 from tierkv.settings import Settings
@@ -48,7 +48,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     """
     settings, state = find_cluster(settings)
     address = settings.cluster.meta_address
-    meta = meta_client.connect(address, token=settings.cluster.token or None)
+    meta = connect_meta(address, token=settings.cluster.token or None)
     try:
         nodes = await meta.list_nodes()
     except DirectoryUnavailableError as error:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tierkv.compute import client as compute_client
 from tierkv.compute.client import ComputeClient
+from tierkv.compute.connect import connect_compute
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements
 from tierkv.dbfront.accounts.statement_log import StatementLog
@@ -190,7 +190,7 @@ class FrontPart:
         token = config.settings.cluster.token or None
 
         def connect(info: NodeInfo) -> ComputeClient:
-            return compute_client.connect(info.control_address, token=token)
+            return connect_compute(info.control_address, token=token)
 
         view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
         self.dispatcher = Dispatcher(view, meta=meta, config=_scheduler_config(settings))
