@@ -93,7 +93,7 @@ test-slow: setup ## Run the slow tests too
 check: setup ## Lint, types, import contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tierkv
+	$(BIN)/mypy tierkv tools
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/house
 
@@ -125,7 +125,7 @@ quality: setup ## Measure what lossy options cost in answers; writes docs/qualit
 	$(BIN)/python -m bench.quality --write-docs
 
 model: setup ## Train the demo model again
-	$(BIN)/python -m tierkv.compute.demo_model.train
+	$(BIN)/python -m tools.demo_model.train
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) $(DUCKDB15) $(CLIENTS_VENV) $(ENGINE_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

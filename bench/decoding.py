@@ -24,7 +24,6 @@ from bench.pipeline import MODEL
 from bench.report import Report, finish, make_parser
 from tierkv.compute.config import ComputeConfig, RandomModelSpec
 from tierkv.compute.demo_model.data import make_probes
-from tierkv.compute.demo_model.evaluate import FOLDER, Answerer
 from tierkv.compute.loading import load_model
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.cascade import LEAST_SAVED_TOKENS
@@ -32,6 +31,7 @@ from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.ids import Incarnation, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
+from tools.demo_model.evaluate import FOLDER, Answerer
 
 BLOCK_TOKENS = 64
 SHARED_TOKENS, OWN_TOKENS = 2_048, 64

@@ -20,11 +20,11 @@ import torch
 from bench.compute_node import BLOCK_TOKENS, HERE, MODEL
 from bench.report import Report, finish, make_parser
 from tierkv.compute.config import ComputeConfig, RandomModelSpec
-from tierkv.compute.demo_model.evaluate import FOLDER
 from tierkv.compute.loading import load_model
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
 from tierkv.kvcore.ids import NodeId
+from tools.demo_model.evaluate import FOLDER
 
 STEP_TOKENS = 1_024
 CPU = torch.device("cpu")

@@ -1,1 +1,1 @@
-"""A small trained model shipped with the project, with its data, training and evaluation."""
+"""A small trained model shipped with the project, and the data that it knows."""

@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from bench.blend_quality import NOTHING, Measured, Way, measure  # noqa: E402
 from bench.quality_plot import render_plot  # noqa: E402
 from bench.quality_table import blend_table, methods, points  # noqa: E402
-from tierkv.compute.demo_model.evaluate import FOLDER  # noqa: E402
 from tierkv.kvcore.request import BlendSelector  # noqa: E402
+from tools.demo_model.evaluate import FOLDER  # noqa: E402
 
 RATIOS = (NOTHING, 0.15, 0.3, 0.5, 1.0)
 

@@ -11,12 +11,12 @@ import torch
 
 from tests.fix_model import running_node
 from tierkv.compute.demo_model.data import make_probes
-from tierkv.compute.demo_model.evaluate import FOLDER, Answerer
 from tierkv.compute.local import LocalComputeClient
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
+from tools.demo_model.evaluate import FOLDER, Answerer
 
 LABELS = {
     "review_filter": ("yes", "no"),

@@ -13,10 +13,10 @@ from tests.fix_model import FAMILY_EXTRAS, answer, make_request, running_node, t
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.config import RandomModelSpec
 from tierkv.compute.demo_model.data import make_probes
-from tierkv.compute.demo_model.evaluate import FOLDER, Answerer
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.request import FinishReason, GenerateRequest
+from tools.demo_model.evaluate import FOLDER, Answerer
 
 BLOCK, NEW = 8, 70
 OFF: dict[str, Any] = {"speculative_tokens": 0, "l1_pages": 300}

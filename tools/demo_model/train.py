@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tierkv.compute.demo_model.examples import Batch, stream
-from tierkv.compute.demo_model.network import Decoder
+from tools.demo_model.examples import Batch, stream
+from tools.demo_model.network import Decoder
+from tools.demo_model.tokenizer import FOLDER
 
 EMBEDDING_RATE = 4.0
-FOLDER = Path(__file__).parent / "weights"
 
 
 def make_config(vocabulary: int, width: int, layers: int, inner: int) -> LlamaConfig:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from tierkv.compute.demo_model.data import sample_conversation
 from tierkv.compute.demo_model.dialogue import LABEL_FIELDS, Conversation, Turn
 from tierkv.compute.demo_model.instructions import make_head
-from tierkv.compute.demo_model.tokenizer import ASSISTANT, EOS
+from tools.demo_model.tokenizer import ASSISTANT, EOS
 
 Look = tuple[int, int, int, int]
 

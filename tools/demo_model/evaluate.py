@@ -17,8 +17,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tierkv.compute.demo_model.data import PROBE_TASKS, Probe, make_probes
-
-FOLDER = Path(__file__).parent / "weights"
+from tools.demo_model.tokenizer import FOLDER
 
 
 class Answerer:

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from tierkv.compute.demo_model import data, words
 from tierkv.compute.demo_model.instructions import INSTRUCTION, SHORT, SYSTEM, make_head
 
+FOLDER = Path(__file__).parents[2] / "compute" / "demo_model" / "weights"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SYSTEM_END, USER, ASSISTANT = "<sep>", "<q>", "<a>"
 SPECIAL = (PAD, BOS, EOS, SYSTEM_END, USER, ASSISTANT)
@@ -95,7 +96,7 @@ def train_tokenizer(vocabulary: int, count: int) -> PreTrainedTokenizerFast:
 def main() -> None:
     """Train the tokenizer and save it into the folder of the weights."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "weights")
+    parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--count", type=int, default=6000)
     options = parser.parse_args()

@@ -1,0 +1,1 @@
+"""What the project's developers run from a checkout; nothing here is installed."""

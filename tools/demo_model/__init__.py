@@ -1,0 +1,1 @@
+"""Training and evaluation of the demo model: run from a checkout, not installed."""
