@@ -19,8 +19,7 @@ from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, plan_clu
 from bench.report import Report, finish, parse_arguments
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate
-from tierkv.dbfront.calls.recipes.asking import ask_model
-from tierkv.dbfront.calls.recipes.recipe import Order
+from tierkv.dbfront.calls.recipe import CallOrder, ask_model
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 from tierkv.sql.calls.ai_call import AiCall, make_call
@@ -161,7 +160,7 @@ async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
 
 async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
     """Find out what the prompts have in common, as token ids."""
-    questions = [ask_model(Order(row, CallDefaults()), row.text("prompt")) for row in rows]
+    questions = [ask_model(CallOrder(row, CallDefaults()), row.text("prompt")) for row in rows]
     prepared = [await cluster.generation.prepare(question) for question in questions]
     prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]
     return Table(

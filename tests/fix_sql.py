@@ -29,7 +29,7 @@ from tierkv.dbfront.contracts import (
     TokenCounts,
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.generation.answer_lengths import most_tokens
+from tierkv.dbfront.generation.forecasts import most_tokens
 from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
 from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock

@@ -1,7 +1,8 @@
-"""One statement's account: what its AI calls cost and how it ended, for statistics and log.
+"""The account of one statement: what its AI calls cost, and how the statement ended.
 
-Sessions of both doors tell it what happens (dbfront/accounts/statement_log.py opens it). No literal
-of a statement, no answer and no error text is kept: those may hold prompts and data.
+Sessions of both doors report events here; dbfront/accounts/statement_log.py opens the account, and
+``CallAccounts`` decides which function and which model a call is charged to. Literals, answers and
+error texts are never kept, because they may hold prompts and data.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from tierkv.dbfront.accounts.statistic_tables import (
     step_of,
 )
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import ClientInfo, TextAnswer
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.evaluation import Outcome, RowFailure
+from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextAnswer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError, UnknownUdfError
+from tierkv.sql.calls.ai_call import AiCall, CallForm
+from tierkv.sql.calls.functions import AI_FUNCTIONS, Returns
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.normal_form import normal_form, query_id
 
@@ -272,3 +277,64 @@ def _code(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return CancelledByUserError.sqlstate
     return error.sqlstate if isinstance(error, TierKVError) else _INTERNAL_ERROR
+
+
+class CallAccounts:
+    """The calls of one statement.
+
+    Attributes:
+        _models: names of the models that answer, by what was asked for.
+    """
+
+    def __init__(
+        self, forms: Sequence[CallForm], defaults: CallDefaults, account: StatementEntry | None
+    ) -> None:
+        """Count for ``account``; None counts nothing."""
+        self._forms = forms
+        self._defaults = defaults
+        self._account = account
+        self._models: dict[str | None, str] = {}
+
+    def prepared(self, prepared: PreparedCall) -> None:
+        """Learn which model a name, or none, stands for."""
+        self._models[prepared.call.model] = prepared.model.name
+
+    def outcome(self, call: AiCall, outcome: Outcome) -> None:
+        """Count an answered or failed call."""
+        function = AI_FUNCTIONS[call.function]
+        if self._account is None or function.local:
+            return
+        model, retries = self._model_of(call), outcome.retries
+        if isinstance(outcome, RowFailure):
+            is_null = function.returns is not Returns.RESULT
+            self._account.failed(function.name, model, is_null=is_null, retries=retries)
+        else:
+            is_null = outcome.value is None
+            self._account.answered(
+                function.name, model, outcome.answers, is_null=is_null, retries=retries
+            )
+
+    def settled(self, lookups: Mapping[int, int]) -> None:
+        """Count for how many rows that are final the engine asked each form.
+
+        The model is empty where each row names its own.
+        """
+        if self._account is None:
+            return
+        rows = self._account.rows
+        for form in self._forms:
+            if not form.function.local:
+                named = AiCall(form.function.canonical, form.constants)
+                by_row = "model" in form.row_parameters
+                key = (form.function.canonical, "" if by_row else self._model_of(named))
+                rows[key] = rows.get(key, 0) + lookups[form.key]
+
+    def discard_rows(self) -> None:
+        """Forget the rows: they were only collected for."""
+        if self._account is not None:
+            self._account.rows.clear()
+
+    def _model_of(self, call: AiCall) -> str:
+        """Name the model that answers a call; what was asked for when none ever was prepared."""
+        asked = call.model or self._defaults.model
+        return self._models.get(asked, asked or "")

@@ -17,22 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tierkv.dbfront.accounts.statistic_file import (
-    APPEND,
-    MEMORY,
-    UPSERTS,
-    Transaction,
-    is_damage,
-    open_database,
-)
 from tierkv.dbfront.accounts.statistic_tables import (
+    APPEND,
     GROUPS,
     LAST,
+    MEMORY,
     QUERY_LOG,
     QUERY_LOG_GROUP,
     TABLES,
+    UPSERTS,
     USAGE,
     CounterTable,
+    Transaction,
+    is_damage,
+    open_database,
 )
 from tierkv.kvcore import limits
 

@@ -1,22 +1,50 @@
-"""The contexts of a statement's calls, as text: read, ordered, written.
+"""The contexts of a statement's calls: fields are read, ordered and written as lines of a prompt.
 
-Held by dbfront/statement/ai_statement.py for one statement, asked by dbfront/calls/evaluation.py
-for each batch. The order of fields is never part of a call: it decides what a prompt looks like,
-not whose it is.
+dbfront/statement/ai_statement.py holds one ``ContextFields`` per statement, and
+dbfront/calls/evaluation.py asks it for each batch. The written text can be read back in one way
+only, so no value can pass for a field. The order of fields changes the prompt, not the call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
-from tierkv.dbfront.calls.call_context import render_context
 from tierkv.dbfront.calls.field_order import FieldOrders
 from tierkv.sql.calls.ai_call import AiCall
 from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.calls.functions import CONTEXT
+
+_INDENT: Final = "  "
+
+
+def render_context(fields: Mapping[str, str], order: Iterable[str]) -> str:
+    """Write fields as lines, one after the other in the order given; no fields are no text.
+
+    Lines of a value behind its first are indented by two spaces, and a key that could be taken for
+    something else is written as a JSON string. Equal fields in equal order give equal text, others
+    never do.
+
+    Args:
+        fields: values by key.
+        order: keys of ``fields``, each once.
+    """
+    return "\n".join(f"{_key(name)}: {_value(fields[name])}" for name in order)
+
+
+def _key(name: str) -> str:
+    plain = name == name.strip() and ":" not in name and len(name.splitlines()) == 1
+    return name if plain and name[0] != '"' else json.dumps(name)
+
+
+def _value(value: str) -> str:
+    lines = value.splitlines(keepends=True)
+    if lines and lines[-1].splitlines()[0] != lines[-1]:
+        lines.append("")  # A break at the end begins a line, too.
+    return _INDENT.join(lines)
+
 
 _WRITTEN_AT_ONCE: Final = 256
 """Contexts written in the event loop, a few milliseconds of work; more are in a thread."""

@@ -14,9 +14,14 @@ from typing import Any
 
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.context_fields import ContextFields
-from tierkv.dbfront.calls.question_runner import ROW_ERRORS, Pace, Patience, run_questions
-from tierkv.dbfront.calls.recipes.book import start_recipe
-from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order, Recipe, Reply, Step
+from tierkv.dbfront.calls.question_runner import (
+    ROW_ERRORS,
+    ResendPace,
+    RetryPatience,
+    run_questions,
+)
+from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions, Recipe, Reply, Step
+from tierkv.dbfront.calls.recipe_table import start_recipe
 from tierkv.dbfront.contracts import (
     PlanSummary,
     PreparedCall,
@@ -85,7 +90,7 @@ async def evaluate(
     batch = _Batch(generator, defaults, on_outcome, on_refused)
     contexts = contexts or ContextFields(defaults.field_reorder)
     await batch.start(calls, await contexts.written(calls))
-    pace = Pace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
+    pace = ResendPace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
     summary = PlanSummary()
     while await batch.next_wave():
         on_wave(batch.wave)
@@ -166,7 +171,7 @@ class _Batch:
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
-            recipe = start_recipe(Order(call, defaults, contexts.get(call, "")))
+            recipe = start_recipe(CallOrder(call, defaults, contexts.get(call, "")))
             self._go_on(_Asking(call, recipe), None)
         await self.count_tokens()
 
@@ -192,12 +197,12 @@ class _Batch:
                 self._askers.append(askers)
         return bool(asked)
 
-    def patience(self, index: int) -> Patience:
+    def patience(self, index: int) -> RetryPatience:
         """Give a question the longest time, and the most tries, of those who ask it."""
         askers = self._askers[index]
         times = [self._timeout_s(asking.call) for asking in askers]
         retries = [asking.call.options.retries for asking in askers]
-        return Patience(
+        return RetryPatience(
             None if None in times else max(time for time in times if time is not None),
             max(self._defaults.max_retries if one is None else one for one in retries),
         )
@@ -276,7 +281,7 @@ class _Batch:
             else:
                 self._asks(asking, step)
 
-    def _asks(self, asking: _Asking, step: Ask) -> None:
+    def _asks(self, asking: _Asking, step: ModelQuestions) -> None:
         asking.asked, asking.answers = step.calls, {}
         asking.pending = set(step.calls)
         for question in dict.fromkeys(step.calls):

@@ -1,7 +1,8 @@
-"""Running prepared questions: in the order of a plan, so many at a time, again where it may help.
+"""Runs the prepared questions of a batch: in plan order, with bounded concurrency and retries.
 
-Used by dbfront/calls/evaluation.py for what the recipes of a batch ask at the same time. It knows
-questions and answers, and nothing of the calls they are for.
+dbfront/calls/evaluation.py uses it for the questions that recipes ask at the same time. With
+``tierkv.plan = off`` there is no plan: ``SortedCalls`` then sorts calls by token ids, and a call
+waits until the first one with the same prefix has computed that prefix.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from tierkv.dbfront.calls.prefix_order import SortedCalls
 from tierkv.dbfront.contracts import (
     CallPlan,
     CallTurn,
@@ -31,6 +31,101 @@ from tierkv.kvcore.errors import (
     TierKVError,
 )
 
+
+class SortedCalls:
+    """Implements CallPlan: one list, whoever is free takes the next call of it."""
+
+    def __init__(self, calls: Sequence[PreparedCall], *, sort: bool) -> None:
+        """Order calls.
+
+        Args:
+            calls: all of a batch.
+            sort: by token ids, and wait for whoever computes a prefix; else as they come.
+        """
+        self._calls = calls
+        self._order = list(range(len(calls)))
+        self._leaders: list[int | None] = [None] * len(calls)
+        if sort and calls:
+            self._order.sort(key=lambda index: calls[index].request.token_ids)
+            self._leaders = _leaders([calls[index] for index in self._order])
+        self._prefilled = [asyncio.Event() for _ in calls]
+        self._next = 0
+
+    @property
+    def summary(self) -> PlanSummary:
+        """Nothing was planned."""
+        return PlanSummary()
+
+    async def take(self) -> CallTurn | None:
+        """See CallPlan. A call's leader was always taken earlier, so waiting ends."""
+        if self._next == len(self._order):
+            return None
+        at, self._next = self._next, self._next + 1
+        leader = self._leaders[at]
+        if leader is not None:
+            await self._prefilled[self._order[leader]].wait()
+        index = self._order[at]
+        return CallTurn(index, self._calls[index])
+
+    def prefilled(self, index: int) -> None:
+        """See CallPlan."""
+        self._prefilled[index].set()
+
+    def ended(self, index: int, *, answered: bool) -> None:
+        """See CallPlan."""
+        self._prefilled[index].set()
+
+    async def close(self) -> None:
+        """Nothing is kept here."""
+
+
+def _leaders(calls: Sequence[PreparedCall]) -> list[int | None]:
+    if not all(call.request.use_cache for call in calls):
+        return [None] * len(calls)
+    return prefix_leaders(
+        [call.request.token_ids for call in calls],
+        block_tokens=calls[0].model.layout.block_tokens,
+    )
+
+
+def prefix_leaders(prompts: Sequence[Sequence[int]], *, block_tokens: int) -> list[int | None]:
+    """Say whose prefill each prompt should wait for.
+
+    Only whole blocks count, because only whole blocks are shared.
+
+    Args:
+        prompts: token ids, sorted.
+        block_tokens: tokens per KV block.
+
+    Returns:
+        Per prompt the index of the first prompt that has its longest shared prefix, always lower
+        than its own; None when no whole block is shared with an earlier one.
+    """
+    leaders: list[int | None] = []
+    path: list[tuple[int, int]] = []  # (blocks, first prompt that has them), blocks ascending
+    for index, prompt in enumerate(prompts):
+        shared = _shared_blocks(prompts[index - 1], prompt, block_tokens) if index else 0
+        popped: tuple[int, int] | None = None
+        while path and path[-1][0] > shared:
+            popped = path.pop()
+        if popped is not None and shared and (not path or path[-1][0] < shared):
+            path.append((shared, popped[1]))
+        leaders.append(path[-1][1] if path and shared else None)
+        blocks = len(prompt) // block_tokens
+        if blocks > shared:
+            path.append((blocks, index))
+    return leaders
+
+
+def _shared_blocks(left: Sequence[int], right: Sequence[int], block_tokens: int) -> int:
+    shared = 0
+    for start in range(0, min(len(left), len(right)) - block_tokens + 1, block_tokens):
+        if left[start : start + block_tokens] != right[start : start + block_tokens]:
+            break
+        shared += 1
+    return shared
+
+
 MAX_OVERLOAD_RETRIES = 5
 _PLANNED_AT_ONCE = 256
 """Calls that are planned in the event loop, about 20 ms of work; more are in a thread."""
@@ -43,7 +138,7 @@ _MAY_PASS: Final = (DeadlineError, NodeLostError)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPatience:
     """How long a question is waited for, and how often it is asked again.
 
     Attributes:
@@ -56,7 +151,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ResendPace:
     """How many questions are in flight, and in which order they go.
 
     Attributes:
@@ -72,7 +167,7 @@ class Pace:
 class Asker(Protocol):
     """Whoever has the questions, which are told by their number; ``retried``: one is sent again."""
 
-    def patience(self, index: int) -> Patience: ...
+    def patience(self, index: int) -> RetryPatience: ...
 
     def retried(self, index: int) -> None: ...
 
@@ -82,7 +177,7 @@ class Asker(Protocol):
 
 
 async def run_questions(
-    questions: Sequence[PreparedCall], generator: TextGenerator, pace: Pace, asker: Asker
+    questions: Sequence[PreparedCall], generator: TextGenerator, pace: ResendPace, asker: Asker
 ) -> PlanSummary:
     """Ask every question, and tell ``asker`` each answer or failure as it comes.
 
@@ -104,7 +199,7 @@ async def run_questions(
 
 
 async def _plan(
-    questions: Sequence[PreparedCall], generator: TextGenerator, pace: Pace
+    questions: Sequence[PreparedCall], generator: TextGenerator, pace: ResendPace
 ) -> CallPlan:
     def make() -> CallPlan:
         if pace.plan and pace.prefix_order:

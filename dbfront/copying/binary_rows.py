@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import Column
-from tierkv.dbfront.copying.text_rows import Row
-from tierkv.dbfront.copying.values import from_binary
+from tierkv.dbfront.copying.text_rows import Row, from_binary
 from tierkv.dbfront.postgres_values.binary_format import binary_encoder
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
 from tierkv.kvcore.errors import SqlError

@@ -20,9 +20,8 @@ import duckdb
 
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import Column
-from tierkv.dbfront.databases.duckdb_errors import is_disk_full, to_tierkv_error
+from tierkv.dbfront.databases.duckdb_errors import RaisedErrors, is_disk_full, to_tierkv_error
 from tierkv.dbfront.databases.opening import closed_on_failure, connect, open_already
-from tierkv.dbfront.databases.raised_errors import RaisedErrors
 from tierkv.dbfront.databases.simulations import Simulations
 from tierkv.dbfront.databases.thread_work import to_its_end
 from tierkv.kvcore.errors import ConfigError, SqlError, TierKVError

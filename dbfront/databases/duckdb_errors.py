@@ -1,14 +1,20 @@
-"""DuckDB's errors in our words: SQLSTATE, message without decoration, position, hint.
+"""DuckDB's errors as TierKV errors: SQLSTATE, plain message, position, hint.
 
-The engine is told to give errors as JSON, which names type, subtype and position. Text errors are
-understood too, with less detail. Nothing else translates engine errors.
+The engine reports errors as JSON with type, subtype and position; plain text is understood too,
+with less detail. An error of ours that was raised inside an AI function arrives as text with a
+random mark, and ``RaisedErrors`` returns the original error for that mark. A statement cannot take
+or forge the error of another one. Nothing else translates engine errors.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Final
 
 import duckdb
@@ -23,6 +29,48 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.text.suggest import ai_function_hint
+
+_KEPT: Final = 256
+"""Errors that no connection took, as where TRY() swallowed them, are forgotten beyond this."""
+_MARK: Final = re.compile(r"tierkv-error-([0-9a-f]{32})")
+
+
+class RaisedErrors:
+    """Errors between the function that raised them and the connection that reports them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors: OrderedDict[str, TierKVError] = OrderedDict()
+
+    def marking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function of the engine; called on its threads."""
+
+        @wraps(function)
+        def marked(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except TierKVError as error:
+                raise self.marked(error) from None
+
+        return marked
+
+    def marked(self, error: TierKVError) -> RuntimeError:
+        """Return what to raise in a function of the engine for an error of ours."""
+        mark = secrets.token_hex(16)
+        with self._lock:
+            self._errors[mark] = error
+            if len(self._errors) > _KEPT:
+                self._errors.popitem(last=False)
+        return RuntimeError(f"tierkv-error-{mark}")
+
+    def take(self, text: str) -> TierKVError | None:
+        """Return the error that an engine's error text stands for, once."""
+        found = _MARK.search(text)
+        if found is None:
+            return None
+        with self._lock:
+            return self._errors.pop(found[1], None)
+
 
 _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     # exception type, pattern in the message, SQLSTATE; the first match counts

@@ -1,25 +1,27 @@
-"""What the AI calls that a statement missed would take: EXPLAIN (AI_ESTIMATE), on every engine.
+"""What the missing AI calls of a statement would cost: EXPLAIN (AI_ESTIMATE), and the NOTICE.
 
-Called after one collecting round (dbfront/statement/ai_statement.py), whose misses are all there is
-to go by: prompts are made and counted as if they were to be sent, and the scheduler says what it
-would do with them. No model is asked.
+dbfront/statement/ai_statement.py calls this module after one collecting round. Prompts are made and
+counted as if they were to be sent, and the scheduler predicts their time. The NOTICE before a large
+statement estimates from a sample of its calls; a streaming statement reports measured costs
+instead. No model is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
-from tierkv.dbfront.calls.recipes.book import start_recipe
-from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order
-from tierkv.dbfront.contracts import PreparedCall, Prospect, TextCall, TextGenerator
-from tierkv.kvcore.errors import ContextTooLongError, RowLevelError
+from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
+from tierkv.dbfront.calls.recipe_table import start_recipe
+from tierkv.dbfront.contracts import Notice, PreparedCall, Prospect, TextCall, TextGenerator
+from tierkv.kvcore.errors import ContextTooLongError, RowLevelError, TierKVError
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.forecast import CallForecast
 from tierkv.sql.calls.functions import AI_FUNCTIONS
@@ -166,7 +168,7 @@ async def estimate(
         if number % _PREPARED_BETWEEN_YIELDS == 0:
             await asyncio.sleep(0)
         one = found[book.missed_forms(call)[0]]
-        order = Order(call, defaults, written.get(call, ""))
+        order = CallOrder(call, defaults, written.get(call, ""))
         one.distinct += not AI_FUNCTIONS[call.function].local
         await questions.ask(order, one)
     prospect = await generator.forecast(questions.prepared, max_in_flight=defaults.max_concurrency)
@@ -211,7 +213,7 @@ class _Questions:
         self._defaults = defaults
         self._asked: Counter[TextCall] = Counter()
 
-    async def ask(self, order: Order, owner: FormEstimate) -> None:
+    async def ask(self, order: CallOrder, owner: FormEstimate) -> None:
         """Take in what a call asks first."""
         try:
             asked = await self._first_questions(order)
@@ -227,13 +229,13 @@ class _Questions:
         self._asked.update(new)
         return new
 
-    async def _first_questions(self, order: Order) -> tuple[TextCall, ...]:
+    async def _first_questions(self, order: CallOrder) -> tuple[TextCall, ...]:
         recipe = start_recipe(order)
         try:
             step = next(recipe)
             while isinstance(step, CountTokens):
                 step = recipe.send(await self._generator.count_tokens(step.texts, step.model))
-            return step.calls if isinstance(step, Ask) else ()
+            return step.calls if isinstance(step, ModelQuestions) else ()
         except StopIteration:
             return ()
         finally:
@@ -242,3 +244,46 @@ class _Questions:
 
 def _times(tokens: HitTokens, factor: float) -> HitTokens:
     return HitTokens(*(round(factor * n) for n in (tokens.l1, tokens.l2, tokens.l3, tokens.l4)))
+
+
+MOST_SAMPLED: Final = 200
+"""Calls whose prompts are made and weighed; the others are taken to be like them."""
+
+_HINT: Final = (
+    "SET tierkv.max_calls refuses large statements; SET tierkv.notice_calls = 0 says nothing."
+)
+
+
+async def announce_batch(calls: int, weighing: Awaitable[Estimate]) -> Notice:
+    """Say what the calls of a statement take that are all known now."""
+    try:
+        estimate = await weighing
+    except TierKVError:
+        # Whatever it is, the calls themselves run into it and say so.
+        return _notice(f"this statement makes at least {calls:,} AI calls")
+    tokens = round(estimate.total.prompt_tokens)
+    return _notice(
+        f"this statement makes at least {calls:,} AI calls: about {tokens:,} prompt tokens, "
+        f"{_time(estimate.seconds)}"
+    )
+
+
+def announce_stream(calls: int, stats: AiStats) -> Notice:
+    """Say what a stream took so far; how many rows are left is not known."""
+    seconds = stats.engine_s + stats.llm_s
+    return _notice(
+        f"this statement has come to {calls:,} AI calls and goes on; so far "
+        f"{stats.prompt_tokens:,} prompt tokens in {_time(seconds)}"
+    )
+
+
+def _notice(message: str) -> Notice:
+    return Notice("NOTICE", message, detail="A cancel (Ctrl-C) stops it.", hint=_HINT)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return "less than a second"
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    return f"{seconds / 60:,.0f} minutes"

@@ -15,22 +15,20 @@ from typing import Any, Final
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.explain.as_json import (
+from tierkv.dbfront.explain.estimate import Estimate
+from tierkv.dbfront.explain.rendering import (
     estimate_json,
-    filters_json,
-    form_json,
-    round_json,
-    stats_json,
-)
-from tierkv.dbfront.explain.as_text import (
     estimate_lines,
     filter_lines,
+    filters_json,
     form_estimate_lines,
+    form_json,
     form_trace_lines,
+    round_json,
     round_line,
+    stats_json,
     stats_lines,
 )
-from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import DOCUMENTS
 from tierkv.sql.plan.plan import CallSite, StatementPlan

@@ -1,7 +1,9 @@
-"""Checks of an AI call before any model runs, each with its own message.
+"""Checks and policies of an AI call before any model runs.
 
-Used by dbfront/generation/generation.py for SQL and REST alike, so that both refuse the same
-things.
+dbfront/generation/generation.py applies them to SQL and REST alike, so both doors refuse the same
+calls. Two policies are decided here as well: the tenant name that a ``cache_salt`` isolates, and
+whether the call's chunks may be blended. A refused blend is never an error; the answer is exact,
+and only a call that asked for blending learns the reason.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from hashlib import blake2b
 
 from tierkv.compute.client import check_json_schema
 from tierkv.dbfront.contracts import TextCall
@@ -24,7 +28,50 @@ from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
 from tierkv.kvcore.node import ModelInfo
-from tierkv.kvcore.request import SamplingParams
+from tierkv.kvcore.request import Blend, SamplingParams
+from tierkv.metaserver.client import NamespaceGrant
+
+
+def blend_of(
+    call: TextCall, chunks: Sequence[tuple[int, int]], grant: NamespaceGrant, model: ModelInfo
+) -> Blend | None:
+    """Return the leave to blend that goes with a request; None keeps its answer exact."""
+    if not chunks or call.blend is False or not call.use_cache or _refusal(grant, model):
+        return None
+    policy = grant.policy
+    return Blend(
+        chunks=tuple(chunks),
+        recompute_ratio=max(policy.recompute_ratio, call.recompute_ratio or 0.0),
+        selector=call.selector or policy.selector,
+        gradual=policy.gradual,
+    )
+
+
+def blend_refusal(call: TextCall, grant: NamespaceGrant, model: ModelInfo) -> str:
+    """Say why a call that asked for blending is answered exactly; empty when it did not ask."""
+    asked = call.blend or call.recompute_ratio is not None or call.selector is not None
+    if call.blend is False or not call.use_cache or not asked:
+        return ""
+    return _refusal(grant, model)
+
+
+def _refusal(grant: NamespaceGrant, model: ModelInfo) -> str:
+    if not grant.cache_enabled:
+        return f"namespace {grant.domain} has its cache off"
+    if not grant.policy.blend:
+        return f"namespace {grant.domain} does not allow blending"
+    if model.blend_refusal:
+        return f"model {model.name} is not blended: {model.blend_refusal}"
+    return ""
+
+
+def salted_tenant(tenant: str, salt: str | None) -> str:
+    """Isolate a salt inside its tenant; the name has a digest, so that nobody can pick it."""
+    if not salt:
+        return tenant
+    digest = blake2b(f"{tenant}\0{salt}".encode(), digest_size=16).hexdigest()
+    return f"{tenant[:80]}:salt-{digest}"
+
 
 _NAME = re.compile(limits.NAME_PATTERN)
 _SCHEMA_IN_THREAD_CHARS = 4_096

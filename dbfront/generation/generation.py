@@ -22,10 +22,9 @@ from tierkv.dbfront.contracts import (
     TextEvent,
     TokenCounts,
 )
-from tierkv.dbfront.generation.answer_lengths import AnswerLengths, most_tokens
-from tierkv.dbfront.generation.blend_policy import blend_of, blend_refusal
-from tierkv.dbfront.generation.cache_salt import salted_tenant
 from tierkv.dbfront.generation.call_checks import (
+    blend_of,
+    blend_refusal,
     check_form,
     check_names,
     check_ratio,
@@ -33,13 +32,20 @@ from tierkv.dbfront.generation.call_checks import (
     checked_schema,
     encode,
     readout_params,
+    salted_tenant,
     sampling_params,
 )
-from tierkv.dbfront.generation.front_pace import FrontPace
-from tierkv.dbfront.generation.guided_labels import label_schema, most_label_tokens, read_label
+from tierkv.dbfront.generation.forecasts import AnswerLengths, FrontPace, most_tokens
 from tierkv.dbfront.generation.labels import Labels, check_labels
 from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
-from tierkv.dbfront.generation.readouts import Submit, read_out, walk_labels
+from tierkv.dbfront.generation.readouts import (
+    Submit,
+    label_schema,
+    most_label_tokens,
+    read_label,
+    read_out,
+    walk_labels,
+)
 from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
 from tierkv.kvcore.clock import Clock, SystemClock

@@ -1,22 +1,68 @@
-"""Putting questions about a prompt to the scheduler: its likeliest label, its embedding.
+"""Questions about a prompt that generate no free text: its likeliest label, its embedding.
 
-Used by dbfront/generation/generation.py, which streams and accounts for what comes of it. A label
-may take several requests, one after the other: the same prompt and the tokens walked so far, so
-that all but the first find the prompt in the cache.
+dbfront/generation/generation.py calls this module and streams the result. A label may take several
+requests in turn; each repeats the prompt, so all but the first find the prompt in the cache. An
+engine without token probabilities is held to the labels by a JSON schema instead; the label that
+engine answers gets all of the probability.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from tierkv.dbfront.contracts import PreparedCall
-from tierkv.dbfront.generation.label_trie import LabelWalk
-from tierkv.kvcore.errors import NodeLostError
+from tierkv.dbfront.contracts import PreparedCall, TextCall
+from tierkv.dbfront.generation.labels import LabelWalk
+from tierkv.kvcore.errors import NodeLostError, RowLevelError
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.preferred_node import PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+
+_AROUND = 8
+"""Tokens beside the label's own bytes: quotes, an end, a space."""
+
+_SHOWN_CHARS = 80
+
+
+def label_schema(labels: tuple[str, ...]) -> str:
+    """Return the JSON Schema of an answer that is one of the labels."""
+    schema = {"type": "string", "enum": [label.strip() for label in labels]}
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+
+
+def most_label_tokens(call: TextCall) -> int:
+    """Return the most tokens an answer may have: a token is a byte at least."""
+    return _AROUND + max(len(json.dumps(label).encode()) for label in call.labels)
+
+
+def read_label(text: str, labels: tuple[str, ...], *, cut: bool = False) -> int:
+    """Return which label an answer is; an engine that heeds no schema may leave out the quotes.
+
+    Raises:
+        RowLevelError: it is none of them, or was cut and may have become another one.
+    """
+    said = "" if cut else _said(text)
+    exact = [number for number, label in enumerate(labels) if label.strip() == said]
+    plain = said.strip(" \t\r\n.\"'").casefold()
+    alike = [number for number, label in enumerate(labels) if label.strip().casefold() == plain]
+    for found in (exact, alike):
+        if found:
+            return found[0]
+    raise RowLevelError(
+        f"the model answered {text[:_SHOWN_CHARS]!r}, which is none of the labels",
+        hint="the engine has to support response_format with a JSON schema",
+    )
+
+
+def _said(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip()
+    return value if isinstance(value, str) else text.strip()
+
 
 Submit = Callable[[GenerateRequest, PreferredNode | None], AsyncGenerator[GenerateEvent, None]]
 """Sends a request, preferably to a node; yields its events."""

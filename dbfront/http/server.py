@@ -1,6 +1,9 @@
-"""The HTTP door as the composition root sees it: start it, learn its port, stop it.
+"""The HTTP door: start, learn the port, stop; and the layers around the application.
 
-Runs uvicorn inside the caller's event loop, without its signal handlers and without its logging.
+The composition root calls ``HttpServer``. uvicorn runs inside the caller's event loop, without its
+signal handlers and its logging. ``HttpConnection`` adds time-outs for the head and the body of a
+request, which uvicorn lacks. ``Edge`` is plain ASGI around the application: request ids, the size
+limit of bodies and one log line per request, so that a crash has its x-request-id too.
 """
 
 from __future__ import annotations
@@ -8,22 +11,167 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
+import re
 import socket
 from collections.abc import Iterator, Mapping
+from typing import Final
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tierkv.dbfront.accepting import BACKLOG, Acceptor
 from tierkv.dbfront.contracts import SqlServer, TextGenerator
 from tierkv.dbfront.http.app import make_app
 from tierkv.dbfront.http.config import HttpConfig
-from tierkv.dbfront.http.connection import IDLE_TIMEOUT_S, HttpConnection
-from tierkv.dbfront.http.edge import Edge
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.services import ReadinessCheck
+from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import new_request_id
+
+HEAD_TIMEOUT_S: Final = 20.0
+BODY_TIMEOUT_S: Final = 120.0
+"""A body of 16 MiB, the longest, comes within it at 1.2 Mbit/s."""
+
+IDLE_TIMEOUT_S: Final = 30
+"""How long a connection may wait for its next request; clients' pools keep them some seconds."""
+
+# It warns of every malformed request: strangers could fill the log. They are answered 400.
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+
+class HttpConnection(H11Protocol):
+    """One client's connection.
+
+    Attributes:
+        head_timeout_s: from connecting, or the first byte of a request, to the end of its head.
+        body_timeout_s: from there to the end of its body.
+    """
+
+    head_timeout_s = HEAD_TIMEOUT_S
+    body_timeout_s = BODY_TIMEOUT_S
+    _awaited: object = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await(h11.IDLE)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await(self.conn.their_state)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await(None)
+        super().connection_lost(exc)
+
+    def _await(self, state: object) -> None:
+        """Let the timer of what the client has to send next run; it starts with the state."""
+        awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None
+        if awaited is self._awaited:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._awaited = awaited
+        if awaited is not None:
+            wait_s = self.head_timeout_s if awaited is h11.IDLE else self.body_timeout_s
+            self._timer = self.loop.call_later(wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self.transport.abort()
+
+
+log = logging.getLogger("tierkv.http")
+
+_NAME = re.compile(limits.NAME_PATTERN)
+
+
+class Edge:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        started_s = self._clock.now()
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception:
+            # The application answered 500 already and logged why; the server need not know.
+            if not exchange.status:
+                raise
+        log.info(
+            "%s %s %s %.1f ms %s",
+            scope["method"],
+            scope["path"],
+            exchange.status,
+            (self._clock.now() - started_s) * 1e3,
+            exchange.request_id,
+        )
+
+
+class _Exchange:
+    """One request and its response, counted.
+
+    Attributes:
+        request_id: the client's x-request-id when it is a name, else a fresh one.
+        status: of the response; 0 until it began.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get(b"x-request-id", "")
+        self.request_id = given if _NAME.fullmatch(given) else new_request_id()
+        self.status = 0
+        length = headers.get(b"content-length", "0")
+        self._declared = int(length) if length.isdecimal() else 0
+        self._received = 0
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        """Pass the body on, as far as it is allowed to be long.
+
+        Raises:
+            HTTPException: 413; the connection is closed, for the rest of the body is not read.
+        """
+        if self._declared > limits.MAX_HTTP_BODY_BYTES:
+            raise _too_long()
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._received += len(message.get("body", b""))
+            if self._received > limits.MAX_HTTP_BODY_BYTES:
+                raise _too_long()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Name the request in its response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+            ]
+        await self._send(message)
+
+
+def _too_long() -> HTTPException:
+    message = f"the body is longer than {limits.MAX_HTTP_BODY_BYTES} bytes"
+    return HTTPException(413, message, headers={"connection": "close"})
 
 
 class HttpServer:

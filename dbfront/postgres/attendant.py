@@ -14,17 +14,17 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
-from tierkv.dbfront.postgres.statements.extended import Batch, Names
+from tierkv.dbfront.postgres.statements.extended import Batch, NamedStatements
 from tierkv.dbfront.postgres.statements.simple import SimpleQuery
 from tierkv.dbfront.postgres.statements.statement import RESETS, Planner, Statement, may_matter
 from tierkv.dbfront.postgres.statements.windows import Cursors, may_fetch, touches
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.encoding import decoded
-from tierkv.dbfront.postgres.wire.exchange import Exchange
-from tierkv.dbfront.postgres_values.void_parameters import declared_types, without_void
-from tierkv.dbfront.views.activity import Activity, activity_row
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange
+from tierkv.dbfront.postgres.wire.messages import decoded
+from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
 from tierkv.dbfront.views.admin import to_json
 from tierkv.dbfront.views.rows import Row
+from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import TierKVError
 
 
@@ -40,9 +40,9 @@ class AiAttendant:
         self._relay = relay
         self._services = services
         services.sessions.add(self)
-        self._exchange = Exchange(relay, services.reset)
+        self._exchange = RelayExchange(relay, services.reset)
         self._planner = Planner()
-        self._names = Names({}, {})
+        self._names = NamedStatements({}, {})
         self._run: AiRun | None = None
         self._cursors = Cursors(self._exchange, relay.books.parameters, self._planner)
         self._fetching: dict[bytes, str] = {}

@@ -1,27 +1,55 @@
 """One relayed session: bytes pass in both directions, until a message must be looked at.
 
-While bytes pass there is no task and no copy of a message: each leg's callback hands its chunk to
-the other leg and notes the frames in the books. For a message that matters an ``Attendant`` takes
-over as a task of its own, once PostgreSQL has answered everything before it; it gives the session
-back when its work is done.
+While bytes pass, there is no task and no copy of a message: the callback of each leg gives its
+chunk to the other leg and counts the frames. For a message that matters, an ``Attendant`` takes
+over as a task, once PostgreSQL has answered everything before that message. An error about an
+unknown function gets a hint here if its name looks like an AI function.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.errors import error_fields
-from tierkv.dbfront.postgres.statements.unknown_calls import hinted
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.client_frames import ClientFrames
-from tierkv.dbfront.postgres.wire.conversation import Conversation
+from tierkv.dbfront.postgres.wire.conversation import ClientFrames, Conversation
 from tierkv.dbfront.postgres.wire.endpoint import HIGH_WATER_BYTES, Endpoint
 from tierkv.dbfront.postgres.wire.login import LoggedIn
 from tierkv.kvcore.errors import LocalProtocolError, NodeLostError, TierKVError
+from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
+from tierkv.sql.text.suggest import ai_function_hint
+
+_NAME: Final = re.compile(rb"\b(ai_\w+)\(")
+_STATE: Final = b"C42883\0"
+_NOT_SEEN: Final = (
+    "AI calls are answered in the client's own statement of at most 16 MiB; write them without a "
+    "schema."
+)
+
+
+def hinted(data: bytes) -> bytes:
+    """Give an error at the start of what PostgreSQL sent the name that was probably meant."""
+    if data[:1] != b"E" or _STATE not in data[:256]:
+        return data
+    end = 1 + int.from_bytes(data[1:5], "big")
+    name = _NAME.search(data[:end])
+    hint = None if end > len(data) or name is None else _hint(name[1].decode("ascii", "replace"))
+    if hint is None:
+        return data
+    values = messages.fields(data[:end]) | {"H": hint.encode()}
+    return messages.with_fields(b"E", values) + data[end:]
+
+
+def _hint(name: str) -> str | None:
+    if name in AI_FUNCTIONS or name == PROMPT_TEMPLATE:
+        return _NOT_SEEN
+    return ai_function_hint(name, [*AI_FUNCTIONS, PROMPT_TEMPLATE]) or None
+
 
 _LOG = logging.getLogger(__name__)
 _HELD: Final = "held"

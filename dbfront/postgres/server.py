@@ -31,8 +31,7 @@ from tierkv.dbfront.postgres.config import RelayConfig
 from tierkv.dbfront.postgres.relay import Attendant, Relay
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.endpoint import Endpoint
-from tierkv.dbfront.postgres.wire.login import LoggedIn, Login
-from tierkv.dbfront.postgres.wire.target import Target, connect, parse_dsn
+from tierkv.dbfront.postgres.wire.login import LoggedIn, Login, Target, connect, parse_dsn
 from tierkv.kvcore.errors import TierKVError
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from tierkv.dbfront.postgres_values.interval_format import interval_parts
-from tierkv.dbfront.postgres_values.numeric_format import numeric_binary
+from tierkv.dbfront.postgres_values.scalar_formats import interval_parts, numeric_binary
 from tierkv.dbfront.postgres_values.text_format import text_encoder
 from tierkv.dbfront.postgres_values.types import PgType
 from tierkv.kvcore.errors import SqlError

@@ -1,8 +1,10 @@
 """Parameters from the wire to Python values: text and binary, by PostgreSQL type.
 
-portals.py calls ``decode_parameter`` per Bind parameter. What DuckDB parses better itself (text of
-dates, intervals, uuids, JSON) stays text: the statement casts it. A value that does not fit its
-type is the user's error (22P02, 22P03), not a broken connection.
+portals.py calls ``decode_parameter`` for each Bind parameter. Text that DuckDB parses better
+(dates, intervals, uuids, JSON) stays text, and the statement casts it. A value that does not fit
+its type is the user's error (22P02, 22P03). PostgreSQL drops void arguments, so ``without_void``
+does the same: pgJDBC sends ``{ ? = call f(?) }`` as ``select * from f($1,$2)`` with a void NULL for
+the result.
 """
 
 from __future__ import annotations
@@ -11,13 +13,55 @@ import datetime as dt
 import re
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-from tierkv.dbfront.postgres_values.numeric_format import numeric_from_binary
+from tierkv.dbfront.postgres_values.scalar_formats import numeric_from_binary
 from tierkv.dbfront.postgres_values.types import TEXT, PgType
-from tierkv.kvcore.errors import ProtocolError, SqlError
+from tierkv.kvcore.errors import ProtocolError, SqlError, UserError
+from tierkv.sql.text.lexer import Token, TokenKind, tokenize
+
+_VOID: Final = 2278
+
+
+def declared_types(types: bytes) -> tuple[int, ...]:
+    """Read the OIDs at the end of a Parse: a count, and as many."""
+    count = int.from_bytes(types[:2], "big")
+    return tuple(int.from_bytes(types[2 + 4 * at : 6 + 4 * at], "big") for at in range(count))
+
+
+def without_void(text: str, oids: Sequence[int]) -> str:
+    """Blank the void arguments of calls, so that everything else keeps its place.
+
+    Args:
+        text: of a Parse.
+        oids: of its parameters' types, as that Parse gives them.
+    """
+    void = {f"${number}" for number, oid in enumerate(oids, 1) if oid == _VOID}
+    if not void:
+        return text
+    try:
+        tokens = tokenize(text)
+    except UserError:
+        return text
+    blanked = list(text)
+    for index in range(1, len(tokens) - 1):
+        if tokens[index].kind is TokenKind.PARAMETER and tokens[index].text in void:
+            for gone in _argument(tokens, index):
+                blanked[gone.start : gone.end] = " " * (gone.end - gone.start)
+    return "".join(blanked)
+
+
+def _argument(tokens: list[Token], index: int) -> list[Token]:
+    """Return a parameter that is a whole argument, with one comma beside it."""
+    before, after = tokens[index - 1], tokens[index + 1]
+    if before.text not in ("(", ",") or after.text not in (",", ")"):
+        return []
+    if after.text == ",":
+        return [tokens[index], after]
+    return [before, tokens[index]] if before.text == "," else [tokens[index]]
+
 
 _EPOCH_DATE: Final = dt.date(2000, 1, 1).toordinal()
 _EPOCH: Final = dt.datetime(2000, 1, 1)

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from tierkv.dbfront.accounts.call_accounts import CallAccounts
-from tierkv.dbfront.accounts.statement_entry import StatementEntry
+from tierkv.dbfront.accounts.statement_entry import CallAccounts, StatementEntry
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate, rehearse
-from tierkv.dbfront.calls.recipes.book import start_recipe
-from tierkv.dbfront.calls.recipes.generate import failed_detail
-from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order
+from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
+from tierkv.dbfront.calls.recipe_table import start_recipe
+from tierkv.dbfront.calls.row_functions import failed_detail
 from tierkv.dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
-from tierkv.dbfront.explain.announcement import MOST_SAMPLED, announce_batch, announce_stream
-from tierkv.dbfront.explain.estimate import Estimate, estimate
+from tierkv.dbfront.explain.estimate import (
+    MOST_SAMPLED,
+    Estimate,
+    announce_batch,
+    announce_stream,
+    estimate,
+)
 from tierkv.dbfront.statement.blame import blame
 from tierkv.dbfront.statement.error_policy import ErrorPolicy, Failures, Spending
 from tierkv.dbfront.statement.returning_watch import ReturningWatch
@@ -130,10 +134,10 @@ class AiStatement:
 
     async def _check(self, example: AiCall) -> None:
         """Prepare what a call asks first, and send nothing."""
-        step = next(start_recipe(Order(example, self._defaults)))
+        step = next(start_recipe(CallOrder(example, self._defaults)))
         if isinstance(step, CountTokens):
             await self._generator.count_tokens((), step.model)
-        elif isinstance(step, Ask):
+        elif isinstance(step, ModelQuestions):
             for question in step.calls:
                 self._accounts.prepared(await self._generator.prepare(question))
 
@@ -313,7 +317,7 @@ class AiStatement:
                 self._stopped_at_default_length += call.options.max_tokens is None
         elif function.returns is Returns.RESULT:
             self.stats.add_failure()
-            self.book.add(call, failed_detail(Order(call, self._defaults), outcome.error))
+            self.book.add(call, failed_detail(CallOrder(call, self._defaults), outcome.error))
         else:
             self.stats.add_failure()
             if isinstance(outcome.error, UserError):

@@ -31,12 +31,11 @@ from tierkv.dbfront.statement.input import check_length, named_parameters
 from tierkv.dbfront.statement.rows import StatementRows, release
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.statement.transaction import ClientTransaction, warned
-from tierkv.dbfront.views.activity import Activity, activity_row
 from tierkv.dbfront.views.admin import ClusterSource, cluster_rows, to_json
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
-from tierkv.dbfront.views.statistics import statistic_rows
+from tierkv.dbfront.views.statistics import Activity, activity_row, statistic_rows
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.plan.changes import may_change

@@ -1,8 +1,8 @@
 """The AI functions SQL may call: their parameters, what they return, and what they are called.
 
 One row per function; a new function of the family is a new row here and a recipe in the front
-(dbfront/calls/recipes). A constant argument is checked when a statement is planned, another one
-per row.
+(dbfront/calls/recipe_table.py). A constant argument is checked when a statement is planned, another
+one per row.
 """
 
 from __future__ import annotations

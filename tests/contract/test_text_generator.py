@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fix_sql import InstantGenerator
-from tierkv.dbfront.calls.prefix_order import SortedCalls
+from tierkv.dbfront.calls.question_runner import SortedCalls
 from tierkv.dbfront.contracts import CallPlan, Message, TextCall, TextGenerator
 from tierkv.kvcore.errors import ContextTooLongError, UdfArgumentError, UnknownModelError
 

@@ -25,7 +25,7 @@ import pytest
 from tests.fix_cluster import ROOT, Cluster, wait_for
 from tierkv.commands.connect_checks import check_meta
 from tierkv.commands.doctor import OK
-from tierkv.dbfront.generation.cache_salt import salted_tenant
+from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.integrations.settings import EngineSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

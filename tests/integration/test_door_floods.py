@@ -18,8 +18,7 @@ import pytest
 from tests.fix_text import running_front, write_model_folder
 from tests.plain_sql import PlainSqlServer
 from tierkv.dbfront.http.config import HttpConfig
-from tierkv.dbfront.http.connection import HttpConnection
-from tierkv.dbfront.http.server import HttpServer
+from tierkv.dbfront.http.server import HttpConnection, HttpServer
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
 from tierkv.kvcore.clock import SystemClock

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from tests.fix_text import Front, running_front, write_model_folder
 from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.http.access import PUBLIC_PATHS
+from tierkv.dbfront.http.app import PUBLIC_PATHS
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.server import HttpServer

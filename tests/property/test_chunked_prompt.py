@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fix_scheduler import NAMESPACE, make_model
 from tierkv import compute
 from tierkv.dbfront.contracts import Message, TextCall
-from tierkv.dbfront.generation.blend_policy import blend_of
+from tierkv.dbfront.generation.call_checks import blend_of
 from tierkv.dbfront.tokens.chunked_prompt import (
     DOCUMENT_END,
     clean_documents,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.dbfront.generation.label_trie import LabelWalk, Question, needs_end
+from tierkv.dbfront.generation.labels import LabelWalk, Question, needs_end
 
 ENDS = (7, 8)
 SPELLINGS = st.lists(

@@ -13,8 +13,7 @@ from typing import Any, Final
 from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.binary_rows import BinaryReader, BinaryWriter
 from tierkv.dbfront.copying.statement import CopyStatement
-from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, Row
-from tierkv.dbfront.copying.values import text_converter
+from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, Row, text_converter
 from tierkv.dbfront.pgwire.conversation.exchange import Exchange
 from tierkv.dbfront.pgwire.conversation.implicit import ImplicitTransaction
 from tierkv.dbfront.pgwire.protocol import messages as m

@@ -33,9 +33,9 @@ from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_dialect.inference.lookup import infer_types
 from tierkv.dbfront.postgres_values.binary_format import Encoder
+from tierkv.dbfront.postgres_values.parameters import without_void
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, replace_parameters, tokens
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
-from tierkv.dbfront.postgres_values.void_parameters import without_void
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.sql.text.lexer import read_ahead
 from tierkv.sql.text.statement import statement_spans

@@ -20,15 +20,18 @@ from tierkv.dbfront.contracts import ClientInfo, TextGenerator
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
-from tierkv.dbfront.postgres.statements.ai_rounds import LastReply, PostgresError, RelayRounds
-from tierkv.dbfront.postgres.statements.block import Block
-from tierkv.dbfront.postgres.statements.explained import add_ai_plan
-from tierkv.dbfront.postgres.statements.session_values import SessionValues
+from tierkv.dbfront.postgres.relay import hinted
+from tierkv.dbfront.postgres.statements.ai_rounds import (
+    LastReply,
+    PostgresError,
+    RelayRounds,
+    add_ai_plan,
+)
+from tierkv.dbfront.postgres.statements.block import Block, SessionValues
 from tierkv.dbfront.postgres.statements.statement import Statement
-from tierkv.dbfront.postgres.statements.unknown_calls import hinted
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.encoding import shown
-from tierkv.dbfront.postgres.wire.exchange import Exchange, OnReset, Reply
+from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.messages import shown
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.dbfront.views.rows import Row
 from tierkv.kvcore.clock import Clock
@@ -83,7 +86,7 @@ class AiRun:
     def __init__(
         self,
         statement: Statement,
-        exchange: Exchange,
+        exchange: RelayExchange,
         block: Block,
         services: AiServices,
         client: ClientInfo,

@@ -1,20 +1,97 @@
-"""The transaction block a statement with AI calls runs in: the client's, or one of the relay's.
+"""The transaction block that a statement with AI calls runs in, and the settings it runs with.
 
-Outside a block the rounds of a statement need one of their own, which begins before its first
-round and is committed before the client is told that it is done. It never outlives a batch.
+Outside a client's block, the relay opens a block for the rounds and commits the block before the
+client learns that the statement is done; the block never outlives a batch. Settings are
+placeholders of PostgreSQL itself, so transactions, SET LOCAL and RESET work as usual. The relay
+reads the settings when the statement begins.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
-from tierkv.dbfront.postgres.statements.session_values import READ_VALUES, SessionValues
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.statement.error_policy import ErrorPolicy
+from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 from tierkv.sql.plan.plan import MAX_FORMS
+from tierkv.sql.settings import SETTINGS
+
+_OTHERS: Final = (
+    "default_transaction_isolation",
+    "client_min_messages",
+    "idle_in_transaction_session_timeout",
+    "synchronize_seqscans",
+    "max_parallel_workers_per_gather",
+    "cursor_tuple_fraction",
+    "plan_cache_mode",
+)
+_LEVELS: Final = ("debug5", "debug4", "debug3", "debug2", "debug1", "log", "notice", "warning")
+
+READ_VALUES: Final = (
+    "SELECT "
+    + ", ".join(f"pg_catalog.current_setting('{name}', true)" for name in (*SETTINGS, *_OTHERS))
+    + ", extract(epoch from pg_catalog.current_setting('statement_timeout')::interval)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionValues:
+    """Settings as they are now.
+
+    Attributes:
+        settings: of ``tierkv.*``.
+        isolation: ``default_transaction_isolation``.
+        min_messages: least level of messages the client wants.
+        put_back: what tierkv.begin_rounds sets for the rounds, by name, as it was.
+        statement_timeout_s: 0.0 is none.
+    """
+
+    settings: SessionSettings
+    isolation: str
+    min_messages: str
+    put_back: dict[str, str]
+    statement_timeout_s: float
+
+    @classmethod
+    def from_row(cls, row: list[str | None]) -> SessionValues:
+        """Read the row of READ_VALUES.
+
+        Raises:
+            UserError: a ``tierkv.*`` setting was given a value it can't have.
+        """
+        given = {
+            name: value for name, value in zip(SETTINGS, row, strict=False) if value is not None
+        }
+        isolation, min_messages, *set_for_rounds, timeout = row[len(SETTINGS) :]
+        return cls(
+            SessionSettings(None, given),
+            isolation or "",
+            min_messages or "notice",
+            {name: value for name, value in zip(_OTHERS[2:], set_for_rounds, strict=True) if value},
+            float(timeout or 0),
+        )
+
+    def call_defaults(self, tenant: str) -> CallDefaults:
+        """Return what calls take from the session."""
+        return self.settings.call_defaults(tenant)
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        """What failed calls and big statements lead to."""
+        return self.settings.error_policy()
+
+    def wants(self, severity: str) -> bool:
+        """Whether the client wants messages of that severity."""
+        level = severity.lower()
+        least = self.min_messages if self.min_messages in _LEVELS else "error"
+        return least != "error" and _LEVELS.index(level) >= _LEVELS.index(least)
+
 
 _COMMIT: Final = messages.own_statement("COMMIT")
 _ROLLBACK: Final = messages.own_statement("ROLLBACK")
@@ -37,7 +114,7 @@ class Block:
         open_here: a block is known to be open in this batch, whatever the last ReadyForQuery said.
     """
 
-    def __init__(self, exchange: Exchange, *, sync: bool) -> None:
+    def __init__(self, exchange: RelayExchange, *, sync: bool) -> None:
         """Begin with what the last ReadyForQuery said.
 
         Args:

@@ -21,8 +21,8 @@ from tierkv.dbfront.postgres.statements.simple import MakeRun, Refresh
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.statements.windows import ALL, Bound, Cursors
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.encoding import encoded, shown
-from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.messages import encoded, shown
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.plan.plan import Explain
 
@@ -62,7 +62,7 @@ class Portal:
 
 
 @dataclass(slots=True)
-class Names:
+class NamedStatements:
     """Prepared statements and portals with AI calls, by name."""
 
     prepared: dict[bytes, Prepared]
@@ -78,8 +78,8 @@ class Batch:
     def __init__(
         self,
         relay: Relay,
-        exchange: Exchange,
-        names: Names,
+        exchange: RelayExchange,
+        names: NamedStatements,
         make_run: MakeRun,
         refresh: Refresh,
         cursors: Cursors,
@@ -318,7 +318,7 @@ class Batch:
 class _PortalRuns:
     """Runs one portal again and again: a portal that ran, or was rolled back, is bound anew."""
 
-    def __init__(self, exchange: Exchange, name: bytes, portal: Portal) -> None:
+    def __init__(self, exchange: RelayExchange, name: bytes, portal: Portal) -> None:
         self._exchange = exchange
         self._name = name
         self._portal = portal

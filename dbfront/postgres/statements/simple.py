@@ -17,8 +17,8 @@ from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.statements.windows import Cursors
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.encoding import encoded, shown
-from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.messages import encoded, shown
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.plan.plan import Explain
 from tierkv.sql.text.statement import StatementKind
@@ -45,7 +45,7 @@ class SimpleQuery:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: RelayExchange,
         parameters: dict[str, str],
         make_run: MakeRun,
         refresh: Refresh,

@@ -16,8 +16,8 @@ from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError, RelayRou
 from tierkv.dbfront.postgres.statements.ai_run import AiRun
 from tierkv.dbfront.postgres.statements.statement import Planner, Statement
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.encoding import encoded
-from tierkv.dbfront.postgres.wire.exchange import Exchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.messages import encoded
 from tierkv.kvcore.errors import TierKVError, UserError
 from tierkv.sql.text.lexer import Token, name_value, tokenize
 
@@ -106,7 +106,9 @@ class Windows:
         run: the statement that declared it; its counters and limits are the cursor's.
     """
 
-    def __init__(self, name: str, statement: Statement, exchange: Exchange, run: AiRun) -> None:
+    def __init__(
+        self, name: str, statement: Statement, exchange: RelayExchange, run: AiRun
+    ) -> None:
         plan = statement.plan
         assert plan is not None and plan.cursor_rows is not None
         self.run = run
@@ -240,7 +242,9 @@ class Cursors:
         run: of the cursor whose calls are answered now.
     """
 
-    def __init__(self, exchange: Exchange, parameters: dict[str, str], planner: Planner) -> None:
+    def __init__(
+        self, exchange: RelayExchange, parameters: dict[str, str], planner: Planner
+    ) -> None:
         self.run: AiRun | None = None
         self._exchange = exchange
         self._parameters = parameters

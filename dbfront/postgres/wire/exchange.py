@@ -160,7 +160,7 @@ class Reply:
                 self.output.add(frame)
 
 
-class Exchange:
+class RelayExchange:
     """One relayed session, spoken for by the attendant."""
 
     def __init__(self, relay: Relay, on_reset: OnReset | None = None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.fix_scheduler import make_info
 from tests.fix_text import running_front, text_model, write_model_folder
 from tierkv.dbfront.contracts import Message, TextCall
-from tierkv.dbfront.generation.guided_labels import label_schema, most_label_tokens, read_label
+from tierkv.dbfront.generation.readouts import label_schema, most_label_tokens, read_label
 from tierkv.kvcore.errors import FeatureNotSupportedError, RowLevelError, UdfArgumentError
 
 LABELS = ("yes", "Yes", "no", 'say "no"')

@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tierkv.dbfront.contracts import Message
-from tierkv.dbfront.generation.cache_salt import salted_tenant
-from tierkv.dbfront.http.access import admit
-from tierkv.dbfront.http.app import _answer_error
+from tierkv.dbfront.generation.call_checks import salted_tenant
+from tierkv.dbfront.http.app import _answer_error, admit
 from tierkv.dbfront.http.config import HttpConfig, is_loopback
 from tierkv.dbfront.http.schema import (
     ChatBody,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.calls.prefix_order import prefix_leaders
+from tierkv.dbfront.calls.question_runner import prefix_leaders
 
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 

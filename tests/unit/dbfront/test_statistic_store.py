@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.accounts.statistic_file import MEMORY, open_database
 from tierkv.dbfront.accounts.statistic_store import DAMAGED, StatisticStore
 from tierkv.dbfront.accounts.statistic_tables import (
     FUNCTIONS,
     GROUPS,
+    MEMORY,
     STATEMENTS,
     TABLES,
     USAGE,
+    open_database,
     seconds_of,
     step_of,
 )

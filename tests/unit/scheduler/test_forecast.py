@@ -9,8 +9,8 @@ import pytest
 
 from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
 from tierkv.dbfront.contracts import Prospect
-from tierkv.dbfront.explain.as_text import assumptions
 from tierkv.dbfront.explain.estimate import Estimate
+from tierkv.dbfront.explain.rendering import assumptions
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.node import NodeLoad
 from tierkv.kvcore.request import HitTokens

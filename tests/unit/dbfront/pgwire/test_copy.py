@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.binary_rows import BinaryReader, BinaryWriter
 from tierkv.dbfront.copying.statement import CopyOptions, CopyStatement, parse_copy
-from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter
-from tierkv.dbfront.copying.values import text_converter
+from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, text_converter
 from tierkv.dbfront.postgres_values.types import pg_type
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.dbfront.postgres_values.binary_format import binary_encoder
-from tierkv.dbfront.postgres_values.numeric_format import numeric_binary, numeric_from_binary
 from tierkv.dbfront.postgres_values.parameters import decode_parameter
+from tierkv.dbfront.postgres_values.scalar_formats import numeric_binary, numeric_from_binary
 from tierkv.dbfront.postgres_values.text_format import text_encoder
 from tierkv.dbfront.postgres_values.types import pg_type
 from tierkv.kvcore.errors import SqlError

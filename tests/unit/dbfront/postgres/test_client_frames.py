@@ -7,9 +7,8 @@ import random
 import pytest
 
 from tierkv.dbfront.postgres.statements.statement import may_matter
-from tierkv.dbfront.postgres.wire import client_frames
-from tierkv.dbfront.postgres.wire.client_frames import ClientFrames
-from tierkv.dbfront.postgres.wire.conversation import Conversation
+from tierkv.dbfront.postgres.wire import conversation
+from tierkv.dbfront.postgres.wire.conversation import ClientFrames, Conversation
 from tierkv.dbfront.postgres.wire.messages import execute, framed, parse, query
 from tierkv.kvcore.errors import RemoteProtocolError
 
@@ -43,7 +42,7 @@ def test_messages_that_name_things_matter_only_when_told() -> None:
 
 
 def test_a_statement_too_long_to_hold_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_frames, "_LONGEST_HELD", 100)
+    monkeypatch.setattr(conversation, "_LONGEST_HELD", 100)
     long = query(b"SELECT ai_generate('x') -- " + b"." * 200)
     assert frames().feed(long) == (long, None)
 

@@ -1,21 +1,64 @@
-"""From an AI call to the text a model is asked with; shared by all recipes.
+"""What a recipe is, and how an AI call becomes the text that a model is asked with.
 
-A prompt begins with what a row brings and ends with the question, so that several questions about
-the same documents share the documents' KV. Its context stands before that, because rows share it.
+A recipe is a generator: it yields questions, is sent the answers and returns the function's value.
+dbfront/calls/evaluation.py runs all recipes of a batch side by side, so questions that are asked at
+the same time share one plan. A recipe never awaits and never sees a node. A prompt begins with the
+context that rows share and ends with the question, so several questions about one document share
+the document's KV.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from tierkv.dbfront.calls.recipes.recipe import Order
-from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TokenCounts
+from tierkv.sql.calls.ai_call import AiCall
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuestions:
+    """Asks the models; the recipe goes on with the answers, in the same order."""
+
+    calls: tuple[TextCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Asks how long texts are for a model; the recipe goes on with TokenCounts."""
+
+    texts: tuple[str, ...]
+    model: str | None
+
+
+Step = ModelQuestions | CountTokens
+Reply = Sequence[TextAnswer] | TokenCounts
+Recipe = Generator[Step, Any, Any]
+"""Yields steps, is sent a Reply for each, returns the function's value; None is NULL."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrder:
+    """One call to answer.
+
+    Attributes:
+        call: the call.
+        defaults: what the session adds.
+        context: its order-free fields as text, in the order chosen for the batch.
+    """
+
+    call: AiCall
+    defaults: CallDefaults
+    context: str = ""
+
 
 T = TypeVar("T")
 
 
 def ask_model(
-    order: Order,
+    order: CallOrder,
     prompt: str,
     *,
     question: str = "",
@@ -59,7 +102,7 @@ def ask_model(
     )
 
 
-def embed_text(order: Order, text: str) -> TextCall:
+def embed_text(order: CallOrder, text: str) -> TextCall:
     """Make the model call for a text's embedding; no template stands around the text."""
     defaults = order.defaults
     return TextCall(
@@ -73,7 +116,7 @@ def embed_text(order: Order, text: str) -> TextCall:
     )
 
 
-def _user_text(order: Order, prompt: str, question: str) -> str:
+def _user_text(order: CallOrder, prompt: str, question: str) -> str:
     if not question:
         return f"{prompt}\n{order.context}" if order.context else prompt
     before = f"{order.context}\n\n" if order.context else ""

@@ -1,7 +1,8 @@
-"""How long the front itself works on a call: prompts, routing, answers, all in one thread.
+"""What the front learns for its forecasts: answer lengths, and its own work per call.
 
-EXPLAIN (AI_ESTIMATE) adds it to what nodes take. It is the thread's processor time over a burst of
-calls, so what is done beside calls while they run is in it, and waiting is not.
+dbfront/generation/generation.py keeps both for EXPLAIN (AI_ESTIMATE), until the front ends. The
+work per call is the processor time of the front's thread over a burst of calls; waiting is not
+counted.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Final
+
+from tierkv.dbfront.contracts import PreparedCall, TextCall
 
 ASSUMED_S: Final = 0.001
 """Until measured."""
@@ -63,3 +66,46 @@ class FrontPace:
 
     def _begin(self) -> None:
         self._began_s, self._ended = self._worked_s(), 0
+
+
+_REMEMBERED = 100
+"""About so many answers count, the newest most."""
+
+
+class AnswerLengths:
+    """Mean tokens of answers, fading."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[str, str], float] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def learn(self, prepared: PreparedCall, tokens: int) -> None:
+        """Take the length of an answer in."""
+        key = _key(prepared)
+        count = self._counts[key] = min(self._counts.get(key, 0) + 1, _REMEMBERED)
+        mean = self._means.get(key, 0.0)
+        self._means[key] = mean + (tokens - mean) / count
+
+    def expected(self, prepared: PreparedCall) -> float | None:
+        """Say how long an answer will be, at most what is allowed; None while nobody knows."""
+        mean = self._means.get(_key(prepared))
+        return None if mean is None else min(mean, float(most_tokens(prepared)))
+
+
+def most_tokens(prepared: PreparedCall) -> int:
+    """Return how long an answer may get."""
+    if prepared.call.embed:
+        return 0
+    return 1 if prepared.call.labels else prepared.request.sampling.max_tokens
+
+
+def _key(prepared: PreparedCall) -> tuple[str, str]:
+    return prepared.request.model, _kind(prepared.call)
+
+
+def _kind(call: TextCall) -> str:
+    if call.embed:
+        return "embedding"
+    if call.labels:
+        return "label"
+    return "json" if call.json_schema else "text"

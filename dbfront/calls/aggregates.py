@@ -1,8 +1,8 @@
-"""``ai_agg`` and ``ai_summarize_agg``: one answer about all rows of a group.
+"""The recipes of ``ai_agg`` and ``ai_summarize_agg``: one answer about all rows of a group.
 
-All rows go into one prompt if they fit the model's context. Else they are put into as few prompts
-as possible, in their order, and what is answered to these takes their place, until one is left. A
-row that is too long by itself is cut into pieces first.
+All rows go into one prompt if they fit the model's context. Otherwise the rows are packed in order
+into as few prompts as possible; the answers take the place of the rows, and the step repeats until
+one answer is left. A row that is longer than a prompt is cut into pieces first.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tierkv.dbfront.calls.recipes.asking import ask_model
-from tierkv.dbfront.calls.recipes.recipe import Ask, CountTokens, Order, Recipe, Step
+from tierkv.dbfront.calls.recipe import (
+    CallOrder,
+    CountTokens,
+    ModelQuestions,
+    Recipe,
+    Step,
+    ask_model,
+)
 from tierkv.dbfront.contracts import TokenCounts
 from tierkv.kvcore.errors import ContextTooLongError
 
@@ -25,17 +31,17 @@ _SLACK_SHARE: Final = 32
 """What the chat template takes, and texts that have more tokens together than apart."""
 
 
-def aggregate(order: Order) -> Recipe:
+def aggregate(order: CallOrder) -> Recipe:
     """Return the answer to the instruction about all rows."""
     return (yield from _answer(order, order.call.text("instruction")))
 
 
-def summarize(order: Order) -> Recipe:
+def summarize(order: CallOrder) -> Recipe:
     """Return a summary of all rows."""
     return (yield from _answer(order, _SUMMARISE))
 
 
-def _answer(order: Order, instruction: str) -> Recipe:
+def _answer(order: CallOrder, instruction: str) -> Recipe:
     texts: Sequence[str] = order.call.texts("input")
     room = yield from _room(order, instruction)
     fewest: int | None = None
@@ -47,7 +53,7 @@ def _answer(order: Order, instruction: str) -> Recipe:
                 hint="Set max_tokens lower.",
             )
         fewest = len(prompts)
-        answers = yield Ask(
+        answers = yield ModelQuestions(
             tuple(ask_model(order, prompt, question=instruction) for prompt in prompts)
         )
         if len(answers) == 1:
@@ -55,7 +61,7 @@ def _answer(order: Order, instruction: str) -> Recipe:
         texts = [answer.text for answer in answers]
 
 
-def _room(order: Order, instruction: str) -> Generator[Step, Any, int]:
+def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
     """Find out how many tokens of rows a prompt can hold."""
     call, defaults = order.call, order.defaults
     system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
@@ -75,7 +81,7 @@ def _room(order: Order, instruction: str) -> Generator[Step, Any, int]:
     return room
 
 
-def _prompts(order: Order, texts: Sequence[str], room: int) -> Generator[Step, Any, list[str]]:
+def _prompts(order: CallOrder, texts: Sequence[str], room: int) -> Generator[Step, Any, list[str]]:
     """Put neighbouring texts together as long as they fit."""
     prompts: list[list[str]] = []
     filled = room
@@ -90,12 +96,14 @@ def _prompts(order: Order, texts: Sequence[str], room: int) -> Generator[Step, A
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _TextPiece:
     text: str
     tokens: int
 
 
-def _pieces(order: Order, texts: Sequence[str], most: int) -> Generator[Step, Any, list[_Piece]]:
+def _pieces(
+    order: CallOrder, texts: Sequence[str], most: int
+) -> Generator[Step, Any, list[_TextPiece]]:
     """Count texts, and cut those of more than ``most`` tokens until none is left to be cut."""
     pieces = yield from _counted(order, texts)
     while any(_too_long(piece, most) for piece in pieces):
@@ -110,16 +118,16 @@ def _pieces(order: Order, texts: Sequence[str], most: int) -> Generator[Step, An
     return pieces
 
 
-def _counted(order: Order, texts: Sequence[str]) -> Generator[Step, Any, list[_Piece]]:
+def _counted(order: CallOrder, texts: Sequence[str]) -> Generator[Step, Any, list[_TextPiece]]:
     counted = yield CountTokens(tuple(texts), order.call.model or order.defaults.model)
-    return [_Piece(text, count) for text, count in zip(texts, counted.counts, strict=True)]
+    return [_TextPiece(text, count) for text, count in zip(texts, counted.counts, strict=True)]
 
 
-def _too_long(piece: _Piece, most: int) -> bool:
+def _too_long(piece: _TextPiece, most: int) -> bool:
     return piece.tokens > most and len(piece.text) > 1
 
 
-def _cut(piece: _Piece, most: int) -> list[str]:
+def _cut(piece: _TextPiece, most: int) -> list[str]:
     """Cut a text into pieces of about equal length, between words where one ends nearby."""
     text = piece.text
     size = -(-len(text) // -(-piece.tokens // most))

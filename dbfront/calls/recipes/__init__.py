@@ -1,1 +1,0 @@
-"""How each AI function is answered: what goes to a model, and what becomes of its answers."""

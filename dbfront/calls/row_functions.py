@@ -1,0 +1,248 @@
+"""The recipes of all AI functions that answer one row.
+
+``ai_generate`` and its JSON and detail forms generate text. ``ai_extract`` asks one question per
+field, or one for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of unit
+length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no text: the
+probabilities of a few labels are read. ``ai_count_tokens`` needs only the tokenizer.
+dbfront/calls/recipe_table.py lists the recipes by function name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from typing import Any, Final
+
+from tierkv.dbfront.calls.recipe import (
+    CallOrder,
+    CountTokens,
+    ModelQuestions,
+    Recipe,
+    ask_model,
+    embed_text,
+)
+from tierkv.dbfront.contracts import TextAnswer, TextCall
+from tierkv.kvcore.errors import RowLevelError, TierKVError
+from tierkv.kvcore.request import FinishReason
+from tierkv.sql.calls.extract_schema import field_questions
+from tierkv.sql.text.exact_json import exact_value
+
+_YES: Final = ("yes", "Yes")
+_YES_OR_NO: Final = (*_YES, "no", "No")
+"""Models differ in how they begin an answer; the spellings of a word share its probability."""
+
+_DIGITS: Final = tuple("0123456789")
+SCORE_DIGITS: Final = 5
+"""Digits of a score behind the point: further ones depend on who shared its batch."""
+
+_HOLE: Final = "{0}"
+_CERTAIN: Final = 0.5
+
+
+def filter_rows(order: CallOrder) -> Recipe:
+    """Return whether yes is likelier than no."""
+    call = order.call
+    (answer,) = yield ModelQuestions((_yes_or_no(order, call.text("predicate")),))
+    return _chance_of_yes(answer) > _CERTAIN
+
+
+def classify(order: CallOrder) -> Recipe:
+    """Return the likeliest category."""
+    call = order.call
+    categories = call.texts("categories")
+    instruction = call.text("instruction") or _which_of(categories)
+    asked = ask_model(order, call.text("input"), question=instruction, labels=categories)
+    (answer,) = yield ModelQuestions((asked,))
+    chances = answer.label_probabilities
+    return categories[max(range(len(categories)), key=chances.__getitem__)]
+
+
+def classify_multi(order: CallOrder) -> Recipe:
+    """Return the categories that fit, in the order of the list; each is a question of its own."""
+    call = order.call
+    categories = call.texts("categories")
+    instruction = call.text("instruction") or f"Is it about {_HOLE}?"
+    answers = yield ModelQuestions(
+        tuple(
+            ask_model(
+                order,
+                call.text("input"),
+                question=_about(instruction, category),
+                labels=_YES_OR_NO,
+            )
+            for category in categories
+        )
+    )
+    return [
+        category
+        for category, answer in zip(categories, answers, strict=True)
+        if _chance_of_yes(answer) > _CERTAIN
+    ]
+
+
+def score(order: CallOrder) -> Recipe:
+    """Return the expected digit as a share of nine."""
+    call = order.call
+    criteria = call.text("criteria")
+    if call.get("input") is None:
+        asked = ask_model(order, criteria, labels=_DIGITS)
+    else:
+        question = f"{criteria}\nAnswer with a digit from 0 (not at all) to 9 (completely)."
+        asked = ask_model(order, call.text("input"), question=question, labels=_DIGITS)
+    (answer,) = yield ModelQuestions((asked,))
+    expected = sum(digit * chance for digit, chance in enumerate(answer.label_probabilities))
+    return round(min(max(expected / 9, 0.0), 1.0), SCORE_DIGITS)
+
+
+def _yes_or_no(order: CallOrder, predicate: str) -> TextCall:
+    if order.call.get("input") is None:
+        return ask_model(order, predicate, labels=_YES_OR_NO)
+    question = f"{predicate}\nAnswer yes or no."
+    return ask_model(order, order.call.text("input"), question=question, labels=_YES_OR_NO)
+
+
+def _chance_of_yes(answer: TextAnswer) -> float:
+    chances: tuple[float, ...] = answer.label_probabilities
+    return sum(chances[: len(_YES)])
+
+
+def _which_of(categories: tuple[str, ...]) -> str:
+    return f"Which category fits best: {', '.join(categories)}?"
+
+
+def _about(instruction: str, category: str) -> str:
+    if _HOLE in instruction:
+        return instruction.replace(_HOLE, category)
+    return f"{instruction} Does this fit: {category}?"
+
+
+def count_tokens(order: CallOrder) -> Recipe:
+    """Return the tokens of a text, without those a chat template puts around it."""
+    model = order.call.model or order.defaults.model
+    counted = yield CountTokens((order.call.text("input"),), model)
+    return counted.counts[0]
+
+
+def embed(order: CallOrder) -> Recipe:
+    """Return a text's vector."""
+    text = _not_empty(order.call.text("input"))
+    (answer,) = yield ModelQuestions((embed_text(order, text),))
+    return list(answer.embedding)
+
+
+def similarity(order: CallOrder) -> Recipe:
+    """Return the cosine of the angle between two texts' vectors, 1.0 for equal texts."""
+    texts = [_not_empty(order.call.text(name)) for name in ("a", "b")]
+    one, other = yield ModelQuestions(tuple(embed_text(order, text) for text in texts))
+    # Vectors are of unit length up to rounding; equal ones shall give 1.0.
+    length = math.sqrt(_product(one, one) * _product(other, other))
+    return min(max(_product(one, other) / (length or 1.0), -1.0), 1.0)
+
+
+def _product(one: TextAnswer, other: TextAnswer) -> float:
+    return math.fsum(a * b for a, b in zip(one.embedding, other.embedding, strict=True))
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise RowLevelError("an empty text has no embedding", hint="Use nullif(text, '').")
+    return text
+
+
+def generate(order: CallOrder) -> Recipe:
+    """Return the answer's text."""
+    (answer,) = yield ModelQuestions((ask_model(order, order.call.text("prompt")),))
+    return answer.text
+
+
+def generate_json(order: CallOrder) -> Recipe:
+    """Return the JSON value of an answer held to a schema."""
+    call = order.call
+    asked = ask_model(order, call.text("prompt"), json_schema=call.text("schema"))
+    (answer,) = yield ModelQuestions((asked,))
+    return parsed_json(answer)
+
+
+def generate_detail(order: CallOrder) -> Recipe:
+    """Return the answer with what it cost."""
+    asked = ask_model(order, order.call.text("prompt"))
+    (answer,) = yield ModelQuestions((asked,))
+    return {
+        "value": answer.text,
+        "error": None,
+        "error_code": None,
+        "model": answer.model or asked.model,
+        "finish_reason": answer.finish_reason.value,
+        "prompt_tokens": answer.usage.prompt_tokens,
+        "cached_tokens": answer.usage.hit_tokens.total,
+        "completion_tokens": answer.usage.completion_tokens,
+        "ttft_ms": 1000 * answer.ttft_s,
+        "latency_ms": 1000 * answer.total_s,
+    }
+
+
+def failed_detail(order: CallOrder, error: TierKVError) -> dict[str, Any]:
+    """Return what ``ai_generate_detail`` answers for a call that failed."""
+    return {
+        "value": None,
+        "error": error.message,
+        "error_code": error.sqlstate,
+        "model": order.call.model or order.defaults.model,
+        "finish_reason": None,
+        "prompt_tokens": None,
+        "cached_tokens": None,
+        "completion_tokens": None,
+        "ttft_ms": None,
+        "latency_ms": None,
+    }
+
+
+def parsed_json(answer: TextAnswer) -> Any:
+    """Return an answer's JSON value.
+
+    Raises:
+        RowLevelError: it was cut before its end.
+    """
+    cut = answer.finish_reason is FinishReason.LENGTH
+    with suppress(ValueError):
+        value = exact_value(answer.text)
+        # Of a number that was cut, digits may be missing.
+        if not cut or isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+    raise RowLevelError(
+        "the JSON answer was cut at max_tokens" if cut else "the answer is not JSON",
+        hint="Raise max_tokens, or ask for less." if cut else "",
+    )
+
+
+_AS_JSON: Final = "Extract the data as JSON."
+_NOTHING: Final = frozenset({"", "none", "null", "unknown", "n/a"})
+"""Answers, in lower case and without a last stop, that say there is no value."""
+
+
+def extract(order: CallOrder) -> Recipe:
+    """Return the fields as a JSON object."""
+    call = order.call
+    schema = json.loads(call.text("schema"))
+    instruction = call.text("instruction")
+    questions = field_questions(schema)
+    if questions is None:
+        asked = ask_model(
+            order,
+            call.text("input"),
+            question=instruction or _AS_JSON,
+            json_schema=call.text("schema"),
+        )
+        (answer,) = yield ModelQuestions((asked,))
+        return parsed_json(answer)
+    about = f"{call.text('input')}\n{instruction}" if instruction else call.text("input")
+    answers = yield ModelQuestions(
+        tuple(ask_model(order, about, question=question) for question in questions.values())
+    )
+    return {name: _value(answer.text) for name, answer in zip(questions, answers, strict=True)}
+
+
+def _value(text: str) -> Any:
+    value = text.strip()
+    return None if value.lower().rstrip(".") in _NOTHING else value

@@ -1,0 +1,234 @@
+"""The endpoints of OpenAI's API: chat completions, completions and models.
+
+Shapes follow what openai-python depends on: the finish reason has a chunk of its own, and so has
+the usage, if the client asked for the usage. Each prompt of a completion is a separate call; a
+stream merges them and marks each chunk with the prompt's index. ``max_model_len`` of a model is
+vLLM's addition, which gateways read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
+from tierkv.dbfront.http.schema import ChatBody, CompletionBody, read_body, usage_json
+from tierkv.dbfront.http.services import Services, tenant_of, until_disconnect
+from tierkv.dbfront.http.sse import open_stream
+from tierkv.kvcore.errors import UnknownModelError
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import Usage
+
+
+def models_router(services: Services) -> APIRouter:
+    """Make the endpoints."""
+    router = APIRouter()
+
+    @router.get("/v1/models", summary="Served models")
+    async def list_models() -> dict[str, Any]:
+        models = await services.generator.models()
+        return {"object": "list", "data": [_model_json(services, model) for model in models]}
+
+    @router.get("/v1/models/{model_id:path}", summary="One served model")
+    async def get_model(model_id: str) -> dict[str, Any]:
+        models = await services.generator.models()
+        for model in models:
+            if model.name == model_id:
+                return _model_json(services, model)
+        names = ", ".join(model.name for model in models)
+        raise UnknownModelError(
+            f"no model {model_id[:140]!r} is served here", hint=f"served models: {names}"
+        )
+
+    return router
+
+
+def _model_json(services: Services, model: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": services.created(),
+        "owned_by": "tierkv",
+        "max_model_len": model.context_tokens,
+    }
+
+
+EVENTS_BUFFERED = 256
+
+
+def completions_router(services: Services) -> APIRouter:
+    """Make the endpoint."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", summary="Raw prompts in, continuations out")
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody)
+        calls = body.to_calls(tenant_of(request), services.config.default_temperature)
+        prepared = [await services.generator.prepare(call) for call in calls]
+        envelope = _completion_envelope(services, prepared[0])
+        if body.stream:
+            chunks = _completion_chunks(
+                services, prepared, envelope, include_usage=body.include_usage
+            )
+            return await open_stream(services, chunks)
+        answers = await until_disconnect(request, _answer_all(services, prepared))
+        return JSONResponse(_completion(answers, envelope))
+
+    return router
+
+
+def _completion_envelope(services: Services, prepared: PreparedCall) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{prepared.request.request_id}",
+        "object": "text_completion",
+        "created": services.created(),
+        "model": prepared.model.name,
+        "system_fingerprint": f"fp_{prepared.model.revision[:12]}",
+    }
+
+
+async def _answer_all(services: Services, prepared: Sequence[PreparedCall]) -> list[TextAnswer]:
+    """Answer all prompts at once; the first error cancels the rest."""
+    tasks = [asyncio.ensure_future(services.generator.answer(one)) for one in prepared]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _completion(answers: Sequence[TextAnswer], envelope: dict[str, Any]) -> dict[str, Any]:
+    choices = [
+        _choice(index, answer.text, answer.finish_reason.value)
+        for index, answer in enumerate(answers)
+    ]
+    return {**envelope, "choices": choices, "usage": usage_json([a.usage for a in answers])}
+
+
+def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+async def _completion_chunks(
+    services: Services,
+    prepared: Sequence[PreparedCall],
+    envelope: dict[str, Any],
+    *,
+    include_usage: bool,
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    base = {**envelope, "usage": None} if include_usage else envelope
+    usages: list[Usage] = []
+    async with aclosing(_merged(services, prepared)) as events:
+        async for index, event in events:
+            if event.text:
+                yield {**base, "choices": [_choice(index, event.text, None)]}
+            if event.finish_reason is not None:
+                yield {**base, "choices": [_choice(index, "", event.finish_reason.value)]}
+                usages.extend([event.usage] if event.usage is not None else [])
+    if include_usage:
+        yield {**base, "choices": [], "usage": usage_json(usages)}
+
+
+async def _merged(
+    services: Services, prepared: Sequence[PreparedCall]
+) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """Yield the events of all streams as they come; the first error ends them all."""
+    queue: asyncio.Queue[tuple[int, TextEvent | BaseException]] = asyncio.Queue(EVENTS_BUFFERED)
+
+    async def pump(index: int, one: PreparedCall) -> None:
+        try:
+            async with aclosing(services.generator.stream(one)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    await queue.put((index, event))
+        except Exception as error:  # noqa: BLE001 - handed to the reader, who raises it
+            await queue.put((index, error))
+
+    tasks = [asyncio.ensure_future(pump(i, one)) for i, one in enumerate(prepared)]
+    unfinished = len(tasks)
+    try:
+        while unfinished:
+            index, event = await queue.get()
+            if isinstance(event, BaseException):
+                raise event
+            unfinished -= event.finish_reason is not None
+            yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def chat_router(services: Services) -> APIRouter:
+    """Make the endpoint."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", summary="A conversation in, a message out")
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody)
+        call = body.to_call(tenant_of(request), services.config.default_temperature)
+        prepared = await services.generator.prepare(call)
+        envelope = _chat_envelope(services, prepared)
+        if body.stream:
+            chunks = _chat_chunks(services, prepared, envelope, include_usage=body.include_usage)
+            return await open_stream(services, chunks)
+        answer = await until_disconnect(request, services.generator.answer(prepared))
+        return JSONResponse(_chat_completion(answer, envelope))
+
+    return router
+
+
+def _chat_envelope(services: Services, prepared: PreparedCall) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{prepared.request.request_id}",
+        "created": services.created(),
+        "model": prepared.model.name,
+        "system_fingerprint": f"fp_{prepared.model.revision[:12]}",
+    }
+
+
+def _chat_completion(answer: TextAnswer, envelope: dict[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": answer.finish_reason.value,
+    }
+    usage = usage_json([answer.usage])
+    return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+async def _chat_chunks(
+    services: Services, prepared: PreparedCall, envelope: dict[str, Any], *, include_usage: bool
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    base = {**envelope, "object": "chat.completion.chunk"}
+    if include_usage:
+        base["usage"] = None
+
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+        return {**base, "choices": [choice]}
+
+    begun = False
+    async with aclosing(services.generator.stream(prepared)) as events:  # type: ignore[type-var]
+        async for event in events:
+            if not begun:
+                begun = True
+                yield chunk({"role": "assistant", "content": ""})
+            if event.text:
+                yield chunk({"content": event.text})
+            if event.finish_reason is not None:
+                yield chunk({}, event.finish_reason.value)
+                if include_usage and event.usage is not None:
+                    yield {**base, "choices": [], "usage": usage_json([event.usage])}
