@@ -17,9 +17,9 @@ ASSUMED_S: Final = 0.001
 """Until measured."""
 _LEAST_CALLS: Final = 8
 _MOST_CALLS: Final = 64
-"""Fewer calls tell little; after so many, what they told is taken in."""
+"""A burst ends after this many calls. One of fewer than _LEAST_CALLS calls is not measured."""
 _PAUSE_S: Final = 0.1
-"""After a pause a new burst begins: what was done meanwhile was not for calls."""
+"""Idle time after which a new burst begins, so work between two bursts is not counted."""
 _NEW_SHARE: Final = 0.3
 
 
@@ -69,7 +69,7 @@ class FrontPace:
 
 
 _REMEMBERED = 100
-"""About so many answers count, the newest most."""
+"""Window of the fading mean, in answers."""
 
 
 class AnswerLengths:
@@ -80,20 +80,20 @@ class AnswerLengths:
         self._counts: dict[tuple[str, str], int] = {}
 
     def learn(self, prepared: PreparedCall, tokens: int) -> None:
-        """Take the length of an answer in."""
+        """Update the mean for calls of this kind with the length of one answer."""
         key = _key(prepared)
         count = self._counts[key] = min(self._counts.get(key, 0) + 1, _REMEMBERED)
         mean = self._means.get(key, 0.0)
         self._means[key] = mean + (tokens - mean) / count
 
     def expected(self, prepared: PreparedCall) -> float | None:
-        """Say how long an answer will be, at most what is allowed; None while nobody knows."""
+        """Return the expected length in tokens, at most the limit; None before any answer."""
         mean = self._means.get(_key(prepared))
         return None if mean is None else min(mean, float(most_tokens(prepared)))
 
 
 def most_tokens(prepared: PreparedCall) -> int:
-    """Return how long an answer may get."""
+    """Return the limit of an answer's length in tokens."""
     if prepared.call.embed:
         return 0
     return 1 if prepared.call.labels else prepared.request.sampling.max_tokens

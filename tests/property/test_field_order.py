@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.calls.field_order import FieldOrders, order_fields
-from tierkv.dbfront.calls.field_table import FieldTable
+from tierkv.dbfront.calls.field_order import FieldOrders, FieldTable, order_fields
 from tierkv.sql.calls.field_reorder import FieldReorder
 
 OFF, STATS = FieldReorder

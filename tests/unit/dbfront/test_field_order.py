@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.calls.field_order import FieldOrders, order_fields, statistics_order
-from tierkv.dbfront.calls.field_table import FieldTable
+from tierkv.dbfront.calls.field_order import FieldOrders, FieldTable, order_fields, statistics_order
 from tierkv.sql.calls.field_reorder import FieldReorder
 
 OFF, STATS = FieldReorder
