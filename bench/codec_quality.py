@@ -103,7 +103,7 @@ class CodecTrial:
                 levels = [
                     Level.FINE,
                     *[LEVELS[codec]] * blocks,
-                ]  # As compute/tiers/frame_puts.py does.
+                ]  # As compute/tiers/block_puts.py does.
                 stored.append(sum(map(self._copy_frames, sources, targets, levels)))
         return stored
 

@@ -26,8 +26,8 @@ from tierkv.compute.config import ComputeConfig, RandomModelSpec
 from tierkv.compute.demo_model.data import make_probes
 from tierkv.compute.loading import load_model
 from tierkv.compute.model.batch import ChunkInput, build_batch
-from tierkv.compute.model.cascade import LEAST_SAVED_TOKENS
 from tierkv.compute.model.decoder import Decoder
+from tierkv.compute.model.row_groups import LEAST_SAVED_TOKENS
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.ids import Incarnation, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams

@@ -2,7 +2,7 @@
 
 Run ``python -m bench.pipeline``. The blocks of a long history come over a line that is throttled to
 half, equal and double the time which the new tokens need to be computed; what comes out stands
-beside what the formula promises (costing/pipeline.py). All in one run; tokens must agree.
+beside what the formula promises (costing/blend_controller.py). All in one run; tokens must agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.report import Report, finish, make_parser
 from bench.throttled import Order, ThrottledPoolNode
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.node import ComputeNode
-from tierkv.costing.pipeline import one_after_the_other, pipelined
+from tierkv.costing.blend_controller import one_after_the_other, pipelined
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams

@@ -50,6 +50,6 @@ def check_json_schema(schema: str) -> None:
         FeatureNotSupportedError: the schema compiler is not installed here; a node may have it.
     """
     # Lazy: the schema compiler is heavy, and most callers never ask.
-    from tierkv.compute.sampling.json_grammar import check_schema
+    from tierkv.compute.engine.guides import check_schema
 
     check_schema(schema)

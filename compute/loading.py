@@ -19,14 +19,19 @@ from tierkv.compute.blend.gate import check_model
 from tierkv.compute.codec.calibration import Calibration, load_calibration
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES
 from tierkv.compute.config import ComputeConfig, RandomModelSpec
-from tierkv.compute.memory_check import check_memory, free_host_bytes
 from tierkv.compute.model.architecture import Architecture, parse_architecture
 from tierkv.compute.model.cuda_decode import attach_decode_graphs
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.model.pages import L1Pages
-from tierkv.compute.model.projection import is_packed
-from tierkv.compute.model.weights import Weights, load_weights, random_weights
-from tierkv.compute.model_plan import PagePlan, check_device, choose_dtype, plan_pages
+from tierkv.compute.model.weights import Weights, is_packed, load_weights, random_weights
+from tierkv.compute.model_plan import (
+    PagePlan,
+    check_device,
+    check_memory,
+    choose_dtype,
+    free_host_bytes,
+    plan_pages,
+)
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo

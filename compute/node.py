@@ -19,8 +19,8 @@ from tierkv.compute.batching.sequence import new_tokens_of
 from tierkv.compute.config import ComputeConfig
 from tierkv.compute.engine.drafts import GuessStats
 from tierkv.compute.engine.engine import Engine
+from tierkv.compute.engine.guides import Guides
 from tierkv.compute.loading import load_model
-from tierkv.compute.sampling.guides import Guides
 from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.finder import Directory
 from tierkv.compute.tiers.host_memory import host_memory

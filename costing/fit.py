@@ -1,8 +1,9 @@
-"""What moving bytes and computing tokens costs, fitted online to what was measured.
+"""What moving bytes and computing tokens costs, measured online: fits, rates and counters per tier.
 
-Pure: samples in, figures (costing/service_time.py) out. Old samples fade, so that a path or a
-machine that changed is seen after a few; both fits are least squares in closed form, with no cost
-below zero.
+Pure: samples in, figures (costing/service_time.py) out. Loader threads and the engine feed it; load
+decisions and heartbeats read it. Old samples fade, so that a change of a path or a machine shows
+after a few; both fits are least squares in closed form, with no cost below zero. Each attribute has
+one writer, or a single assignment under the GIL, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,75 @@ from collections.abc import Sequence
 from typing import Final
 
 from tierkv.costing.service_time import Line, StepCost
+
+_NEW_SHARE = 0.3
+_OVERLAP_SHARE = 0.05
+"""Reads come one per layer: some loads, not some layers, are to be averaged over."""
+
+
+class Rate:
+    """A moving average of amount per second; 0.0 until known."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+
+    def add(self, amount: float, seconds: float) -> None:
+        """Take one measurement in."""
+        if amount <= 0 or seconds <= 0:
+            return
+        new = amount / seconds
+        self.value = new if self.value == 0.0 else self.value + _NEW_SHARE * (new - self.value)
+
+
+class Overlap:
+    """How many reads of a path go on at a time, on average over the last ones.
+
+    Reads that share a path slow each other down; times this number, the rate that one of them sees
+    is the rate of the path.
+    """
+
+    def __init__(self) -> None:
+        self._reading_s = 0.0
+        self._busy_s = 0.0
+        self._ended_s = float("-inf")
+
+    def add(self, seconds: float, *, ended_s: float) -> None:
+        """Take in a read; those of several threads come in the order in which they end."""
+        busy_s = min(seconds, max(0.0, ended_s - self._ended_s))
+        self._reading_s += seconds - _OVERLAP_SHARE * self._reading_s
+        self._busy_s += busy_s - _OVERLAP_SHARE * self._busy_s
+        self._ended_s = max(self._ended_s, ended_s)
+
+    @property
+    def mean(self) -> float:
+        """Reads at a time, at least one."""
+        return max(1.0, self._reading_s / self._busy_s) if self._busy_s > 0.0 else 1.0
+
+
+class TierMeter:
+    """What readers saw of one tier, cumulative.
+
+    Attributes:
+        query_tokens: prompt tokens looked for in this tier.
+        hit_tokens: prompt tokens that came from it.
+        read_bytes: bytes loaded.
+        read_time_s: seconds spent loading them.
+        rate: bytes per second.
+    """
+
+    def __init__(self) -> None:
+        self.query_tokens = 0
+        self.hit_tokens = 0
+        self.read_bytes = 0
+        self.read_time_s = 0.0
+        self.rate = Rate()
+
+    def read(self, size_bytes: int, seconds: float) -> None:
+        """Count one read."""
+        self.read_bytes += size_bytes
+        self.read_time_s += seconds
+        self.rate.add(size_bytes, seconds)
+
 
 _KEPT = 0.5
 """Weight of everything older after one more load: a change is half learnt from its first one."""

@@ -281,7 +281,7 @@ def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
     """Give every depth that can be best, O(runs) of them.
 
     Within a run, and while the number of tokens of the first step is either its limit or all that
-    is left, the makespan is the largest of three sums (costing/pipeline.py), each concave in the
+    is left, the makespan is the largest of three sums, each concave in the
     depth: only the ends of such a piece and depths at which another sum takes over can be best.
     """
     left = prompt.stop - prompt.start - prompt.step_tokens

@@ -21,7 +21,7 @@ _LONGEST_S = 1e6
 
 _LIKE_OTHERS = 1.5
 """Nodes of a model that differ by less are taken to be equal: what each measured in its first steps
-is no better than that, and what remains is learned from answers (scheduler/nodes/learning.py)."""
+is no better than that, and what remains is learned from answers (nodes/node_record.py)."""
 
 UNLIKE_OTHERS = 8.0
 """A node is not believed to differ by more: one that was stopped in its first step would never get

@@ -1,9 +1,9 @@
 """Hop 2 of the main job: from a request to a stream of tokens, whatever happens to nodes.
 
 ``Dispatcher.submit`` is called by dbfront/generation/generation.py for every AI call and chat
-request. It carries out what scheduler/requests/state.py decides; here, in its three helpers
-(directory_client.py, stage_runner.py, load_ahead.py) and in compute/tiers/tiers.py a CacheError is
-turned into "no hits" or "another node" and counted, and nowhere else.
+request. It carries out what scheduler/requests/state.py decides. A CacheError is turned into "no
+hits" or "another node" and counted here, in directory_client.py, requests/stage_runner.py and
+plans/planner.py, and in compute/tiers/tiers.py; nowhere else.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tierkv.kvcore.preferred_node import PreferredNode
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
 from tierkv.metaserver.client import LocateReply, MetaClient, NamespaceGrant
 from tierkv.scheduler.choosing.admission import WaitingCall
-from tierkv.scheduler.choosing.affinity import Affinity
 from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,
@@ -44,19 +44,21 @@ from tierkv.scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from tierkv.scheduler.locating.directory_client import DirectoryClient
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans.forecast import Forecast, Forecaster
-from tierkv.scheduler.plans.load_ahead import LoadAhead
-from tierkv.scheduler.plans.planner import Planner
+from tierkv.scheduler.plans.planner import LoadAhead, Planner
 from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
 from tierkv.scheduler.request_record import Phase
 from tierkv.scheduler.requests.job import Job, failure, located
-from tierkv.scheduler.requests.request_leases import RequestLeases
-from tierkv.scheduler.requests.stage_runner import StageRunner
+from tierkv.scheduler.requests.stage_runner import RequestLeases, StageRunner
 from tierkv.scheduler.requests.state import SchedulerState
-from tierkv.scheduler.routing_stats import RoutingStats, SchedulerStats
-from tierkv.scheduler.routing_view import RoutingView, node_costs
+from tierkv.scheduler.routing_stats import (
+    Affinity,
+    RoutingStats,
+    RoutingView,
+    SchedulerStats,
+    node_costs,
+)
 
 log = logging.getLogger("tierkv.scheduler")
 

@@ -45,7 +45,7 @@ from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.locating.directory_client import DirectoryClient
+from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.plans.forecast import Forecaster
 from tierkv.scheduler.plans.statement_run import StatementRun

@@ -1,18 +1,54 @@
-"""What goes back to the caller of a request: events, the last one with its usage, or an error.
+"""What goes back to the caller of a request: events, read-outs of the prompt, usage, or an error.
 
-Called by the engine; pure functions over a Sequence.
+Called by the engine; pure functions over a Sequence. The last token of a prompt is always computed,
+never loaded, so a cached prefix serves requests for a read-out (chances of tokens, an embedding)
+exactly as it serves answers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tierkv.compute.batching.sequence import Sequence
-from tierkv.compute.sampling.sampler import Draw, request_seed
+import torch
+from torch import Tensor
+
+from tierkv.compute.batching.sampler import Draw, request_seed
+from tierkv.compute.batching.sequence import Readout, Sequence
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import FinishReason, GenerateEvent, Usage
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+
+
+def read_out(request: GenerateRequest, *, hidden: Tensor, logits: Tensor) -> Readout | None:
+    """Answer a request that ``reads_out``.
+
+    Args:
+        request: what is asked.
+        hidden: ``[hidden]`` after the last norm.
+        logits: ``[vocab]`` float32.
+
+    Returns:
+        readout: None when a number of it is not finite.
+    """
+    if request.embed:
+        return _finite(Readout(embedding=_numbers(_unit(hidden.float()))))
+    scores = torch.log_softmax(logits.float(), dim=-1)
+    asked = torch.tensor(request.score_token_ids, device=scores.device)
+    return _finite(Readout(scores=_numbers(scores[asked])))
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector.div(vector.norm())
+
+
+def _numbers(vector: Tensor) -> tuple[float, ...]:
+    return tuple(vector.tolist())
+
+
+def _finite(readout: Readout) -> Readout | None:
+    numbers = torch.tensor(readout.embedding or readout.scores)
+    return readout if bool(torch.isfinite(numbers).all()) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
 """Finds the known block that begins as a prompt goes on: blocks by parent, sorted by their tokens.
 
-A pure index over token ids, without hashes: what it answers agrees token for token. Of the blocks
-behind one parent the one with the longest common beginning is always a neighbour in sorted order,
-so a question costs two comparisons and a bisection, however many blocks there are.
+A pure index over token ids, without hashes; the batcher asks it about L1, and ``KnownBlocks``
+(thread-safe: the engine's thread adds, worker threads look up) about blocks that L1 no longer has.
+Of the blocks behind one parent the one with the longest common beginning is always a neighbour in
+sorted order, so a question costs two comparisons and a bisection, however many blocks there are.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -113,3 +116,39 @@ def _common_tokens(one: bytes, other: bytes) -> int:
     if not different:
         return size // TOKEN_BYTES
     return ((different & -different).bit_length() - 1) // (8 * TOKEN_BYTES)
+
+
+MOST_KNOWN = 32_768
+"""Blocks that are remembered; with 64 tokens each about 20 MB."""
+
+
+class KnownBlocks:
+    """Full blocks by tokens; those that were not of use for longest are forgotten first."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most = most
+        self._index: PartIndex[BlockKey] = PartIndex()
+        self._order: OrderedDict[BlockKey, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def note(self, scope: bytes, tokens: bytes, key: BlockKey) -> None:
+        """Remember a full block behind ``scope`` (compute/batching/part_index.py::scope_of)."""
+        with self._lock:
+            if key not in self._order:
+                self._index.add(scope, tokens, key)
+            self._order[key] = None
+            self._order.move_to_end(key)
+            if len(self._order) > self._most:
+                oldest, _ = self._order.popitem(last=False)
+                self._index.remove(oldest)
+
+    def find(self, scope: bytes, tokens: bytes) -> Part[BlockKey] | None:
+        """Return the block behind ``scope`` that shares most of the next tokens."""
+        with self._lock:
+            part = self._index.find(scope, tokens)
+            if part is not None:
+                self._order.move_to_end(part.item)
+            return part

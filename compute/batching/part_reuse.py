@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tierkv.compute.batching.known_blocks import KnownBlocks
 from tierkv.compute.batching.page_pool import PagePool
-from tierkv.compute.batching.part_index import Item, Part, PartIndex, scope_of
+from tierkv.compute.batching.part_index import Item, KnownBlocks, Part, PartIndex, scope_of
 from tierkv.compute.batching.reuse_facts import facts_of_end
 from tierkv.compute.batching.sequence import Sequence
 from tierkv.kvcore.block_key import ROOT_PARENT

@@ -61,7 +61,7 @@ class Readout:
 
 
 class AnswerForm(Protocol):
-    """Holds an answer to a form, token by token (compute/sampling/guides.py).
+    """Holds an answer to a form, token by token (compute/engine/guides.py).
 
     Attributes:
         complete: nothing may follow any more.

@@ -1,8 +1,10 @@
 """The blending pass: a prompt's KV and its last token's logits, with most of its chunks reused.
 
-Run by the engine layer by layer, behind a load; it may compute other things in between. A pass
-reads and writes only its own sequence's pages and reads chunks' pages; it decides nothing about
-where they come from or whether blending is worth it.
+The engine runs a pass layer by layer behind a load, and may compute other things between two
+layers. A pass reads and writes the pages of its own sequence and reads the pages of chunks; where
+chunks come from, and whether blending is worth it, is decided elsewhere. Attention is causal by
+position: a token never sees a later one, whatever other tokens are computed with it. (Released
+blending code masks by rank among the computed tokens, which lets early tokens see the future.)
 """
 
 from __future__ import annotations
@@ -12,15 +14,144 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from tierkv.compute.blend.attention import CausalSpans
-from tierkv.compute.blend.placing import PlacedKv
 from tierkv.compute.blend.plan import BlendPlan, PlanRows, lay_out
 from tierkv.compute.blend.selectors import CHECK_LAYER, Selector, deviation, highest, make_selector
 from tierkv.compute.model.batch import Int64Array
 from tierkv.compute.model.decoder import Decoder, Outputs
 from tierkv.compute.model.rope import rotate, rotation
+
+
+class PlacedKv:
+    """Keys (after rope) and values of all N tokens in one layer.
+
+    Attributes:
+        keys: ``[N, kv_heads, head_dim]``; what ``load`` brought and ``put`` replaced.
+        values: the same.
+    """
+
+    def __init__(self, decoder: Decoder, plan: BlendPlan, rows: PlanRows) -> None:
+        pages = decoder.pages
+        device, layout = pages.kv.device, pages.layout
+        self._pages = pages
+        self._exact = plan.exact
+        sources = torch.from_numpy(rows.sources).to(device)
+        self._sources = torch.stack((sources, sources + layout.block_tokens))
+        targets = torch.from_numpy(rows.targets[plan.exact :]).to(device)
+        self._targets = torch.stack((targets, targets + layout.block_tokens))
+        # Angle 0 leaves fresh tokens as they are; they are put there by the pass anyway.
+        positions = torch.zeros(len(rows.sources), dtype=torch.int64)
+        positions[torch.from_numpy(rows.reused)] = torch.from_numpy(rows.reused)
+        positions = positions[plan.exact :].to(device)
+        self._cos, self._sin = rotation(decoder.frequencies, positions, pages.kv.dtype)
+        shape = (2, len(rows.sources), layout.kv_heads, layout.head_dim)
+        self._kv = torch.empty(shape, dtype=pages.kv.dtype, device=device)
+        self.keys, self.values = self._kv[0], self._kv[1]
+        self._unturned = torch.empty_like(self.keys[plan.exact :])
+
+    def load(self, layer: int) -> None:
+        """Bring exact KV and that of chunks, at its place; fresh tokens' rows are arbitrary."""
+        self.load_exact(layer)
+        source = self._pages.token_rows(layer)
+        keys, values = self._sources[:, self._exact :]
+        torch.index_select(source, 0, values, out=self.values[self._exact :])
+        torch.index_select(source, 0, keys, out=self._unturned)
+        # tierkv.compute.model.rope.rotate without its temporaries: this is done for every reused
+        # token.
+        first, second = self._unturned.chunk(2, dim=-1)
+        turned_first, turned_second = self.keys[self._exact :].chunk(2, dim=-1)
+        torch.mul(first, self._cos, out=turned_first).addcmul_(second, self._sin, value=-1)
+        torch.mul(second, self._cos, out=turned_second).addcmul_(first, self._sin)
+
+    def load_exact(self, layer: int) -> None:
+        """Bring exact KV only; the other rows are arbitrary."""
+        source = self._pages.token_rows(layer)
+        keys, values = self._sources[:, : self._exact]
+        torch.index_select(source, 0, keys, out=self.keys[: self._exact])
+        torch.index_select(source, 0, values, out=self.values[: self._exact])
+
+    def put(self, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Replace the KV of some tokens by what was computed for them."""
+        self.keys.index_copy_(0, positions, keys)
+        self.values.index_copy_(0, positions, values)
+
+    def store(self, layer: int) -> None:
+        """Write all that is not exact already into the sequence's pages."""
+        target = self._pages.token_rows(layer)
+        for half, source in enumerate((self.keys, self.values)):
+            target.index_copy_(0, self._targets[half], source[self._exact :])
+
+
+SPAN_TOKENS = 128
+"""Queries per call: each call sees only keys up to its last query, and 64 to 256 measured equal."""
+
+
+class CausalSpans:
+    """Attention for a fixed set of tokens, made once and used in every layer.
+
+    Attributes:
+        positions: of the tokens, ascending, ``[A]``.
+    """
+
+    def __init__(self, positions: Tensor, context: int) -> None:
+        self.positions = positions
+        self._keys_at = torch.arange(context, device=positions.device)
+        # All tokens from the first one on: a plain prefill.
+        self._is_prefill = len(positions) == context
+        starts = range(0, len(positions), SPAN_TOKENS)
+        stops = [min(start + SPAN_TOKENS, len(positions)) for start in starts]
+        lasts = positions[[stop - 1 for stop in stops]].tolist()
+        self._spans = [(a, b, last + 1) for a, b, last in zip(starts, stops, lasts, strict=True)]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return ``[A, heads, head_dim]`` for queries of that shape, over all N keys and values.
+
+        Args:
+            q: rotated queries of the tokens.
+            keys: ``[N, kv_heads, head_dim]``, rotated.
+            values: the same shape.
+        """
+        if self._is_prefill:
+            return _attend(q, keys, values, None)
+        out = torch.empty_like(q)
+        for start, stop, end in self._spans:
+            seen = self._keys_at[:end] <= self.positions[start:stop, None]
+            out[start:stop] = _attend(q[start:stop], keys[:end], values[:end], seen)
+        return out
+
+    def attention_paid(self, q: Tensor, keys: Tensor, asking: int) -> Tensor:
+        """Return how much attention the last ``asking`` tokens pay to each key, ``[N]`` float32.
+
+        Summed over heads and asking tokens; costs one ``[heads, asking, N]`` tensor.
+        """
+        q, positions = q[-asking:], self.positions[-asking:]
+        kv_heads, head_dim = keys.shape[1:]
+        grouped = q.view(asking, kv_heads, -1, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
+        scores = (grouped @ keys.permute(1, 2, 0)).float() * head_dim**-0.5
+        by_token = scores.view(-1, asking, len(keys))
+        by_token.masked_fill_(self._keys_at > positions[:, None], float("-inf"))
+        paid: Tensor = by_token.softmax(-1).sum((0, 1))
+        return paid
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend with each key head as a batch of its own, so that no kernel has to repeat any.
+
+    Fused kernels on CUDA that take a mask don't take grouped queries.
+    """
+    kv_heads = keys.shape[1]
+    grouped = q.view(len(q), kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
+    shape = (*grouped.shape[:2], *keys.shape[::2])
+    attended = scaled_dot_product_attention(
+        grouped,
+        keys.transpose(0, 1)[:, None].expand(shape),
+        values.transpose(0, 1)[:, None].expand(shape),
+        attn_mask=mask,
+        is_causal=mask is None,
+    )
+    return attended.permute(2, 0, 1, 3).flatten(1, 2)
+
 
 ASKING_TOKENS = 128
 """Most tokens of the prompt's end whose attention counts as the question's."""

@@ -34,7 +34,7 @@ LEVELS = {
     KvCodec.ENTROPY_MEDIUM: Level.MEDIUM,
     KvCodec.ENTROPY_COARSE: Level.COARSE,
 }
-"""The level of each codec that has one; ``adaptive`` has two (compute/tiers/frame_puts.py)."""
+"""The level of each codec that has one; ``adaptive`` has two (compute/tiers/block_puts.py)."""
 
 
 def coarsest_of(codec: KvCodec) -> Level:

@@ -1,7 +1,9 @@
-"""The engine's guesses: which decodes get some, and what became of them.
+"""Speculative decoding without a draft model: guesses from repeated text, and which of them held.
 
-Used by the engine only, in its thread. Guesses take what a step has left: nothing that is known
-waits for them, and they fill pages that a sequence has, so that they never take one from others.
+Used by the engine only, in its thread. Answers that copy from their prompt (extraction, rewriting)
+go on as the prompt did after the same few tokens, and checking several guesses in one pass costs
+little more than computing one token. A guess never changes a token: the token that the model would
+have chosen counts. Guesses use only what a step has left and only pages that the sequence has.
 """
 
 from __future__ import annotations
@@ -9,9 +11,141 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierkv.compute.batching.batch_plan import Chunk
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
-from tierkv.compute.engine.speculation import NgramIndex, Pace, verified
+
+Int64Array = NDArray[np.int64]
+
+_SIZES = (3, 2)
+"""Tokens that must agree, longest first."""
+_ID_BITS = 21
+"""Larger ids may collide, which costs a wrong guess."""
+_FIRST_GUESS = 4
+_CAREFUL_GUESS = 2
+_FIRST_PAUSE = 16
+_LONGEST_PAUSE = 256
+_CROWDED = 0.25
+"""Guesses of which so many must be right are costly: the first ones are short."""
+_HOPE = 0.7
+"""Share of a sequence's first guesses that is expected to be right."""
+
+
+class NgramIndex:
+    """Where each run of three and of two tokens of a growing sequence was followed by another.
+
+    One dictionary entry per token and size; adding a token and looking up are O(1).
+    """
+
+    def __init__(self) -> None:
+        self._after: tuple[dict[int, int], ...] = tuple({} for _ in _SIZES)
+        self._known = 0
+
+    def guess(self, tokens: Int64Array, length: int, most: int) -> tuple[int, ...]:
+        """Return up to ``most`` tokens that may follow: those after the latest equal run.
+
+        A copy that reaches the sequence's end goes on in itself: what repeats, repeats again.
+
+        Args:
+            tokens: of the sequence; the first ones never change between calls.
+            length: how many of them are known; never less than before.
+            most: tokens to guess, at least 1.
+        """
+        for size, after in zip(_SIZES, self._after, strict=True):
+            first = max(self._known, size) - size
+            if first + size < length:
+                runs = _runs(tokens[first : length - 1], size)
+                after.update(zip(runs, range(first + size, length), strict=True))
+        self._known = length
+        for size, after in zip(_SIZES, self._after, strict=True):
+            if length <= size:
+                continue
+            found = after.get(_runs(tokens[length - size : length], size)[0])
+            if found is not None:
+                period = length - found
+                return tuple(tokens[found + np.arange(most) % period].tolist())
+        return ()
+
+
+def _runs(tokens: Int64Array, size: int) -> list[int]:
+    """Name every run of ``size`` tokens by one number."""
+    names = tokens[: len(tokens) - size + 1].copy()
+    for offset in range(1, size):
+        names = (names << _ID_BITS) ^ tokens[offset : len(tokens) - size + 1 + offset]
+    listed: list[int] = names.tolist()
+    return listed
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many tokens to guess for one sequence, learnt from what became of earlier guesses.
+
+    Attributes:
+        most: never guess more.
+        guess: how many to guess next.
+        share: of the guesses that were right, the latest counting most.
+        pause: tokens to wait before the next guess.
+        next_pause: how long the next wait will be; grows while guesses fail.
+    """
+
+    most: int
+    guess: int = _FIRST_GUESS
+    share: float = _HOPE
+    pause: int = 0
+    next_pause: int = _FIRST_PAUSE
+
+    def next_guess(self, least_share: float) -> int:
+        """Return how many tokens to guess now.
+
+        Args:
+            least_share: guesses of which fewer are right cost more than they spare.
+        """
+        if self.pause:
+            return 0
+        if self.share < least_share:
+            if least_share <= _HOPE:
+                self._wait()
+            return 0
+        unproven = self.share <= _HOPE and least_share > _CROWDED
+        return min(self.guess, self.most, _CAREFUL_GUESS if unproven else self.most)
+
+    def _wait(self) -> None:
+        self.pause = self.next_pause
+        self.next_pause = min(2 * self.next_pause, _LONGEST_PAUSE)
+
+    def passed(self, tokens: int) -> None:
+        """Take note of tokens that were computed without a guess."""
+        if self.pause and self.pause <= tokens:
+            self.share = max(self.share, _HOPE)
+        self.pause = max(0, self.pause - tokens)
+
+    def checked(self, guessed: int, right: int) -> None:
+        """Take note of what became of a guess; one that failed entirely makes it wait."""
+        self.share += (right / guessed - self.share) / 2
+        if right == guessed:
+            self.guess, self.next_pause = min(2 * self.guess, self.most), _FIRST_PAUSE
+        elif right:
+            self.guess = max(_CAREFUL_GUESS, right)
+        else:
+            self.guess = max(_CAREFUL_GUESS, self.guess // 2)
+            self._wait()
+
+
+def verified(guess: Sequence[int], chosen: Sequence[int | None]) -> tuple[int, ...]:
+    """Return the tokens that choosing one by one would have given; all but the last were guessed.
+
+    Args:
+        guess: the guessed tokens.
+        chosen: what the model chose before each of them, and after the last; None: it can't say.
+    """
+    right = 0
+    while right < len(guess) and guess[right] == chosen[right]:
+        right += 1
+    tokens = [token for token in chosen[: right + 1] if token is not None]
+    return tuple(tokens)
+
 
 ROWS_PER_STEP = 8
 """Tokens that cost about as much to compute as a step costs for one (CPU; bench.decoding)."""

@@ -15,31 +15,28 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from tierkv.compute.batching.answers import Delivery, draw_for, last_event, refusal
+from tierkv.compute.batching.answers import Delivery, draw_for, last_event, read_out, refusal
 from tierkv.compute.batching.batch_plan import Chunk
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.inbox import Inbox
 from tierkv.compute.batching.page_pool import PageEvent, PagePool
 from tierkv.compute.batching.part_reuse import PartReuse
+from tierkv.compute.batching.sampler import Sampler
 from tierkv.compute.batching.sequence import AnswerForm, Phase, make_sequence
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.blend.isolation import Isolation
 from tierkv.compute.blend.run import BlendRun
 from tierkv.compute.blend.stage import Blends
 from tierkv.compute.config import ComputeConfig
-from tierkv.compute.engine.drafts import Drafts
+from tierkv.compute.engine.drafts import Drafts, verified
 from tierkv.compute.engine.load_report import LoadReport
-from tierkv.compute.engine.readouts import read_out
-from tierkv.compute.engine.speculation import verified
 from tierkv.compute.engine.step_calibration import calibrate_steps
 from tierkv.compute.model.batch import ChunkInput, ForwardBatch, RawTarget, build_batch
 from tierkv.compute.model.decoder import Decoder, Outputs
-from tierkv.compute.sampling.sampler import Sampler
 from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.tiers import Tiers
-from tierkv.compute.transfers.behind_load import BehindLoad
 from tierkv.compute.transfers.handoff import Handoffs
-from tierkv.compute.transfers.loads import Loads
+from tierkv.compute.transfers.loads import BehindLoad, Loads
 from tierkv.compute.transfers.prefetch import Answer, Prefetches
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave, Saves
 from tierkv.costing.service_time import causal_pairs

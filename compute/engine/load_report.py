@@ -13,7 +13,7 @@ from tierkv.compute.batching.page_pool import PagePool
 from tierkv.compute.batching.sequence import Phase, Sequence
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.compute.transfers.loads import Loads
-from tierkv.costing.meter import Rate
+from tierkv.costing.fit import Rate
 from tierkv.costing.service_time import Line, StepCost
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad

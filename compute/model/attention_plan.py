@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tierkv.compute.model.cascade import Cohort, find_cohorts
 from tierkv.compute.model.pages import NULL_PAGE
-from tierkv.compute.model.rests import find_tiles
+from tierkv.compute.model.row_groups import Cohort, find_cohorts, find_tiles
 
 Int64Array = NDArray[np.int64]
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tierkv.compute.model.attention_plan import AttentionPlan, Span, plan_attention
-from tierkv.compute.model.cascade import LEAST_SAVED_TOKENS
-from tierkv.compute.model.rests import LONGEST_REST
+from tierkv.compute.model.row_groups import LEAST_SAVED_TOKENS, LONGEST_REST
 
 Int64Array = NDArray[np.int64]
 

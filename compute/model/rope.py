@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies, angles, and turning keys and queries by them.
 
 Called once when a model is loaded and once per step for the rotation angles. Which variant a model
-has is read in compute/model/rope_config.py.
+has is read in compute/model/architecture.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tierkv.compute.model.rope_config import RopeConfig
+from tierkv.compute.model.architecture import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

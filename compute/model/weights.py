@@ -1,11 +1,13 @@
-"""Decoder weights: their shapes, and where they come from (safetensors files or a seed).
+"""Decoder weights: shapes, source (safetensors files or a seed), and how matrices are stored.
 
 Projections that read the same input are stored as one matrix (q|k|v and gate|up), so a layer is
-four matrix products. Foreign pickles are never opened: only safetensors.
+four matrix products. On x86 CPUs large float32 matrices are kept in oneDNN's blocked order, which
+is read at the speed of memory. Pickles are never opened: only safetensors.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,10 +17,63 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.functional import linear
 
 from tierkv.compute.model.architecture import Architecture
-from tierkv.compute.model.projection import Projection
 from tierkv.kvcore.errors import ModelFolderError
+
+_LEAST_PACKED = 1 << 19
+"""Elements from which packing pays: its call costs about 25 us more than a plain one."""
+_PACKED_FOR_TOKENS = 8
+"""Tokens the blocked order is chosen for. It serves any number: measured within 10 % of the order
+chosen for 1, 64 and 512."""
+
+
+class Projection:
+    """``x -> x W^T + b``.
+
+    Attributes:
+        shape: ``(outputs, inputs)``.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.shape = tuple(weight.shape)
+        self._bias = bias
+        self._packed = is_packed(self.shape, weight.dtype, weight.device)
+        self._weight = _pack(weight) if self._packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return ``[tokens, outputs]`` for ``[tokens, inputs]``."""
+        if self._packed:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight, self._bias, "none", [], ""
+            )
+            return product
+        return linear(x, self._weight, self._bias)
+
+    @property
+    def parameters(self) -> int:
+        """Count the weights, bias included."""
+        bias = 0 if self._bias is None else self._bias.numel()
+        return self.shape[0] * self.shape[1] + bias
+
+
+def is_packed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a matrix is copied into another order instead of kept as it is."""
+    return (
+        dtype is torch.float32
+        and device.type == "cpu"
+        and shape[0] * shape[1] >= _LEAST_PACKED
+        and platform.machine() in ("x86_64", "AMD64")
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_TOKENS)
+    return packed
+
 
 Source = Callable[[str, tuple[int, ...]], Tensor]
 """Gives the tensor of a Hugging Face name in the expected shape."""

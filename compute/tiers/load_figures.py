@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from tierkv.compute.tiers.finder import Source
-from tierkv.costing.fit import LineFit, StepCostFit
+from tierkv.costing.fit import LineFit, Overlap, Rate, StepCostFit, TierMeter
 from tierkv.costing.load_controller import Level, Run
-from tierkv.costing.meter import Overlap, Rate, TierMeter
 from tierkv.costing.service_time import Line
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import HostId, NodeId

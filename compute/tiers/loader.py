@@ -1,17 +1,20 @@
 """Loads blocks from the pool into L1 pages, layer by layer, behind the computation.
 
-Runs in the tiers' worker threads. Layer l of all blocks arrives before layer l + 1, and an event
-per layer lets the engine compute behind it; small loads bring several layers, or all, in one read.
-A block that can't be read shortens the load.
+Runs in the tiers' worker threads; on a GPU each thread copies in a CUDA stream of its own. Layer l
+of all blocks arrives before layer l + 1, and an event per layer lets the engine compute behind the
+load; small loads bring several layers, or all, in one read. A block that cannot be read shortens
+the load.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from tierkv.compute.model.copy_stream import copies_beside, wait_for_copies
+import torch
+
 from tierkv.compute.model.pages import L1Pages, LayerWindow
 from tierkv.compute.tiers.finder import Absorb, Source
 from tierkv.compute.tiers.load_figures import LoadFigures
@@ -21,6 +24,29 @@ from tierkv.kvcore.errors import LayoutError, TransportError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import FRAME_ALIGNMENT, KvCodec
 from tierkv.kvcore.location import Location, Tier
+
+
+@contextmanager
+def copies_beside(device: torch.device) -> Iterator[None]:
+    """Queue this thread's GPU work on a new stream; what it wrote counts once it was waited for.
+
+    The stream begins behind what is queued on the default stream now: kernels there may still read
+    the pages that are about to be written.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.default_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def wait_for_copies(device: torch.device) -> None:
+    """Wait until what this thread queued on its stream is done; other threads run meanwhile."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
 
 _HOLD_TTL_S = 30.0
 Held = list[tuple[PoolNode, list[Location]]]

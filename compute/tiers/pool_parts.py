@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tierkv.compute.batching.known_blocks import KnownBlocks
-from tierkv.compute.batching.part_index import TOKEN_BYTES, scope_of
+from tierkv.compute.batching.part_index import TOKEN_BYTES, KnownBlocks, scope_of
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_figures import LoadFigures

@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from tierkv.compute.model.pages import L1Pages
-from tierkv.compute.tiers.block_puts import BlockPuts, PublishJob, SaveDone
+from tierkv.compute.tiers.block_puts import BlockPuts, FramesPut, PublishJob, SaveDone, put_frames
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
-from tierkv.compute.tiers.frame_puts import FramesPut, put_frames
-from tierkv.costing.meter import Rate
+from tierkv.costing.fit import Rate
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from tierkv.compute.batching.batch_plan import LoadOrder
-from tierkv.compute.batching.known_blocks import KnownBlocks
+from tierkv.compute.batching.part_index import KnownBlocks
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.compute.model.pages import L1Pages
@@ -21,14 +21,13 @@ from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, find_chunks
 from tierkv.compute.tiers.finder import Attempt, BlockFinder, Directory, Source
 from tierkv.compute.tiers.level_picker import LevelPicker, Wanted
-from tierkv.compute.tiers.load_decider import LoadDecider
+from tierkv.compute.tiers.load_decider import LoadDecider, probe
 from tierkv.compute.tiers.load_figures import PROBE_PAUSE_S, LoadFigures
 from tierkv.compute.tiers.load_log import LoadLog
 from tierkv.compute.tiers.loader import Loader, LoadJob, make_job
 from tierkv.compute.tiers.pool_parts import PartWanted, PoolPart, find_part, worth_loading
-from tierkv.compute.tiers.probe import probe
 from tierkv.compute.tiers.publisher import Publisher
-from tierkv.costing.meter import Rate, TierMeter
+from tierkv.costing.fit import Rate, TierMeter
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError

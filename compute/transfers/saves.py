@@ -1,12 +1,15 @@
 """What of a step goes to the pool, and when: layer by layer behind a pass, or whole after it.
 
 Used by the engine only, in its thread. The publisher moves the bytes; here pages are kept alive
-for it, and a handoff is told what it waits for.
+for the publisher, and a handoff learns what it waits for. A full block that the pool could not take
+is *owed*: it is tried again until the pool has it or L1 has evicted it. An owed block takes no
+memory of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, FullBlock
@@ -17,11 +20,63 @@ from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.publisher import Publication
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.compute.transfers.handoff import Handoffs
-from tierkv.compute.transfers.owed_blocks import OwedBlocks
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import FinishReason
+
+NO_SEQUENCE: Final = 0
+"""Sequences count from 1: what is saved again belongs to none."""
+
+
+class OwedBlocks:
+    """Blocks by key, the oldest first, each in a job of its own without a sequence."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._jobs: dict[BlockKey, PublishJob] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def note(self, job: PublishJob, blocks: Sequence[FullBlock]) -> None:
+        """Remember blocks of a job that are not in the pool; beyond the limit the oldest go.
+
+        A partial block is left out: the one that would go on from it has computed it by then.
+        """
+        for block in blocks:
+            if not block.tokens:
+                self._jobs.pop(block.key, None)
+                self._jobs[block.key] = replace(
+                    job, seq_id=NO_SEQUENCE, blocks=(block,), must=False, handoff=False
+                )
+        for key in list(self._jobs)[: max(0, len(self._jobs) - self._limit)]:
+            del self._jobs[key]
+
+    def take(self, count: int, page_of: Callable[[BlockKey], int | None]) -> list[PublishJob]:
+        """Take up to ``count`` blocks out that L1 still has, and all older ones that it has not.
+
+        Args:
+            count: how many blocks.
+            page_of: where a block lies in L1 now.
+
+        Returns:
+            jobs of one tenant, codec and session each.
+        """
+        jobs: dict[tuple[object, ...], PublishJob] = {}
+        for key in list(self._jobs):
+            if count <= 0:
+                break
+            job, page = self._jobs.pop(key), page_of(key)
+            if page is None:
+                continue
+            count -= 1
+            block = replace(job.blocks[0], page=page)
+            kind = job.tenant, job.codec, job.session
+            known = jobs.get(kind)
+            jobs[kind] = replace(job, blocks=(*(known.blocks if known else ()), block))
+        return list(jobs.values())
+
 
 _MOST_OWED: Final = 4096
 """Blocks that are remembered for another try."""

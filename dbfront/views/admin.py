@@ -2,7 +2,7 @@
 
 Sessions call ``cluster_rows`` with a ClusterSource. Column names and types are defined in
 sql/views.py; a row is a dictionary with those names. The routing views (routing_log,
-routing_errors, node_costs) show the scheduler's own values (scheduler/routing_view.py).
+routing_errors, node_costs) show the scheduler's own values (scheduler/routing_stats.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, Namespace, NodeState
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
-from tierkv.scheduler.routing_stats import Decision
-from tierkv.scheduler.routing_view import ErrorSummary, NodeCosts, RoutingView
+from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
 _DIGITS = 7

@@ -8,8 +8,7 @@ nearly all.
 
 from __future__ import annotations
 
-from tierkv.costing.fit import StepCostFit
-from tierkv.costing.meter import Rate
+from tierkv.costing.fit import Rate, StepCostFit
 from tierkv.costing.service_time import causal_pairs
 
 

@@ -21,10 +21,9 @@ from tierkv.scheduler.choosing.service import Service, Waits, serve
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.cost import CostSplit, ServiceCost
 from tierkv.scheduler.events import CandidateCost, Stage
-from tierkv.scheduler.nodes.credibility import TypicalRates, credible
 from tierkv.scheduler.nodes.fleet import Fleet, Group
 from tierkv.scheduler.nodes.node_record import NodeRecord, Work
-from tierkv.scheduler.nodes.node_table import Column, Columns, Figures
+from tierkv.scheduler.nodes.node_table import Column, Columns, Figures, TypicalRates, credible
 from tierkv.scheduler.request_record import RequestRecord
 
 EQUAL_COST = 1.02

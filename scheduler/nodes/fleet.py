@@ -18,9 +18,8 @@ from tierkv.kvcore.node import ModelInfo, NodeLoad, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.cost import known_rates, typical_load
 from tierkv.scheduler.events import SeenNode, Stage, WantedModel
-from tierkv.scheduler.nodes.credibility import TypicalRates, typical_rates
 from tierkv.scheduler.nodes.node_record import NodeRecord
-from tierkv.scheduler.nodes.node_table import NodeTable
+from tierkv.scheduler.nodes.node_table import NodeTable, TypicalRates, typical_rates
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 """What the directory calls a node (tierkv.metaserver.client.NodeState.state)."""

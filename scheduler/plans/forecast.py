@@ -19,8 +19,8 @@ from tierkv.kvcore.request import HitTokens
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.choosing.choice import weigh
 from tierkv.scheduler.cost import CachedPrefix
+from tierkv.scheduler.directory_client import NOTHING_FOUND, DirectoryClient
 from tierkv.scheduler.events import ChainLocated, RequestArrived, Stage, WantedModel
-from tierkv.scheduler.locating.directory_client import NOTHING_FOUND, DirectoryClient
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.plans.plan_tree import PrefixTree, build_tree

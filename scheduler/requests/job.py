@@ -1,31 +1,186 @@
-"""The shell's side of one request: what is to be done next, and whom it is listening to.
+"""The shell's side of one request: its next instructions, the node it listens to, and its answer.
 
-Used by scheduler/dispatcher.py only. Also the translations at its edges: a directory's answer into
-block counts, a decision to give up into the error a caller sees.
+Used by scheduler/dispatcher.py only; also translates a directory's reply into block counts and a
+decision to give up into the error a caller sees. The answer is put together from all nodes that
+worked on it: no token is lost or counted twice, and there is one usage for all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
+from hashlib import blake2b
 
 from tierkv.compute.client import ComputeClient
 from tierkv.kvcore.errors import NodeLostError, NoNodeError, OverloadedError, RetryableError
 from tierkv.kvcore.hold import NO_LEASE
 from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.kvcore.request import GenerateRequest
+from tierkv.kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    HitTokens,
+    SamplingParams,
+    Usage,
+)
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
+    Dispatch,
     Event,
     Fail,
     Failure,
     Instruction,
+    Prefetch,
     RequestCancelled,
+    Stage,
     WantedModel,
 )
-from tierkv.scheduler.requests.answer import Answer
+
+
+class Answer:
+    """What a request has produced so far.
+
+    Attributes:
+        request: the request as it arrived, but for a drawn seed.
+        tokens: everything generated and handed on.
+    """
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = _with_seed(request)
+        self.tokens: list[int] = []
+        self._prefill: GenerateEvent | None = None
+        self._written_tokens = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.request.token_ids) + len(self.tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt proper."""
+        return len(self.request.token_ids) - self.request.resumed_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated, also before the request came here."""
+        return self.request.resumed_tokens + len(self.tokens)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether ``max_tokens`` are there, so that nobody needs to be asked for more."""
+        return self.completion_tokens >= self.request.sampling.max_tokens
+
+    def part(self, dispatch: Dispatch) -> GenerateRequest:
+        """Make the request for the next node: the prompt and what was generated already.
+
+        Later sends carry an id of their own, because a node may still hold the earlier one.
+        """
+        request = self.request
+        first = dispatch.attempt == 1 and dispatch.stage is not Stage.PREFILL
+        if first and not self.tokens and not request.handoff:
+            return request  # As it arrived.
+        suffix = "" if dispatch.attempt == 1 else f":{dispatch.attempt}"
+        return replace(
+            request,
+            request_id=RequestId(request.request_id + suffix),
+            token_ids=request.token_ids + tuple(self.tokens),
+            resumed_tokens=self.completion_tokens,
+            handoff=dispatch.stage is Stage.PREFILL,
+        )
+
+    def ahead(self, prefetch: Prefetch) -> GenerateRequest:
+        """Make the question to load the prompt's first tokens; it needs no token computed."""
+        request = self.request
+        tokens = (request.token_ids + tuple(self.tokens))[: prefetch.tokens + 1]
+        return replace(
+            request,
+            request_id=RequestId(f"{request.request_id}:ahead"),
+            token_ids=tokens,
+            sampling=SamplingParams(max_tokens=1),
+            resumed_tokens=1,
+            handoff=False,
+            guide="",
+            score_token_ids=(),
+            embed=False,
+        )
+
+    def take(self, event: GenerateEvent) -> GenerateEvent:
+        """Keep an event's tokens; return them without an end."""
+        self.tokens.extend(event.token_ids)
+        return GenerateEvent(token_ids=event.token_ids, node_id=event.node_id)
+
+    def handed_off(self, event: GenerateEvent) -> None:
+        """Keep the prefill stage's account; its hits and its ttft are the answer's."""
+        if self._prefill is None:
+            self._prefill = event
+        if event.usage is not None:
+            self._written_tokens += event.usage.written_tokens
+
+    def finish(self, event: GenerateEvent) -> GenerateEvent:
+        """Turn a node's last event into the answer's last event (its tokens already taken)."""
+        first = self._prefill or event
+        usage = event.usage or Usage(self.prompt_tokens, self.completion_tokens)
+        reused = first.usage or usage
+        if usage.counted_there:
+            return replace(event, token_ids=())
+        whole = self._whole(usage, reused)
+        return replace(event, token_ids=(), usage=whole, queue_s=first.queue_s, ttft_s=first.ttft_s)
+
+    def _whole(self, usage: Usage, reused: Usage) -> Usage:
+        """Put the usage of all stages together; of most answers it is that of the only one."""
+        prompt_tokens = self.prompt_tokens
+        completion_tokens = max(usage.completion_tokens, self.completion_tokens)
+        if (
+            usage is reused
+            and not self._written_tokens
+            and usage.prompt_tokens == prompt_tokens
+            and usage.completion_tokens == completion_tokens
+            and usage.hit_tokens.total <= prompt_tokens
+        ):
+            return usage
+        return replace(
+            reused,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            hit_tokens=_capped(reused.hit_tokens, prompt_tokens),
+            written_tokens=usage.written_tokens + self._written_tokens,
+        )
+
+    def finish_early(self, node_id: str) -> GenerateEvent:
+        """End an answer that needs nothing more, though its last node never said so.
+
+        Either it has all its tokens, or the caller asked to cancel it.
+        """
+        reason = FinishReason.LENGTH if self.exhausted else FinishReason.CANCELLED
+        return self.finish(GenerateEvent(finish_reason=reason, node_id=node_id))
+
+
+def _with_seed(request: GenerateRequest) -> GenerateRequest:
+    """Draw the seed of a sampled answer here, so that a second node continues the same draw.
+
+    Taken from the request id, which is unique and random; greedy answers need none.
+    """
+    if request.sampling.temperature == 0.0 or request.sampling.seed is not None:
+        return request
+    digest = blake2b(request.request_id.encode(), digest_size=7).digest()
+    seed = int.from_bytes(digest, "little")
+    return replace(request, sampling=replace(request.sampling, seed=seed))
+
+
+def _capped(hits: HitTokens, prompt_tokens: int) -> HitTokens:
+    """Cut hits to the prompt, farthest tier first: a resumed stage also hits generated tokens."""
+    excess = hits.total - prompt_tokens
+    kept = [hits.l1, hits.l2, hits.l3, hits.l4]
+    for tier in (3, 2, 1, 0):
+        cut = min(max(excess, 0), kept[tier])
+        kept[tier] -= cut
+        excess -= cut
+    return HitTokens(*kept)
+
 
 _ERRORS: dict[Failure, type[RetryableError]] = {
     Failure.OVERLOADED: OverloadedError,

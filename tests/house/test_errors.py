@@ -63,8 +63,8 @@ def test_codes_are_unique() -> None:
 MISS = {
     "compute/tiers/tiers.py",
     "scheduler/dispatcher.py",
-    "scheduler/locating/directory_client.py",
-    "scheduler/plans/load_ahead.py",
+    "scheduler/directory_client.py",
+    "scheduler/plans/planner.py",
     "scheduler/requests/stage_runner.py",
     "dmp/client/node_link.py",
 }

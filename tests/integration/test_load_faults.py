@@ -15,7 +15,7 @@ from tests.fix_model import answer, make_request
 from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.node import ComputeNode
-from tierkv.compute.transfers.behind_load import BehindLoad
+from tierkv.compute.transfers.loads import BehindLoad
 from tierkv.dmp.pool_node import RangeRead
 from tierkv.kvcore.errors import TierKVError, TransportError
 from tierkv.kvcore.request import FinishReason

@@ -18,7 +18,7 @@ from tierkv.compute.model.attention import PagedAttention
 from tierkv.compute.model.attention_plan import AttentionPlan
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.pages import L1Pages
-from tierkv.compute.model.rests import LONGEST_REST
+from tierkv.compute.model.row_groups import LONGEST_REST
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 torch.set_num_threads(1)

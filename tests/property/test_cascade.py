@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.compute.model.cascade import find_cohorts
+from tierkv.compute.model.row_groups import find_cohorts
 
 ROWS = st.lists(
     st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=7), st.integers(0, 7)),

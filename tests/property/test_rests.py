@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.compute.model.rests import CALL_PAIRS, MOST_PAIRS, TILE_KEYS, find_tiles
+from tierkv.compute.model.row_groups import CALL_PAIRS, MOST_PAIRS, TILE_KEYS, find_tiles
 
 RESTS = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 1500)), max_size=60)
 

@@ -19,7 +19,7 @@ from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.choosing.choice import Costs, weigh
 from tierkv.scheduler.choosing.choice import choose as choose_node
-from tierkv.scheduler.choosing.lone_node import weigh_lone
+from tierkv.scheduler.choosing.router import weigh_lone
 from tierkv.scheduler.choosing.service import Waits, serve, service_cost
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.cost import CachedPrefix, Rates

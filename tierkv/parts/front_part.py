@@ -31,7 +31,7 @@ from tierkv.parts.front_checks import front_checks
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
-from tierkv.scheduler.routing_view import RoutingView
+from tierkv.scheduler.routing_stats import RoutingView
 from tierkv.settings import FrontSettings, name_list
 
 if TYPE_CHECKING:

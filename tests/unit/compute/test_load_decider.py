@@ -13,7 +13,7 @@ from tests.fix_model import node_config
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.config import LoadPolicy
 from tierkv.compute.tiers.finder import Attempt, Source
-from tierkv.compute.tiers.load_decider import Ahead, LoadDecider
+from tierkv.compute.tiers.load_decider import Ahead, LoadDecider, probe
 from tierkv.compute.tiers.load_figures import (
     BLEND_PROBE_REFUSALS,
     PROBE_PAUSE_S,
@@ -21,7 +21,6 @@ from tierkv.compute.tiers.load_figures import (
     LoadFigures,
 )
 from tierkv.compute.tiers.load_log import LoadLog, LoadRecord
-from tierkv.compute.tiers.probe import probe
 from tierkv.costing.blend_controller import BlendWork
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation

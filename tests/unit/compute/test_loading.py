@@ -7,7 +7,7 @@ import pytest
 from tests.fix_model import node_config, tiny_config
 from tierkv.compute.config import RandomModelSpec
 from tierkv.compute.loading import load_model
-from tierkv.compute.memory_check import free_host_bytes, weights_bytes
+from tierkv.compute.model_plan import free_host_bytes, weights_bytes
 from tierkv.kvcore.errors import ConfigError
 
 PAGE_BYTES = 3 * 2 * 8 * 2 * 16 * 4

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.costing.pipeline import one_after_the_other, pipelined
+from tierkv.costing.blend_controller import one_after_the_other, pipelined
 
 SECONDS = st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), min_size=1, max_size=12)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tierkv.compute.batching.batch_plan import FullBlock
 from tierkv.compute.tiers.block_puts import PublishJob
-from tierkv.compute.transfers.owed_blocks import OwedBlocks
+from tierkv.compute.transfers.saves import OwedBlocks
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
 

@@ -8,8 +8,7 @@ from torch.nn.functional import linear
 
 from tests.fix_model import tiny_config
 from tierkv.compute.model.architecture import parse_architecture
-from tierkv.compute.model.projection import Projection, is_packed
-from tierkv.compute.model.weights import random_weights
+from tierkv.compute.model.weights import Projection, is_packed, random_weights
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

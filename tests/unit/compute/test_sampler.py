@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.fix_model import make_request
-from tierkv.compute.sampling.sampler import Draw, Sampler, request_seed
+from tierkv.compute.batching.sampler import Draw, Sampler, request_seed
 
 LOGITS = torch.tensor([[0.1, 2.0, 1.9, -3.0]])
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.compute.engine.speculation import NgramIndex, Pace, verified
+from tierkv.compute.engine.drafts import NgramIndex, Pace, verified
 
 
 def naive(tokens: list[int], most: int) -> tuple[int, ...]:

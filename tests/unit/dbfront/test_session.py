@@ -46,8 +46,7 @@ from tierkv.scheduler.choosing.admission import WaitingCall
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
 from tierkv.scheduler.requests.state import SchedulerState
-from tierkv.scheduler.routing_stats import RoutingStats
-from tierkv.scheduler.routing_view import RoutingView, node_costs
+from tierkv.scheduler.routing_stats import RoutingStats, RoutingView, node_costs
 
 BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
 

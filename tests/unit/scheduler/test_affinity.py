@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.choosing.affinity import Affinity, AffinityCounts
 from tierkv.scheduler.cost import CostSplit, ServiceCost
 from tierkv.scheduler.events import CandidateCost
+from tierkv.scheduler.routing_stats import Affinity, AffinityCounts
 
 BLOCK_TOKENS = 16
 

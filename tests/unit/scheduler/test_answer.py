@@ -12,7 +12,7 @@ from tierkv.kvcore.request import (
     HitTokens,
     Usage,
 )
-from tierkv.scheduler.requests.answer import Answer
+from tierkv.scheduler.requests.job import Answer
 
 
 def test_the_codec_of_a_handed_off_answer_is_told() -> None:

@@ -12,9 +12,8 @@ from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import SeenNode
-from tierkv.scheduler.nodes.credibility import credible, speeds
 from tierkv.scheduler.nodes.fleet import Fleet
-from tierkv.scheduler.nodes.node_table import Figures
+from tierkv.scheduler.nodes.node_table import Figures, credible, speeds
 
 FAST = NodeLoad(prefill_token_s=1e-4, prefill_step_s=1e-3)
 

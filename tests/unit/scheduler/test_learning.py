@@ -11,15 +11,14 @@ from tests.unit.scheduler.test_state import Script
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.events import Dispatch, FirstToken, NodesSeen, RequestFinished, SeenNode
-from tierkv.scheduler.nodes.learning import (
+from tierkv.scheduler.nodes.node_record import (
     LEAST_FACTOR,
     LEAST_OVERHEAD_S,
     MOST_FACTOR,
     MOST_OVERHEAD_S,
     Correction,
 )
-from tierkv.scheduler.routing_stats import RoutingStats
-from tierkv.scheduler.routing_view import summarise
+from tierkv.scheduler.routing_stats import RoutingStats, summarise
 
 
 def test_what_a_node_adds_and_how_slow_it_is_are_told_apart() -> None:

@@ -24,8 +24,8 @@ from tierkv.kvcore.hold import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId
 from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MAX_LISTED_REPLICAS, LocateReply, NodeCoverage
-from tierkv.scheduler.locating.directory_client import DirectoryClient
-from tierkv.scheduler.requests.request_leases import RequestLeases
+from tierkv.scheduler.directory_client import DirectoryClient
+from tierkv.scheduler.requests.stage_runner import RequestLeases
 from tierkv.scheduler.routing_stats import RoutingStats
 
 IN_POOL = LocateReply(prefix_blocks=2, memory_blocks=2)

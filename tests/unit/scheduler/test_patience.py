@@ -10,8 +10,7 @@ from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId
 from tierkv.metaserver.client import MAX_LISTED_REPLICAS, LocateReply
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.locating.directory_client import DirectoryClient
-from tierkv.scheduler.locating.patience import Patience
+from tierkv.scheduler.directory_client import DirectoryClient, Patience
 from tierkv.scheduler.routing_stats import RoutingStats
 
 

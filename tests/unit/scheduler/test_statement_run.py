@@ -26,8 +26,8 @@ from tierkv.kvcore.request import GenerateRequest
 from tierkv.kvcore.reuse_hint import ReuseHint
 from tierkv.metaserver.client import LocateReply, NodeCoverage
 from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.dispatcher import Dispatcher
-from tierkv.scheduler.locating.directory_client import DirectoryClient
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans.hold_keeper import HoldKeeper
 from tierkv.scheduler.plans.plan_events import PlanNode

@@ -45,7 +45,7 @@ def test_an_engine_that_became_slow_is_seen() -> None:
     pace = Pace()
     for _ in range(10):
         pace.first_token(PROMPT, 0, 0.07)
-    # Meanwhile the scheduler's own correction of predictions knows (scheduler/nodes/learning.py).
+    # Meanwhile the scheduler's own correction knows (scheduler/nodes/node_record.py).
     for _ in range(30):
         pace.first_token(PROMPT, 0, 0.7)
     assert predicted(pace, NOTHING_CACHED) > 0.35

@@ -1,14 +1,18 @@
 """The scheduler's way to the directory: where a prompt's blocks are, and which keys a tenant has.
 
-Used by scheduler/dispatcher.py. Whatever goes wrong with the directory means "no hits" and is
-counted; after a failure it is left alone for a while, so that it never slows requests down.
+Used by scheduler/dispatcher.py. Every failure of the directory means "no hits" and is counted.
+After a failure the directory is left alone for a while, then asked one question at a time, so that
+a hanging server delays few requests. Questions that come while one is under way wait for its reply
+and go together as the next: the busier the directory, the more each call holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tierkv.kvcore import limits
@@ -22,9 +26,120 @@ from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import GenerateRequest
 from tierkv.metaserver.client import LocateReply, MetaClient, NamespaceGrant
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.locating.locate_wave import LocateWave
-from tierkv.scheduler.locating.patience import Patience
 from tierkv.scheduler.routing_stats import RoutingStats
+
+Ask = Callable[[list[Sequence[BlockKey]], float], Awaitable[list[LocateReply]]]
+"""Asks where some chains are and reserves them for so many seconds; one reply for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    chain: Sequence[BlockKey]
+    reserve_s: float
+    answer: asyncio.Future[LocateReply]
+
+
+class LocateWave:
+    """Gathers questions; used from one event loop."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._waiting: deque[_Question] = deque()
+        self._asking: asyncio.Task[None] | None = None
+
+    async def find(self, chain: Sequence[BlockKey], *, reserve_s: float) -> LocateReply:
+        """Ask with the others where a chain is.
+
+        Args:
+            chain: at most MAX_CHAIN_BLOCKS keys.
+            reserve_s: keep what is found for so long.
+        """
+        loop = asyncio.get_running_loop()
+        question = _Question(chain, reserve_s, loop.create_future())
+        self._waiting.append(question)
+        if self._asking is None:
+            # It begins when everybody who is about to ask has done so.
+            self._asking = loop.create_task(self._work(), name="scheduler-locate")
+        return await question.answer
+
+    async def _work(self) -> None:
+        wave: list[_Question] = []
+        try:
+            while self._waiting:
+                wave = self._next()
+                replies = await self._ask([q.chain for q in wave], wave[0].reserve_s)
+                for question, reply in zip(wave, replies, strict=True):
+                    if not question.answer.done():
+                        question.answer.set_result(reply)
+        except BaseException as error:
+            failed, self._waiting = [*wave, *self._waiting], deque()
+            for question in failed:
+                if not question.answer.done():
+                    question.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._asking = None
+
+    def _next(self) -> list[_Question]:
+        """Take as many questions as go together; those that were given up are left out."""
+        wave: list[_Question] = []
+        blocks = 0
+        while self._waiting and len(wave) < limits.MAX_CHAINS_PER_QUESTION:
+            question = self._waiting[0]
+            blocks += len(question.chain)
+            if wave and (
+                blocks > limits.MAX_CHAIN_BLOCKS or question.reserve_s != wave[0].reserve_s
+            ):
+                break
+            self._waiting.popleft()
+            if not question.answer.done():
+                wave.append(question)
+        return wave
+
+
+FIRST_BACKOFF_SHARE = 0.125
+
+
+class Patience:
+    """How often the directory failed, and when to try again.
+
+    Attributes:
+        failures: questions that failed in a row.
+    """
+
+    def __init__(self, *, backoff_s: float) -> None:
+        """Start with no experience; ``backoff_s`` is the longest time without a question."""
+        self.failures = 0
+        self._backoff_s = backoff_s
+        self._off_until_s = 0.0
+        self._probing = False
+
+    def may_ask(self, now: float) -> bool:
+        """Whether a question is worth it now."""
+        return not self.failures or (now >= self._off_until_s and not self._probing)
+
+    def ask(self) -> None:
+        """Note that somebody asks."""
+        self._probing = self.failures > 0
+
+    def answered(self) -> None:
+        """Note an answer."""
+        self.failures, self._probing = 0, False
+
+    def failed(self, now: float) -> None:
+        """Note that no answer came; questions that fail together count once."""
+        self._probing = False
+        if now < self._off_until_s:
+            return
+        self.failures += 1
+        share = min(1.0, FIRST_BACKOFF_SHARE * 2.0 ** min(self.failures - 1, 16))
+        self._off_until_s = now + share * self._backoff_s
+
+    def gave_up(self) -> None:
+        """Note that the asker went away before anything was known."""
+        self._probing = False
+
 
 _Answer = TypeVar("_Answer")
 

@@ -1,1 +1,0 @@
-"""From logits to tokens: greedy, random, or held to a grammar."""

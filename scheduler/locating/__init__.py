@@ -1,1 +1,0 @@
-"""Questions to the directory: where the blocks of a prompt are."""
