@@ -324,7 +324,8 @@ class ClientInfo:
 class SqlSession(Protocol):
     """One client's SQL session.
 
-    1. ``split`` cuts a simple-query string into statements, comments and empty ones dropped.
+    1. ``split`` cuts a simple-query string into statements, comments and empty ones dropped. A
+       ``SqlStatement`` (sql/plan/statement.py) keeps its tokens and plan; any ``str`` will do.
     2. ``describe`` never runs the statement.
     3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are those of
        kvcore/errors.py (UserError with SQLSTATE); outside a transaction the session stays usable,

@@ -32,8 +32,9 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.plan.changes import may_change
-from tierkv.sql.plan.plan import StatementPlan, plan_statement
+from tierkv.sql.plan.plan import StatementPlan
 from tierkv.sql.plan.rewrite import RewrittenSql, joined
+from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.plan.stream_plan import StreamPlan
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.statement import StatementKind, classify
@@ -80,21 +81,21 @@ class StatementContext:
 
 
 async def run_statement(
-    statement: str, params: Mapping[str, Any], context: StatementContext
+    statement: SqlStatement, params: Mapping[str, Any], context: StatementContext
 ) -> StatementResult:
     """Run one statement.
 
     Without AI calls the engine runs it alone.
 
     Args:
-        statement: SQL text of exactly one statement.
+        statement: exactly one statement.
         params: values by parameter name.
         context: the session's side.
 
     Raises:
         TierKVError: with SQLSTATE; nothing of a statement that writes remains.
     """
-    plan = plan_statement(statement, key_base=context.connection.new_key_base())
+    plan = statement.take_plan(context.connection.new_key_base)
     if context.account is not None:
         context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
     await context.refresh_views(plan.admin_views)

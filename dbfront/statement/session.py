@@ -41,9 +41,9 @@ from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
-from tierkv.sql.plan.plan import Explain, StatementPlan, plan_statement
+from tierkv.sql.plan.plan import Explain, StatementPlan
+from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
-from tierkv.sql.text.lexer import read_ahead, tokenize
 from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
 from tierkv.sql.view_columns import VIEW_COLUMNS
 from tierkv.sql.views import view_variable
@@ -101,28 +101,29 @@ class DuckDbSession:
     def split(self, sql: str) -> list[str]:
         """Cut a string into statements."""
         check_length(sql)
-        return split_statements(sql)
+        return split_statements(SqlStatement.of(sql))
 
     async def describe(self, sql: str) -> StatementDescription:
         """Say what columns and parameters a statement has; nothing is run, no model called."""
         check_length(sql)
-        account = self._account(sql)
+        statement = SqlStatement.of(sql)
+        account = self._account(statement)
         try:
-            async with read_ahead(sql):
-                return await self._describe(sql)
+            async with statement.read_ahead():
+                return await self._describe(statement)
         except TierKVError as error:
             account.ended(AiStats(), error)
             raise
 
-    async def _describe(self, sql: str) -> StatementDescription:
+    async def _describe(self, sql: SqlStatement) -> StatementDescription:
         types = parameter_types(sql)
-        tokens = tokenize(sql)
+        tokens = sql.tokens()
         refuse_kept(tokens, self._connection.kept_names)
         command = setting_command(tokens)
         if command is not None:
             shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
             return StatementDescription(shown, types)
-        plan = plan_statement(sql, key_base=self._connection.new_key_base())
+        plan = sql.plan(self._connection.new_key_base)
         await self._keep_rows()
         self._transaction.check_usable()
         try:
@@ -136,7 +137,9 @@ class DuckDbSession:
     ) -> StatementResult:
         """Run one statement; see the contract."""
         check_length(sql)
-        return await self._exclusively(self._execute(sql, named_parameters(params)))
+        return await self._exclusively(
+            self._execute(SqlStatement.of(sql), named_parameters(params))
+        )
 
     async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
         """Run a statement of the front's own; see the contract."""
@@ -148,7 +151,9 @@ class DuckDbSession:
         """Run one statement whose rows are taken as they come; see the contract."""
         check_length(sql)
         rows = StatementRows()
-        task = await self._start(self._execute(sql, named_parameters(params), rows))
+        task = await self._start(
+            self._execute(SqlStatement.of(sql), named_parameters(params), rows)
+        )
         result = await rows.started(task)
         if result is not None:
             return result
@@ -216,7 +221,7 @@ class DuckDbSession:
             self.activity.progress = None
 
     async def _execute(
-        self, sql: str, params: Mapping[str, Any], sink: StatementRows | None = None
+        self, sql: SqlStatement, params: Mapping[str, Any], sink: StatementRows | None = None
     ) -> StatementResult:
         account, stats = self._account(sql), AiStats()
         self.activity.state, self.activity.query = "active", sql
@@ -224,7 +229,7 @@ class DuckDbSession:
         self.activity.query_id = account.query_id
         try:
             context = self._context(stats, account, sink)
-            async with read_ahead(sql):
+            async with sql.read_ahead():
                 result = await self._run(sql, params, account, context)
         except BaseException as error:
             account.ended(stats, error)
@@ -238,12 +243,12 @@ class DuckDbSession:
 
     async def _run(
         self,
-        sql: str,
+        sql: SqlStatement,
         params: Mapping[str, Any],
         account: StatementEntry,
         context: StatementContext,
     ) -> StatementResult:
-        tokens = tokenize(sql)
+        tokens = sql.tokens()
         refuse_kept(tokens, self._connection.kept_names)
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):

@@ -34,7 +34,7 @@ from tierkv.sql.plan.select_list import missing_aliases
 from tierkv.sql.plan.stream_plan import StreamPlan, stream_plan, top_plan
 from tierkv.sql.plan.stream_shape import NotStreamableError
 from tierkv.sql.text.clauses import begins_clause
-from tierkv.sql.text.lexer import Token, TokenKind, name_value, tokenize
+from tierkv.sql.text.lexer import SqlText, Token, TokenKind, name_value, tokenize
 from tierkv.sql.text.statement import StatementKind, classify, command_name
 from tierkv.sql.views import admin_views_in
 
@@ -315,7 +315,8 @@ def _explained(
     """Plan an EXPLAIN around the plan of its statement, which keeps its place in the text."""
     options.check()
     start = tokens[options.start].start if options.start < len(tokens) else len(text)
-    inner = plan_statement(" " * start + text[start:], key_base=key_base, dialect=dialect)
+    query = SqlText(" " * start + text[start:], tokens[options.start :])
+    inner = plan_statement(query, key_base=key_base, dialect=dialect)
     if inner.explain is not Explain.NO:
         raise SqlSyntaxError("EXPLAIN can't explain an EXPLAIN", position=start + 1)
     body, analyze = inner.engine_sql, options.analyze

@@ -2,7 +2,8 @@
 
 Every pass of this room works on these tokens, because what is sent to the engine is the user's own
 text with pieces spliced in, never a regenerated tree. Comments and white space are between tokens
-and survive; nothing here knows grammar.
+and survive; nothing here knows grammar. Text that passes several rooms is a ``SqlText``, which is
+cut into tokens once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError
 from tierkv.kvcore.limits import LONG_SQL_CHARS, MAX_SQL_TOKENS
@@ -61,44 +61,94 @@ _CODES: Final = re.compile(r"\\[xuU0-7]")
 _ESCAPED_CHARS: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-_READ: ContextVar[tuple[str, list[Token]] | None] = ContextVar("tokens read ahead", default=None)
+class SqlText(str):
+    """SQL text that keeps its tokens, so that each room it passes need not cut it again.
 
-
-@asynccontextmanager
-async def read_ahead(text: str) -> AsyncGenerator[None, None]:
-    """Cut long text into tokens on a thread; ``tokenize`` gives them again until the block ends.
-
-    A statement's passes each ask for its tokens; a MiB of them would hold up every other client.
-
-    Raises:
-        SqlError: 54000, more tokens than a text may have.
-        SqlSyntaxError: as ``tokenize``.
+    It is a ``str``: a room that only reads characters takes it as one. A slice of it, and text made
+    of it, is another text and a plain ``str``; ``part`` is the slice that knows its tokens. Text
+    longer than LONG_SQL_CHARS keeps tokens only within ``read_ahead``, for they may be 100 MB.
     """
-    known = _READ.get()
-    if len(text) <= LONG_SQL_CHARS or (known is not None and known[0] == text):
-        yield
-        return
-    _READ.set((text, await asyncio.to_thread(tokenize, text, MAX_SQL_TOKENS)))
-    try:
-        yield
-    finally:
-        _READ.set(known)
+
+    __slots__ = ("_tokens",)
+    _tokens: list[Token] | None
+
+    def __new__(cls, text: str, tokens: list[Token] | None = None) -> Self:
+        """Make text of ``text``, whose tokens are ``tokens`` if they are known."""
+        self = super().__new__(cls, text)
+        self._tokens = tokens
+        return self
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Return the text itself if it is one already."""
+        return text if isinstance(text, cls) else cls(text)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it keeps nothing by itself."""
+        return len(self) > LONG_SQL_CHARS
+
+    def tokens(self) -> list[Token]:
+        """Return the tokens, a list of the caller's own.
+
+        Raises:
+            SqlSyntaxError: as ``tokenize``.
+        """
+        if self._tokens is not None:
+            return self._tokens.copy()
+        tokens = _cut(self)
+        if not self.is_long:
+            self._tokens = tokens.copy()
+        return tokens
+
+    def part(self, start: int, end: int) -> Self:
+        """Return characters [start, end), which neither begin nor end inside a token."""
+        if (start, end) == (0, len(self)):
+            return self
+        part = type(self)(self[start:end])
+        if not part.is_long:
+            part._tokens = [
+                token._replace(start=token.start - start, end=token.end - start) if start else token
+                for token in self.tokens()
+                if start <= token.start and token.end <= end
+            ]
+        return part
+
+    @asynccontextmanager
+    async def read_ahead(self) -> AsyncGenerator[None, None]:
+        """Cut long text into tokens on a thread, and keep them until the block ends.
+
+        A statement's passes each ask for its tokens; a MiB of them would hold up every other
+        client.
+
+        Raises:
+            SqlError: 54000, more tokens than a text may have.
+            SqlSyntaxError: as ``tokenize``.
+        """
+        if not self.is_long or self._tokens is not None:
+            yield
+            return
+        self._tokens = await asyncio.to_thread(_cut, self, MAX_SQL_TOKENS)
+        try:
+            yield
+        finally:
+            self._tokens = None
 
 
-def tokenize(text: str, most: int | None = None) -> list[Token]:
-    """Cut SQL text into tokens.
+def tokenize(text: str) -> list[Token]:
+    """Cut SQL text into tokens; a ``SqlText`` is cut the first time only.
 
     Args:
         text: any number of statements.
-        most: tokens it may have; None: any number.
 
     Raises:
         SqlSyntaxError: a string, quoted name or comment has no end; with its position.
-        SqlError: 54000, more than ``most``.
     """
-    known = _READ.get()
-    if known is not None and known[0] == text:
-        return known[1].copy()
+    return text.tokens() if isinstance(text, SqlText) else _cut(text)
+
+
+def _cut(text: str, most: int | None = None) -> list[Token]:
+    """Cut SQL text into at most ``most`` tokens; None: any number."""
     tokens: list[Token] = []
     at = 0
     while at < len(text):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from tierkv.sql.text.lexer import Token, TokenKind, depth_change, tokenize
+from tierkv.sql.text.lexer import SqlText, Token, TokenKind, depth_change, tokenize
 
 
 class StatementKind(StrEnum):
@@ -98,8 +98,12 @@ def command_name(tokens: Sequence[Token]) -> str:
 
 
 def split_statements(text: str) -> list[str]:
-    """Cut text at its semicolons; comments alone and empty statements are dropped."""
-    return [text[start:end] for start, end in statement_spans(text)]
+    """Cut text at its semicolons; comments alone and empty statements are dropped.
+
+    Statements of a SqlText are of its class, and know their tokens.
+    """
+    whole = SqlText.of(text)
+    return [whole.part(start, end) for start, end in statement_spans(whole)]
 
 
 def statement_spans(text: str) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ from tierkv.kvcore.errors import (
     TierKVError,
     UserError,
 )
-from tierkv.sql.text.lexer import read_ahead
+from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.text.statement import statement_spans
 
 NDJSON: Final = "application/x-ndjson"
@@ -118,8 +118,9 @@ async def _run(
     sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
 ) -> StatementResult:
     with bounds.counted():
-        async with read_ahead(body.sql), _session(sql, client, body) as session:
-            with _statement(session, body) as statement, bounds.timed(session):
+        text = SqlStatement(body.sql)
+        async with text.read_ahead(), _session(sql, client, body) as session:
+            with _statement(session, text) as statement, bounds.timed(session):
                 return await session.execute(statement, body.params)
 
 
@@ -131,8 +132,9 @@ async def _lines(
     So a statement that fails at once answers with an HTTP status, not with a stream.
     """
     with bounds.counted():
-        async with read_ahead(body.sql), _session(sql, client, body) as session:
-            with _statement(session, body) as statement, bounds.timed(session):
+        text = SqlStatement(body.sql)
+        async with text.read_ahead(), _session(sql, client, body) as session:
+            with _statement(session, text) as statement, bounds.timed(session):
                 opened = await session.execute_rows(statement, body.params)
                 head = _line({"columns": _columns(opened.columns)})
                 async with aclosing(_batches(opened)) as batches:
@@ -182,13 +184,13 @@ async def _set(session: SqlSession, name: str, value: str | float | bool) -> Non
 
 
 @contextmanager
-def _statement(session: SqlSession, body: SqlBody) -> Iterator[str]:
+def _statement(session: SqlSession, text: SqlStatement) -> Iterator[str]:
     """The body's one statement; positions of its errors count from the start of ``sql``."""
     try:
-        statements = session.split(body.sql)
+        statements = session.split(text)
         if len(statements) != 1:
             raise FieldError("sql", UserError(f"send one statement, not {len(statements)}"))
-        with _placed(body.sql):
+        with _placed(text):
             yield statements[0]
     except TierKVError as error:
         error.hint = in_body(error.hint)

@@ -34,10 +34,10 @@ from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_dialect.inference.lookup import infer_types
 from tierkv.dbfront.postgres_values.binary_format import Encoder
 from tierkv.dbfront.postgres_values.parameters import without_void
-from tierkv.dbfront.postgres_values.sql_tokens import first_word, replace_parameters, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
 from tierkv.kvcore.errors import SqlError, TierKVError
-from tierkv.sql.text.lexer import read_ahead
+from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.text.statement import statement_spans
 
 _ENDS_TRANSACTION: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
@@ -70,8 +70,9 @@ class ExtendedQuery:
     async def _dispatch(self, message: m.FrontendMessage) -> None:
         match message:
             case m.Parse():
-                async with read_ahead(message.sql):
-                    await self._parse(message)
+                text = SqlStatement(message.sql)
+                async with text.read_ahead():
+                    await self._parse(message, text)
             case m.Bind():
                 await self._bind(message)
             case m.Describe(kind="S"):
@@ -113,11 +114,11 @@ class ExtendedQuery:
             if portal is not None:
                 await portal.close()
 
-    async def _parse(self, message: m.Parse) -> None:
+    async def _parse(self, message: m.Parse, text: SqlStatement) -> None:
         if not message.statement:
             self._statements.pop("", None)
-        check_text(message.sql)
-        statements = self._exchange.session.split(message.sql)
+        check_text(text)
+        statements = self._exchange.session.split(text)
         if len(statements) > 1:
             raise SqlError(
                 "cannot insert multiple commands into a prepared statement", sqlstate="42601"
@@ -129,8 +130,8 @@ class ExtendedQuery:
         if len(self._statements) >= _MAX_STATEMENTS:
             raise SqlError(f"more than {_MAX_STATEMENTS} prepared statements", sqlstate="53400")
         # With the comments before it: positions of errors count from there.
-        sql = message.sql[: statement_spans(message.sql)[0][1]] if statements else ""
-        sql = without_void(sql, message.parameter_oids)
+        sql: str = text.part(0, statement_spans(text)[0][1]) if statements else ""
+        sql = SqlStatement.of(without_void(sql, message.parameter_oids))
         self._refuse_if_aborted(sql)
         statement = prepare(sql, message.parameter_oids, parse_copy(sql) if sql else None)
         await self._description(statement)  # What is wrong with it is told here.
@@ -167,8 +168,8 @@ class ExtendedQuery:
         if not statement.sql or statement.copy is not None:
             return _NO_RESULT
         with placing_errors(statement.sql, casts):
-            sql = replace_parameters(statement.sql, casts)
-            async with read_ahead(sql):
+            sql = statement.cast_sql(casts)
+            async with sql.read_ahead():
                 described = await self._exchange.session.describe(sql)
         if described.columns is None:
             return described
@@ -252,9 +253,10 @@ class ExtendedQuery:
             return StatementResult(await run_copy(exchange, portal.statement.copy))
         if result := self._deallocate(sql):
             return result
-        async with read_ahead(portal.sql):
+        cast_sql = portal.statement.cast_sql(portal.casts)
+        async with cast_sql.read_ahead():
             with placing_errors(sql, portal.casts):
-                running = exchange.session.execute_rows(portal.sql, portal.values or None)
+                running = exchange.session.execute_rows(cast_sql, portal.values or None)
                 return await exchange.run(running)
 
     async def _send_stream(self, portal: Portal, stream: RowStream, max_rows: int) -> None:

@@ -26,9 +26,12 @@ from tierkv.dbfront.postgres_values.sql_tokens import (
 )
 from tierkv.dbfront.postgres_values.types import TEXT, PgType, by_oid, pg_type
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, UserError
+from tierkv.sql.plan.statement import SqlStatement
 
 _MAX_DECIMAL_DIGITS: Final = 38
 _UNDECLARED: Final = (0, 705)
+_KEPT_CASTS: Final = 2
+"""As it is described, and as it ran last: the width of a decimal may differ from run to run."""
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class PreparedStatement:
     """A parsed statement.
 
     Attributes:
-        sql: one statement, or empty.
+        sql: one statement, or empty; ``cast_sql`` is what is described and run.
         declared: OIDs as in Parse; missing and 0 mean not declared.
         parameters: how many ``$n`` there are.
         copy: set if it is a COPY through the client.
@@ -45,13 +48,25 @@ class PreparedStatement:
         inferred: types of parameters (from 1) by the places where they stand.
     """
 
-    sql: str
+    sql: SqlStatement
     declared: tuple[int, ...] = ()
     parameters: int = 0
     copy: CopyStatement | None = None
     description: StatementDescription | None = None
     long_casts: dict[int, str] = field(default_factory=dict)
     inferred: dict[int, PgType] = field(default_factory=dict)
+    _cast: deque[tuple[dict[int, str], SqlStatement]] = field(
+        default_factory=lambda: deque(maxlen=_KEPT_CASTS)
+    )
+
+    def cast_sql(self, casts: dict[int, str]) -> SqlStatement:
+        """The SQL with its parameters cast; what ``casts`` made lately is made once."""
+        for known, sql in self._cast:
+            if known == casts:
+                return sql
+        sql = SqlStatement.of(replace_parameters(self.sql, casts))
+        self._cast.append((casts, sql))
+        return sql
 
     def untyped(self) -> bool:
         """Whether a parameter has neither a declared type nor such a cast."""
@@ -126,7 +141,9 @@ def placing_errors(sql: str, casts: dict[int, str]) -> Iterator[None]:
         raise
 
 
-def prepare(sql: str, declared: tuple[int, ...], copy: CopyStatement | None) -> PreparedStatement:
+def prepare(
+    sql: SqlStatement, declared: tuple[int, ...], copy: CopyStatement | None
+) -> PreparedStatement:
     """Make a prepared statement of one SQL statement."""
     count = max(parameter_count(sql), len(declared)) if sql else 0
     casts = long_casts(sql) if count else {}
@@ -157,11 +174,6 @@ class Portal:
     waiting: deque[tuple[Any, ...]] = field(default_factory=deque)
     sent: int = 0
     described: StatementDescription | None = field(default=None)
-
-    @property
-    def sql(self) -> str:
-        """The SQL to run, parameters cast."""
-        return replace_parameters(self.statement.sql, self.casts)
 
     async def close(self) -> None:
         """Stop the statement if it still runs."""

@@ -14,7 +14,7 @@ from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.kvcore.errors import SqlError, TierKVError, UserError
 from tierkv.kvcore.limits import MAX_SQL_BYTES
-from tierkv.sql.text.lexer import read_ahead
+from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.text.statement import statement_spans
 
 
@@ -30,14 +30,15 @@ async def simple_query(exchange: Exchange, sql: str, implicit: ImplicitTransacti
     failed = True
     try:
         check_text(sql)
-        async with read_ahead(sql):
-            statements = exchange.session.split(sql)
+        text = SqlStatement(sql)
+        async with text.read_ahead():
+            statements = [SqlStatement.of(one) for one in exchange.session.split(text)]
         if not statements:
             exchange.send(replies.EMPTY_QUERY)
         together = implicit if len(statements) > 1 or implicit.active else None
         for number, statement in enumerate(statements):
-            async with read_ahead(statement):
-                with _placed_in(sql, number):
+            async with statement.read_ahead():
+                with _placed_in(text, number):
                     await _one(exchange, statement, together)
         failed = False
         await implicit.finish(failed=False)

@@ -37,6 +37,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
 )
 from tierkv.dbfront.postgres_dialect.session.sequences import current_value
 from tierkv.kvcore.errors import UserError
+from tierkv.sql.plan.statement import SqlStatement
 
 TELLING: Final = re.compile(
     r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"
@@ -388,7 +389,7 @@ _RULES: Final[tuple[Rule, ...]] = (
 class Rewritten:
     """A rewritten statement; ``edits`` say where its characters were, ``naming`` what is what."""
 
-    text: str
+    text: SqlStatement
     edits: tuple[Edit, ...] = ()
     naming: Naming = _AS_IS
 
@@ -418,9 +419,10 @@ def rewrite(
     """
     told = may_tell(sql) and TELLING.search(sql) is not None
     if not told and not naming.tells(sql.lower()):
-        return Rewritten(sql, naming=naming)
+        return Rewritten(SqlStatement.of(sql), naming=naming)
     rewriter = Rewriter(sql, names, literals, naming)
-    return Rewritten(rewriter.run(_RULES), tuple(rewriter.edits), naming)
+    text = rewriter.run(_RULES)
+    return Rewritten(SqlStatement.of(sql if text == sql else text), tuple(rewriter.edits), naming)
 
 
 def may_tell(sql: str) -> bool:

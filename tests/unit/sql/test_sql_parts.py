@@ -15,7 +15,7 @@ from tierkv.sql.plan.changes import may_change, query_writes
 from tierkv.sql.plan.parameters import parameter_types
 from tierkv.sql.plan.plan import plan_statement
 from tierkv.sql.settings import parse_setting, setting_command
-from tierkv.sql.text.lexer import TokenKind, read_ahead, string_value, tokenize
+from tierkv.sql.text.lexer import SqlText, TokenKind, string_value, tokenize
 from tierkv.sql.text.literals import NotConstantError, literal_value
 from tierkv.sql.text.statement import StatementKind, classify, split_statements
 from tierkv.sql.views import VIEW_COLUMNS, view_ddl
@@ -279,14 +279,15 @@ async def test_long_text_is_cut_beside_the_loop() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    async with read_ahead(text):
+    statement = SqlText(text)
+    async with statement.read_ahead():
         during = turns
-        assert tokenize(text) == tokens
-        assert tokenize(text) is not tokenize(text)
+        assert tokenize(statement) == tokens
+        assert tokenize(statement) is not tokenize(statement)
     task.cancel()
     assert during > 3
     with pytest.raises(SqlError, match="more than 300000"):
-        async with read_ahead("SELECT 1" + ";" * 300_000):
+        async with SqlText("SELECT 1" + ";" * 300_000).read_ahead():
             pass
 
 
