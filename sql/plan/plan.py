@@ -23,12 +23,11 @@ from tierkv.sql.calls.same_calls import call_identities
 from tierkv.sql.calls.static_prefix import static_prefix
 from tierkv.sql.plan.changes import query_writes, with_writes, writing_bodies
 from tierkv.sql.plan.collect import CollectForm, collect_form, columns_form
-from tierkv.sql.plan.early_rows import CursorRows, cursor_rows, early_rows, stops_early
+from tierkv.sql.plan.early_rows import CursorRows, cursor_rows, early_rows, row_bound, stops_early
 from tierkv.sql.plan.explain_options import ExplainOptions, explain_options, explaining
 from tierkv.sql.plan.filter_plan import FilterPlan, filter_plan
 from tierkv.sql.plan.late_items import late_items
 from tierkv.sql.plan.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
-from tierkv.sql.plan.row_bound import row_bound
 from tierkv.sql.plan.row_sources import row_sources
 from tierkv.sql.plan.select_list import missing_aliases
 from tierkv.sql.plan.stream_plan import StreamPlan, stream_plan, top_plan
