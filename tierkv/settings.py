@@ -1,7 +1,7 @@
 """Every setting there is: its section, type, default and meaning.
 
 ``tierkv/config.py`` fills these models from the TOML file, the environment and flags; the rooms
-get plain frozen values made from them in ``tierkv/compose.py``. The descriptions are what
+get plain frozen values made from them in ``tierkv/parts/``. The descriptions are what
 ``tierkv config show`` and docs/operations.md print.
 """
 

@@ -1,6 +1,6 @@
 """COPY's binary rows: values to bytes, and bytes to rows of text.
 
-The same two sides as copy_format.py: a writer with header, line and trailer, and a reader that is
+The same two sides as text_rows.py: a writer with header, line and trailer, and a reader that is
 fed pieces that may end anywhere. Both are pure.
 """
 

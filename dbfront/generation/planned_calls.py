@@ -1,8 +1,8 @@
 """The plan of a statement's calls, in the front's words: a StatementRun over PreparedCalls.
 
-Made by dbfront/generation/generation.py, used by dbfront/calls/evaluation.py. What the plan decides
-is the scheduler's business (scheduler/plans/statement_run.py); here turns become calls that can be
-streamed.
+Made by dbfront/generation/generation.py; dbfront/calls/evaluation.py takes calls from the plan. The
+scheduler decides the order (scheduler/plans/statement_run.py); this module turns its turns into
+calls that can be streamed.
 """
 
 from __future__ import annotations

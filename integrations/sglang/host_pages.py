@@ -1,6 +1,6 @@
 """Where the bytes of a page lie in one of SGLang's host pools.
 
-Made by integrations/sglang/hicache.py for each pool that SGLang registers; used by page_traffic.py.
+Made by integrations/sglang/hicache.py for each pool that SGLang registers; used by page_store.py.
 A page's pieces are windows into the pool's own tensors, found by the addresses that SGLang tells
 and checked against these tensors, so nothing outside of them is ever read or written.
 """

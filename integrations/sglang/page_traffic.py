@@ -1,7 +1,8 @@
 """Moving SGLang's pages between its host memory and the pool; runs in the door's threads.
 
-Called by integrations/sglang/hicache.py with a Pool and windows into host memory (host_pages.py).
-What the pool can't do is False for that page; nothing is remembered here.
+Called by integrations/sglang/page_store.py with a Pool and windows into host memory. The windows
+come from host_pages.py. The result is False for each page that the pool could not move. This
+module keeps no state.
 """
 
 from __future__ import annotations

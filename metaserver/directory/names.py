@@ -1,6 +1,6 @@
 """Names as numbers: models, tenants and sessions that blocks carry.
 
-Used by metaserver/directory/directory.py. A table stays bounded: when it is full it forgets names
+Used by metaserver/directory/ledger.py. A table stays bounded: when it is full it forgets names
 that no block has any more; if all are in use, further names are number 0, the empty one.
 """
 

@@ -1,6 +1,6 @@
 """A statement without its literals: what statistics group by, and what views show of it.
 
-Pure text work on tokens (sql/text/lexer.py). Called by dbfront/accounts/statement_log.py; prompts
+Pure text work on tokens (sql/text/lexer.py). Called by dbfront/accounts/statement_entry.py; prompts
 and data are literals, so none of them is left in a normal form.
 """
 

@@ -1,8 +1,8 @@
 """What a segment file holds: its record pages are read one after the other at open.
 
-Called by storage/disk/segment_store.py for each file. A file is foreign input: sizes are bounded, a
-damaged or torn record is stepped over page by page until the next sound one, and nothing but a
-page with the right checksum is believed.
+Called by storage/disk/segment_restore.py for each file. A file is foreign input: sizes are bounded,
+a damaged or torn record is skipped page by page until the next sound one, and only a page with the
+right checksum is believed.
 """
 
 from __future__ import annotations

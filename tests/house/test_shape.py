@@ -25,20 +25,20 @@ def test_a_room_has_few_floors() -> None:
 
 
 def test_fragments_stay_with_their_object() -> None:
-    assert len(shape.lone_fragments()) <= 144  # Aim: 60.
+    assert len(shape.lone_fragments()) <= 129  # Aim: 60.
 
 
 def test_a_class_name_means_one_thing() -> None:
-    assert len(shape.names_of_several_classes()) <= 60  # Aim: 0.
+    assert len(shape.names_of_several_classes()) <= 56  # Aim: 0.
 
 
 def test_classes_are_narrow() -> None:
-    assert len(shape.wide_classes()) <= 8  # Aim: 0.
+    assert len(shape.wide_classes()) <= 7  # Aim: 0.
 
 
 def test_a_hop_adds_something() -> None:
-    assert len(shape.forwarding_methods()) <= 116  # Aim: 30.
+    assert len(shape.forwarding_methods()) <= 86  # Aim: 30.
 
 
 def test_sentences_name_their_nouns() -> None:
-    assert shape.pronoun_share() <= 0.095  # Aim: 0.05.
+    assert shape.pronoun_share() <= 0.093  # Aim: 0.05.

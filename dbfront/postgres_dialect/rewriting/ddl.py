@@ -2,7 +2,7 @@
 
 ``SERIAL`` and identity columns become a default from a sequence, ``jsonb`` becomes JSON, precisions
 of timestamps are dropped (DuckDB keeps microseconds), lengths of texts become checks
-(text_lengths.py). Pure and token-wise; catalog/session.py makes the sequences before it runs the
+(text_lengths.py). Pure and token-wise; session/session.py makes the sequences before it runs the
 statement.
 """
 

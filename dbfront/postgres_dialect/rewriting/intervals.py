@@ -1,6 +1,6 @@
 """Queries whose intervals DuckDB writes as text: its Python values would make months 30 days each.
 
-catalog/session.py asks which columns of a result hold intervals, and runs the rewritten query in
+session/session.py asks which columns of a result hold intervals, and runs the rewritten query in
 their place. A query has no effects but a sequence's, so it may be run again.
 """
 

@@ -1,7 +1,7 @@
 """``varchar(n)`` and ``char(n)``: DuckDB ignores n, so a CHECK that is told from others keeps it.
 
 Pure. ``ddl.py`` writes such checks, ``sql/ddl/pg_catalog.sql`` shows lengths and no constraints,
-and ``integrations/duckdb_errors.py`` says of a longer text what PostgreSQL does. They call nothing
+and ``databases/duckdb_errors.py`` says of a longer text what PostgreSQL does. They call nothing
 but ``length``: DuckDB has to know the functions of a check when it recovers from a kill.
 """
 

@@ -1,6 +1,6 @@
 """Running a statement whose names are the engine's: intervals exact, lists of the catalog's types.
 
-catalog/session.py hands statements over after their rewriting, and gives back what comes.
+session/session.py hands statements over after their rewriting, and gives back what comes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The engine remembers the last value of a sequence for everyone, so the value that an INSERT gives a
 serial column is asked for with RETURNING and kept here. Where that can't be (INSERT ... SELECT),
-currval() answers with the engine's value. catalog/session.py asks and notes.
+currval() answers with the engine's value. session/session.py asks and notes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """BEGIN, COMMIT, ROLLBACK and savepoints in PostgreSQL's manner, over the engine's transactions.
 
-catalog/session.py hands these statements over. Warnings instead of errors outside a transaction,
+session/session.py hands these statements over. Warnings instead of errors outside a transaction,
 modes DuckDB does not parse dropped.
 """
 

@@ -1,6 +1,6 @@
 """SET, RESET, SHOW and set_config, carried out: PostgreSQL's settings here, others in the engine.
 
-catalog/session.py hands the statements over; commands.py has read them, settings.py keeps values.
+session/session.py hands the statements over; commands.py has read them, settings.py keeps values.
 Settings named ``tierkv.*`` are not handled here: the session below knows them.
 """
 
