@@ -2,9 +2,9 @@
 
 An interval keeps months, days and microseconds apart, as PostgreSQL and DuckDB do. Python's
 timedelta has no months, so DuckDB writes intervals as text
-(postgres_dialect/rewriting/intervals.py), and the encoders parse that text or a timedelta. A binary numeric has base-10000 digits and is exact
-in both directions: ``weight`` is the power of 10000 of the first digit, ``dscale`` the decimals
-shown.
+(postgres_dialect/rewriting/intervals.py), and the encoders parse that text or a timedelta. A binary
+numeric has base-10000 digits and is exact in both directions: ``weight`` is the power of 10000 of
+the first digit, ``dscale`` the decimals shown.
 """
 
 from __future__ import annotations
