@@ -14,10 +14,10 @@ from typing import Literal
 from tierkv.kvcore.errors import UserError
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
-from tierkv.simulator.optimum import belady_hits
 from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS, Request
 from tierkv.simulator.trace_hints import NO_HINT, NO_HINTS, Hint, Hints
 from tierkv.simulator.yardsticks.block_policies import BLOCK_POLICIES
+from tierkv.simulator.yardsticks.optimum import belady_hits
 
 Progress = Callable[[int, int], None]
 """Told from time to time: requests done, and all of them."""

@@ -76,7 +76,6 @@ class Cluster:
             self._cache(options.pool_gb, options.nodes),
             PoolLink(options.pool_gbps * GB),
             constants.cluster,
-            self.ledger,
             block_bytes=self.layout.stored_bytes,
         )
         self._gate = LoadGate(
@@ -105,7 +104,7 @@ class Cluster:
                 progress(self.ledger.requests, len(prompts))
         left = len(prompts) - self.ledger.requests
         assert not left, f"{left} requests were never served"
-        self.ledger.close(self)
+        self.ledger.close(self.nodes, self.pool, block_bytes=self.layout.stored_bytes)
         return self.ledger
 
     def look_up(self, job: Job) -> Lookup:

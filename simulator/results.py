@@ -9,12 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tierkv.simulator.nodes.job import Job
-
-if TYPE_CHECKING:
-    from tierkv.simulator.cluster import Cluster
+from tierkv.simulator.nodes.node import SimNode
+from tierkv.simulator.nodes.pool import SimPool
 
 
 @dataclass(slots=True)
@@ -71,15 +69,18 @@ class Ledger:
         self.computed_tokens += job.prompt.input_tokens - reused * block_tokens
         self.local_hit_blocks += reused - loaded
 
-    def close(self, cluster: Cluster) -> None:
-        """Take over what nodes, caches and link counted."""
-        self.nodes = len(cluster.nodes)
-        self.block_bytes = cluster.layout.stored_bytes
-        self.prefill_busy_s = sum(node.busy_s for node in cluster.nodes)
-        self.link_busy_s = cluster.pool.link.busy_s
-        self.local_evicted_blocks = sum(node.cache.evicted_blocks for node in cluster.nodes)
-        self.pool_evicted_blocks = cluster.pool.cache.evicted_blocks
-        self.pool_used_blocks = len(cluster.pool.cache)
+    def close(self, nodes: Sequence[SimNode], pool: SimPool, *, block_bytes: int) -> None:
+        """Take over what nodes, caches, pool and link counted."""
+        self.nodes = len(nodes)
+        self.block_bytes = block_bytes
+        self.pool_read_bytes = pool.read_bytes
+        self.pool_write_bytes = pool.write_bytes
+        self.pool_skipped_write_bytes = pool.skipped_write_bytes
+        self.prefill_busy_s = sum(node.busy_s for node in nodes)
+        self.link_busy_s = pool.link.busy_s
+        self.local_evicted_blocks = sum(node.cache.evicted_blocks for node in nodes)
+        self.pool_evicted_blocks = pool.cache.evicted_blocks
+        self.pool_used_blocks = len(pool.cache)
         if self.arrivals_s:
             ends = (a + t for a, t in zip(self.arrivals_s, self.ttfts_s, strict=True))
             self.span_s = max(ends) - min(self.arrivals_s)

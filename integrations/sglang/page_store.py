@@ -1,8 +1,9 @@
 """SGLang's pages in the pool: asked for, read, written and cleared, with nothing of SGLang's types.
 
 Made by integrations/sglang/hicache.py. Calls wait for the pool, as SGLang's storage threads expect;
-a pool that is away answers at once with misses. A call never ends before the pool is done with the
-host memory it was given: SGLang would give that to somebody else.
+a pool that is away answers at once with misses, and a page that the pool can't move is False. A
+call never ends before the pool is done with the host memory that the call was given: SGLang would
+give that memory to another request.
 """
 
 from __future__ import annotations
@@ -10,15 +11,93 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final, TypeVar
 
+from tierkv.dmp.client.arguments import PutNotes
 from tierkv.dmp.client.pool import Pool
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.sglang.generations import Generations
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory
 from tierkv.integrations.sglang.page_names import KV, PageNames
-from tierkv.integrations.sglang.page_traffic import Page, chain_notes, load, store
+from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page and where its bytes are.
+
+    Attributes:
+        key: its name in the pool.
+        pieces: its bytes, equally long parts.
+    """
+
+    key: BlockKey
+    pieces: Sequence[memoryview]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole page."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+def chain_notes(
+    keys: Sequence[BlockKey], before: Sequence[BlockKey], *, tokens: int, tenant: str
+) -> list[PutNotes]:
+    """Say what is known of pages that follow one another.
+
+    Args:
+        keys: their names.
+        before: names of the pages before them, as far as they are known.
+        tokens: of one page.
+        tenant: whose.
+    """
+    parents = [before[-1] if before else ROOT_PARENT, *keys]
+    return [
+        PutNotes(parent=parent, tokens=tokens, tenant=tenant, depth=len(before) + i)
+        for i, parent in enumerate(parents[: len(keys)])
+    ]
+
+
+def store(pool: Pool, pages: Sequence[Page], notes: Sequence[PutNotes]) -> list[bool]:
+    """Put pages; which of them are in the pool now."""
+    if all(len(page.pieces) == 1 for page in pages):
+        return pool.put_many([(page.key, page.pieces[0]) for page in pages], notes=notes)
+    sizes = [(page.key, page.size, page.pieces[0].nbytes) for page in pages]
+    puts = pool.open_puts(sizes, notes=notes)
+    opened = [(put, page) for put, page in zip(puts, pages, strict=True) if put is not None]
+    try:
+        pool.write_ranges(
+            [(put, i, piece) for put, page in opened for i, piece in enumerate(page.pieces)]
+        )
+        sealed = pool.seal_puts([put for put, _ in opened])
+    finally:
+        pool.abort_puts([put for put, _ in opened])  # Those that are sealed have ended.
+    stored = {page.key for (_, page), done in zip(opened, sealed, strict=True) if done}
+    others = [page.key for put, page in zip(puts, pages, strict=True) if put is None]
+    stored.update(_there(pool, others))
+    return [page.key in stored for page in pages]
+
+
+def load(pool: Pool, pages: Sequence[Page]) -> list[bool]:
+    """Read pages into their places; of those that are False the memory may hold garbage."""
+    reads = [(page.key, i, piece) for page in pages for i, piece in enumerate(page.pieces)]
+    numbers = [number for number, page in enumerate(pages) for _ in page.pieces]
+    done = pool.get_ranges_into(reads)
+    whole = {
+        number: all(got for _, got in group)
+        for number, group in groupby(zip(numbers, done, strict=True), key=lambda pair: pair[0])
+    }
+    return [whole.get(number, False) for number in range(len(pages))]
+
+
+def _there(pool: Pool, keys: Sequence[BlockKey]) -> set[BlockKey]:
+    """Return those that somebody had stored before."""
+    if not keys:
+        return set()
+    return {key for key, is_there in zip(keys, pool.exists_many(keys), strict=True) if is_there}
+
 
 T = TypeVar("T")
 _LARGE_BYTES: Final = 31 << 20

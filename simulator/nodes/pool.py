@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from tierkv.simulator.nodes.pool_link import PoolLink, Transfer
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import NodeConstants
-from tierkv.simulator.results import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,9 @@ class SimPool:
     Attributes:
         cache: its blocks.
         link: what they move over.
+        read_bytes: moved from the pool.
+        write_bytes: moved to the pool.
+        skipped_write_bytes: not written because the link was behind.
     """
 
     def __init__(
@@ -42,16 +44,15 @@ class SimPool:
         cache: PrefixCache,
         link: PoolLink,
         constants: NodeConstants,
-        ledger: Ledger,
         *,
         block_bytes: int,
     ) -> None:
         self.cache = cache
         self.link = link
         self._constants = constants
-        self._ledger = ledger
         self._block_bytes = block_bytes
         self._being_written: set[int] = set()
+        self.read_bytes = self.write_bytes = self.skipped_write_bytes = 0
 
     def nominal_load_s(self, blocks: int) -> float:
         """Seconds to load blocks when nobody else does."""
@@ -63,7 +64,7 @@ class SimPool:
     def load(self, blocks: int, now: float) -> Transfer:
         """Queue a load."""
         size_bytes = blocks * self._block_bytes
-        self._ledger.pool_read_bytes += size_bytes
+        self.read_bytes += size_bytes
         moved = self.link.load(size_bytes, now)
         latency_s = self._constants.fetch_latency_s
         return Transfer(moved.start_s + latency_s, moved.end_s + latency_s)
@@ -82,12 +83,12 @@ class SimPool:
             return None
         size_bytes = int(len(new) * self._block_bytes * self._constants.write_share)
         if self.link.write_backlog_s(now) > self._constants.write_backlog_s:
-            self._ledger.pool_skipped_write_bytes += size_bytes
+            self.skipped_write_bytes += size_bytes
             return None
         if not self.cache.wants(chain, now):
             return None
         self._being_written.update(new)
-        self._ledger.pool_write_bytes += size_bytes
+        self.write_bytes += size_bytes
         return Write(chain, new, self.link.write(size_bytes, now))
 
     def written(self, write: Write, now: float) -> float:

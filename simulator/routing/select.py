@@ -7,6 +7,8 @@ from typing import Final
 from tierkv.simulator.options import RouterName
 from tierkv.simulator.routing.contract import (
     ClusterView,
+    ConductorRouter,
+    DynamoRouter,
     InstantRouter,
     LeastWorkRouter,
     RandomRouter,
@@ -14,7 +16,6 @@ from tierkv.simulator.routing.contract import (
     Router,
     StickyRouter,
 )
-from tierkv.simulator.routing.published import ConductorRouter, DynamoRouter
 from tierkv.simulator.routing.tierkv import TierKvRouter
 
 _INSTANT: Final[dict[RouterName, type[InstantRouter]]] = {

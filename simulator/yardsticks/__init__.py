@@ -1,1 +1,1 @@
-"""Eviction policies to compare production's with: plain ones, and published ones as described."""
+"""What production's eviction policies are compared with: plain and published ones, the optimum."""

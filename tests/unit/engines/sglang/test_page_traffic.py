@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tierkv.integrations.sglang.page_traffic import Page, chain_notes
+from tierkv.integrations.sglang.page_store import Page, chain_notes
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 
