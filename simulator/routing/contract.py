@@ -1,9 +1,9 @@
 """Who gets a request: the contract of routers, the four plain ones, and two published ones.
 
 A router sees a request arrive, and what became of those it placed. simulator/routing/select.py
-makes routers by name; our own core is driven in simulator/routing/tierkv.py. The published routers keep
-their formulas and defaults; they see an up-to-date directory and exact queue lengths, so that only
-the choice of the node differs from ours.
+makes routers by name; our own core is driven in simulator/routing/tierkv.py. The published routers
+keep their formulas and defaults; they see an up-to-date directory and exact queue lengths, so that
+only the choice of the node differs from ours.
 """
 
 from __future__ import annotations
