@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
+
+from tierkv.processes import start_order
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "grpc", "duckdb", "fastapi", "sqlglot", "psycopg", "pyverbs", "transformers")
@@ -43,3 +47,8 @@ def test_module_imports_alone_and_light(module: str) -> None:
     file, loaded = done.stdout.strip().splitlines()
     assert Path(file).is_relative_to(ROOT)
     assert [name for name in eval(loaded) if name not in MAY_LOAD[module]] == []
+
+
+def test_modules_that_roles_import_by_name_exist() -> None:
+    named = [*start_order._ENGINE, *start_order._COMPUTE, *chain(*start_order._PARTS.values())]
+    assert [name for name in named if importlib.util.find_spec(name) is None] == []

@@ -26,7 +26,7 @@ _PARTS: Final = {
     "front": ("tierkv.parts.front_part", "tierkv.parts.known_nodes", "tierkv.dbfront.http.server"),
 }
 _COMPUTE: Final = ("tierkv.parts.compute_part",)
-_ENGINE: Final = ("tierkv.engine_part",)
+_ENGINE: Final = ("tierkv.parts.engine_part",)
 
 
 def import_role(settings: Settings, role: str) -> None:
