@@ -17,17 +17,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from tierkv.config import LoadedConfig
 from tierkv.dmp.segment.memory_room import is_memory, memory_available
-from tierkv.dmp.transport.verbs.device import Discovery, discover
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
 from tierkv.processes.descriptors import raise_descriptor_limit
 from tierkv.processes.left_memory import CURE, orphans_text, segment_prefix
 from tierkv.settings import Settings, name_list
+
+if TYPE_CHECKING:
+    from tierkv.dmp.transport.verbs.device import Discovery
 
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
@@ -119,6 +121,9 @@ def check_rdma(settings: Settings) -> Finding:
     """RDMA devices, pyverbs and locked memory; without them the pool uses TCP between machines."""
     if settings.dmp.rdma == "off":
         return Finding("path rdma", OPTIONAL, "dmp.rdma is off", "set dmp.rdma to auto")
+    # Imported here because the module needs numpy, which `tierkv --help` must not wait for.
+    from tierkv.dmp.transport.verbs.device import discover
+
     return judge_rdma(
         discover(name_list(settings.dmp.rdma_devices)),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
