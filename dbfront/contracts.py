@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tierkv.kvcore.ids import RequestId
-from tierkv.kvcore.node import ModelInfo
-from tierkv.kvcore.preferred_node import PreferredNode
-from tierkv.kvcore.request import BlendSelector, FinishReason, GenerateRequest, Usage
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.node import ModelInfo, PreferredNode
+from tierkv.kvcore.request import BlendSelector, FinishReason, GenerateRequest, ReuseHint, Usage
 
 if TYPE_CHECKING:
     from tierkv.scheduler.plans.forecast import (

@@ -1,7 +1,8 @@
 """Nodes as the cluster sees them: who they are, what they serve, how loaded they are.
 
 Nodes register a NodeInfo with the meta server and send NodeLoad and TierStats with each
-heartbeat; the scheduler and the admin views read them.
+heartbeat; the scheduler and the admin views read them. A PreferredNode is where the plan of a
+statement wants a call to be answered.
 """
 
 from __future__ import annotations
@@ -244,3 +245,17 @@ class NodeReport:
     paths: tuple[PathReport, ...] = ()
     load_choices: tuple[LoadChoiceStats, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreferredNode:
+    """A node, and what of the prompt is there.
+
+    Attributes:
+        node_id: the node.
+        tokens: leading tokens of the prompt that the plan counts as being there: because a call of
+            the same statement computes them, or because it knows where their KV is and decided so.
+    """
+
+    node_id: NodeId
+    tokens: int = 0

@@ -12,7 +12,6 @@ from enum import StrEnum
 from tierkv.kvcore import limits
 from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.reuse_hint import ReuseHint
 
 
 class FinishReason(StrEnum):
@@ -94,6 +93,34 @@ class Blend:
             if not at <= start < stop:
                 raise ValueError(f"chunk [{start}, {stop}) is empty or overlaps the one before")
             at = stop
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseHint:
+    """When a request's KV will be wanted again, as far as the caller knows.
+
+    The front makes it (from a session's client, or from the plan of a statement), and eviction
+    (policies/) uses it. A hint never changes an answer.
+
+    Attributes:
+        next_turn: True: the session goes on from this answer (an agent's step, a tool call); False:
+            this was its last one; None: nobody said.
+        next_turn_s: seconds until that turn is expected; None: nobody said.
+        pending_calls: calls of the same statement that are still to come and share a prefix.
+        pending_tokens: leading tokens of the prompt that those calls share. What comes after them
+            belongs to this call alone.
+    """
+
+    next_turn: bool | None = None
+    next_turn_s: float | None = None
+    pending_calls: int = 0
+    pending_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.next_turn_s is not None and not 0.0 <= self.next_turn_s < float("inf"):
+            raise ValueError(f"next_turn_s must be finite and not negative, got {self.next_turn_s}")
+        if self.pending_calls < 0 or self.pending_tokens < 0:
+            raise ValueError("pending calls and tokens can't be negative")
 
 
 @dataclass(frozen=True, slots=True)

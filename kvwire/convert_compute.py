@@ -18,10 +18,10 @@ from tierkv.kvcore.request import (
     GenerateEvent,
     GenerateRequest,
     HitTokens,
+    ReuseHint,
     SamplingParams,
     Usage,
 )
-from tierkv.kvcore.reuse_hint import ReuseHint
 from tierkv.kvwire.check import (
     check_count,
     checked_amount,

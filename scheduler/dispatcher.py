@@ -18,8 +18,7 @@ from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import CacheError, TransportError, UdfArgumentError
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.layout import BlockLayout
-from tierkv.kvcore.node import ModelInfo
-from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
 from tierkv.metaserver.client import LocateReply, MetaClient, NamespaceGrant
 from tierkv.scheduler.choosing.admission import WaitingCall

@@ -12,8 +12,7 @@ from enum import StrEnum
 
 from tierkv.kvcore.ids import Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout
-from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad
-from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, PreferredNode
 from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 
 IDLE = NodeLoad()

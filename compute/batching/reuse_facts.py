@@ -1,7 +1,7 @@
 """What is known about when a block of a request will be wanted again, for eviction.
 
 Pure; used by the batcher for L1 and by the savers for the pool. It translates the request's hint
-(kvcore/reuse_hint.py) into the facts that policies understand (policies/eviction.py).
+(kvcore/request.py) into the facts that policies understand (policies/eviction.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from tierkv.compute.batching.sequence import Sequence
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import ReuseHint
 from tierkv.policies.eviction import BlockFacts, Expectation
 
 _NOTHING_SAID: Final = (Expectation.UNKNOWN, None)

@@ -17,7 +17,7 @@ from tierkv.dbfront.contracts import PreparedCall, TextCall
 from tierkv.dbfront.generation.labels import LabelWalk
 from tierkv.kvcore.errors import NodeLostError, RowLevelError
 from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.node import PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
 
 _AROUND = 8

@@ -18,8 +18,7 @@ from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
-from tierkv.kvcore.request import BlendSelector, Usage
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import BlendSelector, ReuseHint, Usage
 
 Body = TypeVar("Body", bound=BaseModel)
 

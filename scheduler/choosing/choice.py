@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import BlockLayout
-from tierkv.kvcore.node import NodeRole
-from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.node import NodeRole, PreferredNode
 from tierkv.scheduler.choosing.service import Service, Waits, serve
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.cost import CostSplit, ServiceCost

@@ -16,10 +16,8 @@ from typing import Any
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.ids import BlockKey, NodeId
-from tierkv.kvcore.node import ModelInfo
-from tierkv.kvcore.preferred_node import PreferredNode
-from tierkv.kvcore.request import GenerateRequest
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.node import ModelInfo, PreferredNode
+from tierkv.kvcore.request import GenerateRequest, ReuseHint
 from tierkv.scheduler.plans.hold_keeper import HoldKeeper
 from tierkv.scheduler.plans.plan_events import (
     CallFailed,

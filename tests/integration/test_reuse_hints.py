@@ -15,7 +15,7 @@ from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import ReuseHint
 from tierkv.policies.eviction import BlockFacts, Expectation
 
 pytestmark = pytest.mark.integration

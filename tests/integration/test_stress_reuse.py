@@ -24,8 +24,7 @@ from tierkv.dmp.transport.select import connect_pool_node
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import ContextTooLongError
 from tierkv.kvcore.ids import HostId, NamespaceKey
-from tierkv.kvcore.request import Blend, BlendSelector, FinishReason, GenerateRequest
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import Blend, BlendSelector, FinishReason, GenerateRequest, ReuseHint
 from tierkv.policies.select import PRODUCTION_POLICIES
 
 pytestmark = pytest.mark.integration

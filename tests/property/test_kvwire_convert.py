@@ -32,10 +32,10 @@ from tierkv.kvcore.request import (
     GenerateEvent,
     GenerateRequest,
     HitTokens,
+    ReuseHint,
     SamplingParams,
     Usage,
 )
-from tierkv.kvcore.reuse_hint import ReuseHint
 from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.kvwire import convert, convert_compute, convert_event
 from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords

@@ -27,8 +27,7 @@ from tierkv.dbfront.http.schema import (
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector, HitTokens, Usage
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import BlendSelector, HitTokens, ReuseHint, Usage
 
 USER = [{"role": "user", "content": "Hi"}]
 

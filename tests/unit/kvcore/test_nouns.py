@@ -23,8 +23,7 @@ from tierkv.kvcore.ids import (
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Location, Replica, Tier, tier_seen_from
 from tierkv.kvcore.node import NodeRole
-from tierkv.kvcore.request import Blend, GenerateRequest, HitTokens, SamplingParams
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import Blend, GenerateRequest, HitTokens, ReuseHint, SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.fix_scheduler import LAYOUT, make_info
 from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.kvcore.node import NodeInfo, NodeLoad
-from tierkv.kvcore.preferred_node import PreferredNode
+from tierkv.kvcore.node import NodeInfo, NodeLoad, PreferredNode
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (

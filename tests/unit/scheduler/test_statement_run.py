@@ -22,8 +22,7 @@ from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.hold import LeaseId
 from tierkv.kvcore.ids import NodeId
-from tierkv.kvcore.request import GenerateRequest
-from tierkv.kvcore.reuse_hint import ReuseHint
+from tierkv.kvcore.request import GenerateRequest, ReuseHint
 from tierkv.metaserver.client import LocateReply, NodeCoverage
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient
