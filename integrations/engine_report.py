@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tierkv.dmp.client.stats import PoolStats
+from tierkv.dmp.client.values import PoolStats
 from tierkv.integrations.complaints import Complaints, clean_text
 from tierkv.integrations.identity import EngineIdentity
 from tierkv.kvcore.location import Tier

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tierkv.dmp.client.arguments import to_transport
 from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.ring import Ring, reach_nodes
-from tierkv.dmp.client.stats import PoolStats
+from tierkv.dmp.client.values import PoolStats, to_transport
 from tierkv.dmp.tls import client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions

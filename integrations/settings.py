@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tierkv.dmp.client.arguments import parse_addresses, to_transport
+from tierkv.dmp.client.values import parse_addresses, to_transport
 from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError

@@ -14,9 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
-from tierkv.dmp.client.arguments import Key, Value
 from tierkv.dmp.client.pool import Pool
-from tierkv.dmp.client.stats import PoolStats
+from tierkv.dmp.client.values import Key, PoolStats, Value
 
 T = TypeVar("T")
 THREADS: Final = 8

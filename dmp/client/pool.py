@@ -15,8 +15,14 @@ from functools import partial
 from io import BytesIO
 from typing import Final, Self
 
-from tierkv.dmp.client.arguments import (
+from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.dmp.client.pins import RENEW_S, Holder, Pins
+from tierkv.dmp.client.reads import Place, Scatter, Span, Want, WholeInto, fetch, landing, whole
+from tierkv.dmp.client.ring import Ring, reach_nodes
+from tierkv.dmp.client.values import (
     Key,
+    PoolCounters,
+    PoolStats,
     PutNotes,
     Value,
     note_each,
@@ -27,11 +33,6 @@ from tierkv.dmp.client.arguments import (
     to_transport,
     to_writable_view,
 )
-from tierkv.dmp.client.node_link import Act, NodeLink
-from tierkv.dmp.client.pins import RENEW_S, Holder, Pins
-from tierkv.dmp.client.reads import Place, Scatter, Span, Want, WholeInto, fetch, landing, whole
-from tierkv.dmp.client.ring import Ring, reach_nodes
-from tierkv.dmp.client.stats import PoolCounters, PoolStats
 from tierkv.dmp.client.writes import OpenPut, OpenPuts
 from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.connection import Peer

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 
-from tierkv.dmp.client.arguments import covering
 from tierkv.dmp.client.node_link import NodeLink
+from tierkv.dmp.client.values import covering
 from tierkv.dmp.pool_node import RangeRead
 from tierkv.dmp.wire.stored import StoredBlock
 from tierkv.kvcore.ids import BlockKey

@@ -13,7 +13,7 @@ from typing import Final
 
 from tierkv.dmp.client.node_link import Act, NodeLink
 from tierkv.dmp.client.placement import rank_nodes
-from tierkv.dmp.client.stats import PoolMember
+from tierkv.dmp.client.values import PoolMember
 from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions

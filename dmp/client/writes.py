@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tierkv.dmp.client.arguments import Value, to_bytes_view
 from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.dmp.client.values import Value, to_bytes_view
 from tierkv.dmp.pool_node import PutGrant, PutRequest, RangeWrite
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey

@@ -20,7 +20,7 @@ from tierkv.dmp.node.reports import Reports
 from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.wire.messages import RangeRef, Sealing
-from tierkv.dmp.wire.range_ref import WHOLE, as_ref
+from tierkv.dmp.wire.range_codec import WHOLE, as_ref
 from tierkv.kvcore.block_at_rest import BlockAtRest
 from tierkv.kvcore.errors import CacheError, RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey

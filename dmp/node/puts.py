@@ -14,7 +14,7 @@ from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.wire.messages import RangeRef, Sealing, check_put
-from tierkv.dmp.wire.range_ref import ANY_SIZE, WHOLE, Ref, as_ref
+from tierkv.dmp.wire.range_codec import ANY_SIZE, WHOLE, Ref, as_ref
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved
 from tierkv.kvcore.errors import BlockNotFoundError
 from tierkv.kvcore.location import Location, Tier
@@ -186,7 +186,7 @@ class Puts:
     def begin_write(self, refs: Sequence[Ref]) -> WriteTicket:
         """Pin ranges of reserved slots to fill their ``views``; ``end_write`` must follow.
 
-        The index ``WHOLE`` (dmp/wire/range_ref.py) is the whole payload.
+        The index ``WHOLE`` (dmp/wire/range_codec.py) is the whole payload.
 
         Raises:
             StaleEpochError, LeaseExpiredError: a reservation is gone; nothing is pinned.

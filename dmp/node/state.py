@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from tierkv.dmp.config import DmpConfig
-from tierkv.dmp.node.damage import DamageLog
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_scan import scan_segment
@@ -30,6 +31,34 @@ from tierkv.kvcore.ids import Incarnation
 from tierkv.kvcore.location import Location, Tier
 from tierkv.policies.eviction import EvictionPolicy
 from tierkv.policies.select import make_policy
+
+_WINDOW_S: Final = 3600.0
+
+
+class DamageLog:
+    """Counts findings.
+
+    Attributes:
+        count: all of this life.
+    """
+
+    def __init__(self, alert_per_hour: int) -> None:
+        self.count = 0
+        self._alert_per_hour = alert_per_hour
+        self._recent: deque[float] = deque()
+        self._quiet_until = float("-inf")
+
+    def note(self, now: float) -> bool:
+        """Count one; True when it is time for an alert, which is once an hour at most."""
+        self.count += 1
+        self._recent.append(now)
+        while self._recent[0] <= now - _WINDOW_S:
+            self._recent.popleft()
+        if len(self._recent) < self._alert_per_hour or now < self._quiet_until:
+            return False
+        self._quiet_until = now + _WINDOW_S
+        return True
+
 
 log = logging.getLogger(__name__)
 

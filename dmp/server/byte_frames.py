@@ -16,8 +16,7 @@ from tierkv.dmp.server.clients import ByteBudget
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
 from tierkv.dmp.wire.frame_reader import FrameReader
-from tierkv.dmp.wire.range_codec import pack_sums, unpack_ranges, unpack_sums
-from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.range_codec import Ref, pack_sums, unpack_ranges, unpack_sums
 from tierkv.dmp.wire.socket_io import Wire
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError, TransportError

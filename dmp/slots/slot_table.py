@@ -18,11 +18,9 @@ from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Reserved, Slot, SlotState
 from tierkv.dmp.slots.admission import Admission
 from tierkv.dmp.slots.clean_slots import CleanSlots
-from tierkv.dmp.slots.deadlines import Deadlines
 from tierkv.dmp.slots.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy, facts_of
 from tierkv.dmp.slots.evictor import Evictor
-from tierkv.dmp.slots.owners import Owners
-from tierkv.dmp.slots.slot_leases import SlotLeases
+from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
 from tierkv.dmp.slots.slot_store import SlotStore
 from tierkv.dmp.slots.table_restore import TableRestore
 from tierkv.kvcore.hold import HoldOrder

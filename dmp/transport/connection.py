@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierkv.dmp.tls import TlsFiles, client_context
-from tierkv.dmp.transport.ask import Ask
-from tierkv.dmp.transport.single_read import SingleRead
+from tierkv.dmp.transport.ask import Ask, SingleRead
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import HEADER_BYTES, FrameHeader, FrameType, parse_header
-from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.range_codec import Ref
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.kvcore.errors import (
     BlockNotFoundError,

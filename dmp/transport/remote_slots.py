@@ -1,13 +1,19 @@
-"""Where the parts of a slot are in a node's segment, computed from a reference alone.
+"""Slots that a reader reaches without asking their node: where they are, and which were read.
 
-Pure; called by dmp/transport/verbs/node.py. Addresses are checked here against the geometry the
-node told, once more by the network device against the registered ranges; whether the slot still
-holds the block is known only after its header was read.
+Called by dmp/transport/verbs/node.py. Addresses are checked here against the geometry the node
+told, once more by the network device against the registered ranges; whether the slot still holds
+the block is known only after its header was read.
+
+The node cannot see these reads, so ReadLog keeps them until the node is told; the node learns the
+order of use a little late.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from tierkv.dmp.segment.extents import slot_bytes_for
 from tierkv.dmp.segment.geometry import Geometry
@@ -17,6 +23,40 @@ from tierkv.dmp.wire.rdma_messages import RdmaAccept
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
 from tierkv.kvcore.location import Location
+
+MAX_UNREPORTED: Final = 1_024
+"""Distinct slots read before the node is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Slots that were read, in order of their first read, and how many bytes altogether."""
+
+    locations: list[Location]
+    read_bytes: int
+
+
+class ReadLog:
+    """Collects reads; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._touched: dict[Location, None] = {}
+        self._bytes = 0
+
+    def note(self, locations: Iterable[Location], read_bytes: int) -> bool:
+        """Remember reads; answers whether it is time to tell."""
+        with self._lock:
+            self._touched.update(dict.fromkeys(locations))
+            self._bytes += read_bytes
+            return len(self._touched) >= MAX_UNREPORTED
+
+    def take(self) -> Reads:
+        """Return and forget what was noted."""
+        with self._lock:
+            reads = Reads(list(self._touched), self._bytes)
+            self._touched, self._bytes = {}, 0
+        return reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tierkv.dmp.wire.frame import HEADER_BYTES, FrameHeader, parse_header
-from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES, unpack_one
-from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES, Ref, unpack_one
 from tierkv.dmp.wire.socket_io import Wire, discard
 
 _AHEAD_BYTES: Final = 4096

@@ -1,7 +1,8 @@
 """Heads of READ and WRITE frames: lists of ranges as plain tuples, the hottest bytes we parse.
 
-Called by dmp/server/byte_frames.py and dmp/transport/tcp.py. One precompiled struct per item and no
-object per range: a layer-wise load names hundreds of them.
+Called by the node, its doors and dmp/transport/tcp.py. One precompiled struct per item and no
+object per range: a layer-wise load names hundreds of them, and a dataclass for each would cost
+more than the rest of a small transfer.
 """
 
 from __future__ import annotations
@@ -10,9 +11,25 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tierkv.dmp.wire.range_ref import Ref
+from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError
+
+Ref = tuple[int, int, int, int, int, int]
+"""Incarnation, segment, slot, generation, index of the range, bytes expected of it."""
+
+WHOLE: Final = 0xFFFF_FFFF
+"""The index that stands for all ranges of a reserved slot."""
+
+ANY_SIZE: Final = -1
+"""A size that is not checked."""
+
+
+def as_ref(ref: RangeRef) -> Ref:
+    """Return the plain form."""
+    at = ref.location
+    return at.incarnation, at.segment, at.slot, at.generation, ref.index, ANY_SIZE
+
 
 _ITEM: Final = struct.Struct("<QIQQIQ")
 _COUNT: Final = struct.Struct("<I")

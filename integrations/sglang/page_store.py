@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
-from tierkv.dmp.client.arguments import PutNotes
 from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.values import PutNotes
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.sglang.generations import Generations
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dmp.client.arguments import PutNotes
 from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.values import PutNotes
 from tierkv.dmp.client.writes import OpenPut
 from tierkv.integrations.vllm.connector_plan import BlockLoad, BlockSave
 from tierkv.integrations.vllm.kv_memory import KvMemory, Window

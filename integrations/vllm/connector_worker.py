@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
-from tierkv.dmp.client.arguments import PutNotes
+from tierkv.dmp.client.values import PutNotes
 from tierkv.integrations.keys import rank_key
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.vllm.connector_jobs import LoadJob, Patience, Saved, SaveJob

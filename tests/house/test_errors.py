@@ -96,12 +96,11 @@ can't be told of them."""
 
 OWN_RDMA = {
     "dmp/server/rdma_door.py",
-    "dmp/transport/lane_pool.py",
+    "dmp/transport/verbs/lane.py",
     "dmp/transport/verbs/rail_board.py",
     "dmp/transport/verbs/node.py",
     "dmp/transport/verbs/device.py",
     "dmp/transport/verbs/fabric.py",
-    "dmp/transport/verbs/lane.py",
     "dmp/transport/verbs/link.py",
 }
 """RDMA has a way out below the miss: another rail, or TCP."""

@@ -10,10 +10,10 @@ import pytest
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, blob
 from tests.fix_door import MakeDoor
-from tierkv.dmp.client.arguments import PutNotes, to_block_key
 from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.ring import Ring, reach_nodes
+from tierkv.dmp.client.values import PutNotes, to_block_key
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions

@@ -10,8 +10,8 @@ import pytest
 
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, blob
-from tierkv.dmp.client.arguments import PutNotes, to_block_key
 from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.values import PutNotes, to_block_key
 from tierkv.dmp.client.writes import OpenPut
 from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.policies.eviction import Expectation

@@ -14,7 +14,7 @@ import typer
 
 from tierkv.dbfront.contracts import Column
 from tierkv.dmp.client.pool import Pool
-from tierkv.dmp.client.stats import PoolMember
+from tierkv.dmp.client.values import PoolMember
 from tierkv.kvcore.errors import ConfigError
 from tierkv.output import OutputFormat, render_rows
 from tierkv.parts.parts import path_options

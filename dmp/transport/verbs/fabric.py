@@ -2,14 +2,20 @@
 
 Shared by the VerbsPoolNodes of a process, because registering memory is slow (it pins every page)
 and holds for all peers. Thread-safe.
+
+GPU memory is registered as a dmabuf, the form in which Linux lends one device's memory to another.
+The CUDA driver is asked directly, because only compute/ may import torch; a process with GPU memory
+has a CUDA context already.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import functools
 import mmap
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +31,39 @@ from tierkv.dmp.transport.verbs.affinity import (
     pci_place,
 )
 from tierkv.dmp.transport.verbs.device import Access, Device, RdmaPort, Region, discover
-from tierkv.dmp.transport.verbs.gpu_memory import exported_dmabuf
 from tierkv.kvcore.errors import TransportError
+
+_DRIVER: Final = "libcuda.so.1"
+_DMA_BUF_FD: Final = 1
+"""CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD."""
+
+
+@contextlib.contextmanager
+def exported_dmabuf(address: int, size: int) -> Iterator[int]:
+    """Give a file descriptor for a range of GPU memory; registrations outlive it.
+
+    Raises:
+        TransportError: there is no CUDA driver, or it exports no such range.
+    """
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise TransportError(f"no GPU memory: {error}") from error
+    fd = ctypes.c_int(-1)
+    status = driver.cuMemGetHandleForAddressRange(
+        ctypes.byref(fd),
+        ctypes.c_uint64(address),
+        ctypes.c_size_t(size),
+        ctypes.c_int(_DMA_BUF_FD),
+        ctypes.c_ulonglong(0),
+    )
+    if status != 0:
+        raise TransportError(f"the GPU exports no dmabuf of its memory (CUDA error {status})")
+    try:
+        yield fd.value
+    finally:
+        os.close(fd.value)
+
 
 _IDLE_BOUNCES: Final = 8
 """Kept for the next call; more are only needed by more threads at once."""

@@ -3,6 +3,9 @@
 Called by dmp/transport/verbs/lane.py, always from one thread per link. pyverbs never releases the
 interpreter lock, so waiting is polling with short sleeps in the calling thread: a blocking wait
 would stop the whole process, and a thread per rail would only add switches.
+
+Requests of one queue pair complete in order, so one completion stands for all requests before it:
+every n-th is signalled, and the last (SendWindow).
 """
 
 from __future__ import annotations
@@ -18,11 +21,55 @@ from tierkv.dmp.transport.remote_slots import remote_of
 from tierkv.dmp.transport.verbs.device import Device, Op, QueuePair
 from tierkv.dmp.transport.verbs.fabric import LocalMemory
 from tierkv.dmp.transport.verbs.rails import Piece
-from tierkv.dmp.transport.verbs.send_window import SendWindow
 from tierkv.dmp.wire import rdma_messages as m
 from tierkv.dmp.wire.frame import FrameType
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import RemoteProtocolError, TransportError
+
+
+@dataclass(slots=True)
+class SendWindow:
+    """Progress of one list of work requests; their numbers are [0, total).
+
+    Attributes:
+        total: how many there are.
+        depth: most in flight; at least ``signal_every``, or nothing would ever complete.
+        signal_every: distance of signalled requests.
+        posted: requests [0, posted) were posted.
+        completed: requests [0, completed) are done.
+    """
+
+    total: int
+    depth: int
+    signal_every: int
+    posted: int = 0
+    completed: int = 0
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.signal_every <= self.depth, (self.signal_every, self.depth)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all are done."""
+        return self.completed == self.total
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be posted."""
+        return self.posted < self.total and self.posted - self.completed < self.depth
+
+    def post(self) -> tuple[int, bool]:
+        """Take the next request: its number, and whether it is signalled."""
+        assert self.has_room
+        number = self.posted
+        self.posted += 1
+        return number, self.posted == self.total or self.posted % self.signal_every == 0
+
+    def complete(self, number: int) -> None:
+        """Note a completion: that request and all before it are done."""
+        assert self.completed <= number < self.posted, (number, self.completed, self.posted)
+        self.completed = number + 1
+
 
 T = TypeVar("T")
 

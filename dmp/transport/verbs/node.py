@@ -25,14 +25,12 @@ from tierkv.dmp.pool_node import (
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.segment import STAMP_BYTES, parse_stamp
 from tierkv.dmp.segment.segment_head import PAGE
-from tierkv.dmp.transport.lane_pool import LanePool
 from tierkv.dmp.transport.pending import as_bytes
-from tierkv.dmp.transport.read_log import ReadLog
-from tierkv.dmp.transport.remote_slots import RangeSpan, check_stamp, range_span, ranges_in
+from tierkv.dmp.transport.remote_slots import RangeSpan, ReadLog, check_stamp, range_span, ranges_in
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Fabric, address_of, local_fabric
-from tierkv.dmp.transport.verbs.lane import Lane, Span, VerbsSettings, copy_in, copy_out
+from tierkv.dmp.transport.verbs.lane import Lane, LanePool, Span, VerbsSettings, copy_in, copy_out
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.dmp.wire.messages import RangeRef

@@ -7,7 +7,7 @@ import pytest
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.dmp.wire.range_ref import as_ref
+from tierkv.dmp.wire.range_codec import as_ref
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import ConfigError, TransportError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, store
-from tierkv.dmp.node.damage import DamageLog
 from tierkv.dmp.node.scrubber import ScrubPlan
+from tierkv.dmp.node.state import DamageLog
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.block_event import BlockRemoved
 from tierkv.kvcore.clock import SystemClock

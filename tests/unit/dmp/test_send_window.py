@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dmp.transport.verbs.send_window import SendWindow
+from tierkv.dmp.transport.verbs.link import SendWindow
 
 
 def test_every_nth_and_the_last_are_signalled() -> None:

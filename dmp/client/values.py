@@ -1,7 +1,7 @@
-"""What callers hand to a Pool, checked: addresses, keys of any kind, buffers and their ranges.
+"""What goes into a Pool and what a Pool tells: checked arguments, and counters.
 
-Pure. Called by dmp/client/pool.py; what a bound of kvcore/limits.py forbids is refused by that name
-before it travels.
+Called by dmp/client/pool.py; the counters are read by people, tests and ``tierkv pool``. Arguments
+that a bound of kvcore/limits.py forbids are refused by the name of that bound before they travel.
 """
 
 from __future__ import annotations
@@ -11,13 +11,74 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Final
 
-from tierkv.dmp.pool_node import PutRequest
+from tierkv.dmp.pool_node import PathInfo, PoolNodeStats, PutRequest
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 from tierkv.policies.eviction import Expectation
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """One node as a Pool sees it.
+
+    Attributes:
+        address: as given to ``Pool.connect``.
+        node_id: its name; empty until it answered once.
+        up: whether it answers.
+        path: how bytes travel, and why; or why there is no path.
+        errors: failed calls by code, each of them a miss or a refused put.
+        stats: the node's own counters; None while it is down.
+    """
+
+    address: str
+    node_id: NodeId
+    up: bool
+    path: PathInfo
+    errors: tuple[tuple[str, int], ...]
+    stats: PoolNodeStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Counters of one Pool since it connected.
+
+    Attributes:
+        hits: values, or parts of values, that were read.
+        misses: those that were not there or could not be read.
+        stored: values that are in the pool after a put.
+        refused: values no node took.
+        pinned: keys pinned now.
+        pins_lost: pinned keys that are gone (their node was lost or started again).
+        open_puts: puts that are opened and neither sealed nor given up.
+        misfits: ranges that ``get_ranges_into`` found, but not of the size that was asked for:
+            who wrote and who reads are not set up alike.
+        members: the nodes.
+    """
+
+    hits: int
+    misses: int
+    stored: int
+    refused: int
+    pinned: int
+    pins_lost: int
+    members: tuple[PoolMember, ...]
+    open_puts: int = 0
+    misfits: int = 0
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    """The counters while they count; guarded by the pool's lock."""
+
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    refused: int = 0
+    misfits: int = 0
+
 
 Key = str | bytes
 """A name of any length, or exactly 16 bytes that are a block key already."""
