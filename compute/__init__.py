@@ -1,1 +1,1 @@
-"""A prefill/decode node: a small torch engine over paged KV; the only room that imports torch."""
+"""A prefill and decode node: our own engine, with the model in torch over paged KV."""

@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator, Sequence
 import torch
 
 from tierkv.compute.batching.answers import Delivery
-from tierkv.compute.batching.page_pool import PageEvent
 from tierkv.compute.batching.sequence import new_tokens_of
 from tierkv.compute.config import ComputeConfig
 from tierkv.compute.engine.drafts import GuessStats
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.engine.guides import Guides
+from tierkv.compute.l1.page_pool import PageEvent
 from tierkv.compute.loading import load_model
 from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.finder import Directory

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierkv.compute.batching.sequence import Sequence
-from tierkv.kvcore.ids import BlockKey
+from tierkv.compute.l1.full_block import FullBlock
 from tierkv.kvcore.request import FinishReason
-from tierkv.policies.eviction import NO_FACTS, BlockFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,22 +76,6 @@ class Plan:
     fresh_pages: tuple[int, ...]
     locates: tuple[Sequence, ...]
     chunk_lookups: tuple[Sequence, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FullBlock:
-    """A block that is, or in a moment will be, full and findable.
-
-    Attributes:
-        tokens: of a partial one, which only a handoff publishes; 0 is full.
-        facts: what is known about its next use.
-    """
-
-    key: BlockKey
-    parent: BlockKey
-    page: int
-    tokens: int = 0
-    facts: BlockFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, FullBlock, LoadOrder, Plan
-from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, LoadOrder, Plan
 from tierkv.compute.batching.part_reuse import PartReuse
 from tierkv.compute.batching.reuse_facts import facts_of, facts_of_hits
 from tierkv.compute.batching.sequence import Phase, Sequence
+from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier
 

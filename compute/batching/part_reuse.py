@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tierkv.compute.batching.page_pool import PagePool
-from tierkv.compute.batching.part_index import Item, KnownBlocks, Part, PartIndex, scope_of
 from tierkv.compute.batching.reuse_facts import facts_of_end
 from tierkv.compute.batching.sequence import Sequence
+from tierkv.compute.l1.page_pool import PagePool
+from tierkv.compute.l1.part_index import Item, KnownBlocks, Part, PartIndex, scope_of
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier

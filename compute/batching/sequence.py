@@ -235,7 +235,7 @@ class Sequence:
         return len(tokens), None
 
     def token_bytes(self, start: int, stop: int) -> bytes:
-        """Return tokens ``[start, stop)`` as they are compared (compute/batching/part_index.py)."""
+        """Return tokens ``[start, stop)`` as they are compared (compute/l1/part_index.py)."""
         return self.tokens[start:stop].astype("<u4").tobytes()
 
     def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tierkv.compute.batching.batch_plan import FullBlock
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.sequence import Phase, make_sequence
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.tiers.chunk_lookup import PromptChunk, isolation_prefix
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import GenerateRequest, SamplingParams

@@ -19,7 +19,6 @@ from tierkv.compute.batching.answers import Delivery, draw_for, last_event, read
 from tierkv.compute.batching.batch_plan import Chunk
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.inbox import Inbox
-from tierkv.compute.batching.page_pool import PageEvent, PagePool
 from tierkv.compute.batching.part_reuse import PartReuse
 from tierkv.compute.batching.sampler import Sampler
 from tierkv.compute.batching.sequence import AnswerForm, Phase, make_sequence
@@ -31,6 +30,7 @@ from tierkv.compute.config import ComputeConfig
 from tierkv.compute.engine.drafts import Drafts, verified
 from tierkv.compute.engine.load_report import LoadReport
 from tierkv.compute.engine.step_calibration import calibrate_steps
+from tierkv.compute.l1.page_pool import PageEvent, PagePool
 from tierkv.compute.model.batch import ChunkInput, ForwardBatch, RawTarget, build_batch
 from tierkv.compute.model.decoder import Decoder, Outputs
 from tierkv.compute.tiers.block_puts import SaveDone

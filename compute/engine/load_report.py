@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tierkv.compute.batching.batcher import Batcher
-from tierkv.compute.batching.page_pool import PagePool
 from tierkv.compute.batching.sequence import Phase, Sequence
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.compute.transfers.loads import Loads
 from tierkv.costing.fit import Rate

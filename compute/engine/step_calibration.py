@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from tierkv.compute.batching.page_pool import PagePool
 from tierkv.compute.config import ComputeConfig
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.tiers.load_figures import LoadFigures

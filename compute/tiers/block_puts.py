@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from tierkv.compute.batching.batch_plan import FullBlock
 from tierkv.compute.codec.frame import LEVELS, Level
+from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
 from tierkv.dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tierkv.compute.batching.part_index import TOKEN_BYTES, KnownBlocks, scope_of
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.l1.part_index import TOKEN_BYTES, KnownBlocks, scope_of
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.kvcore.block_key import ROOT_PARENT
@@ -39,7 +39,7 @@ class PartWanted:
         namespace: whose blocks.
         keys: of the prompt's usable full blocks.
         first_block: the first that L1 lacks.
-        tokens: of the prompt from there on, without the last one (compute/batching/part_index.py).
+        tokens: of the prompt from there on, without the last one (compute/l1/part_index.py).
         block_tokens: tokens per block.
         l1_tokens: what L1 has of the first block.
     """

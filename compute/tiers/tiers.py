@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from tierkv.compute.batching.batch_plan import LoadOrder
-from tierkv.compute.batching.part_index import KnownBlocks
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.config import ComputeConfig, LoadPolicy
+from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, find_chunks

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, FullBlock
+from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.reuse_facts import facts_of
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
+from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.publisher import Publication
 from tierkv.compute.tiers.tiers import Tiers

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
 from tierkv.compute.batching.batcher import Batcher
-from tierkv.compute.batching.page_pool import PagePool
 from tierkv.compute.batching.part_reuse import PartReuse
 from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
 from tierkv.compute.engine.drafts import Drafts
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.tiers.pool_parts import part_wanted
 from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.location import Tier

@@ -15,7 +15,7 @@ from tests.sim.network import Ask, Network, Sleep, Steps, Stream, Task
 from tests.sim.pool_server import put_of
 from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, answer_from, expected_kv, next_kv
-from tierkv.compute.batching.page_pool import PagePool
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.dmp.client.placement import rank_nodes
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT

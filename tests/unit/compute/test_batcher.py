@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tierkv.compute.batching.batcher import Batcher
-from tierkv.compute.batching.page_pool import PagePool
 from tierkv.compute.batching.sequence import PRIORITY_ARRIVALS, Phase, Sequence, make_sequence
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import FinishReason, GenerateRequest, SamplingParams

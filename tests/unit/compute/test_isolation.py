@@ -6,9 +6,9 @@ import pytest
 
 from tests.fix_model import make_request
 from tierkv.compute.batching.batcher import Batcher
-from tierkv.compute.batching.page_pool import PagePool
 from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
 from tierkv.compute.blend.isolation import Isolation
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.tiers.chunk_lookup import PromptChunk, prompt_chunks
 from tierkv.kvcore.request import Blend, GenerateRequest
 

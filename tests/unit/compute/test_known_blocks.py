@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tierkv.compute.batching.part_index import KnownBlocks
+from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.kvcore.ids import BlockKey
 
 SCOPE = b"s" * 16

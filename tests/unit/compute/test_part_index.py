@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.compute.batching.part_index import PartIndex, scope_of
+from tierkv.compute.l1.part_index import PartIndex, scope_of
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 

@@ -135,7 +135,7 @@ class KnownBlocks:
         return len(self._order)
 
     def note(self, scope: bytes, tokens: bytes, key: BlockKey) -> None:
-        """Remember a full block behind ``scope`` (compute/batching/part_index.py::scope_of)."""
+        """Remember a full block behind ``scope`` (compute/l1/part_index.py::scope_of)."""
         with self._lock:
             if key not in self._order:
                 self._index.add(scope, tokens, key)

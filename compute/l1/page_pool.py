@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tierkv.compute.batching.part_index import PartIndex
+from tierkv.compute.l1.part_index import PartIndex
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder
