@@ -125,7 +125,7 @@ class LoadFigures:
 
     def lost(self, tier: Tier, size_bytes: int, seconds: float) -> None:
         """Take in that a read took this long and came to nothing."""
-        self._learn(self._reads[tier], size_bytes, seconds, whole=True)
+        self._learn(self._reads[tier], size_bytes, seconds, whole=True, certain=True)
 
     def probed(self, source: Source, size_bytes: int, seconds: float) -> None:
         """Take in what a probe of a copy's path measured."""
@@ -144,7 +144,7 @@ class LoadFigures:
             whole = path is self._promotions
             together = 1 if whole else self.layers_together(size)
             read_s = seconds / (1 + layers_ready // together)
-            self._learn(path, size * together, read_s, whole=True)
+            self._learn(path, size * together, read_s, whole=True, certain=True)
 
     def layers_together(self, layer_bytes: int) -> int:
         """Return how many layers one read brings, each of so many bytes for all blocks."""
@@ -169,9 +169,17 @@ class LoadFigures:
         """Take in that stored bytes were decoded, or copied to where the pages are."""
         self._decodes.setdefault(codec, Rate()).add(size_bytes, seconds)
 
-    def _learn(self, path: _Path, size_bytes: int, seconds: float, *, whole: bool = False) -> None:
+    def _learn(
+        self,
+        path: _Path,
+        size_bytes: int,
+        seconds: float,
+        *,
+        whole: bool = False,
+        certain: bool = False,
+    ) -> None:
         now = self._clock.now()
-        path.fit.add(size_bytes, seconds, now=now, whole=whole)
+        path.fit.add(size_bytes, seconds, now=now, whole=whole, certain=certain)
         path.overlap.add(seconds, ended_s=now)
         path.refusals = 0
 
