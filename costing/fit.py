@@ -88,9 +88,11 @@ _KEPT = 0.5
 _FADE_S = 10.0
 """Old samples fade with time too, so that after a pause a new one counts nearly alone."""
 _HICCUP = 3.0
-"""A finished read counts as at most this many times its prediction. A thread that was stopped for a
-moment then does not turn away the next loads, and a path that became ten times slower is known after
-three reads instead of two."""
+"""A finished read counts as at most this many times its prediction.
+
+A thread that was stopped for a moment then does not turn away the next loads. A path that became
+ten times slower is known after three reads instead of two.
+"""
 _SPREAD = 0.01
 """Relative variance of sizes below which a latency can't be told from a rate."""
 

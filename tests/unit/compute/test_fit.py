@@ -38,7 +38,7 @@ def test_a_change_is_half_learnt_from_one_load_and_layers_of_a_load_count_as_one
     assert fit.line.seconds(1_000) == pytest.approx(2.0)
 
 
-def test_a_hiccup_does_not_double_a_path_for_long_and_a_slow_path_is_known_after_three_reads() -> None:
+def test_a_hiccup_is_soon_forgotten_and_a_slow_path_is_known_after_three_reads() -> None:
     fit = LineFit()
     for seconds in (1.0, 1.0, 100.0):
         fit.add(1_000, seconds, now=0.0)
