@@ -1,1 +1,1 @@
-"""The nouns every room shares: ids, layout, block key, request, node, limits, clock, errors."""
+"""Values that cross rooms: ids, layout, block key, request, node, limits, clock, errors."""

@@ -1,7 +1,7 @@
-"""What a block is apart from where it lies: the fields every tier below L1 keeps with its bytes.
+"""The fields that every tier below L1 stores with the bytes of a block.
 
-A shape, not a class: the pool's and the store's own values fit it, so that neither room has to
-know the other.
+A Protocol, not a class: the pool and the store have values of their own that fit the Protocol, so
+neither room imports the other.
 """
 
 from __future__ import annotations

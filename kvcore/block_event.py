@@ -1,7 +1,7 @@
-"""What nodes tell the meta server about blocks, and the port they tell it through.
+"""Block events that nodes report to the meta server, and the port for reporting them.
 
-DMP and compute nodes produce events; the composition root connects the BlockReporter to the meta
-server's client, so that ``dmp`` never has to know ``metaserver``.
+DMP and compute nodes produce events. The composition root connects the BlockReporter to the meta
+server's client, so ``dmp`` never imports ``metaserver``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class BlockStored:
         tokens: tokens in the block.
         location: the slot; None for L1.
         model: model name, for the views.
-        tenant: who may read it, for the views.
-        session: whose conversation stored it, for the views; empty when unknown.
+        tenant: the tenant that may read the block, for the views.
+        session: the conversation that stored the block, for the views; empty when unknown.
     """
 
     key: BlockKey
@@ -41,7 +41,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """A block is no longer in that tier of the reporting node."""
+    """A block left one tier of the reporting node."""
 
     key: BlockKey
     tier: Tier
@@ -55,14 +55,15 @@ class EventBatch:
     """Events of one node in order.
 
     Attributes:
-        node_id: who reports.
-        incarnation: of which life.
+        node_id: the reporting node.
+        incarnation: the node's start number.
         seq: number of this batch, counting from 1 in each incarnation; a gap asks for an inventory.
         events: oldest first.
-        inventory: True replaces everything known of the node: ``events`` are all its BlockStored.
-        more: True on every part but the last of an inventory sent in parts. Parts have ``seq``
-            numbers of their own, one after the other.
-        part: index of an inventory's part; 0 starts a new inventory, whatever came before.
+        inventory: True means that ``events`` lists every block of the node and replaces everything
+            known about the node.
+        more: True on every part but the last of an inventory sent in parts. Each part has its own
+            ``seq`` number, in order.
+        part: index of an inventory's part; 0 starts a new inventory and discards an unfinished one.
     """
 
     node_id: NodeId
@@ -75,18 +76,18 @@ class EventBatch:
 
 
 class BlockReporter(Protocol):
-    """Where a node drops its block events.
+    """Accepts the block events of a node.
 
-    1. ``report`` never blocks and never raises; batching, numbering and resending are the
-       reporter's business (metaserver/reporter.py).
-    2. It may be called from any thread.
+    1. ``report`` never blocks and never raises; the reporter batches, numbers and resends
+       (metaserver/reporter.py).
+    2. ``report`` may be called from any thread.
     """
 
     def report(self, events: Sequence[BlockEvent]) -> None: ...
 
 
 class NullReporter:
-    """A reporter for nodes that stand alone."""
+    """A reporter for a node without a meta server; drops all events."""
 
     def report(self, events: Sequence[BlockEvent]) -> None:
         """Forget the events."""

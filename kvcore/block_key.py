@@ -1,6 +1,6 @@
 """Names of KV blocks: a keyed hash chained from block to block.
 
-Called by the front (to ask where a prompt's KV is) and by compute nodes (to publish it). Equal
+Called by the front (to locate the KV of a prompt) and by compute nodes (to publish KV). Equal
 inputs give equal keys on every machine and in every run; ``hash()`` is never used.
 """
 
@@ -43,7 +43,7 @@ def namespace_key(
 
 
 def next_block_key(key: NamespaceKey, parent: BlockKey, block_token_ids: Sequence[int]) -> BlockKey:
-    """Name one full block that follows ``parent`` (``ROOT_PARENT`` for the first block)."""
+    """Return the key of one full block after ``parent`` (``ROOT_PARENT`` for the first block)."""
     payload = parent + _token_bytes(block_token_ids)
     return BlockKey(blake2b(payload, key=key, digest_size=BLOCK_KEY_BYTES).digest())
 
@@ -67,9 +67,9 @@ def block_keys(key: NamespaceKey, token_ids: Sequence[int], *, block_tokens: int
 class ChunkNamer:
     """Names the blocks of position-free chunks that were computed after one isolation prefix.
 
-    The chunk key is the same hash in its own domain, over the chunk's tokens and what it was
-    computed after, not over what stands before it in a prompt. Block i follows from it and i. The
-    prefix is hashed once, however many chunks there are.
+    The chunk key hashes the chunk's tokens and the isolation prefix, in a domain of its own. The
+    text before the chunk in a prompt does not enter the hash. The key of block i is a hash of the
+    chunk key and i. The prefix is hashed once for all chunks.
     """
 
     def __init__(self, key: NamespaceKey, isolation_prefix_ids: Sequence[int]) -> None:
@@ -93,16 +93,16 @@ class ChunkNamer:
 
 
 def tail_key(key: NamespaceKey, parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
-    """Name a partial last block for a handoff, in its own domain; ``parent`` as for a full one."""
+    """Return the key of a partial last block for a handoff, in a hash domain of its own."""
     mac = blake2b(key=key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-tail")
     mac.update(parent + _token_bytes(token_ids))
     return BlockKey(mac.digest())
 
 
 def coarse_key(key: BlockKey) -> BlockKey:
-    """Name the coarser copy of a block that is stored at two levels (codec ``adaptive``).
+    """Return the key of the coarser copy of a block that is stored at two levels (``adaptive``).
 
-    Its own domain; as secret as ``key`` is.
+    The hash has a domain of its own. The result is as secret as ``key``.
     """
     mac = blake2b(key, digest_size=BLOCK_KEY_BYTES, person=b"tierkv-coarse")
     return BlockKey(mac.digest())

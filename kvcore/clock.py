@@ -1,7 +1,6 @@
-"""Time as a value that is handed in.
+"""Time as an argument: pure cores receive ``now``, shells own a Clock.
 
-Pure cores take ``now`` as an argument; shells own a Clock. Tests and the simulator use
-ManualClock, so nothing ever sleeps in a test to make time pass.
+Tests and the simulator use ManualClock, so no test sleeps to make time pass.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ManualClock:
     """A clock that moves only when told to.
 
     Attributes:
-        seconds: what ``now`` returns; never goes backwards.
+        seconds: the value of ``now``; never goes backwards.
     """
 
     def __init__(self, seconds: float = 0.0, *, epoch: float = 1_700_000_000.0) -> None:

@@ -3,13 +3,13 @@
     TierKVError
     ├── UserError          the caller changes the request          4xx, INVALID_ARGUMENT …
     ├── RetryableError     the caller waits (retry_after_ms)       429/503/504
-    ├── CacheError         nobody: it means "miss", recompute      never reaches a user
+    ├── CacheError         no action: a miss, KV is recomputed     never reaches a user
     └── ProtocolError      a developer, or the peer                08P01 / 400 / INTERNAL
 
 Each leaf carries its codes as class attributes; each boundary has one translator (kvwire/status.py,
-dbfront/pgwire/protocol/errors.py, dbfront/http/app.py). CacheError is caught and counted in
-compute/tiers/tiers.py and scheduler/dispatcher.py with its helpers only, and for users of the pool
-alone in dmp/client/node_link.py. docs/errors.md lists every leaf.
+dbfront/pgwire/protocol/errors.py, dbfront/http/app.py). CacheError is caught and counted only in
+compute/tiers/tiers.py, in scheduler/dispatcher.py with its helpers, and, for programs that use the
+pool alone, in dmp/client/node_link.py. docs/errors.md lists every leaf.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class TierKVError(Exception):
         sqlstate: five characters, PostgreSQL style.
         http_status: for REST.
         grpc_status: name of the grpc.StatusCode.
-        message: what was wrong, where, and what to do.
+        message: the problem, its place and its cure.
         detail: further facts for a log or a DETAIL field.
-        hint: what the caller should do.
+        hint: advice to the caller.
     """
 
     code: ClassVar[str] = "internal"
@@ -56,9 +56,9 @@ def _rebuild(kind: type[TierKVError], state: dict[str, Any]) -> TierKVError:
 
 
 class UserError(TierKVError):
-    """The request can't work as it stands; the caller changes it.
+    """The request can't work as sent; the caller must change it.
 
-    ``position`` counts characters of the SQL text from 1; 0 is unknown or not SQL.
+    ``position`` counts characters of the SQL text from 1; 0 means unknown or not SQL.
     """
 
     code = "invalid_request"
@@ -100,7 +100,7 @@ class SqlError(UserError):
 
 
 class UnknownUdfError(UserError):
-    """No such AI function."""
+    """The SQL names an AI function that does not exist."""
 
     code = "unknown_function"
     sqlstate = "42883"
@@ -114,7 +114,7 @@ class UdfArgumentError(UserError):
 
 
 class UnknownModelError(UserError):
-    """No node serves a model of that name."""
+    """No node serves a model of the requested name."""
 
     code = "model_not_found"
     sqlstate = "42704"
@@ -130,7 +130,7 @@ class ContextTooLongError(UserError):
 
 
 class NamespaceDeniedError(UserError):
-    """The caller may not use that namespace."""
+    """The caller may not use the namespace."""
 
     code = "namespace_denied"
     sqlstate = "42501"
@@ -148,7 +148,7 @@ class AuthenticationError(UserError):
 
 
 class FeatureNotSupportedError(UserError):
-    """A valid request that TierKV does not do."""
+    """A valid request for a feature that TierKV does not have."""
 
     code = "not_supported"
     sqlstate = "0A000"
@@ -157,14 +157,16 @@ class FeatureNotSupportedError(UserError):
 
 
 class ConfigError(UserError):
-    """Configuration that can't be used; names the key, its source and the cure."""
+    """Unusable configuration; the message names the key, its source and the cure."""
 
     code = "invalid_config"
     sqlstate = "F0000"
 
 
 class ModelFolderError(UserError):
-    """A model folder that can't be served; names the missing file or unsupported setting."""
+    """A model folder that can't be served; the message names the missing file or unsupported
+    setting.
+    """
 
     code = "model_folder"
     sqlstate = "22023"
@@ -210,7 +212,7 @@ class NoNodeError(RetryableError):
 
 
 class NodeLostError(RetryableError):
-    """A node died while it answered and nobody could take over."""
+    """A node died while answering and no other node could take over."""
 
     code = "node_lost"
     sqlstate = "08006"
@@ -251,14 +253,14 @@ class CacheError(TierKVError):
 
 
 class BlockNotFoundError(CacheError):
-    """The slot does not hold that block (any more)."""
+    """The slot does not hold the block, or no longer."""
 
     code = "block_not_found"
     grpc_status = "NOT_FOUND"
 
 
 class LayoutError(CacheError):
-    """A block has not the size that KV of this model and layout has."""
+    """The size of a block differs from the size that its model and layout require."""
 
     code = "layout_mismatch"
     grpc_status = "FAILED_PRECONDITION"

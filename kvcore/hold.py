@@ -1,8 +1,8 @@
-"""Leases on blocks: what a locate promised, and how nodes are asked to keep it.
+"""Leases on blocks, and the orders that make nodes keep leased blocks.
 
 The meta server gives a lease with a locate (metaserver/directory/leases.py) and sends HoldOrders to
-the nodes that hold the blocks; they keep those from eviction until the order's time is over or
-taken back.
+the nodes that hold the blocks. A node protects these blocks from eviction until the order expires
+or is withdrawn.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import NewType
 from tierkv.kvcore.ids import BlockKey
 
 LeaseId = NewType("LeaseId", int)
-"""Names a lease of one meta server; 0 is none. Unknown and expired ones are the same."""
+"""Id of a lease of one meta server; 0 means no lease. Unknown and expired ids are treated alike."""
 
 NO_LEASE = LeaseId(0)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldOrder:
-    """What a node is asked to do about its blocks.
+    """Tells a node which blocks to protect from eviction, and for how long.
 
     Attributes:
-        lease: on whose behalf; a later order for the same lease replaces its deadline.
-        keys: blocks to keep, heads before tails; empty with ``ttl_s`` 0 lets go of all of the
-            lease, empty with a positive ``ttl_s`` prolongs what it holds.
-        ttl_s: seconds from receipt until the hold ends by itself.
+        lease: the lease; a later order for the same lease replaces its deadline.
+        keys: blocks to keep, heads before tails. Without keys the order concerns all blocks of the
+            lease: ``ttl_s`` 0 releases them, a positive ``ttl_s`` prolongs their hold.
+        ttl_s: seconds from receipt until the hold expires.
     """
 
     lease: LeaseId

@@ -1,7 +1,7 @@
 """Names for the identifiers that cross room borders.
 
-Every room uses these NewTypes, so that a block key can't be passed where a node id is meant.
-They are plain str, int and bytes at run time and never carry behaviour.
+Every room uses these NewTypes, so that a block key can't be passed where a node id is meant. At run
+time ids are plain str, int and bytes without behaviour.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ HostId = NewType("HostId", str)
 """A machine's name; nodes with equal HostId can map each other's segments (tier L2)."""
 
 Incarnation = NewType("Incarnation", int)
-"""A node's start number; whatever carries an older one is refused."""
+"""Start number of a node; messages with an older number are refused."""
 
 RequestId = NewType("RequestId", str)
-"""One generation request; appears in every log line it causes."""
+"""Id of one generation request; appears in every log line about the request."""
 
 BlockKey = NewType("BlockKey", bytes)
-"""16 bytes naming a block and, through the chain, its whole prefix (kvcore/block_key.py)."""
+"""16 bytes that name a block and its whole prefix through the chain (kvcore/block_key.py)."""
 
 NamespaceKey = NewType("NamespaceKey", bytes)
 """32 bytes keying the block hash; equal only for equal tenant, model revision and layout."""
@@ -32,5 +32,5 @@ NAMESPACE_KEY_BYTES: Final = 32
 
 
 def new_request_id(prefix: str = "req") -> RequestId:
-    """Return a fresh random request id such as ``req-1f0c...`` (unique, not guessable)."""
+    """Return a fresh random request id, for example ``req-1f0c...`` (unique, not guessable)."""
     return RequestId(f"{prefix}-{uuid.uuid4().hex}")

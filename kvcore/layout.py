@@ -1,10 +1,10 @@
-"""How the KV of one block lies in memory, everywhere: L1 transfer buffers, pool slots and disk.
+"""Memory layout of one block's KV: the same in L1 transfer buffers, pool slots and on disk.
 
 Payload is layer-major, ``[layer][k|v][block_tokens][kv_heads][head_dim]``, so one layer of one
-block is one contiguous range that can be moved, checksummed and loaded alone. Keys are stored
-after rope (exact-prefix reuse never moves them). Below L1 a codec may make each range smaller; its
-size follows from the layout, so that slots are reserved before anything is encoded, but for the
-entropy-coded ones, where it is only bounded.
+block is one contiguous range that can be moved, checksummed and loaded alone. Keys are stored after
+rope (exact-prefix reuse never moves keys). Below L1 a codec may shrink each range. The layout fixes
+the encoded size, so slots are reserved before encoding; for entropy-coded ranges the layout only
+gives an upper bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hashlib import blake2b
 from tierkv.kvcore import limits
 
 FRAME_HEAD_BYTES = 16
-"""What stands before the numbers of an entropy-coded range (compute/codec/frame.py)."""
+"""Bytes of the header before the payload of an entropy-coded range (compute/codec/frame.py)."""
 
 FRAME_ALIGNMENT = 64
 """Entropy-coded ranges are padded to a multiple of this."""
@@ -46,23 +46,23 @@ class KvCodec(StrEnum):
     ENTROPY_MEDIUM = "entropy-medium"
     ENTROPY_COARSE = "entropy-coarse"
     ADAPTIVE = "adaptive"
-    """Each block at the finest and at the coarsest level; the reader takes what its time allows."""
+    """Each block at the finest and at the coarsest level; the reader picks by the time it has."""
 
     @property
     def is_lossy(self) -> bool:
-        """Whether what is decoded may differ from what was encoded."""
+        """Whether decoded values may differ from the encoded ones."""
         return self is not KvCodec.NONE
 
     @property
     def has_fixed_size(self) -> bool:
-        """Whether every block of a layout is equally long, whatever its numbers are."""
+        """Whether all blocks of a layout have the same size, whatever their values."""
         return self in (KvCodec.NONE, KvCodec.FP8, KvCodec.INT8, KvCodec.INT4)
 
 
 def framed_bytes(payload_bytes: int) -> int:
-    """Return the size of an entropy-coded range with that much behind its head, padding included.
+    """Return the size of an entropy-coded range: head, payload and padding.
 
-    Ranges of one block are equally long: this of its largest layer.
+    All ranges of one block have the size of the block's largest layer.
     """
     return -(-(FRAME_HEAD_BYTES + payload_bytes) // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
 
@@ -77,10 +77,10 @@ class BlockLayout:
         head_dim: channels per head.
         dtype: element type.
         block_tokens: tokens per block; a page in L1 holds exactly one block.
-        codec: how ranges are encoded in the pool, on disk and in the archive; pages in L1 never
-            are.
-        order: name of the order in which another engine writes a layer's bytes, with the version
-            of that name, such as ``vllm-hnd-1``; empty: ours. They are as many in any order.
+        codec: encoding of ranges in the pool, on disk and in the archive; L1 pages are never
+            encoded.
+        order: name and version of another engine's byte order within a layer, for example
+            ``vllm-hnd-1``; empty for ours. The number of bytes is the same in any order.
     """
 
     layers: int
@@ -125,7 +125,7 @@ class BlockLayout:
 
     @property
     def stored_layer_bytes(self) -> int:
-        """Bytes of one layer's range below L1; at most, where the codec's size is not fixed."""
+        """Bytes of one layer's range below L1; an upper bound if the codec's size is not fixed."""
         values = 2 * self.block_tokens * self.kv_heads * self.head_dim
         # int8, int4: two bfloat16 per channel of the keys and per token and head of the values.
         ranges = 4 * self.kv_heads * (self.head_dim + self.block_tokens)
@@ -138,12 +138,12 @@ class BlockLayout:
                 return ranges + values
             case KvCodec.INT4:
                 return ranges + values // 2
-            case _:  # What does not become smaller is stored as it is, behind the same head.
+            case _:  # Incompressible ranges are stored unencoded behind the same head.
                 return framed_bytes(self.layer_bytes)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a whole block below L1, or the most it may take."""
+        """Bytes of a whole block below L1; an upper bound if the codec's size is not fixed."""
         return self.stored_layer_bytes * self.layers
 
     def layer_offset(self, layer: int) -> int:
@@ -153,7 +153,7 @@ class BlockLayout:
         return layer * self.layer_bytes
 
     def fingerprint(self) -> bytes:
-        """Return 16 bytes that differ whenever the stored bytes would mean something else."""
+        """Return 16 bytes that change whenever the meaning of the stored bytes changes."""
         text = (
             f"tierkv-layout-1|{self.layers}|{self.kv_heads}|{self.head_dim}|{self.dtype}"
             f"|{self.block_tokens}|k-after-rope"

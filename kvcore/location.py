@@ -1,7 +1,7 @@
-"""Where a copy of a block is, and in which tier a reader sees it.
+"""Location of a block copy, and the tier that a reader sees.
 
-A location is a reference, never an address: the owner checks it against its own slot table, and
-a stale generation or incarnation means "miss".
+A location is a reference, never an address: the owner checks the location against its slot table,
+and a stale generation or incarnation means "miss".
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Location:
 
     Attributes:
         node: the DMP node that owns the bytes.
-        incarnation: its start number when the reference was made.
+        incarnation: start number of the node when the reference was made.
         segment: index of the segment in that node.
         slot: index of the slot in that segment.
-        generation: counts reuses of the slot.
+        generation: number of reuses of the slot.
         length: payload bytes.
     """
 
@@ -48,7 +48,7 @@ class Replica:
 
     Attributes:
         key: the block.
-        node: who holds it.
+        node: the holder.
         host: the holder's machine; a reader on the same host sees L2, others L3.
         tier: L1 for a compute node's pages, L2 for DMP memory, L4 for DMP disk.
         location: the slot; None for L1, whose pages never leave their process.

@@ -1,8 +1,8 @@
-"""Nodes as the cluster sees them: who they are, what they serve, how loaded they are.
+"""Nodes as the cluster sees them: role, models, load and counters.
 
-Nodes register a NodeInfo with the meta server and send NodeLoad and TierStats with each
-heartbeat; the scheduler and the admin views read them. A PreferredNode is where the plan of a
-statement wants a call to be answered.
+Nodes register a NodeInfo with the meta server and send NodeLoad and TierStats with each heartbeat.
+The scheduler and the admin views read these values. A PreferredNode is the node that a statement's
+plan prefers for a call.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class NodeRole(StrEnum):
     DECODE = "decode"
     COMPUTE = "compute"
     ENGINE = "engine"
-    """An engine of others that keeps its KV in the pool; no requests are sent to it as such."""
+    """A foreign engine that stores KV in the pool; receives no requests in this role."""
 
     @property
     def prefills(self) -> bool:
-        """Whether prompts may be sent to such a node."""
+        """Whether the scheduler may send prompts to a node of this role."""
         return self in (NodeRole.PREFILL, NodeRole.COMPUTE)
 
     @property
     def decodes(self) -> bool:
-        """Whether such a node continues an answer after its first token."""
+        """Whether a node of this role continues an answer after the first token."""
         return self in (NodeRole.DECODE, NodeRole.COMPUTE)
 
 
@@ -43,17 +43,17 @@ class ModelInfo:
     """A model as served by a compute node.
 
     Attributes:
-        name: what requests call it.
-        folder: where its files are on the serving host; the front reads the tokenizer there.
+        name: name in requests.
+        folder: path of the model files on the serving host; the front reads the tokenizer there.
         revision: hex digest of weights and configuration.
         layout: KV layout of its blocks.
-        context_tokens: most tokens of prompt plus completion.
+        context_tokens: maximum of prompt plus completion tokens.
         eos_token_ids: ids that end an answer.
         architecture: for example ``LlamaForCausalLM``.
         parameters: number of weights.
-        blend_refusal: why chunks are never blended; empty when the model passed its gate.
-        score_refusal: why the chances of single tokens can't be asked for; empty when they can.
-        embed_refusal: why there are no embeddings; empty when there are.
+        blend_refusal: reason for never blending chunks; empty if the model passed the gate.
+        score_refusal: reason for not scoring single tokens; empty if supported.
+        embed_refusal: reason for not giving embeddings; empty if supported.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ModelInfo:
 
     @property
     def identity(self) -> str:
-        """Name its weights and the layout of their KV; equal ones may share blocks."""
+        """Identify weights and KV layout; models of equal identity may share blocks."""
         return f"{self.revision}:{self.layout.fingerprint().hex()}"
 
 
@@ -80,14 +80,14 @@ class NodeInfo:
 
     Attributes:
         node_id: unique name.
-        incarnation: grows with each start; older ones are fenced off.
-        role: what it does.
-        host: its machine (decides L2 or L3).
-        control_address: ``host:port`` of its gRPC service, empty when in process.
+        incarnation: grows with each start; messages of older incarnations are refused.
+        role: the node's role.
+        host: the node's machine; decides between L2 and L3.
+        control_address: ``host:port`` of the gRPC service; empty if in process.
         data_address: ``host:port`` of a DMP node's data plane, else empty.
         segment_path: a DMP node's segment file, mappable on the same host; else empty.
-        capacity_bytes: memory it offers to blocks (L1 pages or segment).
-        models: what a compute node serves.
+        capacity_bytes: memory for blocks (L1 pages or segment).
+        models: models that a compute node serves.
     """
 
     node_id: NodeId
@@ -156,7 +156,7 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Cumulative counters of one tier on one node; counts are in the unit their name ends with."""
+    """Cumulative counters of one tier on one node; each name ends with its unit."""
 
     tier: Tier
     medium: str = ""
@@ -180,13 +180,13 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class PathReport:
-    """How KV bytes travel between the reporting node and another, and why that way.
+    """Transport of KV bytes between the reporting node and another node, with the reason.
 
     Attributes:
-        node: the other end; empty for a door that is open to whoever connects.
+        node: the other end; empty for a listener that accepts any peer.
         transport: ``inproc``, ``shm``, ``rdma`` or ``tcp``.
-        reason: for people: why this one, where the door is, or why there is none.
-        usable: False for a door that this node can't open.
+        reason: text for people: why this transport, the address of the listener, or why it failed.
+        usable: False for a listener that this node can't open.
     """
 
     node: str
@@ -201,15 +201,15 @@ class PathReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoiceStats:
-    """What came of one kind of decision of the loading controller, cumulative.
+    """Cumulative outcome of one kind of decision of the load controller.
 
     Attributes:
-        choice: ``load`` all that was found, ``part`` of it, ``compute`` instead, or ``blend``.
-        decisions: how often it was chosen.
-        measured: how many of them had a prediction and a first token.
-        predicted_s: seconds to the first token, as predicted, of those.
-        actual_s: the same, as it was.
-        error_s: absolute differences of the two.
+        choice: ``load`` (all blocks found), ``part`` of them, ``compute`` instead, or ``blend``.
+        decisions: number of decisions.
+        measured: number of decisions with a prediction and a first token.
+        predicted_s: sum of predicted seconds to the first token over the measured decisions.
+        actual_s: sum of actual seconds over the measured decisions.
+        error_s: sum of absolute differences between the two.
     """
 
     choice: str
@@ -222,18 +222,18 @@ class LoadChoiceStats:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says with each heartbeat.
+    """Content of a heartbeat.
 
     Attributes:
-        load: how busy it is.
-        tiers: counters of the tiers it owns or reads.
+        load: the node's load.
+        tiers: counters of the tiers that the node owns or reads.
         cache_errors: count of cache errors by kind (``CacheError.code``), each one a recompute.
-        transfer_bytes_in: bytes taken in over the data plane.
-        transfer_bytes_out: bytes given out over the data plane.
+        transfer_bytes_in: bytes received over the data plane.
+        transfer_bytes_out: bytes sent over the data plane.
         transfer_errors: failed transfers.
-        paths: of a compute node, one for each pool node it uses; of a pool node, its doors.
-        load_choices: what a compute node's loading controller decided, by kind.
-        notes: what the node has to say to people, such as why an engine shares nothing.
+        paths: of a compute node, one for each pool node in use; of a pool node, its listeners.
+        load_choices: decisions of a compute node's load controller, by kind.
+        notes: notes to people, for example why an engine shares nothing.
     """
 
     load: NodeLoad = NodeLoad()

@@ -1,7 +1,7 @@
-"""One generation request and what comes back, as every room sees it.
+"""One generation request and its events, as every room sees them.
 
-The front makes requests out of SQL calls and HTTP bodies, the scheduler routes them, a compute
-node answers with a stream of events. Text exists only in the front; here there are token ids.
+The front makes requests out of SQL calls and HTTP bodies, the scheduler routes requests, and a
+compute node answers with a stream of events. Only the front knows text; requests carry token ids.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SamplingParams:
     Attributes:
         temperature: 0.0 is greedy.
         top_p: nucleus mass in (0, 1].
-        max_tokens: most completion tokens.
-        stop_token_ids: extra ids that end the answer (the model's eos ids always do).
-        seed: makes sampling repeatable; None draws one.
-        ignore_eos: keep going at eos (benchmarks).
+        max_tokens: maximum number of completion tokens.
+        stop_token_ids: additional ids that end the answer, besides the model's eos ids.
+        seed: makes sampling repeatable; None draws a random seed.
+        ignore_eos: continue after an eos token (benchmarks).
     """
 
     temperature: float = 0.0
@@ -53,11 +53,11 @@ class SamplingParams:
 
 
 class BlendSelector(StrEnum):
-    """Which reused tokens of chunks are recomputed (compute/blend/selectors.py).
+    """Selection of the reused chunk tokens to recompute (compute/blend/selectors.py).
 
-    ``hkvd``: those whose keys and values deviate most from fresh ones at the check layer
-    (CacheBlend, arXiv 2405.16444). ``query``: those the question attends to most (InfoFlow KV,
-    arXiv 2603.05353). ``boundary``: the first ones of each chunk (EPIC, arXiv 2410.15332).
+    ``hkvd``: tokens whose keys and values deviate most from fresh ones at the check layer
+    (CacheBlend, arXiv 2405.16444). ``query``: tokens that the question attends to most (InfoFlow
+    KV, arXiv 2603.05353). ``boundary``: the first tokens of each chunk (EPIC, arXiv 2410.15332).
     """
 
     HKVD = "hkvd"
@@ -67,15 +67,16 @@ class BlendSelector(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Leave to reuse chunks of a prompt wherever they stand; answers are then approximate.
+    """Permits reuse of a prompt's chunks at any position; the answer is then approximate.
 
     Attributes:
-        chunks: half-open token ranges ``(start, stop)``, in order and disjoint; what stands before
-            the first one is the context every chunk is computed after (its isolation prefix).
-        recompute_ratio: share of reused tokens computed again, at least; 1.0 is exact.
-        selector: which ones.
-        gradual: with ``hkvd``, choose more at the check layer and fewer on later layers, as the
-            paper does; more answers right for the same work (docs/quality.md).
+        chunks: half-open token ranges ``(start, stop)``, ordered and disjoint. The tokens before
+            the first chunk are the isolation prefix: the context that every chunk is computed
+            after.
+        recompute_ratio: minimum share of reused tokens to compute again; 1.0 is exact.
+        selector: selects the tokens to compute again.
+        gradual: with ``hkvd``, choose more at the check layer and fewer on later layers, as in the
+            paper; gives more right answers for the same work (docs/quality.md).
     """
 
     chunks: tuple[tuple[int, int], ...]
@@ -125,31 +126,31 @@ class ReuseHint:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A prompt as token ids, and everything a node needs to answer it.
+    """A prompt as token ids, with all parameters that a node needs to answer.
 
     Attributes:
-        request_id: unique; cancel names it.
+        request_id: unique id, also used to cancel.
         model: the served model's name.
         token_ids: the whole prompt, never empty.
-        namespace_key: keys the block hashes; tenants never share.
-        tenant: whom to account to.
+        namespace_key: key of the block hashes; tenants never share.
+        tenant: account that pays for the request.
         sampling: see SamplingParams.
-        session_id: conversation, for affinity; None when there is none.
+        session_id: conversation, for affinity; None without one.
         priority: lower runs earlier.
         use_cache: False neither reads nor publishes KV (the oracle in tests and benchmarks).
         handoff: prefill only: publish every full block, emit the first token, finish with HANDOFF.
-        resumed_tokens: how many of the last ``token_ids`` were generated before this request was
-            (re)sent; they count as completion, not prompt, and against ``max_tokens``.
-        blend: leave to reuse chunks approximately; None keeps the answer exact.
-        kv_codec: how KV of this request is encoded below L1, by its namespace's policy; None takes
-            the node's own codec. It is part of ``namespace_key`` when it is set.
-        prepared_for: ``ModelInfo.identity`` of the weights and KV layout that ``namespace_key``
-            names; a node of others refuses it. Empty: the sender answers for that.
-        hint: what is known about when its KV will be wanted again; None: nothing.
-        guide: JSON Schema the answer is held to, token by token; empty: free text.
-        score_token_ids: tokens whose log-probability as the next token is asked for instead of an
-            answer; the request ends with it, without a completion token.
-        embed: the normalised hidden state of the last token is asked for instead of an answer.
+        resumed_tokens: trailing ``token_ids`` that were generated before this request was sent
+            (again); they count as completion, not prompt, and against ``max_tokens``.
+        blend: permits approximate reuse of chunks; None keeps the answer exact.
+        kv_codec: the namespace's encoding of KV below L1; None means the node's own codec. If set,
+            it is part of ``namespace_key``.
+        prepared_for: ``ModelInfo.identity`` of the weights and KV layout behind ``namespace_key``.
+            A node with another identity refuses the request. Empty: not checked.
+        hint: expected reuse of the request's KV; None if unknown.
+        guide: JSON Schema that constrains the answer token by token; empty for free text.
+        score_token_ids: tokens whose log-probability as the next token is the answer; the request
+            then generates no token.
+        embed: the answer is the normalised hidden state of the last token.
     """
 
     request_id: RequestId
@@ -199,13 +200,13 @@ class GenerateRequest:
 
     @property
     def reads_out(self) -> bool:
-        """Whether it asks about its prompt instead of for tokens."""
+        """Whether the request asks about its prompt instead of generating tokens."""
         return self.embed or bool(self.score_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class HitTokens:
-    """Prompt tokens whose KV was not recomputed, by the tier it came from."""
+    """Prompt tokens whose KV was not recomputed, by source tier."""
 
     l1: int = 0
     l2: int = 0
@@ -231,14 +232,14 @@ class Usage:
         prompt_tokens: tokens of the prompt.
         completion_tokens: tokens generated.
         hit_tokens: prompt tokens loaded instead of computed.
-        written_tokens: tokens whose KV was newly handed to the pool.
-        kv_codec: codec that reused KV may have passed through; a lossy one may change an answer.
-        blended_tokens: hit tokens that came from chunks computed elsewhere: the answer is
-            approximate when there are any. Those computed again are not hit tokens.
+        written_tokens: tokens whose KV was new to the pool.
+        kv_codec: codec of reused KV; a lossy codec may change an answer.
+        blended_tokens: hit tokens that came from chunks computed at other positions; any such token
+            makes the answer approximate. Tokens computed again are not hit tokens.
         recomputed_tokens: reused tokens of chunks that were computed again.
-        selector: what chose them; None without blending.
-        counted_there: prompt and completion are counted in tokens of another engine, which got
-            text; those of the request are bytes of it.
+        selector: the selector of the recomputed tokens; None without blending.
+        counted_there: True if another engine received text and counted prompt and completion in its
+            own tokens; the request's own tokens are then bytes of the text.
     """
 
     prompt_tokens: int
@@ -258,17 +259,18 @@ class GenerateEvent:
 
     Attributes:
         token_ids: new tokens since the last event (may be empty on the last one). The eos or stop
-            token that ended the answer is not among them.
+            token that ended the answer is left out.
         finish_reason: set on the last event only.
         usage: set on the last event only.
-        node_id: who computed it.
+        node_id: the computing node.
         queue_s: seconds from arrival at the node to its first prefill step; last event only.
         ttft_s: seconds from arrival at the node to the first token; last event only.
-        published_tokens: of a handoff under way, leading tokens whose KV is in the pool: whoever
-            goes on may take it early. Such an event has no tokens and no end.
+        published_tokens: during a handoff, leading tokens whose KV is in the pool, so the decode
+            node may load them early. An event with this field has no tokens and does not end the
+            answer.
         scores: natural log of the probability (softmax over the whole vocabulary, temperature 1) of
             each of ``score_token_ids``, in their order; last event only.
-        embedding: [hidden] of unit length, where ``embed`` asked for it; last event only.
+        embedding: [hidden] of unit length if ``embed`` was set; last event only.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -1,6 +1,7 @@
-"""What a namespace allows beyond exact reuse: lossy KV codecs and blending, both off by default.
+"""A namespace's permissions beyond exact reuse: lossy KV codecs and blending, both off by default.
 
-Durable in the meta server, granted with the namespace key, applied by the front to each request.
+The meta server stores the policy durably and grants the policy with the namespace key. The front
+applies the policy to each request.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ class ReusePolicy:
     """How far answers of a namespace may depart from full recomputation.
 
     Attributes:
-        kv_codec: how its KV is encoded below L1; None takes each node's own codec. Changing it
-            renames the namespace's blocks: what was stored under the old codec is not found again.
-        blend: whether callers may have chunks reused at any position.
-        recompute_ratio: default share of a chunk's tokens that are computed again, in (0, 1];
-            a call may ask for more, never for less.
-        selector: which tokens, unless the call says so.
+        kv_codec: encoding of KV below L1; None means each node's own codec. A change renames the
+            namespace's blocks, so blocks stored under the old codec are not found again.
+        blend: whether callers may reuse chunks at any position.
+        recompute_ratio: default share of a chunk's tokens that are computed again, in (0, 1]; a
+            call may ask for a larger share only.
+        selector: default selector of the tokens to compute again.
         gradual: see tierkv.kvcore.request.Blend.
     """
 

@@ -1,1 +1,1 @@
-"""What is worth keeping: eviction and admission as pure cores, for caches and simulator."""
+"""Eviction and admission as pure cores, for caches and the simulator."""

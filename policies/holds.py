@@ -1,7 +1,7 @@
-"""What leases keep from eviction: who holds which block, until when, and how much in all.
+"""Leased blocks of one cache: which leases hold a block, until when, and the total cost.
 
-A pure core shared by the page pool of a compute node and the slot table of a DMP node. It names
-blocks by the cache's own numbers and reads no clock; the cache asks it before it evicts.
+A pure core shared by the page pool of a compute node and the slot table of a DMP node. Blocks are
+named by the cache's own numbers. The cache passes the time and checks the holds before it evicts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.hold import LeaseId
 
 _SPARE_ENTRIES: Final = 64
-"""Dropping deadlines that count no more is not worth it for fewer."""
+"""Below this many stale deadlines the heap is not cleaned."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class Holds:
     """Blocks under lease.
 
     Attributes:
-        limit: what the held blocks may cost together; more is refused.
-        held: what they cost now; a block under two leases counts once.
-        refused: blocks that were not held for want of room, ever.
+        limit: maximum total cost of held blocks; further blocks are refused.
+        held: current total cost; a block under two leases counts once.
+        refused: number of blocks ever refused for lack of room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -49,12 +49,12 @@ class Holds:
         return len(self._holders)
 
     def hold(self, lease: LeaseId, blocks: Iterable[tuple[int, int]], until: float) -> None:
-        """Keep blocks for a lease, as many of the first as there is room for.
+        """Hold blocks for a lease, in order, until the limit is reached.
 
         Args:
-            lease: who keeps them; its earlier blocks stay, with the new deadline.
-            blocks: handle and cost of each, those to keep first come first.
-            until: when they are free again.
+            lease: the lease; blocks that the lease already holds stay held, with the new deadline.
+            blocks: handle and cost of each block, most important first.
+            until: time at which the hold expires.
         """
         if lease not in self._leases and len(self._leases) >= limits.MAX_LEASES:
             self.refused += sum(1 for _ in blocks)
@@ -78,20 +78,20 @@ class Holds:
             del self._leases[lease]
 
     def prolong(self, lease: LeaseId, until: float) -> None:
-        """Give a lease another deadline; one that holds nothing here is ignored."""
+        """Change the deadline of a lease; an unknown lease is ignored."""
         entry = self._leases.get(lease)
         if entry is not None:
             self._expect(lease, entry, until)
 
     def end(self, lease: LeaseId) -> list[int]:
-        """End a lease; answers the blocks that nobody holds any more."""
+        """End a lease; return the blocks that no other lease holds."""
         entry = self._leases.pop(lease, None)
         if entry is None:
             return []
         return [handle for handle in entry.handles if self._let_go(handle, lease)]
 
     def expire(self, now: float) -> list[int]:
-        """End every lease whose deadline has come; answers the blocks nobody holds any more."""
+        """End every lease whose deadline has passed; return the blocks that became free."""
         freed: list[int] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             until, lease = heapq.heappop(self._deadlines)
@@ -100,7 +100,7 @@ class Holds:
         return freed
 
     def give_way(self) -> list[int]:
-        """End the lease that would end first, for there is greater need."""
+        """End the lease with the earliest deadline; return the blocks that became free."""
         while self._deadlines:
             until, lease = heapq.heappop(self._deadlines)
             if self._counts(until, lease):
@@ -108,7 +108,7 @@ class Holds:
         return []
 
     def gone(self, handle: int) -> None:
-        """Take note that a block is not there any more."""
+        """Forget a block that left the cache."""
         for lease in self._holders.pop(handle, ()):
             entry = self._leases[lease]
             entry.handles.discard(handle)
@@ -137,7 +137,7 @@ class Holds:
         return entry is not None and entry.until == until
 
     def check_invariants(self) -> None:
-        """Assert that both directions agree and costs add up; O(held blocks)."""
+        """Assert that both indexes agree and the costs add up; O(held blocks)."""
         pairs = {(h, name) for name, entry in self._leases.items() for h in entry.handles}
         assert pairs == {(h, name) for h, names in self._holders.items() for name in names}
         assert all(self._holders.values()) and all(e.handles for e in self._leases.values())

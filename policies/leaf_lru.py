@@ -1,8 +1,7 @@
-"""Leaf-LRU: the least recently used block goes, of one request the deepest first.
+"""Leaf-LRU: evict the least recently used block, and of one request the deepest block first.
 
-The plain baseline that is hard to beat while the cache holds the live set, and what `default` does
-until it has learned something. Together with a cache that offers leaves only, it equals an LRU that
-touches the end of a prompt before its head.
+Leaf-LRU is the baseline. `default` behaves like leaf-LRU until it has learned something. With a
+cache that offers only leaves, leaf-LRU equals an LRU that touches the end of a prompt first.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Final
 from tierkv.policies.eviction import BlockFacts
 
 _SPARE_ENTRIES: Final = 64
-"""Dropping entries that count no more is not worth it for fewer."""
+"""Below this many stale entries the heap is not cleaned."""
 
 
 class LeafLru:
-    """An EvictionPolicy that looks at nothing but the last use.
+    """An EvictionPolicy that considers only the last use.
 
     Attributes:
         _order: position by resident handle: (request of the last use, minus depth).
-        _offered: handles that may go.
-        _queue: heap of (position, handle), with entries that count no more.
-        _request: number of the request whose blocks are being named.
-        _last: time and depth of the last call, by which requests are told apart.
+        _offered: handles of the eviction candidates.
+        _queue: heap of (position, handle); may contain stale entries.
+        _request: number of the current request.
+        _last: time and depth of the last call; a change of either can start a new request.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
-"""The default policy: keep what pays most uses per second held, learned from the traffic itself.
+"""The default policy: keep the blocks with the most expected uses per second of residence.
 
-Every block has a kind: how often it was used, how often the prompt before it had been used when it
-came, how much of its last prompt was new, whether it ended that, and what is expected of it. The
-victim is the offered block with the smallest learned value of its kind at its age, and a new block
-worth less than that is not admitted. While nothing is learned it is leaf-LRU. docs/policies.md.
+Every block has a kind: its number of uses, the uses that its prompt already had when the block
+came, the new share of its last prompt, whether the block ended that prompt, and the expected next
+use. The victim is the offered block whose kind has the smallest learned value at the block's age. A
+new block of smaller value is not admitted. Without any observation the policy is leaf-LRU.
+docs/policies.md explains and measures.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from tierkv.policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, run_kin
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5
 _SPARE_ENTRIES: Final = 64
-"""Dropping entries that count no more is not worth it for fewer."""
+"""Below this many stale entries a queue is not cleaned."""
 
 _REMEMBERED_PER_BLOCK: Final = (4, 16)
 _MUCH_REMEMBERED: Final = 1 << 16
-"""Blocks remembered after eviction, per block of capacity: more in a small cache, up to so many."""
+"""Bound on the blocks remembered after eviction: 16 per block of capacity up to this number, but at
+least 4 per block."""
 
 _ODDS: Final = {
     Expectation.NONE: 0.1, Expectation.UNKNOWN: 1.0, Expectation.TURN: 2.0, Expectation.ROWS: 50.0,
 }  # fmt: skip
-"""What a hint is taken to mean until its kinds have been seen."""
+"""Prior odds of each expectation, used until its kinds have been observed."""
 
 _EXPECTED_EDGES_S: Final = (4.0, 30.0, 300.0)
-"""Announced times until the next use that are told apart, besides none at all."""
+"""Bucket edges of announced times until the next use; an absent announcement is a bucket of its
+own.
+"""
 
 Order = tuple[int, int, int]
 """Of equal value, the first goes: request of the last use, minus depth, handle."""
@@ -41,18 +45,18 @@ _NO_RUN: Final = Run(0)
 
 
 class _Block:
-    """What is remembered about a block, resident or not.
+    """Memory about one block, resident or not.
 
     Attributes:
-        uses: requests that used it.
-        kin: uses that the prompt before it had when the block came.
-        kind: of its last use, without that of the run.
-        run: what its last request used.
-        used_at: time of that.
-        wait: for its next use.
-        order: where it stands among those of equal value.
-        resident: whether it is in the cache.
-        offered: whether it may go.
+        uses: number of requests that used the block.
+        kin: uses that the preceding block had when this block came.
+        kind: kind of the last use, without the kind of the run.
+        run: run of the last request that used the block.
+        used_at: time of the last use.
+        wait: cohort that waits for the next use.
+        order: tie-break among blocks of equal value.
+        resident: whether the block is in the cache.
+        offered: whether the block may be evicted.
     """
 
     __slots__ = (
@@ -73,16 +77,15 @@ class _Block:
 
 
 class LearnedValue:
-    """An EvictionPolicy that learns what pays.
+    """An EvictionPolicy that learns the value of each kind of block from the traffic.
 
     Attributes:
         _here: resident blocks by handle.
         _known: resident and remembered blocks by key.
-        _gone: keys of those that are not resident, longest gone first.
-        _queues: per kind, a heap of (order, handle) of offered blocks, with entries that count no
-            more.
+        _gone: keys of remembered blocks that are not resident, longest gone first.
+        _queues: per kind, a heap of (order, handle) of offered blocks; may contain stale entries.
         _round: heap of (value, order, kind, handle) at the time ``_now``: the head of each queue.
-        _heads: per kind, the entry that was last put there.
+        _heads: per kind, the entry that was last put into ``_round``.
     """
 
     def __init__(self, capacity_blocks: int) -> None:
@@ -142,7 +145,7 @@ class LearnedValue:
                 return handle
             heapq.heappop(heap)
             if self._heads.get(kind) == (order, handle):
-                del self._heads[kind]  # It may be offered again before time goes on.
+                del self._heads[kind]  # A later offer at the same time may put the same head again.
             self._put_head(kind)
         return None
 
@@ -163,7 +166,7 @@ class LearnedValue:
         return False
 
     def refused(self, facts: BlockFacts, now: float) -> None:
-        """Learn of a block that is not let in as if it had been; once, if asked repeatedly."""
+        """Learn from a block that is not admitted; repeated calls at one time count once."""
         if now != self._now:
             self._advance(now)
         block = self._recalled(facts)
@@ -180,7 +183,7 @@ class LearnedValue:
         block.order = (block.run.number, -facts.depth, handle)
 
     def _learn(self, block: _Block, facts: BlockFacts, now: float) -> None:
-        """End one wait and start the next."""
+        """End the block's current wait and start the next one."""
         if block.wait is not None:
             self._lifetimes.end_in_use(block.wait)
         run = self._run_of(facts)
@@ -197,7 +200,7 @@ class LearnedValue:
         block.wait = self._lifetimes.start(kind, run, now, _ODDS[facts.expectation])
 
     def _run_of(self, facts: BlockFacts) -> Run | None:
-        """Return the run that has just used the block before this one."""
+        """Return the run whose last block is the parent of this block, if there is one."""
         parent = self._known.get(facts.parent)
         if parent is None:
             return None
@@ -212,7 +215,7 @@ class LearnedValue:
         return (((future * 4 + own) * 8 + kin) * 2 + facts.tail) * RUN_KINDS
 
     def _recalled(self, facts: BlockFacts) -> _Block:
-        """Return what is known of a block; if nothing is, what its parent says of it."""
+        """Return the memory about a block; a new one takes its kin from the parent."""
         known = self._known.get(facts.key)
         if known is not None:
             return known
@@ -237,7 +240,7 @@ class LearnedValue:
                 self._lifetimes.give_up(forgotten.wait)
 
     def _advance(self, now: float) -> None:
-        """Go on to another time, at which everybody is worth something else."""
+        """Move to another time; all values change, so rebuild the round."""
         self._now = now
         self._lifetimes.advance(now)
         self._round = []
@@ -256,7 +259,7 @@ class LearnedValue:
             self._put_head(kind)
 
     def _put_head(self, kind: int) -> None:
-        """Put the oldest of a kind that may go into the running round."""
+        """Put the oldest offered block of a kind into the current round."""
         queue = self._queues[kind]
         while queue and not self._counts(queue[0]):
             heapq.heappop(queue)

@@ -1,9 +1,9 @@
-"""How long blocks of each kind go without a use, learned as they live, and what keeping one pays.
+"""Time until the next use, learned per kind of block, and the value of keeping a block.
 
-A pure estimator that policies/learned.py feeds: a wait starts at a use and ends at the next one, or
-is given up; blocks of one kind that one request used wait together, in a cohort. Waits that are not
-over count for as long as they have lasted (Kaplan and Meier's estimator over ages in buckets), so
-what is never used again is learned as soon as it gets old.
+A pure estimator that policies/learned.py feeds. A wait starts at a use and ends at the next use or
+is given up. Blocks of one kind that one request used wait together in a cohort. Unfinished waits
+count for the age they have reached (Kaplan and Meier's estimator over ages in buckets), so the
+estimator learns about blocks that are never used again as soon as they grow old.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PRIOR_WAITS: Final = 20.0
 
 _REFRESH_SHARE: Final = 0.02
 _MIN_REFRESH: Final = 8
-"""A kind's values are computed again after so many new facts: a share of what it knew, at least."""
+"""Minimum number of new facts after which a kind's values are computed again."""
 
 _MOST_FACTS: Final = 50_000.0
-"""Facts of a kind before all are halved: what was learned fades, and traffic may change."""
+"""All facts of a kind are halved at this number, so old traffic fades."""
 
 
 def bucket_of(age_s: float) -> int:
@@ -40,17 +40,18 @@ def bucket_of(age_s: float) -> int:
 
 
 RUN_KINDS: Final = 4
-"""Kinds of runs by length; a block's kind is a multiple of this plus its run's."""
+"""Number of run kinds (by length); a block's kind is a multiple of this number plus its run kind.
+"""
 
 
 class Run:
-    """What one request used, and how much of that was new; it grows until the prompt ends.
+    """The blocks that one request used, in prompt order; grows until the prompt ends.
 
     Attributes:
-        number: of the run; later ones have higher numbers.
-        fresh: blocks that nobody had used before.
-        tip: the block it has reached.
-        cohort: of the last ones that began to wait.
+        number: later runs have higher numbers.
+        fresh: number of blocks without an earlier use.
+        tip: last block reached.
+        cohort: the cohort of the run's most recent blocks.
     """
 
     __slots__ = ("cohort", "fresh", "number", "tip")
@@ -71,19 +72,19 @@ _RUN_EDGES: Final = (4, 9, 33)
 
 
 def run_kind(fresh: int) -> int:
-    """Return the kind of a run with so many new blocks, below RUN_KINDS."""
+    """Return the run kind for a number of new blocks; below RUN_KINDS."""
     return bisect_right(_RUN_EDGES, fresh)
 
 
 class Cohort:
-    """Blocks of one kind that began to wait for their next use together.
+    """Blocks of one kind whose waits started together.
 
     Attributes:
-        kind: of the blocks; while they are in the first bucket, without that of their run.
-        run: that they were part of.
-        started: in seconds.
-        waiting: how many still wait and are watched.
-        bucket: the age they have reached; -1 when nobody looks any more.
+        kind: kind of the blocks; in the first bucket without the run kind.
+        run: the run of the blocks.
+        started: start time in seconds.
+        waiting: number of blocks that still wait and are watched.
+        bucket: age bucket that the cohort has reached; -1 once unwatched.
     """
 
     __slots__ = ("bucket", "kind", "run", "started", "waiting")
@@ -98,17 +99,18 @@ class Cohort:
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known about one kind of block.
+    """Observations about one kind of block.
 
     Attributes:
         reached: waits that reached each bucket.
-        used: of those, how many ended in a use in that bucket.
-        hazards: per bucket but the last, the chance of a use in it of those that reach it.
-        values: per bucket of age, uses per second held, at the best horizon from there; negative:
+        used: waits that ended in a use in each bucket.
+        hazards: per bucket except the last, the probability that a wait which reached the bucket
+            ends there.
+        values: per age bucket, uses per second held at the best horizon from there; negative means
             not computed yet.
-        facts: reached and used ever counted (halved with them).
-        due: the number of facts at which the values are computed again.
-        odds: factor on what all kinds together say, while this one knows little.
+        facts: total of reached and used ever counted (halved with them).
+        due: number of facts at which the values are computed again.
+        odds: factor on the average over all kinds, used while this kind has few facts.
     """
 
     odds: float = 1.0
@@ -120,20 +122,20 @@ class _Kind:
     due: float = 0.0
 
     def halve(self) -> None:
-        """Let what was learned so far count half."""
+        """Halve the weight of everything learned so far."""
         self.reached = [count / 2 for count in self.reached]
         self.used = [count / 2 for count in self.used]
         self.facts /= 2
 
 
 class Lifetimes:
-    """Learns per kind. Kinds are small integers.
+    """Estimates the value of each kind; kinds are small integers.
 
     Attributes:
-        _kinds: by number.
-        _odds: by number without the run's, where they are not even.
-        _all: the sum of all kinds, which says what is not known yet about one.
-        _cohorts: by bucket of their age, oldest first.
+        _kinds: observations by kind.
+        _odds: prior odds by kind without run kind, if not 1.
+        _all: sum over all kinds, the prior of a kind with few facts.
+        _cohorts: by age bucket, oldest first.
     """
 
     def __init__(self) -> None:
@@ -143,13 +145,15 @@ class Lifetimes:
         self._cohorts: tuple[deque[Cohort], ...] = tuple(deque() for _ in range(BUCKETS))
 
     def start(self, kind: int, run: Run, now: float, odds: float = 1.0) -> Cohort:
-        """Begin a wait; the answer goes to ``end_in_use`` or ``give_up``, once.
+        """Start a wait. The caller passes the returned cohort to ``end_in_use`` or ``give_up``
+        once.
 
         Args:
-            kind: of the block without that of its run, which is added when that is complete.
-            run: that the block is part of.
-            now: of the use.
-            odds: on what is usual, of kinds that are not known yet.
+            kind: kind of the block without run kind; the run kind is added when the run is
+                complete.
+            run: run of the block.
+            now: time of the use.
+            odds: prior odds of an unknown kind.
         """
         cohort = run.cohort
         if cohort is None or cohort.kind != kind or cohort.started != now or cohort.bucket:
@@ -161,7 +165,7 @@ class Lifetimes:
         return cohort
 
     def end_in_use(self, cohort: Cohort) -> None:
-        """Note that one block of a cohort was used."""
+        """Count one use of a block of the cohort."""
         bucket = cohort.bucket
         if bucket < 0:
             return
@@ -176,16 +180,17 @@ class Lifetimes:
         self._all.used[bucket] += 1.0
 
     def give_up(self, cohort: Cohort) -> None:
-        """Stop watching one block of a cohort; it counts for the ages it has reached."""
+        """Stop watching one block of the cohort; the ages that it reached stay counted."""
         cohort.waiting -= 1
 
     def advance(self, now: float) -> None:
-        """Let those who wait grow older; amortised O(1) per cohort and bucket."""
+        """Advance cohorts to the age buckets of ``now``; amortised O(1) per cohort and bucket."""
         for bucket, cohorts in enumerate(self._cohorts[:-1]):
             until = now - EDGES[bucket + 1]
             while cohorts and cohorts[0].started <= until:
                 cohort = cohorts.popleft()
-                cohort.run.cohort = None  # Nobody can join it now; no ring is left to collect.
+                # No block can join the cohort now. Cutting the reference avoids a cycle.
+                cohort.run.cohort = None
                 if not cohort.waiting:
                     cohort.bucket = -1
                     continue
@@ -199,7 +204,7 @@ class Lifetimes:
             self._cohorts[-1].popleft().bucket = -1
 
     def value(self, kind: int, age_s: float) -> float:
-        """Return uses per second held of a block of that age; 0.0 while nothing is known at all."""
+        """Return uses per second held of a block at an age; 0.0 while nothing is known."""
         known = self._kinds.get(kind) or self._kind(kind)
         if known.facts >= known.due:
             self._refresh(known)
@@ -231,7 +236,7 @@ class Lifetimes:
         known.values = [-1.0] * BUCKETS
 
     def _hazard(self, known: _Kind, bucket: int) -> float:
-        """Return the chance that a block which reached a bucket is used in it."""
+        """Return the probability that a wait which reached a bucket ends in that bucket."""
         reached, used = self._all.reached[bucket], self._all.used[bucket]
         usual = min(1.0, known.odds * used / reached) if reached else 0.0
         waits = known.reached[bucket] + _PRIOR_WAITS

@@ -1,4 +1,4 @@
-"""Policies by name: what a cache is built with, and what settings may say."""
+"""Eviction policies by name, for caches and settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tierkv.policies.leaf_lru import LeafLru
 from tierkv.policies.learned import LearnedValue
 
 PolicyMaker = Callable[[int, int], EvictionPolicy]
-"""Makes a policy for a cache of so many blocks, with a seed."""
+"""Makes a policy from a capacity in blocks and a seed."""
 
 PRODUCTION_POLICIES: Final[dict[str, PolicyMaker]] = {
     "default": lambda capacity_blocks, seed: LearnedValue(capacity_blocks),
