@@ -249,12 +249,13 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class PreferredNode:
-    """A node, and what of the prompt is there.
+    """A node, and the cached part of the prompt there.
 
     Attributes:
         node_id: the node.
-        tokens: leading tokens of the prompt that the plan counts as being there: because a call of
-            the same statement computes them, or because it knows where their KV is and decided so.
+        tokens: leading tokens of the prompt that the plan counts as cached on the node, because a
+            call of the same statement computes them there or because the plan knows where their KV
+            is.
     """
 
     node_id: NodeId

@@ -98,18 +98,18 @@ class Blend:
 
 @dataclass(frozen=True, slots=True)
 class ReuseHint:
-    """When a request's KV will be wanted again, as far as the caller knows.
+    """The known future of one prompt and its answer.
 
-    The front makes it (from a session's client, or from the plan of a statement), and eviction
-    (policies/) uses it. A hint never changes an answer.
+    Made by the front (from a session's client or a statement's plan), carried with the request,
+    used by eviction (policies/). A hint changes the order of eviction, never an answer.
 
     Attributes:
-        next_turn: True: the session goes on from this answer (an agent's step, a tool call); False:
-            this was its last one; None: nobody said.
-        next_turn_s: seconds until that turn is expected; None: nobody said.
-        pending_calls: calls of the same statement that are still to come and share a prefix.
-        pending_tokens: leading tokens of the prompt that those calls share. What comes after them
-            belongs to this call alone.
+        next_turn: True if the session continues after this answer (an agent's step, a tool call),
+            False if this was the last turn, None if unknown.
+        next_turn_s: expected seconds until the next turn; None if unknown.
+        pending_calls: pending calls of the same statement that share a prefix.
+        pending_tokens: leading tokens of the prompt that those calls share. The remaining tokens
+            belong to this call alone.
     """
 
     next_turn: bool | None = None
