@@ -22,7 +22,7 @@ from bench.report import Report, finish, make_parser
 from bench.throttled import Order, ThrottledPoolNode
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.node import ComputeNode
-from tierkv.costing.blend_controller import one_after_the_other, pipelined
+from tierkv.costing.pipeline import pipelined
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
@@ -174,7 +174,7 @@ def _report(
         layered = statistics.median(times[ratio, Order.LAYERS])
         whole = statistics.median(times[ratio, Order.WHOLE_BLOCKS])
         promised = pipelined(loads, computes)
-        promised_whole = one_after_the_other(loads, computes)
+        promised_whole = sum(loads) + sum(computes)
         name = f"load_{ratio:g}x"
         report.add(f"{name}_layers_of_compute", layered)
         report.add(f"{name}_layers_of_formula", layered / promised)

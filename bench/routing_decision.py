@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 
 from bench.report import Report, finish, parse_arguments
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,

@@ -1,9 +1,16 @@
 """Blend, how much to compute again, or compute exactly: the smallest predicted makespan decides.
 
-A pure core next to costing/load_controller.py; asked by the blending stage and the load decider.
-While chunks are still loading, computing more of them again costs nothing: the ratio is raised
-until recomputing just hides behind the load. Layers that differ are summed one by one; for equal
-layers there is a closed form (costing/service_time.py).
+A pure core beside costing/load_controller.py, with the same prompts, runs and costs; asked by
+compute/blend/stage.py and compute/tiers/load_decider.py. A blended pass loads the KV of chunks and
+computes a share r of their tokens again, besides all tokens that stand between chunks:
+
+```
+pass_s(r) = pass over (r * reused + fresh) tokens, attention in proportion
+hidden    = the r at which pass_s(r) equals what is left of the load: computing more costs nothing
+r         = hidden, at least min_ratio; exact computing, where a pass is not clearly faster
+```
+
+Layers differ (some scan all tokens), so they are summed one by one (costing/pipeline.py).
 """
 
 from __future__ import annotations
@@ -12,29 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkv.costing.load_controller import COMPUTE, Chain, Level, Prompt, Run, compute_all_s
+from tierkv.costing.pipeline import pipelined
 from tierkv.costing.service_time import causal_pairs
-
-
-def pipelined(loads: Sequence[float], computes: Sequence[float], *, buffers: int = 0) -> float:
-    """Return when the last layer is computed, if layer l is computed as soon as it is there.
-
-    Args:
-        loads: seconds to load each layer, one after the other.
-        computes: seconds to compute each layer.
-        buffers: layers that may be loaded and not yet computed; 0 is no limit.
-    """
-    loaded, ended = 0.0, [0.0] * len(loads)
-    for layer, (load, compute) in enumerate(zip(loads, computes, strict=True)):
-        freed = ended[layer - buffers] if buffers and layer >= buffers else 0.0
-        loaded = max(loaded, freed) + load
-        ended[layer] = max(ended[layer - 1] if layer else 0.0, loaded) + compute
-    return ended[-1]
-
-
-def one_after_the_other(loads: Sequence[float], computes: Sequence[float]) -> float:
-    """Return the same when nothing is computed before everything is loaded."""
-    return sum(loads) + sum(computes)
-
 
 _WORTH = 0.75
 """A pass must take at most this share of the time of computing all: a pass departs from the exact

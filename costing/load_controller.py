@@ -1,9 +1,20 @@
 """Load or compute: the plan with the smallest predicted makespan, from live figures.
 
-A pure core. Candidates are: compute everything; load the first blocks of the chain that was found,
-for every depth that can be best; at each level at which the blocks are stored; and for chunks, how
-much of them to compute again behind the load. compute/tiers/tiers.py asks,
-compute/transfers/loads.py acts.
+A pure core. Candidates are: compute everything; load the first k blocks of the chain that was found
+behind ``start`` and compute the rest, for every k that can be best; at each level at which the
+blocks are stored.
+
+```
+tokens    0        start                at                             stop
+          |  in L1  | k blocks: loaded  | first pass  | later passes    |
+seconds             promote, then layers overlap with   follow it
+                    |<---- pipeline, costing/pipeline.py ---->|<- sum ->|
+```
+
+The makespan over k is the largest of three sums of concave pieces, so it is enough to try the ends
+of each piece and where another sum takes over: O(runs) depths, found by bisection. What a read and
+a token cost was measured by the node that asks (compute/tiers/load_decider.py); compute/transfers/
+loads.py acts. For two levels stored side by side, ``choose_levels`` says which blocks are fine.
 """
 
 from __future__ import annotations
@@ -13,9 +24,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
 
-from tierkv.costing.service_time import Line, StepCost, causal_pairs, pipelined_evenly
+from tierkv.costing.pipeline import PipelineEnds, pipeline_ends
+from tierkv.costing.service_time import InSteps, Line, StepCost, causal_pairs
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Tier
 
@@ -45,6 +57,19 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadSeconds:
+    """Seconds until the first layer can be read, and to read and decode all layers."""
+
+    promote_s: float
+    layers_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds until all is there."""
+        return self.promote_s + self.layers_s
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Blocks in a row whose best copies are alike.
 
@@ -61,6 +86,12 @@ class Run:
     line: Line
     promote: Line | None = None
     place: str = ""
+
+    def seconds(self, size_bytes: float, level: Level, *, reads: float = 0.0) -> LoadSeconds:
+        """Return how long some of its bytes take, and the latency of so many reads."""
+        promote_s = 0.0 if self.promote is None else self.promote.seconds(size_bytes, reads=reads)
+        read_s = self.line.seconds(size_bytes, reads=reads)
+        return LoadSeconds(promote_s, read_s + size_bytes / level.decode_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +155,6 @@ class LoadDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSeconds:
-    """Seconds until the first layer can be read, and to read and decode all layers."""
-
-    promote_s: float
-    layers_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Sums:
     """Promoting; moving and decoding all layers; and the latency of each read."""
 
@@ -180,15 +203,12 @@ class Chain:
         return LoadSeconds(sums.promote_s, sums.bytes_s + sums.latency_s * reads)
 
     def _through(self, index: int, blocks: int) -> _Sums:
-        run, before, latency = self.runs[index], self._before[index], self._latency[index]
+        before, latency = self._before[index], self._latency[index]
         size_bytes = blocks * self.level.layer_bytes * self._layers
-        promote_s = latency.promote_s
-        if run.promote is not None:
-            promote_s += size_bytes / run.promote.bytes_per_s
-        bytes_s = size_bytes * (1 / run.line.bytes_per_s + 1 / self.level.decode_bytes_per_s)
+        load = self.runs[index].seconds(size_bytes, self.level)
         return _Sums(
-            before.promote_s + promote_s,
-            before.bytes_s + bytes_s,
+            before.promote_s + latency.promote_s + load.promote_s,
+            before.bytes_s + load.layers_s,
             before.latency_s + latency.latency_s,
         )
 
@@ -227,9 +247,7 @@ def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) 
 
 def compute_all_s(prompt: Prompt) -> float:
     """Predict when the prompt is computed if nothing is loaded."""
-    first = min(prompt.stop - prompt.start, prompt.step_tokens)
-    first_s = _first_step_s(prompt, prompt.start)
-    return prompt.compute_from_s + first_s + _steps_s(prompt, prompt.start + first)
+    return prompt.compute_from_s + sum(_computing(prompt, prompt.start))
 
 
 def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
@@ -237,17 +255,9 @@ def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
 
     Layers of the first step are computed behind the load; later steps follow it.
     """
-    at = _loaded_to(prompt, depth)
-    first = min(prompt.stop - at, prompt.step_tokens)
-    load = chain.seconds(depth)
-    ended_s = pipelined_evenly(
-        load.layers_s,
-        _first_step_s(prompt, at),
-        prompt.layers,
-        load_from_s=prompt.load_from_s + load.promote_s,
-        compute_from_s=prompt.compute_from_s,
-    )
-    return ended_s + _steps_s(prompt, at + first)
+    computing = _computing(prompt, _loaded_to(prompt, depth))
+    seconds: float = _first_ends(prompt, chain, depth, computing).latest()
+    return seconds + computing.later_s
 
 
 def beside_s(prompt: Prompt, depth: int, others: int) -> float:
@@ -272,8 +282,7 @@ def _best_depth(prompt: Prompt, chain: Chain) -> LoadDecision:
 
 
 def _plan(prompt: Prompt, chain: Chain, depth: int) -> LoadDecision:
-    load = chain.seconds(depth)
-    load_s = prompt.load_from_s + load.promote_s + load.layers_s
+    load_s = prompt.load_from_s + chain.seconds(depth).total_s
     return LoadDecision(depth, chain.level.codec, makespan(prompt, chain, depth), math.inf, load_s)
 
 
@@ -292,8 +301,9 @@ def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
         for first, last in ((low, cut), (cut + 1, high - 1), (high, high)):
             if first <= last:
                 yield from (first, last)
-                for leads in _LEADS:
-                    yield from _around_turn(first, last, partial(leads, prompt, chain))
+                for one, other in combinations(range(3), 2):
+                    leads = partial(_leads, prompt, chain, one, other)
+                    yield from _around_turn(first, last, leads)
 
 
 def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterator[int]:
@@ -311,26 +321,21 @@ def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterato
     yield from (low, high)
 
 
-def _waits_for_node(prompt: Prompt, chain: Chain, depth: int) -> bool:
+def _leads(prompt: Prompt, chain: Chain, one: int, other: int, depth: int) -> bool:
+    """Say which of two sums of the pipeline is the larger; it turns at most once in a piece."""
+    ends = _first_ends(prompt, chain, depth, _computing(prompt, _loaded_to(prompt, depth)))
+    return ends[one] > ends[other]
+
+
+def _first_ends(prompt: Prompt, chain: Chain, depth: int, computing: InSteps) -> PipelineEnds:
     load = chain.seconds(depth)
-    first_layer_s = prompt.load_from_s + load.promote_s + load.layers_s / prompt.layers
-    return prompt.compute_from_s > first_layer_s
-
-
-def _load_hides(prompt: Prompt, chain: Chain, depth: int) -> bool:
-    at = _loaded_to(prompt, depth)
-    return chain.seconds(depth).layers_s < _first_step_s(prompt, at)
-
-
-def _load_hides_behind_node(prompt: Prompt, chain: Chain, depth: int) -> bool:
-    load = chain.seconds(depth)
-    loaded_s = prompt.load_from_s + load.promote_s + load.layers_s
-    step_s = _first_step_s(prompt, _loaded_to(prompt, depth))
-    return loaded_s < prompt.compute_from_s + step_s * (1 - 1 / prompt.layers)
-
-
-_LEADS = (_waits_for_node, _load_hides, _load_hides_behind_node)
-"""Which of each two sums is the larger; each turns at most once in a piece."""
+    return pipeline_ends(
+        load.layers_s,
+        computing.first_s,
+        prompt.layers,
+        load_from_s=prompt.load_from_s + load.promote_s,
+        compute_from_s=prompt.compute_from_s,
+    )
 
 
 def _loaded_to(prompt: Prompt, depth: int) -> int:
@@ -338,13 +343,54 @@ def _loaded_to(prompt: Prompt, depth: int) -> int:
     return min(prompt.start + depth * prompt.block_tokens, prompt.stop - 1)
 
 
-def _first_step_s(prompt: Prompt, at: int) -> float:
-    tokens = min(prompt.stop - at, prompt.step_tokens)
-    steps = tokens / prompt.step_tokens if prompt.shares_steps else 1.0
-    return prompt.cost.seconds(tokens, causal_pairs(at, tokens), steps=steps, sequences=1.0)
+def _computing(prompt: Prompt, at: int) -> InSteps:
+    """Return what computing takes from a token on."""
+    tokens = prompt.stop - at
+    first_s, later_s = prompt.cost.in_steps(at, tokens, prompt.step_tokens)
+    if prompt.shares_steps:
+        first_s -= prompt.cost.shared_pass_s(tokens, prompt.step_tokens)
+    return InSteps(first_s, later_s)
 
 
-def _steps_s(prompt: Prompt, start: int) -> float:
-    tokens = prompt.stop - start
-    steps = tokens / prompt.step_tokens  # Not rounded up: jumps would need more candidates.
-    return prompt.cost.seconds(tokens, causal_pairs(start, tokens), steps=steps)
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """Stored bytes of one block; equal where it is stored at one level only."""
+
+    fine: int
+    coarse: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChoice:
+    """How to load a chain.
+
+    Attributes:
+        fine: leading blocks to load at the fine level; the others are coarse.
+        predicted_s: seconds to load all of them.
+    """
+
+    fine: int
+    predicted_s: float
+
+
+def choose_levels(
+    blocks: Sequence[BlockSizes], *, bytes_per_s: float, budget_s: float
+) -> LevelChoice:
+    """Choose the least loss that is loaded within the budget; if nothing is, the fastest.
+
+    Args:
+        blocks: the chain that was found, in order.
+        bytes_per_s: measured rate of loading and decoding, positive.
+        budget_s: seconds that loading may take.
+
+    Returns:
+        as many leading blocks fine as the budget allows when all others are coarse. O(blocks).
+    """
+    count = len(blocks)
+    fine_s = [0.0, *accumulate(size.fine / bytes_per_s for size in blocks)]
+    coarse_s = [0.0, *accumulate(size.coarse / bytes_per_s for size in blocks)]
+    for fine in range(count, -1, -1):
+        seconds = fine_s[fine] + coarse_s[count] - coarse_s[fine]
+        if seconds <= budget_s:
+            return LevelChoice(fine, seconds)
+    return LevelChoice(0, coarse_s[count])

@@ -1,14 +1,32 @@
-"""What serving a prompt takes: one formula for moving bytes, computing tokens, and both at once.
+"""What moving bytes and computing tokens take: every prediction is made of these two sums.
 
-A compute node decides with it what to load (costing/load_controller.py), the scheduler where to
-send (scheduler/choosing/service.py). All but ``pipelined_evenly`` is plain arithmetic: where it
-says float, a NumPy array does as well, one number per alternative.
+```
+moving     seconds = reads * latency_s + bytes / bytes_per_s
+
+computing  seconds = tokens    * per_token_s      matrix products
+                   + pairs     * per_pair_s       attention: (query, key) pairs
+                   + steps     * per_step_s       launching a forward pass
+                   + sequences * per_sequence_s   each further prompt in a pass
+
+           pairs of n tokens behind s others = n * s + n * (n + 1) / 2
+
+           |<- step_tokens ->|<- step_tokens ->|<- rest ->|
+           |   first pass    |        later passes        |     a load overlaps with the first only
+```
+
+Bytes, tokens and seconds throughout. Each figure is fitted online to reads and forward passes
+(costing/fit.py) or told by another node's heartbeat. All is plain arithmetic: where it says float,
+a NumPy array does as well, one number per alternative; ``least`` is then ``numpy.minimum``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tierkv.kvcore.node import NodeLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +36,16 @@ class Line:
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
 
-    def seconds(self, size_bytes: float) -> float:
-        """Return how long a read of that size takes."""
-        return self.latency_s + size_bytes / self.bytes_per_s
+    def seconds(self, size_bytes: float, *, reads: float = 1.0) -> float:
+        """Return how long so many reads take that together bring ``size_bytes``."""
+        return reads * self.latency_s + size_bytes / self.bytes_per_s
+
+
+class InSteps(NamedTuple):
+    """Seconds of the first forward pass over some tokens, and of all later ones."""
+
+    first_s: float
+    later_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +79,42 @@ class StepCost:
         per_token_s = self.per_token_s + self.per_pair_s * (start + 0.5 * (tokens + 1))
         return tokens * per_token_s + self.per_step_s * steps
 
+    def in_steps(
+        self, start: float, tokens: float, step_tokens: float, *, least: Callable[..., Any] = min
+    ) -> InSteps:
+        """Split what computing takes by forward passes of ``step_tokens`` at most.
+
+        The number of later passes is not rounded up: jumps would need more candidates.
+        """
+        first = least(tokens, step_tokens)
+        later = tokens - first
+        later_s = self.causal_seconds(start + first, later, steps=later / step_tokens)
+        return InSteps(self.causal_seconds(start, first), later_s)
+
+    def own_passes_s(
+        self, start: float, tokens: float, step_tokens: float, *, most: Callable[..., Any] = max
+    ) -> Any:
+        """Return what tokens in a row take in passes that nothing shares, one at least."""
+        return self.causal_seconds(start, tokens, steps=most(1.0, tokens / step_tokens))
+
+    def shared_pass_s(
+        self, tokens: float, step_tokens: float, *, least: Callable[..., Any] = min
+    ) -> float:
+        """Return what a first pass costs a prompt less if prompts of others fill it up.
+
+        The prompt pays for as much of the pass as it has tokens, and to be one more in it.
+        """
+        others_share = 1.0 - least(1.0, tokens / step_tokens)
+        saved: float = others_share * (self.per_step_s - self.per_sequence_s)
+        return saved
+
+    def spared_s(self, load_s: float, *, start: float, tokens: float) -> float:
+        """Return the seconds by which loading tokens beats computing them; negative: it does not.
+
+        The tokens would be computed in passes that are run anyhow.
+        """
+        return self.causal_seconds(start, tokens, steps=0.0) - load_s
+
     def times(self, factor: float) -> StepCost:
         """Return all figures multiplied by ``factor``."""
         return StepCost(
@@ -69,34 +130,23 @@ def causal_pairs(start: float, tokens: float) -> float:
     return tokens * start + tokens * (tokens + 1) / 2
 
 
-def pipelined_evenly(
-    load_s: float, compute_s: float, layers: int, *, load_from_s: float, compute_from_s: float
-) -> float:
-    """Return when equal layers are loaded and computed, each computed once it is there; O(1).
-
-    Args:
-        load_s: seconds to load all layers.
-        compute_s: seconds to compute all layers.
-        layers: how many.
-        load_from_s: when loading begins.
-        compute_from_s: when computing may begin.
-    """
-    return max(
-        pipeline_sums(
-            load_s, compute_s, layers, load_from_s=load_from_s, compute_from_s=compute_from_s
-        )
+def tell_cost(cost: StepCost | None) -> NodeLoad:
+    """Write what computing costs into a heartbeat; ``told_cost`` reads it."""
+    cost = cost or StepCost(0.0)
+    return NodeLoad(
+        prefill_token_s=cost.per_token_s,
+        prefill_pair_s=cost.per_pair_s,
+        prefill_step_s=cost.per_step_s,
+        prefill_sequence_s=cost.per_sequence_s,
     )
 
 
-def pipeline_sums(
-    load_s: float, compute_s: float, layers: int, *, load_from_s: float, compute_from_s: float
-) -> tuple[float, float, float]:
-    """Return the three sums of which the largest is when a pipeline of equal layers ends.
-
-    The node is busy until then; or the first layer arrives late; or the last one does.
-    """
-    return (
-        compute_from_s + compute_s,
-        load_from_s + load_s / layers + compute_s,
-        load_from_s + load_s + compute_s / layers,
+def told_cost(load: NodeLoad) -> StepCost | None:
+    """Return what computing costs by a heartbeat: fitted, or a plain rate; None: not measured."""
+    fitted = StepCost(
+        load.prefill_token_s, load.prefill_pair_s, load.prefill_step_s, load.prefill_sequence_s
     )
+    if fitted != StepCost(0.0):
+        return fitted
+    rate = load.prefill_tokens_per_s
+    return StepCost(1.0 / rate) if rate > 0.0 else None

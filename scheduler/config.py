@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tierkv.costing.node_cost import Rates
+from tierkv.costing.service_time import Line, StepCost
 from tierkv.kvcore import limits
 
 
@@ -79,3 +81,13 @@ class SchedulerConfig:
     l3_bytes_per_s: float = 1e9
     l4_bytes_per_s: float = 5e8
     decisions_logged: int = 1_024
+
+    @property
+    def rates(self) -> Rates:
+        """How fast a node is taken to be until it measured that."""
+        return Rates(
+            StepCost(1.0 / self.prefill_tokens_per_s),
+            Line(0.0, self.l2_bytes_per_s),
+            Line(0.0, self.l3_bytes_per_s),
+            Line(0.0, self.l4_bytes_per_s),
+        )

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from tierkv.kvcore.ids import Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, PreferredNode
-from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit
 
 IDLE = NodeLoad()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix
 from tierkv.scheduler.events import RequestArrived, Stage
 from tierkv.scheduler.nodes.node_record import NodeRecord
 

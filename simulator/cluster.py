@@ -12,7 +12,7 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
 
-from tierkv.costing.service_time import pipelined_evenly
+from tierkv.costing.pipeline import pipeline_ends
 from tierkv.policies.select import make_policy
 from tierkv.simulator.gate import LoadGate
 from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Job, Lookup, look_up
@@ -249,13 +249,13 @@ class Cluster:
         compute_s *= self.noise.factor(node.index, now)
         end_s = now + compute_s
         if job.load is not None:
-            end_s = pipelined_evenly(
+            end_s = pipeline_ends(
                 job.load.end_s - job.load.start_s,
                 compute_s,
                 self.layout.layers,
                 load_from_s=job.load.start_s,
                 compute_from_s=now,
-            )
+            ).latest()
         node.start(job, now, end_s)
         self._at(end_s, EventKind.PREFILLED, node)
         self._load_ahead(node, now)

@@ -1,17 +1,15 @@
 """Load or recompute: the question every node asks before it computes a prompt.
 
-Answered by scheduler/choosing/service.py, by which the scheduler routes, with the simulated node's
+Answered by costing/node_service.py, by which the scheduler routes, with the simulated node's
 own figures: one function for both, as in production. Called by simulator/cluster.py.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
+from tierkv.costing.node_cost import CachedPrefix, Rates
+from tierkv.costing.node_service import lone_speeds, serve_one
+from tierkv.costing.service_time import Line
 from tierkv.kvcore.layout import BlockLayout
-from tierkv.scheduler.choosing.service import Waits, serve
-from tierkv.scheduler.cost import Rates
-from tierkv.scheduler.nodes.node_table import figures_of
 from tierkv.simulator.nodes.serving_model import ServingModel
 from tierkv.simulator.options import Gate
 
@@ -37,16 +35,9 @@ class LoadGate:
     ) -> None:
         self.gate = gate
         self._layout = layout
-        rates = Rates(
-            prefill_tokens_per_s=1.0 / model.per_token_s,
-            l2_bytes_per_s=AT_ONCE,
-            l3_bytes_per_s=pool_bytes_per_s or AT_ONCE,
-            l4_bytes_per_s=AT_ONCE,
-            l3_latency_s=latency_s / model.layers,
-            step_s=model.fixed_s,
-            pair_s=model.per_pair_s,
-        )
-        self._figures = figures_of(rates)
+        at_once = Line(0.0, AT_ONCE)
+        pool = Line(latency_s / model.layers, pool_bytes_per_s or AT_ONCE)
+        self._speeds = lone_speeds(Rates(model.cost, at_once, pool, at_once))
 
     def blocks_to_load(
         self, tokens: int, *, local: int, pool: int, queue_s: float, busy_s: float
@@ -63,7 +54,12 @@ class LoadGate:
         if pool <= local or self.gate is Gate.OFF:
             return max(0, pool - local)
         seen_s = 0.0 if self.gate is Gate.BLIND else queue_s
-        waits = Waits(np.array([busy_s]), np.array([[0.0], [seen_s], [0.0]]))
-        reach = np.array([[local], [local], [pool], [pool]])
-        best = serve(tokens, reach, self._figures, self._layout, waits)
-        return max(0, int(best.depth[0]) - local)
+        best = serve_one(
+            tokens,
+            CachedPrefix(local, local, pool, pool),
+            self._speeds,
+            self._layout,
+            compute_s=busy_s,
+            paths_s=(0.0, seen_s, 0.0),
+        )
+        return max(0, best.reused_blocks - local)

@@ -1,12 +1,13 @@
 """What a node's heartbeat says of its load: figures that loads and steps measured.
 
-Called by the engine after each step; read by the scheduler (scheduler/cost.py), which predicts with
-the formula that this node decides with (costing/service_time.py).
+Called by the engine after each step; read by the scheduler, which predicts with the formulas that
+this node decides with (costing/service_time.py, costing/node_cost.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.sequence import Phase, Sequence
@@ -14,7 +15,7 @@ from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.compute.transfers.loads import Loads
 from tierkv.costing.fit import Rate
-from tierkv.costing.service_time import Line, StepCost
+from tierkv.costing.service_time import Line, tell_cost
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad
 
@@ -51,10 +52,10 @@ class LoadReport:
         self, batcher: Batcher, pool: PagePool, loads: Loads, sequences: Iterable[Sequence]
     ) -> NodeLoad:
         """Say how loaded the node is now; O(sequences and loads)."""
-        cost = self._figures.steps.cost or StepCost(0.0)
         l2, l3, l4 = (self._figures.path(tier) or _UNKNOWN for tier in (Tier.L2, Tier.L3, Tier.L4))
         steps_per_s = self.decode_steps.value
-        return NodeLoad(
+        return replace(
+            tell_cost(self._figures.steps.cost),
             requests_running=batcher.active,
             requests_waiting=batcher.waiting,
             waiting_prefill_tokens=batcher.uncomputed_tokens(),
@@ -70,10 +71,6 @@ class LoadReport:
             l2_queued_bytes=loads.queued_bytes(Tier.L2),
             l3_queued_bytes=loads.queued_bytes(Tier.L3),
             l4_queued_bytes=loads.queued_bytes(Tier.L4),
-            prefill_step_s=cost.per_step_s,
-            prefill_token_s=cost.per_token_s,
-            prefill_pair_s=cost.per_pair_s,
-            prefill_sequence_s=cost.per_sequence_s,
             step_tokens=self._step_tokens,
             decode_step_s=1 / steps_per_s if steps_per_s else 0.0,
             decodes_running=sum(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tierkv.costing.service_time import StepCost
+from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.remote.answering import Answering, hands_over
 from tierkv.integrations.remote.config import RemoteConfig
 from tierkv.integrations.remote.door import Ask, EngineDoor, EngineLook
@@ -300,19 +300,15 @@ class RemoteNode:
 
     def _load(self, life: Life) -> NodeLoad:
         running, figures, pace = life.running.values(), life.look.figures, life.pace
-        cost = pace.prefill.cost or StepCost(0.0)
         rate = pace.decode_rate.value
-        return NodeLoad(
+        return replace(
+            tell_cost(pace.prefill.cost),
             requests_running=max(figures.running, len(running) - figures.waiting, 0),
             requests_waiting=figures.waiting,
             waiting_prefill_tokens=sum(a.uncomputed_tokens for a in running),
             kv_usage=figures.kv_usage,
             prefill_tokens_per_s=pace.prefill_rate.value,
             decode_tokens_per_s=rate,
-            prefill_step_s=cost.per_step_s,
-            prefill_token_s=cost.per_token_s,
-            prefill_pair_s=cost.per_pair_s,
-            prefill_sequence_s=cost.per_sequence_s,
             decode_step_s=1 / rate if rate else 0.0,
             decodes_running=sum(a.first_s >= 0.0 for a in running),
         )

@@ -13,16 +13,18 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from tierkv.costing.correction import Column, credible
+from tierkv.costing.node_cost import CostSplit, ServiceCost, charged, turn_s
+from tierkv.costing.node_service import Columns, Service, Waits, by_tier, serve, taken_s
+from tierkv.costing.service_time import Line
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import NodeRole, PreferredNode
-from tierkv.scheduler.choosing.service import Service, Waits, serve
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CostSplit, ServiceCost
 from tierkv.scheduler.events import CandidateCost, Stage
 from tierkv.scheduler.nodes.fleet import Fleet, Group
 from tierkv.scheduler.nodes.node_record import NodeRecord, Work
-from tierkv.scheduler.nodes.node_table import Column, Columns, Figures, TypicalRates, credible
+from tierkv.scheduler.nodes.node_table import Figures
 from tierkv.scheduler.request_record import RequestRecord
 
 EQUAL_COST = 1.02
@@ -144,13 +146,13 @@ class Costs(Sequence[CostSplit]):
         blocks = self.service.tier_blocks(index)
         l2, l3, l4 = (float(count * layout.stored_bytes) for count in blocks[1:])
         tokens = total_tokens - sum(blocks) * layout.block_tokens
-        # Prompts that wait share forward passes: each takes as much of one as it has tokens.
-        shared = 1.0 - min(1.0, tokens / self.figures.step_tokens[index])
-        joining_s = self.figures.step_s[index] - self.figures.sequence_s[index]
-        prefill_s = self.service.prefill_s[index] - shared * joining_s
+        # Prompts that wait share forward passes.
+        speeds: Any = self.figures.speeds
+        saved_s = speeds.cost.shared_pass_s(tokens, speeds.step_tokens, least=np.minimum)
+        prefill_s = self.service.prefill_s[index] - saved_s[index]
         return Work(
             tokens=tokens,
-            compute_s=float(prefill_s * self.figures.factor[index]),
+            compute_s=float(prefill_s * self.figures.learned.factor[index]),
             load_bytes=(l2, l3, l4),
             predicted_s=float(self.service.ended_s[index]),
             corrected_s=float(self.wait_s[index] + self.service_s[index]),
@@ -162,10 +164,7 @@ def _split(values: Sequence[float], charge: float) -> CostSplit:
     wait_s, service_s, total_s, harm_s, handoff_s, taken_s, blocks, load_s, prefill_s, *ends = (
         values
     )
-    depth = int(blocks)
-    l1, l2, l3 = (min(depth, int(end)) for end in ends)
-    tiers = (l1, l2 - l1, l3 - l2, depth - l3)
-    service = ServiceCost(depth, load_s, prefill_s, service_s, tiers)
+    service = ServiceCost(int(blocks), load_s, prefill_s, service_s, by_tier(blocks, ends))
     return CostSplit(wait_s, service, total_s, harm_s, handoff_s, charge, taken_s)
 
 
@@ -191,53 +190,35 @@ def weigh(
     config, group = fleet.config, fleet.group(candidates)
     layout = group.nodes[0].layout(request.arrived.model)
     figures = fleet.table.figures(group.rows)
-    waits = _waits(figures, fleet, now)
-    service = serve(request.total_tokens, _reach(request, group), figures, layout, waits)
-    figures = credible(figures, service.ended_s)
-    # What a node was learned to add is spread over its wait and its service alike.
-    wait_s = figures.factor * waits.compute_s
-    service_s = figures.factor * service.ended_s + figures.overhead_s - wait_s
-    # Who is answered already is not delayed but by the harm below.
+    token_s = figures.speeds.cost.per_token_s
+    turns_s = turn_s(figures, token_s, now, most=np.maximum, least=np.minimum)
+    waits = Waits(turns_s, _path_waits(figures, fleet))
+    service = serve(request.total_tokens, _reach(request, group), figures.speeds, layout, waits)
+    figures = figures._replace(learned=credible(figures.learned, service.ended_s))
+    # Who is answered already is not delayed but by the harm.
     unanswered = np.maximum(figures.outstanding - figures.decodes, 0.0)
-    behind = (float(unanswered.sum()) + waiting) / len(group.nodes)
-    charge = config.queue_weight * behind
-    delayed_s = np.maximum(service.prefill_s - figures.decode_step_s, 0.0)
-    harm_s = config.decode_harm * figures.decodes * delayed_s
-    handoff_s = harm_s * 0.0
+    charge = config.queue_weight * (float(unanswered.sum()) + waiting) / len(group.nodes)
+    handoff_s = np.zeros(len(group.nodes))
     if splits:
         handoff_s = figures.hands_over * _handoff_s(request.total_tokens, figures, layout, config)
-    taken_s = _taken_s(request.total_tokens, service, figures, layout, group.typical)
-    total_s = wait_s + service_s + charge * taken_s + harm_s + handoff_s
+    taken = taken_s(request.total_tokens, service, group.typical, layout)
+    wait_s, service_s, harm_s, total_s = charged(
+        figures.learned,
+        turn_s=turns_s,
+        ended_s=service.ended_s,
+        prefill_s=service.prefill_s,
+        decodes=figures.decodes,
+        decode_step_s=figures.decode_step_s,
+        decode_harm=config.decode_harm,
+        charge=charge,
+        taken_s=taken,
+        handoff_s=handoff_s,
+        most=np.maximum,
+    )
     return Costs(
-        *(group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, taken_s, total_s),
+        *(group.nodes, figures, service, wait_s, service_s, harm_s, handoff_s, taken, total_s),
         charge,
     )
-
-
-def _taken_s(
-    tokens: int, service: Service, figures: Figures, layout: BlockLayout, usual: TypicalRates
-) -> Column:
-    """Seconds that the plan at each node takes from others, were all nodes alike.
-
-    What differs between plans counts: tokens to compute and bytes to load. How fast each node was
-    measured to be does not: times the length of a batch's queue, what is noise would decide.
-    """
-    cached: Any = service.depth * layout.block_tokens
-    rest = tokens - cached
-    steps: Any = np.maximum(1.0, rest / figures.step_tokens)
-    compute_s: Any = usual.cost.causal_seconds(cached, rest, steps=steps)
-    taken_s: Column = compute_s
-    if not service.load_s.any():
-        return taken_s
-    ends = np.minimum(service.reach, service.depth)
-    blocks = ends[1:] - ends[:-1]
-    reads = np.minimum(blocks, 1.0)
-    load_s = (blocks * usual.byte_s * layout.stored_bytes).sum(axis=0)
-    load_s += (reads * usual.latency_s * layout.layers).sum(axis=0)
-    load_s += blocks[2] * (usual.rise_byte_s * layout.stored_bytes)
-    load_s += reads[2] * usual.rise_latency_s
-    taken_s = np.maximum(taken_s, load_s)
-    return taken_s
 
 
 def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
@@ -322,23 +303,10 @@ def _handoff_s(
 ) -> Column:
     """Seconds between prefill and decode stage: the node that goes on loads all KV."""
     blocks = -(-tokens // layout.block_tokens)
-    seconds: Column = config.handoff_s + blocks * layout.stored_bytes * figures.byte_s[0]
+    reads: Any = figures.speeds.reads
+    path: Any = Line(config.handoff_s, reads.bytes_per_s[0])
+    seconds: Column = path.seconds(blocks * layout.stored_bytes)
     return seconds
-
-
-def _waits(figures: Figures, fleet: Fleet, now: float) -> Waits:
-    """When a new prompt's turn comes at each node, and on each path.
-
-    Every prompt before it is computed first, and each request takes the compute of one token in the
-    step that is shared with it. What the node is at was begun; when it should be over and is not,
-    the node is late, by as much again.
-    """
-    left_s = figures.head_end_s - now
-    ours_s = (
-        figures.waiting_s - figures.head_s + np.maximum(np.minimum(left_s, figures.head_s), -left_s)
-    )
-    others_s = (figures.others_tokens + figures.outstanding) * figures.token_s
-    return Waits(ours_s + others_s, _path_waits(figures, fleet))
 
 
 def _path_waits(figures: Figures, fleet: Fleet) -> Columns:
@@ -346,13 +314,15 @@ def _path_waits(figures: Figures, fleet: Fleet) -> Columns:
 
     Each node of the pool is taken to be as fast as its fastest reader sees it.
     """
-    own_s = figures.queued * figures.byte_s
-    own_s[2] = figures.queued[2] * figures.rise_byte_s
+    reads: Any = figures.speeds.reads.bytes_per_s
+    rise: Any = figures.speeds.rise.bytes_per_s
+    own_s: Columns = figures.queued / reads
+    own_s[2] = figures.queued[2] / rise
     if fleet.pool_nodes:
         _, l3_bytes, l4_bytes = fleet.table.queued_bytes().tolist()
         shared_s = (
-            l3_bytes * float(figures.byte_s[1].min()) / fleet.pool_nodes,
-            l4_bytes * float(figures.rise_byte_s.min()) / fleet.pool_nodes,
+            l3_bytes / float(reads[1].max()) / fleet.pool_nodes,
+            l4_bytes / float(rise.max()) / fleet.pool_nodes,
         )
         own_s[1:] = np.maximum(own_s[1:], np.array(shared_s)[:, None])
     return own_s

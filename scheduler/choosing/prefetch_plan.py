@@ -6,10 +6,10 @@ the prefill loads while that goes on elsewhere; the node a request waits for loa
 
 from __future__ import annotations
 
+from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.choosing.router import Pick, Router, layout_of
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix
 from tierkv.scheduler.events import Instruction, Prefetch, PrefetchDone, PrefillProgress, Stage
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord

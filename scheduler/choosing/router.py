@@ -14,14 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tierkv.costing.service_time import StepCost, pipelined_evenly
+from tierkv.costing.node_cost import (
+    NOTHING_CACHED,
+    CachedPrefix,
+    CostSplit,
+    ServiceCost,
+    charged,
+    turn_s,
+)
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import NodeRole
 from tierkv.scheduler.choosing.admission import WaitQueue
 from tierkv.scheduler.choosing.choice import Costs, Weighed, choose, prefer_direct, weigh, wished
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix, CostSplit, ServiceCost
 from tierkv.scheduler.events import CandidateCost, RequestArrived, Stage
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord, Work
@@ -60,53 +66,33 @@ def weigh_lone(
         waiting: requests that wait for the same node; they would be delayed, too.
         awaited_tokens: of these, prompt tokens that are computed before.
     """
-    tokens, rates, factor = request.total_tokens, node.rates, node.correction.factor
-    token_s = 1.0 / rates.prefill_tokens_per_s
-    turn_s = _turn_s(node, token_s, now)
-    first_s, later_s = _compute_s(node, token_s, tokens)
-    layers = node.layout(request.arrived.model).layers
-    ended_s = later_s + pipelined_evenly(
-        0.0, first_s, layers, load_from_s=0.0, compute_from_s=turn_s
-    )
+    tokens, rates, learned, load = request.total_tokens, node.rates, node.correction, node.load
+    begins_s = turn_s(node.account(), rates.cost.per_token_s, now)
+    first_s, later_s = rates.cost.in_steps(0, tokens, rates.step_tokens)
     prefill_s = first_s + later_s
-    wait_s = factor * turn_s
-    service_s = factor * ended_s + node.correction.overhead_s - wait_s
-    decodes = node.load.decodes_running
-    charge = config.queue_weight * (max(node.outstanding - decodes, 0) + waiting)
-    harm_s = config.decode_harm * decodes * max(prefill_s - node.load.decode_step_s, 0.0)
-    before_s = awaited_tokens * token_s
-    taken_s = StepCost(token_s, rates.pair_s, rates.step_s, rates.sequence_s).causal_seconds(
-        0, tokens, steps=max(1.0, tokens / rates.step_tokens)
+    ended_s = begins_s + first_s + later_s
+    charge = config.queue_weight * (max(node.outstanding - load.decodes_running, 0) + waiting)
+    taken_s = rates.cost.own_passes_s(0, tokens, rates.step_tokens)
+    wait_s, service_s, harm_s, total_s = charged(
+        learned,
+        turn_s=begins_s,
+        ended_s=ended_s,
+        prefill_s=prefill_s,
+        decodes=load.decodes_running,
+        decode_step_s=load.decode_step_s,
+        decode_harm=config.decode_harm,
+        charge=charge,
+        taken_s=taken_s,
     )
-    total_s = wait_s + service_s + charge * taken_s + harm_s + before_s
+    before_s = awaited_tokens * rates.cost.per_token_s
     wait_s += before_s
     service = ServiceCost(0, 0.0, prefill_s, service_s)
-    # Prompts that wait share forward passes: each takes as much of one as it has tokens.
-    shared = 1.0 - min(1.0, tokens / rates.step_tokens)
-    compute_s = (prefill_s - shared * (rates.step_s - rates.sequence_s)) * factor
+    # Prompts that wait share forward passes.
+    compute_s = (prefill_s - rates.cost.shared_pass_s(tokens, rates.step_tokens)) * learned.factor
     work = Work(tokens, compute_s, predicted_s=ended_s, corrected_s=wait_s + service_s)
-    return LoneCost(CostSplit(wait_s, service, total_s, harm_s, 0.0, charge, taken_s), work)
-
-
-def _turn_s(node: NodeRecord, token_s: float, now: float) -> float:
-    """Seconds until the prompt's turn; see ``choice.weigh``."""
-    account = node.account()
-    left_s = account.head_end_s - now
-    head_s = max(min(left_s, account.head_s), -left_s)
-    ours_s = account.waiting_s - account.head_s + head_s
-    return ours_s + (account.others_tokens + account.outstanding) * token_s
-
-
-def _compute_s(node: NodeRecord, token_s: float, tokens: int) -> tuple[float, float]:
-    """Seconds of the first forward pass over the whole prompt, and of all later ones."""
-    rates = node.rates
-    cost = StepCost(token_s, rates.pair_s, rates.step_s, rates.sequence_s)
-    first = min(tokens, rates.step_tokens)
-    later = tokens - first
-    if not later:
-        return cost.causal_seconds(0, first), 0.0
-    steps = later / rates.step_tokens
-    return cost.causal_seconds(0, first), cost.causal_seconds(first, later, steps=steps)
+    return LoneCost(
+        CostSplit(wait_s, service, total_s + before_s, harm_s, 0.0, charge, taken_s), work
+    )
 
 
 SESSIONS_REMEMBERED = 65_536
@@ -354,7 +340,7 @@ def _behind(queue: WaitQueue, costs: Costs) -> Costs:
     """The costs behind those that wait for a node."""
     awaited = queue.awaited_tokens
     tokens = np.array([awaited.get(node.info.node_id, 0) for node in costs.nodes])
-    return costs.behind(tokens * costs.figures.token_s)
+    return costs.behind(tokens * costs.figures.speeds.cost.per_token_s)
 
 
 def _logged(costs: Costs, among: list[int], chosen: int) -> Weighed:

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tierkv.costing.node_cost import known_rates, typical_load
+from tierkv.costing.node_service import NodeSpeeds, typical_speeds
 from tierkv.kvcore import limits
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import ModelInfo, NodeLoad, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import known_rates, typical_load
 from tierkv.scheduler.events import SeenNode, Stage, WantedModel
 from tierkv.scheduler.nodes.node_record import NodeRecord
-from tierkv.scheduler.nodes.node_table import NodeTable, TypicalRates, typical_rates
+from tierkv.scheduler.nodes.node_table import NodeTable
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 """What the directory calls a node (tierkv.metaserver.client.NodeState.state)."""
@@ -42,7 +43,7 @@ class Group:
     nodes: Sequence[NodeRecord]
     rows: NDArray[np.intp]
     positions: Mapping[NodeId, int]
-    typical: TypicalRates
+    typical: NodeSpeeds
 
 
 class Fleet:
@@ -82,7 +83,7 @@ class Fleet:
         typical = _typical_loads(nodes)
         for seen in nodes:
             like = next((typical[m] for m in map(_weights, seen.info.models) if m in typical), None)
-            rates = known_rates(seen.load, self.config, typical=like)
+            rates = known_rates(seen.load, self.config.rates, typical=like)
             known = self.records.get(seen.info.node_id)
             if known is not None and known.info.incarnation > seen.info.incarnation:
                 continue
@@ -133,7 +134,7 @@ class Fleet:
             return known
         rows = np.array([record.row for record in nodes], dtype=np.intp)
         positions = {r.info.node_id: at for at, r in enumerate(nodes)}
-        group = Group(nodes, rows, positions, typical_rates(self.table.figures(rows)))
+        group = Group(nodes, rows, positions, typical_speeds(self.table.figures(rows).speeds))
         if any(found is nodes for found in self._lists.values()):
             self._groups[id(nodes)] = group
         return group

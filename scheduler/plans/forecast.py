@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.request import HitTokens
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.choosing.choice import weigh
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.directory_client import NOTHING_FOUND, DirectoryClient
 from tierkv.scheduler.events import ChainLocated, RequestArrived, Stage, WantedModel
 from tierkv.scheduler.nodes.fleet import Fleet
@@ -254,7 +254,9 @@ def _token_s(record: NodeRecord) -> float:
     """Seconds per token of an answer, as a node measured it, or those of its shortest step."""
     if record.load.decode_tokens_per_s:
         return 1.0 / record.load.decode_tokens_per_s
-    return record.rates.step_s + record.load.prefill_token_s if _is_measured(record) else 0.0
+    return (
+        record.rates.cost.per_step_s + record.load.prefill_token_s if _is_measured(record) else 0.0
+    )
 
 
 def _is_measured(record: NodeRecord) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from tierkv.costing.correction import speeds
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError, TierKVError
 from tierkv.kvcore.ids import NodeId, RequestId
@@ -25,7 +26,6 @@ from tierkv.scheduler.events import Event, Prefetch, PrefetchDone, WantedModel
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.nodes.fleet import ALIVE, Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord
-from tierkv.scheduler.nodes.node_table import speeds
 from tierkv.scheduler.plans.hold_keeper import HoldKeeper
 from tierkv.scheduler.plans.plan_events import PlanNode
 from tierkv.scheduler.plans.plan_runs import Effort
@@ -207,7 +207,7 @@ class Planner:
         if len(nodes) < 2:
             return [1.0] * len(nodes)
         figures = self._fleet.table.figures(self._fleet.group(nodes).rows)
-        found: list[float] = speeds(figures).tolist()
+        found: list[float] = speeds(figures.speeds.cost, figures.learned).tolist()
         return found
 
     @staticmethod

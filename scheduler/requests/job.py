@@ -13,6 +13,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from tierkv.compute.client import ComputeClient
+from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix
 from tierkv.kvcore.errors import NodeLostError, NoNodeError, OverloadedError, RetryableError
 from tierkv.kvcore.hold import NO_LEASE
 from tierkv.kvcore.ids import NodeId, RequestId
@@ -25,7 +26,6 @@ from tierkv.kvcore.request import (
     Usage,
 )
 from tierkv.metaserver.client import LocateReply
-from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,

@@ -6,13 +6,13 @@ out its instructions. It never sees a socket, a clock or a token id: only counts
 
 from __future__ import annotations
 
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import ModelInfo
 from tierkv.scheduler.choosing.admission import MAX_PRIORITY, Refusal, WaitQueue, refusal
 from tierkv.scheduler.choosing.prefetch_plan import PrefetchPlan
 from tierkv.scheduler.choosing.router import Pick, Router, layout_of, near_after_handoff
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,

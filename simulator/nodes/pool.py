@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tierkv.costing.service_time import Line
 from tierkv.simulator.nodes.pool_link import PoolLink, Transfer
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import NodeConstants
@@ -58,8 +59,8 @@ class SimPool:
         """Seconds to load blocks when nobody else does."""
         if not blocks:
             return 0.0
-        seconds = blocks * self._block_bytes / self.link.bytes_per_s
-        return seconds + self._constants.fetch_latency_s
+        path = Line(self._constants.fetch_latency_s, self.link.bytes_per_s)
+        return path.seconds(blocks * self._block_bytes)
 
     def load(self, blocks: int, now: float) -> Transfer:
         """Queue a load."""

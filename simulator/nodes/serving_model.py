@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tierkv.costing.service_time import StepCost
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 
@@ -54,21 +55,19 @@ class ServingModel:
         )
 
     @property
-    def per_token_s(self) -> float:
-        """Seconds per computed token, without attention."""
-        return self.flop_per_token / self.flop_per_s
-
-    @property
-    def per_pair_s(self) -> float:
-        """Seconds per (query, key) pair."""
-        return self.flop_per_pair / self.flop_per_s
+    def cost(self) -> StepCost:
+        """What computing costs."""
+        return StepCost(
+            self.flop_per_token / self.flop_per_s,
+            self.flop_per_pair / self.flop_per_s,
+            self.fixed_s,
+        )
 
     def prefill_s(self, reused_tokens: int, new_tokens: int) -> float:
         """Return seconds to compute tokens that follow reused ones; 0.0 for none."""
         if new_tokens <= 0:
             return 0.0
-        pairs = new_tokens * reused_tokens + new_tokens * (new_tokens + 1) / 2
-        return self.fixed_s + self.per_token_s * new_tokens + self.per_pair_s * pairs
+        return self.cost.causal_seconds(reused_tokens, new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ into orders, as scheduler/dispatcher.py does with real nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from tierkv.costing.node_cost import CachedPrefix
+from tierkv.costing.service_time import tell_cost
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,
@@ -159,15 +161,13 @@ class TierKvRouter:
     def _load(self, node: SimNode) -> NodeLoad:
         """Say what a node's heartbeat would."""
         model, waiting = self._cluster.model, len(node.queue)
-        return NodeLoad(
+        return replace(
+            tell_cost(model.cost),
             requests_running=node.outstanding - waiting,
             requests_waiting=waiting,
             waiting_prefill_tokens=node.queued_tokens,
             l3_bytes_per_s=self._cluster.pool.link.bytes_per_s,
             l3_latency_s=self._cluster.constants.cluster.fetch_latency_s / model.layers,
-            prefill_step_s=model.fixed_s,
-            prefill_token_s=model.per_token_s,
-            prefill_pair_s=model.per_pair_s,
             decode_step_s=model.tpot_s,
             decodes_running=node.decoding,
         )

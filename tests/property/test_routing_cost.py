@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fix_scheduler import LAYOUT, make_info
 from tierkv.costing.load_controller import Level, Prompt, Run, choose
+from tierkv.costing.node_cost import CachedPrefix, Rates, ServiceCost
+from tierkv.costing.node_service import lone_speeds, serve_one
 from tierkv.costing.service_time import Line, StepCost
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.layout import KvCodec
@@ -20,49 +21,40 @@ from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.choosing.choice import Costs, weigh
 from tierkv.scheduler.choosing.choice import choose as choose_node
 from tierkv.scheduler.choosing.router import weigh_lone
-from tierkv.scheduler.choosing.service import Waits, serve, service_cost
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix, Rates
 from tierkv.scheduler.events import RequestArrived, SeenNode, WantedModel
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import Work
-from tierkv.scheduler.nodes.node_table import figures_of
 from tierkv.scheduler.request_record import RequestRecord
 
 BLOCKS = st.integers(0, 40)
 PREFIXES = st.builds(CachedPrefix, BLOCKS, BLOCKS, BLOCKS, BLOCKS)
 SECONDS = st.floats(0.0, 0.1)
+LINES = st.builds(Line, SECONDS, st.floats(1e3, 1e10))
 RATES = st.builds(
     Rates,
-    st.floats(1.0, 1e5),
-    st.floats(1e3, 1e10),
-    st.floats(1e3, 1e10),
-    st.floats(1e3, 1e10),
-    SECONDS,
-    SECONDS,
-    SECONDS,
-    step_s=SECONDS,
-    pair_s=st.floats(0.0, 1e-6),
-    sequence_s=SECONDS,
-    step_tokens=st.sampled_from([32, 256, math.inf]),
+    st.builds(StepCost, st.floats(1e-5, 1.0), st.floats(0.0, 1e-6), SECONDS, SECONDS),
+    LINES,
+    LINES,
+    LINES,
+    st.sampled_from([32, 256, math.inf]),
 )
 TOKENS = st.integers(1, 800)
 
 
-def _ended_s(tokens: int, prefix: CachedPrefix, rates: Rates, *waits_s: float) -> float:
-    reach = [[prefix.l1_blocks], [prefix.l2_blocks], [prefix.l3_blocks], [prefix.l4_blocks]]
-    compute_s, *paths_s = waits_s
-    waits = Waits(np.array([compute_s]), np.array(paths_s)[:, None])
-    return float(serve(tokens, np.array(reach), figures_of(rates), LAYOUT, waits).ended_s[0])
+def _served(tokens: int, prefix: CachedPrefix, rates: Rates, *waits_s: float) -> ServiceCost:
+    compute_s, *paths_s = waits_s or [0.0] * 4
+    speeds = lone_speeds(rates)
+    return serve_one(tokens, prefix, speeds, LAYOUT, compute_s=compute_s, paths_s=paths_s)
 
 
 @given(TOKENS, PREFIXES, RATES)
 def test_what_can_be_loaded_never_makes_it_slower(
     tokens: int, prefix: CachedPrefix, rates: Rates
 ) -> None:
-    cost = service_cost(tokens, prefix, rates, LAYOUT)
+    cost = _served(tokens, prefix, rates)
     here = CachedPrefix(prefix.l1_blocks)
-    assert cost.total_s <= service_cost(tokens, here, rates, LAYOUT).total_s * (1 + 1e-9)
+    assert cost.total_s <= _served(tokens, here, rates).total_s * (1 + 1e-9)
     assert sum(cost.tier_blocks) == cost.reused_blocks <= max(0, tokens - 1) // LAYOUT.block_tokens
     assert min(cost.tier_blocks) >= 0
 
@@ -71,10 +63,10 @@ def test_what_can_be_loaded_never_makes_it_slower(
 def test_a_longer_queue_never_makes_it_faster(
     tokens: int, prefix: CachedPrefix, rates: Rates, waits_s: list[float], longer: int
 ) -> None:
-    before = _ended_s(tokens, prefix, rates, *waits_s)
+    before = _served(tokens, prefix, rates, *waits_s).total_s
     waits_s[longer] += 1.0
     # The depth that just hides is found as if between straight lines: good to some per cent.
-    assert _ended_s(tokens, prefix, rates, *waits_s) >= before * 0.9
+    assert _served(tokens, prefix, rates, *waits_s).total_s >= before * 0.9
 
 
 @given(
@@ -91,26 +83,26 @@ def test_the_scheduler_predicts_what_the_node_would_decide(
     """The node tries every depth, so it may find a better plan; never a much better one."""
     usable = (tokens - 1) // LAYOUT.block_tokens
     l2, l3 = min(l2, usable), min(l3, usable - min(l2, usable))
+    cost = replace(rates.cost, per_step_s=0.0, per_sequence_s=0.0)
     prompt = Prompt(
         start=0,
         stop=tokens,
         block_tokens=LAYOUT.block_tokens,
         layers=LAYOUT.layers,
         step_tokens=int(min(rates.step_tokens, 1 << 30)),
-        cost=StepCost(1 / rates.prefill_tokens_per_s, rates.pair_s, 0.0),
+        cost=cost,
         compute_from_s=compute_s,
         load_from_s=load_s,
     )
     runs = [
-        Run(Tier.L2, l2, Line(rates.l2_latency_s, rates.l2_bytes_per_s), place="here"),
-        Run(Tier.L3, l3, Line(rates.l3_latency_s, rates.l3_bytes_per_s), place="there"),
+        Run(Tier.L2, l2, rates.l2, place="here"),
+        Run(Tier.L3, l3, rates.l3, place="there"),
     ]
     level = Level(KvCodec.NONE, LAYOUT.stored_layer_bytes)
     decided = choose(prompt, [run for run in runs if run.blocks], [level])
     prefix = CachedPrefix(0, l2, l2 + l3, l2 + l3)
-    predicted = _ended_s(
-        tokens, prefix, replace(rates, step_s=0.0), compute_s, load_s, load_s, load_s
-    )
+    waits_s = (compute_s, load_s, load_s, load_s)
+    predicted = _served(tokens, prefix, replace(rates, cost=cost), *waits_s).total_s
     assert decided.predicted_s <= predicted * (1 + 1e-9)
     assert predicted <= decided.compute_s * (1 + 1e-9)
     assert predicted <= decided.predicted_s * 1.5
@@ -173,7 +165,7 @@ def test_the_only_node_for_a_new_prompt_costs_what_it_would_among_others(
         RequestArrived(RequestId("q"), WantedModel("tiny"), tokens), total_tokens=tokens
     )
     costs = weigh(request, [node], fleet=fleet, now=now, waiting=waiting)
-    costs = costs.behind(awaited_tokens * costs.figures.token_s)
+    costs = costs.behind(awaited_tokens * costs.figures.speeds.cost.per_token_s)
     lone = weigh_lone(
         request,
         node,

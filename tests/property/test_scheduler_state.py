@@ -16,10 +16,10 @@ from hypothesis.stateful import (
 )
 
 from tests.fix_scheduler import make_info
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import Incarnation, NodeId, RequestId
 from tierkv.kvcore.node import NodeRole
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,

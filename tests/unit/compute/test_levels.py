@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.compute.tiers.level_picker import BlockSizes, LevelChoice, choose_levels
+from tierkv.costing.load_controller import BlockSizes, LevelChoice, choose_levels
 
 CHAIN = [BlockSizes(8, 8), *[BlockSizes(8, 4)] * 3]
 

@@ -17,12 +17,21 @@ from tests.fix_model import node_config
 from tests.fix_pool import MemoryPoolNode
 from tests.fix_scheduler import LAYOUT, make_info
 from tierkv.compute.tiers.finder import Source
-from tierkv.compute.tiers.level_picker import BlockSizes, choose_levels
 from tierkv.compute.tiers.load_decider import Ahead, LoadDecider
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.compute.tiers.pool_parts import PoolPart, worth_loading
 from tierkv.costing.blend_controller import BlendWork, choose_ratio
-from tierkv.costing.load_controller import Level, Prompt, Run, beside_s, choose
+from tierkv.costing.correction import Correction
+from tierkv.costing.load_controller import (
+    BlockSizes,
+    Level,
+    Prompt,
+    Run,
+    beside_s,
+    choose,
+    choose_levels,
+)
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.costing.service_time import Line, StepCost
 from tierkv.integrations.remote.pace import Pace
 from tierkv.integrations.vllm.connector_worth import LoadWorth
@@ -35,10 +44,9 @@ from tierkv.scheduler.choosing.choice import choose as choose_node
 from tierkv.scheduler.choosing.choice import weigh
 from tierkv.scheduler.choosing.router import weigh_lone
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import RequestArrived, SeenNode, WantedModel
 from tierkv.scheduler.nodes.fleet import Fleet
-from tierkv.scheduler.nodes.node_record import Correction, Work
+from tierkv.scheduler.nodes.node_record import Work
 from tierkv.scheduler.request_record import RequestRecord
 from tierkv.simulator.gate import LoadGate
 from tierkv.simulator.nodes.serving_model import load_constants

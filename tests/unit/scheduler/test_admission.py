@@ -8,10 +8,10 @@ import pytest
 
 from tests.fix_scheduler import make_info, make_model
 from tests.unit.scheduler.test_state import CONFIG, Script, dispatched
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tierkv.costing.node_cost import CostSplit, ServiceCost
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.cost import CostSplit, ServiceCost
 from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.routing_stats import Affinity, AffinityCounts
 

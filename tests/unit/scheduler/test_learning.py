@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from tests.fix_scheduler import make_info
 from tests.unit.scheduler.test_state import Script
-from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.kvcore.node import NodeLoad
-from tierkv.scheduler.events import Dispatch, FirstToken, NodesSeen, RequestFinished, SeenNode
-from tierkv.scheduler.nodes.node_record import (
+from tierkv.costing.correction import (
     LEAST_FACTOR,
     LEAST_OVERHEAD_S,
     MOST_FACTOR,
     MOST_OVERHEAD_S,
     Correction,
 )
+from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.kvcore.node import NodeLoad
+from tierkv.scheduler.events import Dispatch, FirstToken, NodesSeen, RequestFinished, SeenNode
 from tierkv.scheduler.routing_stats import RoutingStats, summarise
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.fix_scheduler import LAYOUT, make_info
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeLoad, PreferredNode
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,

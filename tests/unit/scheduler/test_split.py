@@ -9,9 +9,9 @@ import pytest
 from tests.fix_scheduler import FakeCompute, make_info
 from tests.unit.scheduler.test_dispatcher import ask, long_request, running, tokens_of
 from tests.unit.scheduler.test_state import Script, dispatched
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeRole
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     ChainLocated,
     Dispatch,

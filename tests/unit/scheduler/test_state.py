@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.fix_scheduler import make_info, make_model
+from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import CachedPrefix
 from tierkv.scheduler.events import (
     Abandon,
     ChainLocated,

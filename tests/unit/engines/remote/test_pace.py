@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix, known_rates
+from tierkv.costing.node_service import lone_speeds, serve_one
+from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.layouts import opaque_layout
 from tierkv.integrations.remote.pace import Pace
 from tierkv.kvcore.node import NodeLoad
-from tierkv.scheduler.choosing.service import service_cost
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.cost import NOTHING_CACHED, CachedPrefix, known_rates
 
 PROMPT, BLOCK = 260, 32
 LAYOUT = opaque_layout("x", BLOCK)
-CONFIG = SchedulerConfig()
 
 
 def predicted(pace: Pace, prefix: CachedPrefix) -> float:
     """What the scheduler expects of a node of that pace."""
-    cost = pace.prefill.cost
-    assert cost is not None
-    load = NodeLoad(
-        prefill_step_s=cost.per_step_s,
-        prefill_token_s=cost.per_token_s,
-        prefill_pair_s=cost.per_pair_s,
-    )
-    return service_cost(PROMPT, prefix, known_rates(load, CONFIG), LAYOUT).total_s
+    return _total_s(prefix, tell_cost(pace.prefill.cost))
+
+
+def _total_s(prefix: CachedPrefix, load: NodeLoad) -> float:
+    speeds = lone_speeds(known_rates(load, SchedulerConfig().rates))
+    return serve_one(PROMPT, prefix, speeds, LAYOUT).total_s
 
 
 @pytest.mark.parametrize("stall_s", [0.37, 4.0, 60.0])
@@ -34,10 +32,7 @@ def test_a_stall_does_not_make_a_cached_prompt_dearer_than_computing_it(stall_s:
     pace.first_token(PROMPT, 0, 0.072)
     pace.first_token(PROMPT, PROMPT - 4, stall_s)
     cached = CachedPrefix(l1_blocks=PROMPT // BLOCK)
-    untried_s = service_cost(
-        PROMPT, NOTHING_CACHED, known_rates(NodeLoad(), CONFIG), LAYOUT
-    ).total_s
-    assert predicted(pace, cached) < untried_s
+    assert predicted(pace, cached) < _total_s(NOTHING_CACHED, NodeLoad())
     assert predicted(pace, cached) <= predicted(pace, NOTHING_CACHED) < 2 * 0.072
 
 
