@@ -98,19 +98,26 @@ def _typical_line(line: Any) -> Line:
     return Line(typical(line.latency_s), 1.0 / typical(1.0 / line.bytes_per_s))
 
 
+class PathSeconds(NamedTuple):
+    """[3, nodes] whether each path is used, and seconds to read; seconds to bring up what rests."""
+
+    used: Any
+    read_s: Any
+    rise_s: Any
+
+
 class BlockPaths(NamedTuple):
     """What moving blocks costs: lines whose sizes are blocks, and whose reads are tiers used."""
 
     reads: Line
     rise: Line
 
-    def seconds(self, blocks: Any) -> tuple[Any, Any]:
-        """Return seconds to read [3, nodes] blocks of L2, L3 and L4, and to bring the last up."""
+    def seconds(self, blocks: Any) -> PathSeconds:
+        """Return what [3, nodes] blocks of L2, L3 and L4 take."""
         # Counts of blocks become 1.0 for any: cheaper than a comparison and its conversion.
         used = np.minimum(blocks, 1.0)
-        in_disks = blocks[2].any()
-        rise_s = self.rise.seconds(blocks[2], reads=used[2]) if in_disks else 0.0
-        return self.reads.seconds(blocks, reads=used), rise_s
+        rise_s = self.rise.seconds(blocks[2], reads=used[2]) if blocks[2].any() else 0.0
+        return PathSeconds(used, self.reads.seconds(blocks, reads=used), rise_s)
 
 
 def block_paths(speeds: NodeSpeeds, layout: BlockLayout) -> BlockPaths:
@@ -290,23 +297,20 @@ class _Plans:
     def whole_tiers(self) -> _Evaluated:
         """Plan to load nothing, all of L2, of L3 too, and of L4 too."""
         load_s, begins_s = np.zeros(self.ends.shape), np.zeros(self.ends.shape)
-        read_s, rise_of_l4_s = self._paths.seconds(self._segments)
-        np.cumsum(read_s, axis=0, out=load_s[1:])
-        waits_s = np.minimum(self._segments, 1.0) * self._waits.paths_s
-        np.maximum.accumulate(waits_s, axis=0, out=begins_s[1:])
-        rise_s = self._in_last_row(rise_of_l4_s, self.ends.shape)
+        paths = self._paths.seconds(self._segments)
+        np.cumsum(paths.read_s, axis=0, out=load_s[1:])
+        np.maximum.accumulate(paths.used * self._waits.paths_s, axis=0, out=begins_s[1:])
+        rise_s = self._in_last_row(paths.rise_s, self.ends.shape)
         return self._evaluated(self.ends, begins_s, rise_s, load_s)
 
     def parts(self, whole: _Evaluated, shares: Grid) -> _Evaluated:
         """Plan to load the tiers before one, and a share of that one."""
         blocks = np.floor(self._segments * shares)
-        read_s, rise_of_l4_s = self._paths.seconds(blocks)
-        waits_s = np.minimum(blocks, 1.0) * self._waits.paths_s
-        begins_s = np.maximum(whole.begins_s[:-1], waits_s)
-        rise_s = self._in_last_row(rise_of_l4_s, blocks.shape)
-        return self._evaluated(
-            self.ends[:-1] + blocks, begins_s, rise_s, whole.load_s[:-1] + read_s
-        )
+        paths = self._paths.seconds(blocks)
+        begins_s = np.maximum(whole.begins_s[:-1], paths.used * self._waits.paths_s)
+        rise_s = self._in_last_row(paths.rise_s, blocks.shape)
+        load_s = whole.load_s[:-1] + paths.read_s
+        return self._evaluated(self.ends[:-1] + blocks, begins_s, rise_s, load_s)
 
     @staticmethod
     def _in_last_row(seconds: Any, shape: tuple[int, ...]) -> Any:
@@ -380,6 +384,6 @@ def taken_s(tokens: int, service: Service, usual: NodeSpeeds, layout: BlockLayou
     seconds: Column = usual.cost.own_passes_s(cached, tokens - cached, step_tokens, most=np.maximum)
     if service.load_s.any():
         ends = np.minimum(service.reach, service.depth)
-        read_s, rise_s = block_paths(usual, layout).seconds(ends[1:] - ends[:-1])
-        seconds = np.maximum(seconds, read_s.sum(axis=0) + rise_s)
+        paths = block_paths(usual, layout).seconds(ends[1:] - ends[:-1])
+        seconds = np.maximum(seconds, paths.read_s.sum(axis=0) + paths.rise_s)
     return seconds
