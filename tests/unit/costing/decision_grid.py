@@ -16,6 +16,7 @@ from typing import Any
 from tests.fix_model import node_config
 from tests.fix_pool import MemoryPoolNode
 from tests.fix_scheduler import LAYOUT, make_info
+from tierkv.compute.config import LoadPolicy
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_decider import Ahead, LoadDecider
 from tierkv.compute.tiers.load_figures import LoadFigures
@@ -149,7 +150,8 @@ def _node(random: Random) -> Decision:
     """A compute node that measured some reads and steps decides about a chain that it found."""
     clock = ManualClock()
     figures = LoadFigures(LAYOUT, host=HostId("here"), clock=clock, read_bytes=1 << 14)
-    decider = LoadDecider(node_config(load_timeout_s=30.0), LAYOUT, figures)
+    config = node_config(load_policy=LoadPolicy.AUTO, load_timeout_s=30.0)
+    decider = LoadDecider(config, LAYOUT, figures)
     for _ in range(random.randint(0, 8)):
         clock.advance(random.random())
         tier, layers = random.choice([Tier.L2, Tier.L3]), random.choice([1, LAYOUT.layers])
