@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tierkv.compute.tiers.finder import BlockFinder, Source
 from tierkv.compute.tiers.load_figures import LoadFigures
-from tierkv.costing.load_controller import BlockSizes, choose_levels
+from tierkv.costing.load_controller import BlockSizes, Run, choose_levels
 from tierkv.costing.service_time import causal_pairs
 from tierkv.kvcore.block_key import coarse_key
 from tierkv.kvcore.ids import BlockKey
@@ -82,9 +82,10 @@ class LevelPicker:
     def _bytes_per_s(self, chain: Sequence[Copies]) -> float:
         sizes = [self._size(copies) for copies in chain]
         level = self._figures.level(KvCodec.ADAPTIVE, chain)
-        seconds = sum(sizes) / level.decode_bytes_per_s
+        seconds = 0.0
         for size, copies in zip(sizes, chain, strict=True):
-            seconds += size / self._figures.line(copies[0].tier).bytes_per_s
+            tier = copies[0].tier
+            seconds += Run(tier, 1, self._figures.line(tier)).seconds(size, level).total_s
         return sum(sizes) / seconds if seconds else float("inf")
 
     def _budget_s(self, wanted: Wanted, blocks: int) -> float:

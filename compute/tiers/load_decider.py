@@ -17,7 +17,7 @@ from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.compute.tiers.finder import Absorb, Source
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.costing.blend_controller import BlendDecision, BlendWork, choose_ratio
-from tierkv.costing.load_controller import LoadDecision, Prompt, beside_s, choose, choose_depth
+from tierkv.costing.load_controller import LoadDecision, Prompt, Run, beside_s, choose, choose_depth
 from tierkv.costing.service_time import StepCost, causal_pairs
 from tierkv.dmp.pool_node import RangeRead
 from tierkv.kvcore.clock import Clock
@@ -183,9 +183,11 @@ class LoadDecider:
         if self._policy is LoadPolicy.NEVER or cost is None:
             return 0.0
         level = self._figures.level(codec, [])
-        rates = 1 / self._figures.line(tier).bytes_per_s + 1 / level.decode_bytes_per_s
-        compute_s = cost.causal_seconds(context_tokens - tokens, tokens, steps=0.0)
-        return max(0.0, compute_s - level.layer_bytes * self._layout.layers * rates)
+        load = Run(tier, 1, self._figures.line(tier)).seconds(
+            level.layer_bytes * self._layout.layers, level
+        )
+        start = context_tokens - tokens
+        return max(0.0, cost.spared_s(load.total_s, start=start, tokens=tokens))
 
     def lookup_patience_s(self, start: int, stop: int) -> float:
         """Return how long a lookup may take that may spare computing ``[start, stop)``."""

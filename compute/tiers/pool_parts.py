@@ -119,7 +119,5 @@ def worth_loading(
     (run,) = figures.runs([part.copies])
     level = figures.level(codec, [part.copies])
     size = figures.stored_bytes(part.copies[0])
-    lines = [run.line] if run.promote is None else [run.line, run.promote]
-    load_s = sum(size / line.bytes_per_s + alone * line.latency_s for line in lines)
-    load_s += size / level.decode_bytes_per_s
-    return load_s < cost.causal_seconds(start, part.tokens, steps=0.0)
+    load = run.seconds(size, level, reads=float(alone))
+    return cost.spared_s(load.total_s, start=start, tokens=part.tokens) > 0.0

@@ -244,7 +244,7 @@ class Tiers:
         cost, per_s = self.figures.steps.cost, self._locate_s.value
         if self._policy is LoadPolicy.ALWAYS or cost is None or not per_s:
             return True
-        return cost.causal_seconds(start, tokens, steps=0.0) > 1.0 / per_s
+        return cost.spared_s(1.0 / per_s, start=start, tokens=tokens) > 0.0
 
     def worth_loading(self, part: PoolPart, codec: KvCodec, *, start: int, alone: bool) -> bool:
         """Whether a block is loaded for what counts of it (compute/tiers/pool_parts.py)."""

@@ -13,11 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tierkv.costing.fit import EnginePace
 from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.remote.answering import Answering, hands_over
 from tierkv.integrations.remote.config import RemoteConfig
 from tierkv.integrations.remote.door import Ask, EngineDoor, EngineLook
-from tierkv.integrations.remote.pace import Pace
 from tierkv.integrations.salts import TenantSalt, identity_digest, uncached_salt
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -80,7 +80,7 @@ class Life:
     model: ModelInfo
     look: EngineLook
     book: L1Book | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: EnginePace = field(default_factory=EnginePace)
     running: dict[int, Answering] = field(default_factory=dict)
 
 

@@ -400,15 +400,18 @@ def _sites(
     tokens: list[Token], calls: list[FoundCall], placement: Placement, key_base: int
 ) -> list[tuple[CallSite, bool]]:
     """Group calls into forms; answer each call's site and whether it is kept in place."""
-    shares_text = any(token.upper in _SHARED_TEXT for token in tokens)
+    words = {token.upper for token in tokens}
+    shares_text = not words.isdisjoint(_SHARED_TEXT)
+    # What could not be parsed may have any call in a membership test, if it has such a test.
+    names_membership = placement.tree is None and not words.isdisjoint(_MEMBERSHIP)
     groups: dict[Hashable, list[int]] = {}
     kept_of: list[bool] = []
     identities = call_identities(tokens, calls)
     for number, call in enumerate(calls):
         constant = not any(_is_column(tokens, index) for index in range(call.first + 2, call.last))
-        kept = placement.place(number).kept_in_place or (
-            constant and not shares_text and not _may_be_in_membership(tokens, placement, number)
-        )
+        place = placement.place(number)
+        in_membership = names_membership or place.in_membership
+        kept = place.kept_in_place or (constant and not shares_text and not in_membership)
         kept_of.append(kept)
         groups.setdefault((kept, identities[number]), []).append(number)
     if len(groups) > MAX_FORMS:
@@ -441,12 +444,6 @@ def _sites(
         )
         for number, call in enumerate(calls)
     ]
-
-
-def _may_be_in_membership(tokens: list[Token], placement: Placement, number: int) -> bool:
-    if placement.tree is not None:
-        return placement.place(number).in_membership
-    return any(token.upper in _MEMBERSHIP for token in tokens)
 
 
 def _shared_head(tokens: list[Token], call: FoundCall) -> str:

@@ -23,6 +23,7 @@ from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.compute.tiers.pool_parts import PoolPart, worth_loading
 from tierkv.costing.blend_controller import BlendWork, choose_ratio
 from tierkv.costing.correction import Correction
+from tierkv.costing.fit import EnginePace
 from tierkv.costing.load_controller import (
     BlockSizes,
     Level,
@@ -32,10 +33,9 @@ from tierkv.costing.load_controller import (
     choose,
     choose_levels,
 )
+from tierkv.costing.load_worth import LoadWorth
 from tierkv.costing.node_cost import CachedPrefix
 from tierkv.costing.service_time import Line, StepCost
-from tierkv.integrations.remote.pace import Pace
-from tierkv.integrations.vllm.connector_worth import LoadWorth
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import KvCodec
@@ -339,7 +339,7 @@ def _connector(random: Random) -> Decision:
 
 
 def _pace(random: Random) -> Decision:
-    pace = Pace()
+    pace = EnginePace()
     for _ in range(random.randint(1, 9)):
         tokens = random.randint(1, 5_000)
         cached = random.randint(0, tokens)

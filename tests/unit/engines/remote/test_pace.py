@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tierkv.costing.fit import EnginePace
 from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix, known_rates
 from tierkv.costing.node_service import lone_speeds, serve_one
 from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.layouts import opaque_layout
-from tierkv.integrations.remote.pace import Pace
 from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.config import SchedulerConfig
 
@@ -16,7 +16,7 @@ PROMPT, BLOCK = 260, 32
 LAYOUT = opaque_layout("x", BLOCK)
 
 
-def predicted(pace: Pace, prefix: CachedPrefix) -> float:
+def predicted(pace: EnginePace, prefix: CachedPrefix) -> float:
     """What the scheduler expects of a node of that pace."""
     return _total_s(prefix, tell_cost(pace.prefill.cost))
 
@@ -28,7 +28,7 @@ def _total_s(prefix: CachedPrefix, load: NodeLoad) -> float:
 
 @pytest.mark.parametrize("stall_s", [0.37, 4.0, 60.0])
 def test_a_stall_does_not_make_a_cached_prompt_dearer_than_computing_it(stall_s: float) -> None:
-    pace = Pace()
+    pace = EnginePace()
     pace.first_token(PROMPT, 0, 0.072)
     pace.first_token(PROMPT, PROMPT - 4, stall_s)
     cached = CachedPrefix(l1_blocks=PROMPT // BLOCK)
@@ -37,7 +37,7 @@ def test_a_stall_does_not_make_a_cached_prompt_dearer_than_computing_it(stall_s:
 
 
 def test_an_engine_that_became_slow_is_seen() -> None:
-    pace = Pace()
+    pace = EnginePace()
     for _ in range(10):
         pace.first_token(PROMPT, 0, 0.07)
     # Meanwhile the scheduler's own correction knows (scheduler/nodes/node_record.py).
@@ -47,7 +47,7 @@ def test_an_engine_that_became_slow_is_seen() -> None:
 
 
 def test_steps_and_tokens_are_told_apart() -> None:
-    pace = Pace()
+    pace = EnginePace()
     for tokens in (4, 400, 1_200, 30, 800, 2_000):
         pace.first_token(tokens, 0, 0.02 + 1e-4 * tokens)
     cost = pace.prefill.cost

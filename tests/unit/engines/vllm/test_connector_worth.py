@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.integrations.vllm.connector_worth import LoadCost, LoadWorth, TimedWorth
+from tierkv.costing.load_worth import LoadCost, LoadWorth
+from tierkv.integrations.vllm.connector_worth import TimedWorth
 
 TOKENS = 1_024
 
