@@ -24,6 +24,7 @@ from tierkv.sql.plan.rewrite import CallText, Computed, Piece, RewrittenSql, Sql
 from tierkv.sql.plan.stream_shape import (
     AROUND_CALLS,
     CAST_TO,
+    ItemNames,
     NotStreamableError,
     call_arguments,
     check_aliases,
@@ -269,9 +270,10 @@ class _Builder:
         ]
         for part, _ in (*filters, *outputs):
             self._bind(part, compared=False)
+        names = ItemNames(self.tree)
         for number, part in enumerate((*self.tree.expressions, *self.parts)):
             if has_site(part):
-                check_moved(self.tree, part, number)
+                check_moved(names, part, number)
         for item in self.tree.expressions:
             if has_site(item):
                 if filters or guards(item):

@@ -6,6 +6,7 @@ the statement is replayed, which is right for every shape.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -73,25 +74,40 @@ def _check_per_row(node: exp.Expr) -> None:
         raise NotStreamableError("UNNEST in its select list makes rows")
 
 
-def check_moved(tree: exp.Select, part: exp.Expr, number: int) -> None:
+class ItemNames:
+    """Names of a select list's items: where each is last, and whether several have it.
+
+    Built once for a statement, so that a check of one AI call does not look at all items.
+    """
+
+    def __init__(self, tree: exp.Select) -> None:
+        names = [item.alias.lower() for item in tree.expressions]
+        self._last = {name: number for number, name in enumerate(names)}
+        self._counts = Counter(names)
+
+    def may_mean_another(self, name: str, number: int) -> bool:
+        """Whether a name at an item may stand for that item, a later one or one of several."""
+        return self._last.get(name, -1) >= number or self._counts[name] > 1
+
+
+def check_moved(items: ItemNames, part: exp.Expr, number: int) -> None:
     """Refuse what means something else at the end of the select list, where the base computes it.
 
     An argument of a call must be one value of a row and one column. No column around it may be an
     item that is not seen, or seen differently, from its own place.
 
     Args:
-        tree: the statement.
+        items: names of the statement's items.
         part: an item or a conjunct of WHERE, with AI calls.
         number: of the item, from 0; higher than any in WHERE.
     """
-    names = [item.alias.lower() for item in tree.expressions]
     for node in (node for argument in call_arguments(part) for node in _own_nodes(argument)):
         _check_per_row(node)
         if isinstance(node, _STARS):
             raise NotStreamableError(f"{shown(node)} may stand for several columns in an AI call")
     for column in part.find_all(exp.Column):
         name = column.name.lower()
-        if not column.table and (name in names[number:] or names.count(name) > 1):
+        if not column.table and items.may_mean_another(name, number):
             raise NotStreamableError(f'"{column.name}" beside an AI call may be another item')
 
 
@@ -119,7 +135,7 @@ def check_aliases(
         tree: the statement.
         kept: items, by number from 0, whose names may stand anywhere.
     """
-    names = [name_value(token) for token in tokens if token.kind is not TokenKind.OPERATOR]
+    names = Counter(name_value(t) for t in tokens if t.kind is not TokenKind.OPERATOR)
     for number, item in enumerate(tree.expressions, 1):
         if not has_site(item):
             continue
@@ -127,7 +143,7 @@ def check_aliases(
             if not item.alias:
                 raise NotStreamableError("ORDER BY names an item without a name")
             continue
-        if item.alias and names.count(item.alias.lower()) > 1:
+        if item.alias and names[item.alias.lower()] > 1:
             raise NotStreamableError(f'"{item.alias}" may stand for an AI answer elsewhere')
         if any(
             isinstance(key, exp.Literal) and key.name == str(number) for key in _order_keys(tree)
