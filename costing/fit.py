@@ -1,9 +1,16 @@
 """What moving bytes and computing tokens costs, measured online: fits, rates and counters per tier.
 
-Pure: samples in, figures (costing/service_time.py) out. Loader threads and the engine feed it; load
-decisions and heartbeats read it. Old samples fade, so that a change of a path or a machine shows
-after a few; both fits are least squares in closed form, with no cost below zero. Each attribute has
-one writer, or a single assignment under the GIL, so readers need no lock.
+```
+Rate       value += 0.3 * (amount / seconds - value)                     tokens/s, bytes/s
+LineFit    min sum of w * (latency + bytes / rate - seconds) ** 2        one read each
+StepCostFit  min sum of w * (token, pair, step, sequence costs - seconds) ** 2   one pass each
+           w = fading weight / size ** 2: relative errors, old samples count less and less
+```
+
+Pure: samples in, figures of costing/service_time.py out. Loader threads and the engine feed it;
+load decisions and heartbeats read it. Old samples fade, so that a change of a path or a machine
+shows after a few; both fits are least squares in closed form, with no cost below zero. Each
+attribute has one writer, or a single assignment under the GIL, so readers need no lock.
 """
 
 from __future__ import annotations
