@@ -361,13 +361,15 @@ class Engine:
         self._loads.behind[chunk.seq.seq_id].begin(chunk, steps, self._saves.begin([chunk]))
 
     def _go_on_behind_load(self, loading: BehindLoad) -> None:
-        """Compute the layers that have arrived, until somebody wants something."""
+        """Compute the layers that have arrived: like any step, at most one pass over the model.
+
+        Messages wait for it as they wait for a step. To stop after each layer for them made the
+        first call of a batch the last to answer, one layer beside each step of the others.
+        """
         while (chunk := loading.chunk) is not None and loading.can_go_on:
             outputs = loading.go_on()
             if outputs is not None:
                 self._end_behind_load(loading, chunk, outputs)
-                return
-            if self.inbox.waiting:
                 return
 
     def _end_behind_load(self, loading: BehindLoad, chunk: Chunk, outputs: Outputs) -> None:
