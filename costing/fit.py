@@ -94,12 +94,6 @@ _KEPT = 0.5
 """Weight of everything older after one more load: a change is half learnt from its first one."""
 _FADE_S = 10.0
 """Old samples fade with time too, so that after a pause a new one counts nearly alone."""
-_HICCUP = 3.0
-"""A finished read counts as at most this many times its prediction.
-
-A thread that was stopped for a moment then does not turn away the next loads. A path that became
-ten times slower is known after three reads instead of two.
-"""
 _SPREAD = 0.01
 """Relative variance of sizes below which a latency can't be told from a rate."""
 
@@ -130,7 +124,6 @@ class LineFit:
         *,
         now: float,
         whole: bool = False,
-        certain: bool = False,
     ) -> None:
         """Learn from one read.
 
@@ -139,15 +132,10 @@ class LineFit:
             seconds: its duration.
             now: when it ended.
             whole: True if the read counts as much as all reads of a load.
-            certain: True if a long duration is no hiccup, because the load was given up.
         """
         if size_bytes <= 0 or seconds <= 0:
             return
         age_s = max(0.0, now - self.measured_at_s)
-        if not certain and (line := self.line) is not None:
-            # The latency may not be known yet, so a small read may take as long as a usual one.
-            expected_s = line.seconds(max(size_bytes, 1 / self._means[0]))
-            seconds = min(seconds, _HICCUP * expected_s * math.exp(min(age_s / _FADE_S, 30.0)))
         kept = (_KEPT if whole else self._kept) * math.exp(-age_s / _FADE_S)
         x, y = 1 / size_bytes, seconds / size_bytes
         pairs = zip(self._means, (x, y, x * x, x * y), strict=True)

@@ -16,6 +16,7 @@ from tests.fix_dmp import Rig
 
 pytestmark = pytest.mark.integration
 
+TOKEN = "a-token-of-no-path"
 DEMO = str(ROOT / "compute" / "demo_model" / "weights")
 
 
@@ -62,15 +63,15 @@ def test_a_pool_that_is_down_is_said_and_the_line_is_printed() -> None:
 def test_a_token_of_the_settings_is_in_a_file_that_the_line_names(
     tmp_path: Path, make_node: Callable[..., Rig]
 ) -> None:
-    pool = make_node(token="t-1").server.address
-    settings = ("--set", "cluster.token=t-1", "--set", f"cluster.run_dir={tmp_path}")
+    pool = make_node(token=TOKEN).server.address
+    settings = ("--set", f"cluster.token={TOKEN}", "--set", f"cluster.run_dir={tmp_path}")
     done = connect("sglang", "--model", DEMO, "--pool", pool, *settings)
     assert f"ok       pool: {pool}" in done.stderr
-    assert "t-1" not in done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
     words = as_a_shell_reads(done.stdout.strip())
     told = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
     file = Path(told["token_file"])
-    assert (file.read_text(), file.stat().st_mode & 0o077) == ("t-1\n", 0)
+    assert (file.read_text(), file.stat().st_mode & 0o077) == (TOKEN + "\n", 0)
     stats = done.stderr.strip().splitlines()[-1].strip()
     assert run_told(stats).returncode == 0
 

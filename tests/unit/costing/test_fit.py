@@ -38,32 +38,6 @@ def test_a_change_is_half_learnt_from_one_load_and_layers_of_a_load_count_as_one
     assert fit.line.seconds(1_000) == pytest.approx(2.0)
 
 
-def test_a_hiccup_is_soon_forgotten_and_a_slow_path_is_known_after_three_reads() -> None:
-    fit = LineFit()
-    for seconds in (1.0, 1.0, 100.0):
-        fit.add(1_000, seconds, now=0.0)
-    assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(2.0)
-    fit.add(1_000, 1.0, now=0.0)
-    assert fit.line.seconds(1_000) == pytest.approx(1.5)
-    for _ in range(4):
-        fit.add(1_000, 10.0, now=0.0)
-    assert fit.line.seconds(1_000) > 7.0
-
-
-def test_a_load_that_was_given_up_counts_in_full() -> None:
-    fit = LineFit()
-    fit.add(1_000, 1.0, now=0.0)
-    fit.add(1_000, 99.0, now=0.0, certain=True)
-    assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(50.0)
-
-
-def test_the_latency_of_a_small_read_is_no_hiccup() -> None:
-    fit = LineFit()
-    for size in (10_000, 100, 1_000):
-        fit.add(size, 0.5 + size / 1_000, now=0.0)
-    assert fit.line is not None and fit.line.latency_s == pytest.approx(0.5)
-
-
 def test_after_a_pause_a_new_read_counts_nearly_alone() -> None:
     fit = LineFit()
     fit.add(1_000, 9.0, now=0.0)
