@@ -93,8 +93,8 @@ MAX_SCHEMA_CHARS: Final = 64 << 10
 
 MAX_EVENTS_PER_BATCH: Final = 16_384
 MAX_ENGINE_BLOCKS: Final = 1 << 20
-"""Blocks that the directory records for one foreign engine's own cache, some 400 bytes each;
-further blocks are only counted."""
+"""Blocks tracked in the caches of one foreign engine, some 400 bytes each; further blocks are only
+counted."""
 
 MAX_ENGINE_NAMES: Final = 1 << 17
 """Names of blocks dropped by an engine that are kept, because later blocks may name them as parent.

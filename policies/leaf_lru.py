@@ -23,7 +23,8 @@ class LeafLru:
         _offered: handles of the eviction candidates.
         _queue: heap of (position, handle); may contain stale entries.
         _request: number of the current request.
-        _last: time and depth of the last call; a change of either can start a new request.
+        _last: time and depth of the last use; another time, or a depth that does not grow, starts a
+            new request.
     """
 
     def __init__(self) -> None:

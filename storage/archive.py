@@ -2,9 +2,9 @@
 
     <prefix>/ab/<key as 32 hex digits>  =  [record page][payload]
 
-Works with whatever obstore speaks: s3://, gs://, az://, file:///, memory:///. The library retries
-and times out within the bounds set here; every failure is a CacheError. Several nodes may share
-one archive, because equal blocks have equal keys everywhere.
+Supports every URL scheme of obstore: s3://, gs://, az://, file:///, memory:///. obstore retries and
+times out within the bounds set here; every failure is a CacheError. Several nodes may share one
+archive, because equal blocks have equal keys everywhere.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ TIMEOUT_S: Final = 30.0
 
 _RETRIES: Final = 3
 _RECORDS_KEPT: Final = 1 << 16
-"""Record pages remembered, so that a ranged read is one request; the least used goes first."""
+"""Record pages kept in memory (least recently used goes first); a ranged read of a known block is
+one request."""
 
 _KEYS_KEPT: Final = 1 << 22
 _LIST_CHUNK: Final = 1_000
@@ -58,7 +59,8 @@ _LISTING_THREADS: Final = 8
 class ObjectArchive:
     """A BlockStore on object storage; see tierkv.storage.block_store.BlockStore.
 
-    It has no capacity of its own: the bucket's owner sets a lifecycle rule. Make it with ``open``.
+    The archive has no capacity limit; the bucket's owner sets a lifecycle rule. Created by
+    ``open``.
     """
 
     def __init__(self, store: ObjectStore, url: str, clock: Clock) -> None:
@@ -101,7 +103,8 @@ class ObjectArchive:
         try:
             return cls(from_url(url, **settings), url, clock or SystemClock())
         except (BaseError, ValueError, TypeError) as error:
-            reason = str(error).partition("\n")[0]  # What follows is the library's own state.
+            # The rest of the text is obstore's internal state.
+            reason = str(error).partition("\n")[0]
             raise ConfigError(
                 f"the archive {url} can't be opened: {reason}",
                 hint="check the URL (s3://, gs://, az://, file:///) and dmp.archive_options",
@@ -141,7 +144,7 @@ class ObjectArchive:
         return record.checksums
 
     def record(self, key: BlockKey) -> Record:
-        """Return what the archive knows of a block; asks for its record page if need be.
+        """Return the record of a block; fetches the record page if the record is not in memory.
 
         Raises:
             BlockNotFoundError, ChecksumError, TransportError: as for a read.
@@ -159,7 +162,7 @@ class ObjectArchive:
         return record
 
     def remembered(self, key: BlockKey) -> Record | None:
-        """Return what is remembered of a block; no request."""
+        """Return the record of a block if it is in memory; makes no request."""
         with self._lock:
             self._check_open()
             return self._records.get(key)
@@ -220,7 +223,7 @@ class ObjectArchive:
             yield keys
 
     def blocks(self) -> Sequence[StoredBlock]:
-        """List what is archived; costs one request per block not met before."""
+        """List the archived blocks; costs one request per block whose record is not in memory."""
         keys = [key for chunk in self.list_keys() for key in chunk]
         with ThreadPoolExecutor(_LISTING_THREADS) as threads:
             records = [record for record in threads.map(self._record_or_none, keys) if record]
@@ -251,7 +254,7 @@ class ObjectArchive:
 
     @contextmanager
     def _request(self, key: BlockKey | None) -> Iterator[None]:
-        """Translate what obstore raises, at the one place where requests are made."""
+        """Translate obstore's exceptions into cache errors; wraps every request."""
         from obstore.exceptions import BaseError, NotFoundError  # As in ``open``.
 
         with self._lock:
@@ -329,7 +332,7 @@ def _path(key: BlockKey) -> str:
 
 
 def _key(path: str) -> BlockKey | None:
-    """Return the key an object is named after; None for somebody else's object."""
+    """Return the key in an object's name; None for an object that is not ours."""
     folder, _, name = path.rpartition("/")
     try:
         key = BlockKey(bytes.fromhex(name))

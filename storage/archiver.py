@@ -1,7 +1,7 @@
-"""The thread that carries blocks from the disk tier to the archive, and learns what is there.
+"""The thread that copies blocks from the disk tier to the archive and looks archived blocks up.
 
-Used by storage/l4.py. Its queue holds keys, not bytes, and is bounded: what does not fit is not
-archived, and counted. A failing archive never disturbs the disk tier.
+Used by storage/l4.py. The queue holds keys, not bytes, and is bounded: a key that does not fit is
+not archived but counted. A failing archive never disturbs the disk tier.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tierkv.storage.disk.segment_store import SegmentStore
 log = logging.getLogger(__name__)
 
 QUEUE_KEYS: Final = 16_384
-"""Most errands waiting; one segment file of 256 MiB holds 4096 blocks of 64 KiB."""
+"""Maximum length of the queue; one segment file of 256 MiB holds 4096 blocks of 64 KiB."""
 
 
 class Errand(Enum):
-    """What is to be done about a key: copy it up, ask what it is, or delete its object."""
+    """A task for one key: copy the block up, fetch its record, or delete its object."""
 
     STORE = "store"
     LEARN = "learn"
@@ -41,11 +41,11 @@ class ArchiveStats:
 
     Attributes:
         stored_blocks: blocks copied to the archive.
-        stored_bytes: their payload.
+        stored_bytes: payload bytes of these blocks.
         missed_blocks: blocks that left the disk before they were copied, or found the queue full.
         errors: failed errands.
         waiting: errands in the queue now.
-        failing: why the last errand failed; empty after one that worked.
+        failing: error of the last errand; empty after a success.
     """
 
     stored_blocks: int = 0
@@ -57,10 +57,10 @@ class ArchiveStats:
 
 
 class Archiver:
-    """Runs errands one after the other in a thread of its own, lookups first.
+    """Runs errands one after the other in one thread, lookups first.
 
     Attributes:
-        deleting: keys whose object is still to be deleted; they count as absent.
+        deleting: keys whose object is about to be deleted; these keys count as absent.
     """
 
     def __init__(self, disk: SegmentStore, archive: ObjectArchive) -> None:
@@ -89,7 +89,7 @@ class Archiver:
         self._buffers.close()
 
     def ask(self, keys: Sequence[BlockKey], errand: Errand) -> None:
-        """Queue errands; those that don't fit are dropped, and counted. Never blocks."""
+        """Queue errands without blocking; errands that don't fit are dropped and counted."""
         with self._changed:
             for key in keys:
                 self._enqueue(key, errand)
@@ -146,7 +146,7 @@ class Archiver:
             return self._errands.popitem(last=False)[0]
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Do something with the archive; its failure is remembered, logged once and survived."""
+        """Run an archive action; remember a failure, log it once and carry on."""
         try:
             action()
         except BlockNotFoundError:

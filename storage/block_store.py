@@ -1,7 +1,7 @@
-"""Blocks at rest (tier L4): the contract of a block store, and its values.
+"""The contract of a block store (tier L4), and its values.
 
 Implemented by storage/memory.py (reference), storage/disk/segment_store.py (disk) and
-storage/archive.py (object storage). Blocks are put whole and read by range or whole, verified on
+storage/archive.py (object storage). A block is put whole, read whole or by range, and verified on
 every read.
 """
 
@@ -18,7 +18,7 @@ from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """What is known of a block at rest.
+    """Description of a stored block.
 
     Attributes:
         key: the block.
@@ -27,7 +27,7 @@ class StoredBlock:
         range_count: number of ranges.
         tokens: tokens in the block.
         model: model name, for the views.
-        tenant: whom it belongs to.
+        tenant: the owning tenant.
     """
 
     key: BlockKey
@@ -46,7 +46,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A whole block, and where its bytes go: writable, C-contiguous, exactly its payload long."""
+    """A whole block to read into a writable, C-contiguous destination of exactly its payload size."""
 
     key: BlockKey
     destination: memoryview
@@ -54,7 +54,7 @@ class BlockRead:
 
 @dataclass(frozen=True, slots=True)
 class RangeRead:
-    """One range of one block, and where its bytes go: writable, C-contiguous, range_bytes long."""
+    """One range to read into a writable, C-contiguous destination of range_bytes."""
 
     key: BlockKey
     index: int
@@ -62,22 +62,22 @@ class RangeRead:
 
 
 class BlockStore(Protocol):
-    """A place where blocks rest.
+    """Stores whole blocks.
 
-    1. ``put`` stores a whole block; when it returns, the block is readable and, for a store on
-       disk, survives the process. A block that is there already is left as it is.
+    1. ``put`` stores a whole block. On return the block is readable and, in a store on disk,
+       survives the process. A block that is already stored stays unchanged.
     2. ``get_range`` fills the destination with one range and verifies its xxh3_64, or raises
-       BlockNotFoundError or ChecksumError; a block with bad bytes is gone from then on.
-    3. ``exists`` says whether ``get_range`` would find the block; ``find`` answers what is known
-       of it, None if it is not stored.
-    4. ``delete`` forgets a block; an unknown one is ignored.
-    5. ``blocks`` lists what is stored, oldest put first.
-    6. A full store refuses a ``put`` with PoolFullError, or makes room by evicting other blocks.
-       A broken medium is TransportError or PoolFullError; nothing of the block is left then.
+       BlockNotFoundError or ChecksumError. A block with bad bytes is dropped.
+    3. ``exists`` tells whether ``get_range`` would find the block. ``find`` returns the description
+       of the block, or None if the block is not stored.
+    4. ``delete`` drops a block and ignores an unknown key.
+    5. ``blocks`` lists the stored blocks, oldest put first.
+    6. A full store refuses a ``put`` with PoolFullError, or makes room by evicting other blocks. A
+       broken medium raises TransportError or PoolFullError and leaves no part of the block.
     7. All calls are thread-safe. After ``close`` every call raises TransportError.
-    8. ``get_block`` fills the destination with the whole payload, verified like every range, or
-       raises as ``get_range`` does. It answers the checksums the bytes were put with, one
-       little-endian uint64 per range: whoever passes the bytes on passes these on too.
+    8. ``get_block`` fills the destination with the whole payload, verifies every range and raises
+       like ``get_range``. The return value is the checksums of the put, one little-endian uint64
+       per range. A caller that passes the bytes on passes these checksums on too.
     """
 
     def put(self, block: StoredBlock, payload: memoryview) -> None: ...
@@ -98,13 +98,14 @@ class BlockStore(Protocol):
 
 
 class StoreListener(Protocol):
-    """Who wants to know which blocks leave.
+    """Receives the blocks that leave a store.
 
-    1. ``fading`` names the blocks of the file that is collected next, when that is known: the
-       time until then (about one file's worth of puts) is the chance to archive them.
-    2. ``evicted`` names blocks that were dropped, after they are gone: by garbage collection, or
-       because their bytes were found bad.
-    3. Both are called from the thread of a put or get, hold no lock, and must be quick.
+    1. ``fading`` names the blocks of the next file to be collected, as soon as the file is known.
+       The file is collected after about one file's worth of puts; until then the blocks can be
+       archived.
+    2. ``evicted`` names dropped blocks, after the drop: by garbage collection or because of bad
+       bytes.
+    3. Both run in the thread of a put or get, without a lock held, and must be quick.
     """
 
     def fading(self, blocks: Sequence[StoredBlock]) -> None: ...
@@ -138,7 +139,7 @@ def block_size_checked(block: StoredBlock, destination: memoryview) -> memoryvie
     """Return the destination of a whole block as flat bytes.
 
     Raises:
-        BlockNotFoundError: it has another size than the block.
+        BlockNotFoundError: the sizes differ.
     """
     if destination.nbytes != block.payload_bytes:
         raise BlockNotFoundError(
@@ -148,7 +149,7 @@ def block_size_checked(block: StoredBlock, destination: memoryview) -> memoryvie
 
 
 def range_span(block: StoredBlock, index: int, destination: memoryview) -> slice:
-    """Return where a range lies in the payload.
+    """Return the position of a range in the payload.
 
     Raises:
         BlockNotFoundError: no such range, or the destination has another size.

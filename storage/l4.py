@@ -1,7 +1,7 @@
-"""Tier L4 of one DMP node: the disk store, and below it, where configured, an archive.
+"""Tier L4 of one DMP node: the disk store and an optional archive below.
 
-Fits dmp's LowerTier Protocol without knowing it. Blocks that are about to leave the disk are
-copied to the archive in the background; a block that is only there is still found and read.
+Fits dmp's LowerTier Protocol without an import of dmp. Blocks that are about to leave the disk are
+copied to the archive in the background; archived blocks are still found and read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class L4Stats:
     """Counters of tier L4; cumulative, but for capacity, used, blocks and degraded.
 
     Attributes:
-        capacity_bytes: disk space taken.
-        used_bytes: of it, bytes of blocks that can be read.
+        capacity_bytes: size of the disk tier.
+        used_bytes: bytes of readable blocks.
         blocks: blocks on disk.
         evicted_blocks: blocks that left the disk to make room, archived or not.
         read_bytes: payload read, from disk or archive.
@@ -40,7 +40,7 @@ class L4Stats:
         read_time_s: time spent in reads, summed over threads.
         write_time_s: time spent in puts, summed over threads.
         errors: failed or bad reads and writes, of disk and archive.
-        degraded: what does not work at present, in words; empty when all is well.
+        degraded: present failure in words; empty if none.
         disk: the disk store's own counters.
         archive: the archiver's, None without an archive.
         archive_reads: blocks read from the archive.
@@ -71,7 +71,7 @@ class _Meter:
 
 
 class L4Store:
-    """Disk, with an archive below it or without. All calls block and are thread-safe."""
+    """A disk store with an optional archive below. All calls block and are thread-safe."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class L4Store:
         return cls(disk, archive, clock=clock)
 
     def set_listener(self, gone: Callable[[Sequence[BlockKey]], None]) -> None:
-        """Name who is told which blocks can't be read here any more, after they are gone."""
+        """Set the callback that receives blocks that can't be read here any more."""
         self._gone = gone
 
     def put(
@@ -143,10 +143,10 @@ class L4Store:
             self._meter.write_time_s += self._clock.now() - began
 
     def find(self, key: BlockKey) -> StoredBlock | None:
-        """Return what is known of a block, from memory; None if it is not here.
+        """Return a block's description from memory; None if unknown.
 
-        An archived block of which only the key is known is looked up in the background: it is
-        found some time after it was first asked for.
+        If only the key of an archived block is known, its record is fetched in the background, so a
+        later call finds the block.
         """
         block = self._disk.find(key)
         if block is not None or not self._in_archive(key):
@@ -179,7 +179,7 @@ class L4Store:
             return self._read_archive(key, lambda archive: archive.get_block(key, destination))
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None:
-        """Fill the destination with one range, verified, from disk or else the archive."""
+        """Fill the destination with one verified range, from disk or else from the archive."""
         with self._timed_read(destination):
             try:
                 return self._disk.get_range(key, index, destination)
@@ -189,13 +189,13 @@ class L4Store:
             self._read_archive(key, lambda archive: archive.get_range(key, index, destination))
 
     def blocks(self) -> Sequence[StoredBlock]:
-        """List what is on disk, oldest put first; archived blocks are found by key only."""
+        """List the blocks on disk, oldest put first; archived blocks are found by key only."""
         return self._disk.blocks()
 
     def delete(self, key: BlockKey) -> None:
-        """Forget a block on disk at once, and in the archive (its object goes in the background).
+        """Delete a block on disk now, and its archived object in the background.
 
-        Nothing is deleted that another node may have archived unless this node knows of it.
+        An object of another node is deleted only if this node knows of the object.
         """
         self._disk.delete(key)
         if self._archiver is not None and self._in_archive(key):
@@ -244,7 +244,7 @@ class L4Store:
             self._archiver.ask([block.key for block in blocks], Errand.STORE)
 
     def evicted(self, blocks: Sequence[StoredBlock]) -> None:
-        """Tell the listener of blocks that are in the archive neither."""
+        """Tell the listener about evicted blocks that are not archived."""
         gone = [block.key for block in blocks if not self._in_archive(block.key)]
         if gone and self._gone is not None:
             self._gone(gone)

@@ -1,4 +1,4 @@
-"""A block store in memory: the reference for the contract, and for tests of what stands above."""
+"""A block store in memory: the reference for the contract, used in tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Reading and writing files past the page cache (O_DIRECT), and the aligned memory that needs.
+"""File I/O past the page cache (O_DIRECT), and the aligned buffers that O_DIRECT needs.
 
-Called by the segment store. The kernel moves whole pages between disk and page-aligned memory;
-a caller's memory that is aligned is used as it is, other memory goes through a pooled buffer.
-Where the file system refuses O_DIRECT (older tmpfs, some network file systems) the same calls
-work through the page cache.
+Called by the segment store. The kernel moves whole pages between disk and page-aligned memory.
+Aligned memory of the caller is used directly, other memory goes through a pooled buffer. If the
+file system refuses O_DIRECT (older tmpfs, some network file systems), the same calls use the page
+cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tierkv.storage.disk.segment_format import PAGE, padded
 
 _SMALLEST_BUFFER: Final = 1 << 16
 _KEPT_BYTES: Final = 128 << 20
-"""Idle buffers kept for reuse by one pool; more are given back to the system."""
+"""Maximum of idle buffer bytes in one pool; further buffers are freed."""
 
 
 def is_aligned(view: memoryview) -> bool:
@@ -87,7 +87,7 @@ class DirectFile:
 
     Attributes:
         path: the file.
-        direct: whether it goes past the page cache.
+        direct: whether I/O bypasses the page cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class DirectFile:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the file has no name any more: what is written to it ends with this process."""
+        """Whether the file has been unlinked, so its content ends with this process."""
         try:
             return os.fstat(self._fd).st_nlink == 0
         except OSError:  # It is closed.
@@ -127,10 +127,10 @@ class DirectFile:
         return done
 
     def write(self, views: Sequence[memoryview], offset: int) -> None:
-        """Write page-aligned memory, all of it.
+        """Write all bytes of page-aligned memory.
 
         Raises:
-            OSError: the disk could not, or took only a part.
+            OSError: the disk failed or wrote only a part.
         """
         total = sum(view.nbytes for view in views)
         done = os.pwritev(self._fd, views, offset)
@@ -171,7 +171,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _reads_pages(fd: int) -> bool:
-    """Try a direct read: some file systems take the flag and refuse the reads."""
+    """Whether direct reads work; some file systems accept the flag and refuse the reads."""
     with mmap.mmap(-1, PAGE) as page:
         try:
             os.preadv(fd, [page], 0)
@@ -181,7 +181,7 @@ def _reads_pages(fd: int) -> bool:
 
 
 def _rest(views: Sequence[memoryview], done: int) -> list[memoryview]:
-    """Return what follows the first ``done`` bytes."""
+    """Return the bytes after the first ``done`` bytes."""
     rest: list[memoryview] = []
     for view in views:
         if done < view.nbytes:

@@ -1,7 +1,6 @@
-"""Whether a disk takes writes at present, and when to try again after it did not.
+"""Whether a disk accepts writes, and when to try again after a failure.
 
-A pure state: the segment store tells it what happened and asks before each put. Reads are never
-refused because of it.
+A pure state: the segment store reports failures and asks before each put. Reads are never refused.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RETRY_S: Final = 30.0
-"""How long puts are refused after the disk was full or read-only, before one tries again."""
+"""Seconds for which puts are refused after the disk was full or read-only."""
 
 FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PASSING_ERRNOS: Final = FULL_ERRNOS | {errno.EROFS}
@@ -32,7 +31,7 @@ class MediumHealth:
     retry_at: float = 0.0
 
     def refuses(self, now: float) -> bool:
-        """Whether a put is refused now; every RETRY_S one is let through."""
+        """Whether to refuse a put now; one put every RETRY_S is allowed as a trial."""
         if not self.reason:
             return False
         if now >= self.retry_at:
@@ -44,10 +43,10 @@ class MediumHealth:
         """Note a failed write.
 
         Returns:
-            Whether the store has become degraded just now (worth one log line).
+            True if this failure made the store degraded (worth one log line).
         """
         if error.errno not in PASSING_ERRNOS:
-            return False  # A broken place on disk: its file is given up, the others serve on.
+            return False  # A bad place on disk: its file is abandoned, the other files stay in use.
         return self.degrade(error.strerror or str(error), now, full=error.errno in FULL_ERRNOS)
 
     def degrade(self, reason: str, now: float, *, full: bool) -> bool:

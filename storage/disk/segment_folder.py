@@ -1,8 +1,7 @@
 """The folder of the disk tier: locked, checked, and filled with preallocated segment files.
 
-Called by the segment store at open. Every problem a person can cure is a ConfigError that names
-the cure; a single damaged file is set aside (renamed ``*.bad``) and replaced, because everything
-in it is only a cached copy.
+Called by the segment store at open. A problem that a person can fix is a ConfigError with the fix.
+A single damaged file is renamed ``*.bad`` and replaced, because its blocks are only cached copies.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SEGMENT_BYTES: Final = 256 << 20
 MIN_FILES: Final = 3
-"""One written, one spare, and one to collect."""
+"""One active file, one spare, and one to collect."""
 
 _NAME: Final = re.compile(r"segment-(\d{5})\.l4")
 _IGNORED: Final = frozenset({"lost+found"})
@@ -50,7 +49,7 @@ def choose_segment_bytes(capacity_bytes: int) -> int:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged segment file to ``*.bad``, over an earlier one of that name."""
+    """Rename a damaged segment file to ``*.bad``, replacing an earlier one."""
     os.replace(path, path.with_suffix(".bad"))
 
 
@@ -147,7 +146,7 @@ def _lock(path: Path) -> int:
 
 
 def _check_names(path: Path, file_count: int) -> None:
-    """Refuse a folder of somebody else's files; drop segment files beyond the capacity."""
+    """Refuse a folder of foreign files; remove segment files beyond the capacity."""
     names = sorted(os.listdir(path))
     ours = [name for name in names if _NAME.fullmatch(name)]
     others = [n for n in names if n not in ours and n not in _IGNORED and not n.endswith(".bad")]
@@ -178,7 +177,7 @@ def _open_segment(
 
 
 def _open_existing(path: Path, segment_bytes: int, buffers: AlignedBuffers) -> SegmentFile | None:
-    """Open a segment file that is there; None if it was removed or set aside."""
+    """Open an existing segment file; None if the file was removed or set aside."""
     file = DirectFile(path)
     try:
         page = _read_page(file, buffers)
@@ -215,7 +214,7 @@ def _read_page(file: DirectFile, buffers: AlignedBuffers) -> FilePage | None:
 
 
 def _make(path: Path, size_bytes: int) -> None:
-    """Make a file of zeros whose disk space is set aside."""
+    """Create a file of zeros with its disk space allocated."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
@@ -225,7 +224,7 @@ def _make(path: Path, size_bytes: int) -> None:
 
 
 def _undo(folder: SegmentFolder, made: list[Path]) -> None:
-    """Leave no half-made tier behind that fills somebody's disk."""
+    """Delete the files of a half-made tier, so they don't fill the disk."""
     folder.close()
     for path in made:
         with contextlib.suppress(OSError):

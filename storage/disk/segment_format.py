@@ -1,11 +1,11 @@
-"""How a segment file of the disk tier looks: one page for the file, one page before each block.
+"""Format of a segment file: one page for the file, one page before each block.
 
     [file page][record page][payload, padded to a page][record page][payload ...
 
 Pure packing and checking, called by storage/disk/segment_store.py and storage/disk/segment_scan.py.
-A page counts only if its checksum does, and that is seeded with a random number of the file's
-present life, so neither a record of an earlier life nor a payload that looks like a record is taken
-for one.
+A record page is valid only if its checksum is right. The checksum is seeded with a random number of
+the file's current life, so a record of an earlier life, or a payload that looks like a record, does
+not pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ assert _RECORD.size <= _SUMS_AT and _SUMS_AT + 8 * limits.MAX_LAYERS <= _CHECK_A
 
 
 class FileState(IntEnum):
-    """What a segment file's page says of its content."""
+    """Whether a segment file holds valid records."""
 
     FREE = 0
     IN_USE = 1
@@ -53,10 +53,10 @@ class FilePage:
     """The first page of a segment file.
 
     Attributes:
-        state: whether its records count.
+        state: whether the file's records are valid.
         file_bytes: size of the file when it was made.
-        epoch: number of the file's present life; the file that was begun last has the largest.
-        nonce: random seed of every record checksum of this life.
+        epoch: number of the file's current life; the most recently begun file has the largest.
+        nonce: random seed of the record checksums in this life.
     """
 
     state: FileState
@@ -67,13 +67,13 @@ class FilePage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One block as its record page tells of it.
+    """Content of a block's record page.
 
     Attributes:
-        block: what is stored.
-        sequence: position in the order of puts; a copy made by garbage collection keeps it.
+        block: the block.
+        sequence: position in the order of puts; a garbage collection copy keeps its sequence.
         checksums: one xxh3_64 per range, packed as little-endian uint64.
-        dead: the block was deleted.
+        dead: True if the block was deleted.
     """
 
     block: StoredBlock
@@ -96,14 +96,14 @@ def padded(size_bytes: int) -> int:
 
 
 def record_bytes(block: StoredBlock) -> int:
-    """Return what a block takes in a segment file."""
+    """Return the size of a block in a segment file."""
     return PAGE + padded(block.payload_bytes)
 
 
 def pieces(block: StoredBlock) -> list[slice]:
-    """Cut a block's ranges into pieces of about PIECE_BYTES, for reading side by side.
+    """Split a block's ranges into pieces of about PIECE_BYTES, to be read in parallel.
 
-    Small blocks, and those whose ranges are no whole pages, are one piece.
+    A small block, or one whose ranges are not whole pages, is one piece.
     """
     count, size = block.range_count, block.range_bytes
     if block.payload_bytes < 2 * PIECE_BYTES or size % PAGE:
@@ -127,7 +127,7 @@ def pack_checksums(block: StoredBlock, payload: memoryview) -> bytes:
 
 
 def is_sound(record: Record, payload: memoryview) -> bool:
-    """Whether every range of a payload is as its checksum says."""
+    """Whether every range of a payload matches its checksum."""
     size = record.block.range_bytes
     return all(
         range_is_sound(record, i, payload[i * size : (i + 1) * size])
@@ -136,7 +136,7 @@ def is_sound(record: Record, payload: memoryview) -> bool:
 
 
 def range_is_sound(record: Record, index: int, data: memoryview) -> bool:
-    """Whether one range is as its checksum says."""
+    """Whether one range matches its checksum."""
     return xxhash.xxh3_64_intdigest(data) == checksum_of(record.checksums, index)
 
 
@@ -151,10 +151,10 @@ def pack_file_page(page: FilePage) -> bytes:
 def parse_file_page(data: bytes) -> FilePage | None:
     """Read the first page of a segment file; None if it is damaged.
 
-    A page of zeros is a file that was made and never used.
+    A page of zeros means a new, unused file.
 
     Raises:
-        OtherVersionError: it is a sound page of another layout version.
+        OtherVersionError: the page is valid but of another layout version.
     """
     if len(data) != PAGE:
         return None
@@ -171,7 +171,7 @@ def parse_file_page(data: bytes) -> FilePage | None:
 
 
 def pack_record(record: Record, *, nonce: int) -> bytes:
-    """Return the page that stands before a block's payload."""
+    """Return the record page of a block."""
     block = record.block
     fields = _RECORD.pack(
         RECORD_MAGIC,
@@ -190,7 +190,7 @@ def pack_record(record: Record, *, nonce: int) -> bytes:
 
 
 def parse_record(data: bytes | memoryview, *, nonce: int) -> Record | None:
-    """Read a record page; None if it is not one of this file's present life."""
+    """Parse a record page; None unless it is valid in the file's current life."""
     if bytes(data[:8]) != RECORD_MAGIC or len(data) != PAGE or not _is_sound(data, seed=nonce):
         return None
     _, key, parent, size, count, tokens, sequence, dead, _, model, tenant = _RECORD.unpack_from(

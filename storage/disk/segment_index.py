@@ -1,7 +1,7 @@
-"""Which block is where on disk, and which file is written, kept, collected or given up.
+"""Positions of blocks on disk, and the roles of segment files.
 
-The pure core of storage/disk/segment_store.py: it places records and picks victims, and never
-touches a file. All calls come under the store's lock.
+The pure core of storage/disk/segment_store.py: the index places records and picks victims, and
+never touches a file. All calls hold the store's lock.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from tierkv.storage.disk.segment_format import PAGE, Record, record_bytes
 
 
 class FileRole(Enum):
-    """What a segment file is for at present."""
+    """Current role of a segment file."""
 
     FREE = "free"
     ACTIVE = "active"
     SEALED = "sealed"
     ABANDONED = "abandoned"
-    """A write failed: what it holds may be read (every read is verified), nothing is written."""
+    """A write failed: blocks in the file stay readable (every read is verified), no write follows.
+    """
     GONE = "gone"
     """Abandoned and emptied: out of use until the store is opened anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record goes: a file in one of its lives, and the offset of the record page."""
+    """Position of a record: file, life of the file, and offset of the record page."""
 
     file: int
     epoch: int
@@ -38,12 +39,12 @@ class Place:
 
 @dataclass(slots=True)
 class Entry:
-    """A block that can be read.
+    """A readable block.
 
     Attributes:
-        record: what its record page says.
-        place: where it is.
-        touched: number of the last read since it was written or copied, 0 for none.
+        record: content of the record page.
+        place: position of the record.
+        touched: number of the last read since the block was written or copied; 0 if unread.
     """
 
     record: Record
@@ -57,12 +58,12 @@ class _File:
 
     Attributes:
         role: see FileRole.
-        epoch: number of its present life; larger began later.
-        nonce: seed of its record checksums.
-        end: offset where the next record goes.
-        pending: writes under way; a file with any is not collected.
-        collecting: its blocks are being copied or dropped; no write may begin in it.
-        keys: blocks whose entry is in this file, in the order they came.
+        epoch: number of the current life; a later life has a larger number.
+        nonce: seed of the record checksums.
+        end: offset of the next record.
+        pending: writes in progress; a file with pending writes is not collected.
+        collecting: True while blocks are copied or dropped; no write may begin.
+        keys: blocks whose entry is in this file, oldest first.
     """
 
     role: FileRole = FileRole.FREE
@@ -96,7 +97,7 @@ class SegmentIndex:
         return self._entries.get(key)
 
     def touch(self, entry: Entry) -> None:
-        """Note a read: the block is worth more than one nobody reads."""
+        """Note a read; collection keeps blocks that were read."""
         self._reads += 1
         entry.touched = self._reads
 
@@ -119,7 +120,7 @@ class SegmentIndex:
         self._last_sequence = max(self._last_sequence, entry.record.sequence)
 
     def remove(self, key: BlockKey) -> Entry | None:
-        """Forget a block; its bytes stay in the file until that is collected."""
+        """Forget a block; its bytes stay until the file is collected."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.files[entry.place.file].keys.pop(key, None)
@@ -134,13 +135,13 @@ class SegmentIndex:
     # Files.
 
     def restore(self, file: int, *, epoch: int, nonce: int, end: int) -> None:
-        """Take over a file found at open; it is sealed until ``resume`` says otherwise."""
+        """Register a file found at open; the file is sealed until ``resume``."""
         found = self.files[file]
         found.role, found.epoch, found.nonce, found.end = FileRole.SEALED, epoch, nonce, end
         self._last_epoch = max(self._last_epoch, epoch)
 
     def resume(self) -> None:
-        """Go on writing in the file that was begun last."""
+        """Make the most recently begun file active again."""
         last = max(self._of(FileRole.SEALED), key=lambda i: self.files[i].epoch, default=None)
         if last is not None:
             self.files[last].role = FileRole.ACTIVE
@@ -150,11 +151,11 @@ class SegmentIndex:
         return next(iter(self._of(FileRole.ACTIVE)), None)
 
     def free(self) -> int | None:
-        """Return a file that may be begun."""
+        """Return a free file, if there is one."""
         return next(iter(self._of(FileRole.FREE)), None)
 
     def writable_files(self) -> int:
-        """Count the files that are or may come to be written."""
+        """Count the files that are writable now or after collection."""
         return sum(f.role not in (FileRole.ABANDONED, FileRole.GONE) for f in self.files)
 
     def place(self, size_bytes: int) -> Place | None:
@@ -201,7 +202,7 @@ class SegmentIndex:
         self.files[file] = _File(FileRole.ACTIVE, epoch, nonce)
 
     def abandon(self, file: int) -> None:
-        """Never write a file again; its blocks may be read until it is collected."""
+        """Stop writing to a file; its blocks stay readable until the file is collected."""
         self.files[file].role = FileRole.ABANDONED
 
     def is_abandoned(self, file: int) -> bool:
@@ -209,9 +210,9 @@ class SegmentIndex:
         return self.files[file].role is FileRole.ABANDONED
 
     def victim(self, *, reusable: bool = False) -> int | None:
-        """Return the file to collect next: the oldest that is full and not being written.
+        """Return the next file to collect: the oldest full file without pending writes.
 
-        ``reusable`` leaves out abandoned files: to empty one makes no room.
+        ``reusable`` excludes abandoned files, because collecting one of them makes no room.
         """
         full = self._of(FileRole.SEALED)
         if not reusable:
@@ -220,7 +221,7 @@ class SegmentIndex:
         return min(idle, key=lambda i: self.files[i].epoch, default=None)
 
     def begin_collecting(self, *, reusable: bool = False) -> int | None:
-        """Choose the victim and let no new write begin in it; ``empty`` ends this."""
+        """Choose the victim and block new writes to the file until ``empty``."""
         file = self.victim(reusable=reusable)
         if file is not None:
             self.files[file].collecting = True
@@ -242,7 +243,11 @@ class SegmentIndex:
         return kept
 
     def empty(self, file: int) -> list[StoredBlock]:
-        """Drop what is left in a file and free it (or, abandoned, give it up); return the lost."""
+        """Drop the remaining blocks of a file; free the file, or retire it if abandoned.
+
+        Returns:
+            The dropped blocks.
+        """
         lost = [entry.record.block for entry in self.entries_of(file)]
         for block in lost:
             self.remove(block.key)

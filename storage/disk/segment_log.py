@@ -1,8 +1,7 @@
-"""The log of the disk tier: records appended to the active file, read, buried and collected.
+"""The log of the disk tier: append, read and bury records; collect files.
 
-The shell around storage/disk/segment_index.py, used by storage/disk/segment_store.py: it carries
-out I/O and holds the locks. OSErrors pass through to the store, which knows what they mean for
-callers.
+The shell around storage/disk/segment_index.py, used by storage/disk/segment_store.py: it does the
+I/O and holds the locks. OSErrors pass through to the store, which translates them for callers.
 
 Lock order: ``_turn`` (one thread begins and collects files) before ``lock`` (the index; never held
 during I/O).
@@ -39,13 +38,13 @@ from tierkv.storage.disk.segment_index import Entry, Place, SegmentIndex
 log = logging.getLogger(__name__)
 
 COPY_SHARE: Final = 4
-"""At most a quarter of a file is copied forward when it is collected: write amplification is
-below 1 / (1 - 1/4) = 1.33 whatever is read."""
+"""At most a quarter of a file is copied forward when the file is collected, so write amplification
+stays below 1 / (1 - 1/4) = 1.33 for any reads."""
 
 
 @dataclass(slots=True)
 class News:
-    """What collecting did, for the store's listener."""
+    """Results of a collection, for the store's listener."""
 
     evicted: list[StoredBlock] = field(default_factory=list)
     fading: list[StoredBlock] = field(default_factory=list)
@@ -111,9 +110,9 @@ class SegmentLog:
             return count >= at - low + size
 
     def bury(self, entry: Entry) -> None:
-        """Mark a removed block's record dead, so that it does not come back at the next open.
+        """Mark a removed block's record dead, so the next open skips the record.
 
-        If the disk can't, the block may come back; it would still be a sound copy.
+        If the disk fails, the next open may find the block again; its bytes are still verified.
         """
         with self.lock:
             if not self.index.guard(entry.place):
@@ -125,7 +124,7 @@ class SegmentLog:
                 self.index.settle(entry.place)
 
     def take_news(self) -> News:
-        """Return what happened to blocks since the last call."""
+        """Return the block news since the last call."""
         with self.lock:
             news, self._news = self._news, News()
             return news
@@ -252,7 +251,7 @@ class SegmentLog:
             self._abandon(file, error)
 
     def _collect(self, *, budget_bytes: int, reusable: bool = False) -> None:
-        """Free the oldest file; blocks read lately are copied to the active one first."""
+        """Free the oldest file; first copy recently read blocks to the active file."""
         with self.lock:
             file = self.index.begin_collecting(reusable=reusable)
             if file is None:
@@ -275,7 +274,7 @@ class SegmentLog:
             self._write_file_page(file, FileState.FREE, 0, 0)
 
     def _copy_forward(self, entry: Entry) -> bool:
-        """Copy one block to the active file; False ends the copying."""
+        """Copy one block to the active file; False stops the copying."""
         record = entry.record
         with self._buffers.lend(record.block.payload_bytes) as lent:
             payload = lent[: record.block.payload_bytes]

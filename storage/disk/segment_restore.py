@@ -1,7 +1,7 @@
 """Rebuilding the index of a segment store from its files, at open.
 
-Files are scanned side by side and entered in the order they were written, so that of two copies
-of a block the later wins. Called by storage/disk/segment_store.py only.
+Files are scanned in parallel and entered in the order they were written, so the later of two copies
+of a block wins. Called by storage/disk/segment_store.py only.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tierkv.storage.disk.segment_scan import FoundRecord, is_whole, scan
 log = logging.getLogger(__name__)
 
 _CHECKED_RECORDS: Final = 8
-"""Records at the end of the log whose payload is verified: a crash may have torn those that were
-being written side by side. Older ones are verified when they are read, like every record."""
+"""Records at the end of the log whose payload is verified at open, because a crash may have torn
+concurrent writes. Older records are verified when they are read, like every record."""
 
 
 def restore(
     folder: SegmentFolder, segment_log: SegmentLog, buffers: AlignedBuffers, threads: Executor
 ) -> None:
-    """Enter every sound block of the folder and go on in the file that was begun last.
+    """Enter every valid block of the folder and continue in the most recently begun file.
 
-    A file that can't be read is left sealed and empty, so that it is the first to be used again.
+    An unreadable file is left sealed and empty, so it is the first to be reused.
     """
     used = [i for i, found in enumerate(folder.files) if found.page.state is FileState.IN_USE]
     used.sort(key=lambda i: folder.files[i].page.epoch)

@@ -1,8 +1,8 @@
-"""What a segment file holds: its record pages are read one after the other at open.
+"""Reading the record pages of a segment file, one after the other, at open.
 
 Called by storage/disk/segment_restore.py for each file. A file is foreign input: sizes are bounded,
-a damaged or torn record is skipped page by page until the next sound one, and only a page with the
-right checksum is believed.
+a damaged or torn record is skipped page by page until the next valid one, and only a page with the
+right checksum is accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEARCH_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """A sound record page and its offset."""
+    """A valid record page and its offset."""
 
     offset: int
     record: Record
@@ -40,7 +40,7 @@ def read_file_page(file: DirectFile, buffers: AlignedBuffers) -> FilePage | None
 
     Raises:
         OtherVersionError: another layout version.
-        OSError: the disk could not.
+        OSError: the disk failed.
     """
     with buffers.lend(PAGE) as page:
         count = file.read([page], 0)
@@ -76,10 +76,10 @@ def scan(
 
 
 def is_whole(file: DirectFile, buffers: AlignedBuffers, found: FoundRecord) -> bool:
-    """Whether a record's payload is as its checksums say (it may be torn by a crash).
+    """Whether a record's payload matches its checksums; a crash may have torn the payload.
 
     Raises:
-        OSError: the disk could not.
+        OSError: the disk failed.
     """
     block = found.record.block
     with buffers.lend(padded(block.payload_bytes)) as payload:
@@ -89,7 +89,7 @@ def is_whole(file: DirectFile, buffers: AlignedBuffers, found: FoundRecord) -> b
 
 
 def _search(file: DirectFile, buffers: AlignedBuffers, *, nonce: int, start: int, stop: int) -> int:
-    """Return the offset of the next sound record page, ``stop`` if there is none."""
+    """Return the offset of the next valid record page, or ``stop``."""
     with buffers.lend(_SEARCH_BYTES) as window:
         while start < stop:
             count = file.read([window[: min(_SEARCH_BYTES, stop - start)]], start)

@@ -1,4 +1,4 @@
-"""What a segment store counts; read by tier L4, the admin views and tests."""
+"""Counters of a segment store; read by tier L4, the admin views and tests."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ class SegmentStoreStats:
     """Counters of a segment store; cumulative, but for the first four and the last two.
 
     Attributes:
-        capacity_bytes: disk space taken.
-        used_bytes: of it, bytes of records, dead ones included.
-        live_bytes: of it, bytes of records that can be read.
-        blocks: blocks that can be read.
+        capacity_bytes: size of the disk tier.
+        used_bytes: bytes of records, dead records included.
+        live_bytes: bytes of readable records.
+        blocks: readable blocks.
         puts: blocks stored.
         gets: reads answered.
         read_bytes: payload read.
         write_bytes: payload written by puts.
         evicted_blocks: blocks dropped by garbage collection.
         copied_bytes: payload written again by garbage collection.
-        checksum_errors: reads whose bytes were bad.
-        io_errors: reads and writes that failed.
-        degraded: why puts are refused at present; empty when they are not.
-        direct_io: whether I/O goes past the page cache.
+        checksum_errors: reads with bad bytes.
+        io_errors: failed reads and writes.
+        degraded: why puts are refused now; empty if accepted.
+        direct_io: whether I/O bypasses the page cache.
     """
 
     capacity_bytes: int

@@ -2,8 +2,8 @@
 
     put -> [active file] -> full -> the next file; the oldest is collected (evicted) to be the next
 
-Blocks are written once, with one I/O, past the page cache, and read with one I/O. The index lives
-in memory and is rebuilt from the record pages at open. docs/storage.md tells format, durability
+A block is written with one I/O past the page cache, and read with one I/O. The index lives in
+memory and is rebuilt from the record pages at open. docs/storage.md describes format, durability
 and degraded states.
 """
 
@@ -61,8 +61,8 @@ class _Counts:
 class SegmentStore:
     """A BlockStore on one folder of one process; see tierkv.storage.block_store.BlockStore.
 
-    It never refuses a block for lack of capacity: it makes room by evicting what was put first
-    and not read since.
+    A full store evicts the blocks that were put first and not read since; it refuses no put for
+    lack of capacity.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class SegmentStore:
         clock: Clock | None = None,
         listener: StoreListener | None = None,
     ) -> None:
-        """Lock the folder, preallocate what is missing and rebuild the index.
+        """Lock the folder, preallocate missing files and rebuild the index.
 
         Args:
-            folder: made if it is not there; nobody else may use it.
-            capacity_bytes: disk space to take, in whole segment files; one of them is a spare.
-            segment_bytes: size of a segment file, larger than the largest block by two pages;
-                0 chooses an eighth of the capacity, at most 256 MiB.
-            io_threads: reads of a batch that are under way at once.
-            clock: decides when a full disk is tried again.
-            listener: told which blocks leave.
+            folder: created if absent; used by this process only.
+            capacity_bytes: size in whole segment files, including one spare.
+            segment_bytes: size of a segment file, larger than the largest block by two pages; 0
+                chooses an eighth of the capacity, at most 256 MiB.
+            io_threads: parallel reads of a batch.
+            clock: time source for retrying a full disk.
+            listener: receives the blocks that leave the store.
 
         Raises:
-            ConfigError: the folder can't be used; names the cure.
+            ConfigError: the folder can't be used; the message says how to fix this.
         """
         segment_bytes = segment_bytes or choose_segment_bytes(capacity_bytes)
         count = capacity_bytes // max(1, segment_bytes)
@@ -122,10 +122,10 @@ class SegmentStore:
         """Store a whole block; see tierkv.storage.block_store.BlockStore.
 
         Args:
-            block: what is stored.
-            payload: its bytes; written in place if they start on a page border.
-            checksums: one xxh3_64 per range as little-endian uint64, if the caller has them
-                already: then a flip between there and here is found too. Computed if None.
+            block: description of the block.
+            payload: bytes of the block; written without a copy if page-aligned.
+            checksums: one xxh3_64 per range as little-endian uint64, if the caller knows them: a
+                bit flip since the caller computed them is then found too. Computed if None.
         """
         check_block(block, payload)
         flat = payload.cast("B")
@@ -152,18 +152,17 @@ class SegmentStore:
     def get_block(self, key: BlockKey, destination: memoryview, *, touch: bool = True) -> bytes:
         """Fill the destination with a whole payload and verify every range.
 
-        One I/O; large blocks are read in a few pieces side by side, so that one is verified while
-        the next is read. Fastest into memory that starts on a page border: then nothing is
-        copied. ``touch=False`` is for housekeeping: the read does not make the block worth
-        keeping.
+        One I/O; a large block is read in a few parallel pieces, so one piece is verified while the
+        next is read. Page-aligned destinations are fastest, because nothing is copied.
+        ``touch=False`` is for housekeeping: the read does not count as a use of the block.
 
         Returns:
-            One xxh3_64 per range as little-endian uint64, as the block was put.
+            One xxh3_64 per range as little-endian uint64, from the put.
 
         Raises:
-            BlockNotFoundError: no such block, or the destination has another size.
-            ChecksumError: bad bytes; the block is gone from now on.
-            TransportError: the disk could not.
+            BlockNotFoundError: unknown block, or the destination has another size.
+            ChecksumError: bad bytes; the block is dropped.
+            TransportError: the disk failed.
         """
         return self._get_block(key, destination, touch=touch, split=True)
 
@@ -171,7 +170,7 @@ class SegmentStore:
         """Read whole blocks, several at a time.
 
         Returns:
-            One entry per read: None if the destination is filled and verified, else why not.
+            One entry per read: None if the destination is filled and verified, else the error.
         """
         split = len(reads) < 2  # Side by side already; and a pool must not wait for itself.
         calls = [
@@ -185,7 +184,7 @@ class SegmentStore:
         return self._batch(calls)
 
     def find(self, key: BlockKey) -> StoredBlock | None:
-        """Return what is known of a block, from memory; None if it is not stored."""
+        """Return a block's description from memory; None if the block is not stored."""
         with self._lock:
             self._check_open()
             entry = self._index.find(key)
@@ -316,7 +315,7 @@ class SegmentStore:
             return entry.record.checksums
 
     def _read_pieces(self, entry: Entry, payload: memoryview, spans: Sequence[slice]) -> bool:
-        """Fill and verify a payload piece by piece; nothing writes to it after this returns."""
+        """Read and verify a payload in parallel pieces; all reads have ended on return."""
         reads = [self._threads.submit(self._read_ranges, entry, payload, span) for span in spans]
         wait(reads)
         return all(read.result() for read in reads)
@@ -356,7 +355,7 @@ class SegmentStore:
             self._counts.read_bytes += destination.nbytes
 
     def _bad_bytes(self, entry: Entry, what: str) -> CacheError:
-        """Say why a read failed its checksum, and drop the block if the disk is to blame."""
+        """Return the error of a failed checksum; drop the block if the disk is to blame."""
         key = entry.record.block.key.hex()
         if not self._drop(entry):
             return BlockNotFoundError(f"block {key} was evicted while it was read")
@@ -366,7 +365,7 @@ class SegmentStore:
         return ChecksumError(f"{what} of block {key} has bad bytes")
 
     def _drop(self, entry: Entry) -> bool:
-        """Forget an unreadable block; False if it had moved or gone already."""
+        """Drop an unreadable block; False if the block had moved or gone already."""
         with self._lock:
             current = self._index.is_current(entry)
             if current:

@@ -1,8 +1,8 @@
-"""What is in a Hugging Face model folder: configuration, weights files, tokenizer, identity.
+"""Reads a Hugging Face model folder: configuration, weights files, tokenizer, identity.
 
 Called by compute (before it loads tensors), by the front (tokenizer) and by ``tierkv doctor``.
-Never executes anything from the folder and never opens a pickle. Whether an architecture is
-supported is compute's business.
+Never executes anything from the folder and never opens a pickle. Compute decides whether an
+architecture is supported.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ModelFolder:
     Attributes:
         path: the folder.
         config: config.json.
-        files: safetensors files, in the order of their names.
-        tensors: every tensor's name, and the file it is in.
-        revision: hex digest; equal for equal configuration and weights, wherever they lie.
-        context_tokens: ``max_position_embeddings``; 0 when the configuration does not say.
+        files: safetensors files, sorted by name.
+        tensors: the file of each tensor by tensor name.
+        revision: hex digest; equal for equal configuration and weights in any folder.
+        context_tokens: ``max_position_embeddings``; 0 if not given.
         eos_token_ids: from generation_config.json, else config.json.
-        tokenizer_file: tokenizer.json, None if there is none.
-        has_chat_template: whether a chat template is beside the tokenizer.
+        tokenizer_file: tokenizer.json, or None.
+        has_chat_template: whether the folder has a chat template.
         weights_bytes: size of all tensors.
     """
 
@@ -63,7 +63,7 @@ class ModelFolder:
 
 
 def _fetch_hint(given: str) -> str:
-    """Say what to give; of a name as model hubs have them, how to make it a folder."""
+    """Return advice for a wrong path; for a model hub name, how to download the folder."""
     if not _HUB_NAME.fullmatch(given):
         return "give the folder that holds config.json and *.safetensors"
     folder = f"models/{given.rpartition('/')[2]}"
@@ -79,7 +79,7 @@ def inspect_model_folder(path: str | Path) -> ModelFolder:
     Costs one pass over files up to 64 MiB and 4 MiB of samples of each larger one.
 
     Raises:
-        ModelFolderError: what is missing or broken, and how to get it.
+        ModelFolderError: a file is missing or broken; the message says how to get it.
     """
     folder, config, indexes = _open(path)
     tensors = _join(folder, indexes)
@@ -99,7 +99,7 @@ def inspect_model_folder(path: str | Path) -> ModelFolder:
 
 
 def read_model_config(path: str | Path) -> dict[str, Any]:
-    """Return the config.json of a model that seems whole; reads the headers of its weights only.
+    """Return config.json after checking the folder; of the weights, only headers are read.
 
     Raises:
         ModelFolderError: as ``inspect_model_folder``.
@@ -149,7 +149,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _weights_files(folder: Path) -> list[Path]:
-    """Return the safetensors files: those of the sharded index, the single one, or all."""
+    """Return the safetensors files: of the sharded index, the single file, or all."""
     if (folder / INDEX_NAME).is_file():
         return _sharded(folder)
     if (folder / SINGLE_NAME).is_file():
@@ -205,13 +205,13 @@ def _size(tensor: TensorEntry) -> int:
 
 
 def _revision(folder: Path, indexes: list[TensorIndex]) -> str:
-    """Name configuration and weights.
+    """Return a digest of configuration and weights.
 
-    blake2b over config.json, then per file its header, its size and its content: whole up to 64
-    MiB; of larger ones 64 samples of 64 KiB at even distances, each tensor up to 256 KiB (norms,
-    biases) whole, and of each larger one its first, middle and last 64 KiB. File names do not
-    enter. A fine-tune changes every large tensor or all of the small ones; who edits single rows
-    of a large tensor writes something new into config.json too.
+    blake2b over config.json, then per file its header, size and content. A file up to 64 MiB is
+    read whole. Of a larger file the digest covers 64 samples of 64 KiB at even distances, each
+    tensor up to 256 KiB (norms, biases) whole, and the first, middle and last 64 KiB of each larger
+    tensor. File names do not enter. A fine-tune changes every large tensor or all small ones. If
+    you edit single rows of a large tensor, change config.json too.
     """
     digest = blake2b(digest_size=16, person=b"tierkv-model-1")
     _add(digest, (folder / "config.json").read_bytes())

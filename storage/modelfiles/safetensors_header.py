@@ -1,7 +1,7 @@
-"""Reading what is in a safetensors file without reading the tensors, and without torch.
+"""Reads the header of a safetensors file, without the tensors and without torch.
 
 Called by storage/modelfiles/model_folder.py. The header is foreign input: its size is bounded and
-every offset is checked against the file before anybody trusts it.
+every offset is checked against the file before use.
 
 Ref: https://huggingface.co/docs/safetensors, "Format".
 """
@@ -32,7 +32,7 @@ _BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: what it is and where its bytes are in the file, [start, stop)."""
+    """One tensor: its type, shape and byte range [start, stop) in the file."""
 
     name: str
     dtype: str
@@ -47,8 +47,8 @@ class TensorIndex:
 
     Attributes:
         path: the file.
-        header: its raw header, part of a model's revision.
-        data_at: where tensor bytes begin.
+        header: the raw header, part of a model's revision.
+        data_at: offset of the tensor bytes.
         tensors: by name.
     """
 
