@@ -46,7 +46,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A whole block to read into a writable, C-contiguous destination of exactly its payload size."""
+    """A whole block, and its writable, C-contiguous destination of exactly the payload size."""
 
     key: BlockKey
     destination: memoryview

@@ -38,4 +38,4 @@ def test_a_hop_adds_something() -> None:
 
 
 def test_sentences_name_their_nouns() -> None:
-    assert shape.pronoun_share() <= 0.093  # Aim: 0.05.
+    assert shape.pronoun_share() <= 0.0905  # Aim: 0.05.
