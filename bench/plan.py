@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, plan_cluster
+from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, answer_all, plan_cluster
 from bench.report import Report, finish, parse_arguments
 from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate
+from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.dbfront.calls.recipe import CallOrder, ask_model
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
@@ -172,9 +172,9 @@ async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Re
     answers: dict[AiCall, str] = {}
     hits, prompt_tokens = HitTokens(), 0
 
-    def note(call: AiCall, outcome: Outcome) -> None:
+    def note(call: AiCall, outcome: CallOutcome) -> None:
         nonlocal hits, prompt_tokens
-        if isinstance(outcome, RowFailure):
+        if outcome.error is not None:
             raise outcome.error
         (answer,) = outcome.answers
         answers[call] = outcome.value
@@ -184,7 +184,7 @@ async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Re
     watching = asyncio.create_task(cluster.watch())
     started, cpu_started_s = time.perf_counter(), time.process_time()
     try:
-        await evaluate(table.rows, cluster.generation, defaults, note)
+        await answer_all(table.rows, cluster.generation, defaults, note)
     finally:
         wall_s = time.perf_counter() - started
         cpu_s = time.process_time() - cpu_started_s

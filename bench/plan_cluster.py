@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,10 @@ from typing import Any
 from tierkv import compute
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.local import LocalComputeClient
+from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.context_fields import ContextFields
+from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
+from tierkv.dbfront.contracts import PlanSummary, TextGenerator
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.transport.inproc import InprocPoolNode
@@ -28,6 +32,7 @@ from tierkv.parts.parts import DmpPart
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
+from tierkv.sql.calls.ai_call import AiCall
 
 TOKENIZER = Path(compute.__file__).parent / "demo_model" / "weights"
 MODEL = {
@@ -191,3 +196,17 @@ def _compute_config(shape: ClusterShape, number: int, host: HostId) -> ComputeCo
         load_policy=LoadPolicy.ALWAYS,
         threads=shape.threads,
     )
+
+
+async def answer_all(
+    calls: Sequence[AiCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    ended: Callable[[AiCall, CallOutcome], None],
+) -> PlanSummary:
+    """Answer distinct calls without a statement; ``ended`` is told the outcome of each."""
+    batch, summary = CallBatch(generator, defaults, ended), PlanSummary()
+    await batch.start(calls, await ContextFields(defaults.field_reorder).written(calls))
+    while await batch.next_wave():
+        summary += await batch.ask()
+    return summary

@@ -154,6 +154,9 @@ class PlanSummary:
     runs: int = 0
     shared_tokens: int = 0
 
+    def __add__(self, other: PlanSummary) -> PlanSummary:
+        return PlanSummary(self.runs + other.runs, self.shared_tokens + other.shared_tokens)
+
 
 class CallPlan(Protocol):
     """In which order the calls of a statement are sent, and when.

@@ -1,19 +1,20 @@
 """The account of one statement: what its AI calls cost, and how the statement ended.
 
-Sessions of both doors report events here; dbfront/accounts/statement_log.py opens the account, and
-``CallAccounts`` decides which function and which model a call is charged to. Literals, answers and
-error texts are never kept, because they may hold prompts and data.
+Sessions of both doors report events here; dbfront/accounts/statement_log.py opens the account.
+Literals, answers and error texts are never kept, because they may hold prompts and data.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
+from tierkv.dbfront.accounts.ended_call import EndedCall
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistic_tables import (
     FIRST_TOKENS,
@@ -25,12 +26,10 @@ from tierkv.dbfront.accounts.statistic_tables import (
 )
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.calls.evaluation import Outcome, RowFailure
-from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextAnswer
+from tierkv.dbfront.contracts import ClientInfo, PreparedCall
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError, UnknownUdfError
 from tierkv.sql.calls.ai_call import AiCall, CallForm
-from tierkv.sql.calls.functions import AI_FUNCTIONS, Returns
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.normal_form import normal_form, query_id
 
@@ -58,13 +57,13 @@ class LogEvent(StrEnum):
 
 
 class StatementEntry:
-    """One statement's account.
+    """One statement's account; a reducer of its calls.
 
     Attributes:
         query_id: of this run, a UUID that sorts by time.
         queryid: of the statement without its literals; None until it began.
         kind: what it does, such as ``query`` or ``insert``.
-        rows: for how many the engine asked each function, by function and model.
+        _rows: final rows that the engine asked for, by function and model.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class StatementEntry:
         self.query_id = new_query_id(clock.wall())
         self.queryid: int | None = None
         self.kind = ""
-        self.rows: dict[tuple[str, str], int] = {}
+        self._rows: Counter[tuple[str, str]] = Counter()
         self._holds_calls: bool | None = None
         self._store = store
         self._clock = clock
@@ -109,37 +108,20 @@ class StatementEntry:
             self._store.append(lambda: row)
             await asyncio.to_thread(self._store.flush, self._clock.wall())
 
-    def answered(
-        self,
-        function: str,
-        model: str,
-        answers: Sequence[TextAnswer],
-        *,
-        is_null: bool = False,
-        retries: int = 0,
-    ) -> None:
-        """Count a call of a function, with the models' answers that it is charged for."""
-        tokens = {
-            "prompt_tokens": sum(answer.usage.prompt_tokens for answer in answers),
-            "cached_tokens": sum(answer.usage.hit_tokens.total for answer in answers),
-            "completion_tokens": sum(answer.usage.completion_tokens for answer in answers),
-        }
-        begun = [answer.ttft_s for answer in answers if answer.ttft_s > 0.0]
-        times = timed(begun, sum(answer.total_s for answer in answers))
-        self._count(
-            function,
-            model,
-            {"calls": 1, **tokens},
-            {"null_results": is_null, "retries": retries, **times},
-        )
-        for ttft_s in begun:
-            key = (function, model, step_of(ttft_s))
-            self._store.add(FIRST_TOKENS, key, {"answers": 1}, at_s=self._clock.wall())
+    def take(self, call: EndedCall) -> None:
+        """Count a call that ended; a call that asks no model is not counted."""
+        if call.is_local:
+            return
+        facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
+        self._usage_keys[count_call(self._store, call, self._clock.wall(), facts)] = None
 
-    def failed(self, function: str, model: str, *, is_null: bool = True, retries: int = 0) -> None:
-        """Count a call of a function that failed by itself."""
-        more = {"null_results": is_null, "retries": retries}
-        self._count(function, model, {"calls": 1, "errors": 1}, more)
+    def settled(self, rows: Mapping[tuple[str, str], int]) -> None:
+        """Count rows that are final, by function and model."""
+        self._rows.update(rows)
+
+    def discard_rows(self) -> None:
+        """Forget the rows: the engine only collected for them."""
+        self._rows.clear()
 
     def ended(self, stats: AiStats, error: BaseException | None = None) -> None:
         """The statement is over, with these counters of its AI calls."""
@@ -158,16 +140,6 @@ class StatementEntry:
             return True
         return self._holds_calls and (error is not None or self.queryid is not None)
 
-    def _count(
-        self, function: str, model: str, counts: Mapping[str, float], more: Mapping[str, float]
-    ) -> None:
-        store, wall_s = self._store, self._clock.wall()
-        store.add(FUNCTIONS, (function, model), {**counts, **more}, at_s=wall_s)
-        key = (hour_of(wall_s), self.query_id, function, model)
-        self._usage_keys[key] = None
-        facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
-        store.add(USAGE, key, counts, at_s=wall_s, facts=facts)
-
     def _count_statement(self, stats: AiStats, *, failed: bool) -> None:
         clock = self._clock
         counts = {
@@ -184,7 +156,7 @@ class StatementEntry:
         key = (self._client.user, self.queryid)
         facts = {"query": self._query}
         self._store.add(STATEMENTS, key, counts, at_s=clock.wall(), facts=facts)
-        for function, rows in self.rows.items():
+        for function, rows in self._rows.items():
             self._store.add(FUNCTIONS, function, {"rows": rows}, at_s=clock.wall())
 
     def _complete_usage(self) -> None:
@@ -242,13 +214,42 @@ def hour_of(wall_s: float) -> int:
     return int(wall_s // HOUR_S) * HOUR_S
 
 
-def timed(begun: Sequence[float], total_s: float) -> dict[str, float]:
-    """Return the counters of times of some answers, whose first tokens took ``begun`` seconds."""
-    return {
-        "total_time": 1000 * total_s,
+def count_call(
+    store: StatisticStore, call: EndedCall, wall_s: float, facts: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Count a call by function, by time to first token and by hour.
+
+    Args:
+        store: changed.
+        call: of a statement or by REST.
+        wall_s: Unix time of its end.
+        facts: of its row of ``USAGE``.
+
+    Returns:
+        the key of that row.
+    """
+    cost, function = call.cost, (call.function, call.model)
+    begun = [ttft_s for ttft_s in cost.first_tokens_s if ttft_s > 0.0]
+    counts = {
+        "calls": 1,
+        "errors": call.failed,
+        "prompt_tokens": cost.usage.prompt_tokens,
+        "cached_tokens": cost.usage.hit_tokens.total,
+        "completion_tokens": cost.usage.completion_tokens,
+    }
+    more = {
+        "null_results": call.is_null,
+        "retries": call.retries,
+        "total_time": 1000 * cost.total_s,
         "answered": len(begun),
         "ttft_time": 1000 * sum(begun),
     }
+    store.add(FUNCTIONS, function, counts | more, at_s=wall_s)
+    for ttft_s in begun:
+        store.add(FIRST_TOKENS, (*function, step_of(ttft_s)), {"answers": 1}, at_s=wall_s)
+    key = (hour_of(wall_s), call.statement, *function)
+    store.add(USAGE, key, counts, at_s=wall_s, facts=facts)
+    return key
 
 
 _IDENTITY: Final = ("queryid", "query")
@@ -279,62 +280,39 @@ def _code(error: BaseException) -> str:
     return error.sqlstate if isinstance(error, TierKVError) else _INTERNAL_ERROR
 
 
-class CallAccounts:
-    """The calls of one statement.
+class CallNames:
+    """Which function and which model the calls of a statement are counted for.
 
     Attributes:
         _models: names of the models that answer, by what was asked for.
     """
 
-    def __init__(
-        self, forms: Sequence[CallForm], defaults: CallDefaults, account: StatementEntry | None
-    ) -> None:
-        """Count for ``account``; None counts nothing."""
-        self._forms = forms
+    def __init__(self, forms: Sequence[CallForm], defaults: CallDefaults) -> None:
+        self._forms = [form for form in forms if not form.function.local]
         self._defaults = defaults
-        self._account = account
         self._models: dict[str | None, str] = {}
 
     def prepared(self, prepared: PreparedCall) -> None:
         """Learn which model a name, or none, stands for."""
         self._models[prepared.call.model] = prepared.model.name
 
-    def outcome(self, call: AiCall, outcome: Outcome) -> None:
-        """Count an answered or failed call."""
-        function = AI_FUNCTIONS[call.function]
-        if self._account is None or function.local:
-            return
-        model, retries = self._model_of(call), outcome.retries
-        if isinstance(outcome, RowFailure):
-            is_null = function.returns is not Returns.RESULT
-            self._account.failed(function.name, model, is_null=is_null, retries=retries)
-        else:
-            is_null = outcome.value is None
-            self._account.answered(
-                function.name, model, outcome.answers, is_null=is_null, retries=retries
-            )
-
-    def settled(self, lookups: Mapping[int, int]) -> None:
-        """Count for how many rows that are final the engine asked each form.
-
-        The model is empty where each row names its own.
-        """
-        if self._account is None:
-            return
-        rows = self._account.rows
-        for form in self._forms:
-            if not form.function.local:
-                named = AiCall(form.function.canonical, form.constants)
-                by_row = "model" in form.row_parameters
-                key = (form.function.canonical, "" if by_row else self._model_of(named))
-                rows[key] = rows.get(key, 0) + lookups[form.key]
-
-    def discard_rows(self) -> None:
-        """Forget the rows: they were only collected for."""
-        if self._account is not None:
-            self._account.rows.clear()
-
-    def _model_of(self, call: AiCall) -> str:
+    def model_of(self, call: AiCall) -> str:
         """Name the model that answers a call; what was asked for when none ever was prepared."""
         asked = call.model or self._defaults.model
         return self._models.get(asked, asked or "")
+
+    def rows(self, lookups: Mapping[int, int]) -> Mapping[tuple[str, str], int]:
+        """Add up the rows of forms by function and model.
+
+        The model is empty where each row names its own.
+
+        Args:
+            lookups: rows by form key.
+        """
+        rows = Counter[tuple[str, str]]()
+        for form in self._forms:
+            name = form.function.canonical
+            by_row = "model" in form.row_parameters
+            model = "" if by_row else self.model_of(AiCall(name, form.constants))
+            rows[name, model] += lookups[form.key]
+        return rows

@@ -13,18 +13,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from tierkv.dbfront.accounts.statement_entry import LoggedStatements, StatementEntry, hour_of, timed
+from tierkv.dbfront.accounts.ended_call import EndedRequest
+from tierkv.dbfront.accounts.statement_entry import LoggedStatements, StatementEntry, count_call
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
-from tierkv.dbfront.accounts.statistic_tables import (
-    FIRST_TOKENS,
-    FUNCTIONS,
-    GROUPS,
-    QUERY_LOG_GROUP,
-    SCHEDULER,
-    USAGE,
-    step_of,
-)
-from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.accounts.statistic_tables import GROUPS, QUERY_LOG_GROUP, SCHEDULER
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import UdfArgumentError
@@ -163,29 +155,11 @@ class StatementLog:
             query_tag=query_tag,
         )
 
-    def record_call(self, record: CallRecord) -> None:
-        """Count a call that came by REST; an observer of dbfront/generation/generation.py.
-
-        Those of SQL are counted by their statement.
-        """
-        if not record.origin:
-            return
-        usage, wall_s = record.usage, self.clock.wall()
-        counts = {
-            "calls": 1,
-            "errors": record.outcome is Outcome.FAILED,
-            "prompt_tokens": usage.prompt_tokens if usage else 0,
-            "cached_tokens": usage.hit_tokens.total if usage else 0,
-            "completion_tokens": usage.completion_tokens if usage else 0,
-        }
-        begun = [record.ttft_s] if record.ttft_s else []
-        function = (record.origin, record.model)
-        self.store.add(FUNCTIONS, function, counts | timed(begun, record.total_s), at_s=wall_s)
-        for ttft_s in begun:
-            self.store.add(FIRST_TOKENS, (*function, step_of(ttft_s)), {"answers": 1}, at_s=wall_s)
-        key = (hour_of(wall_s), record.request_id, *function)
-        facts = {"user_name": record.tenant, "query_tag": "", "is_completed": 1}
-        self.store.add(USAGE, key, counts, at_s=wall_s, facts=facts)
+    def take(self, request: EndedRequest) -> None:
+        """Count a request that came by REST; requests of SQL are counted by their statement."""
+        if request.origin:
+            facts = {"user_name": request.tenant, "query_tag": "", "is_completed": 1}
+            count_call(self.store, request.as_call(), self.clock.wall(), facts)
 
     def _count_scheduling(self) -> None:
         """Add what the scheduler counted since the last look."""

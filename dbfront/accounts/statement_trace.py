@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tierkv.dbfront.accounts.ended_call import EndedCall
 from tierkv.dbfront.accounts.filter_order import FilterOrder
-from tierkv.dbfront.contracts import PlanSummary, TextAnswer
+from tierkv.dbfront.contracts import PlanSummary
 from tierkv.kvcore.request import HitTokens
 
 MOST_ROUNDS = 256
@@ -61,14 +62,16 @@ class FormTrace:
             return 0.0
         return sorted(self.ttft_s)[math.ceil(quantile * len(self.ttft_s)) - 1]
 
-    def add_answers(self, answers: Sequence[TextAnswer]) -> None:
-        """Count what models answered for one of its calls."""
-        for answer in answers:
-            self.requests += 1
-            self.prompt_tokens += answer.usage.prompt_tokens
-            self.completion_tokens += answer.usage.completion_tokens
-            self.hit_tokens = self.hit_tokens + answer.usage.hit_tokens
-            self.ttft_s.append(answer.ttft_s)
+    def take(self, call: EndedCall) -> None:
+        """Count one of its calls."""
+        cost = call.cost
+        self.requests += len(cost.nodes)
+        self.errors += call.failed
+        self.retries += call.retries
+        self.prompt_tokens += cost.usage.prompt_tokens
+        self.completion_tokens += cost.usage.completion_tokens
+        self.hit_tokens = self.hit_tokens + cost.usage.hit_tokens
+        self.ttft_s.extend(cost.first_tokens_s)
 
 
 @dataclass(slots=True)
@@ -93,7 +96,9 @@ class RoundTrace:
 
 
 class StatementTrace:
-    """What became of a statement's calls. Mutated only by the AiStatement it belongs to.
+    """What became of a statement's calls; a reducer of them.
+
+    Mutated only by the AiStatement it belongs to.
 
     Attributes:
         forms: counters by form key, in the order of the text.
@@ -146,23 +151,11 @@ class StatementTrace:
         for key in keys:
             self.forms[key].asked += 1
 
-    def call_ended(
-        self,
-        key: int,
-        answers: Sequence[TextAnswer],
-        now_s: float,
-        *,
-        retries: int = 0,
-        failed: bool = False,
-    ) -> None:
-        """One of them was answered, or failed."""
-        form = self.forms[key]
-        form.errors += failed
-        form.retries += retries
-        form.add_answers(answers)
-        for answer in answers:
-            self.nodes[answer.node_id] += 1
-        self._batch_walls[key] = now_s - self._batch_began_s
+    def take(self, call: EndedCall) -> None:
+        """Count a call that ended."""
+        self.forms[call.form].take(call)
+        self.nodes.update(call.cost.nodes)
+        self._batch_walls[call.form] = call.ended_s - self._batch_began_s
 
     def batch_ended(self, plan: PlanSummary, model_s: float) -> None:
         """All of them were."""
@@ -171,6 +164,4 @@ class StatementTrace:
         if self.rounds:
             last = self.rounds[-1]
             last.model_s += model_s
-            last.plan = PlanSummary(
-                last.plan.runs + plan.runs, last.plan.shared_tokens + plan.shared_tokens
-            )
+            last.plan += plan

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tierkv.dbfront.contracts import Notice, PlanSummary, TextAnswer
+from tierkv.dbfront.accounts.ended_call import EndedCall
+from tierkv.dbfront.contracts import Notice, PlanSummary
 from tierkv.kvcore.request import HitTokens
 
 
 @dataclass(slots=True)
 class AiStats:
-    """Counters of AI calls; mutated by the executor while a statement runs.
+    """Counters of AI calls, filled while a statement runs; a reducer of its calls.
 
     Attributes:
         calls: AI calls with a prompt that the engine made in its last round, one per row and call;
@@ -60,30 +60,28 @@ class AiStats:
         """Share of prompt tokens that were not computed."""
         return self.hit_tokens.total / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def add_answers(self, answers: Sequence[TextAnswer]) -> None:
-        """Count one answered call, and the models' answers it was made of."""
+    def take(self, call: EndedCall) -> None:
+        """Count a call that ended; an answered call of a local function is not counted."""
+        if call.failed:
+            self.distinct_calls += 1
+            self.errors += 1
+            return
+        if call.is_local:
+            return
+        cost = call.cost
         self.distinct_calls += 1
-        for answer in answers:
-            self._add(answer)
-
-    def _add(self, answer: TextAnswer) -> None:
-        self.requests += 1
-        self.prompt_tokens += answer.usage.prompt_tokens
-        self.completion_tokens += answer.usage.completion_tokens
-        self.hit_tokens = self.hit_tokens + answer.usage.hit_tokens
-        self.blended_tokens += answer.usage.blended_tokens
-        self.recomputed_tokens += answer.usage.recomputed_tokens
-        self.ttft_sum_s += answer.ttft_s
+        self.requests += len(cost.nodes)
+        self.prompt_tokens += cost.usage.prompt_tokens
+        self.completion_tokens += cost.usage.completion_tokens
+        self.hit_tokens = self.hit_tokens + cost.usage.hit_tokens
+        self.blended_tokens += cost.usage.blended_tokens
+        self.recomputed_tokens += cost.usage.recomputed_tokens
+        self.ttft_sum_s += sum(cost.first_tokens_s)
 
     def add_plan(self, summary: PlanSummary) -> None:
         """Count one planned batch."""
         self.planned_runs += summary.runs
         self.shared_tokens += summary.shared_tokens
-
-    def add_failure(self) -> None:
-        """Count one failed call."""
-        self.distinct_calls += 1
-        self.errors += 1
 
     def add(self, other: AiStats) -> None:
         """Add another statement's counters."""

@@ -1,8 +1,9 @@
 """Running a batch of distinct AI calls: start their recipes, ask in waves what they ask, gather.
 
-dbfront/statement/ai_statement.py calls ``evaluate``; whatever a recipe asks goes through the
-TextGenerator like a chat request (dbfront/calls/question_runner.py). A call that fails for reasons
-of its own becomes a RowFailure; any other error ends the batch.
+dbfront/statement/ai_statement.py makes a CallBatch for each batch and asks its waves; whatever a
+recipe asks goes through the TextGenerator like a chat request (dbfront/calls/question_runner.py).
+A call that fails for reasons of its own has an outcome with an error; any other error ends the
+batch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.question_runner import (
     ROW_ERRORS,
     ResendPace,
@@ -37,88 +37,20 @@ _PREPARED_BETWEEN_YIELDS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class CallAnswer:
-    """A call's value, and the models' answers it was made of; each is counted by one call only.
+class CallOutcome:
+    """What came of a call.
 
-    ``retries`` says how often something it asked was sent again.
+    Attributes:
+        value: of the function; None is NULL.
+        answers: the models' answers that it was made of; each is counted by one call only.
+        retries: how often something that the call asked was sent again.
+        error: what the call failed with by itself, while the others go on.
     """
 
-    value: Any
+    value: Any = None
     answers: tuple[TextAnswer, ...] = ()
     retries: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RowFailure:
-    """A call that failed by itself; the others go on."""
-
-    error: TierKVError
-    retries: int = 0
-
-
-Outcome = CallAnswer | RowFailure
-
-
-async def evaluate(
-    calls: Sequence[AiCall],
-    generator: TextGenerator,
-    defaults: CallDefaults,
-    on_outcome: Callable[[AiCall, Outcome], None],
-    on_wave: Callable[[Sequence[PreparedCall]], None] = lambda wave: None,
-    contexts: ContextFields | None = None,
-    on_refused: Callable[[AiCall, UserError], None] = lambda call, error: None,
-) -> PlanSummary:
-    """Answer every call once and hand each outcome to ``on_outcome`` as it comes.
-
-    Args:
-        calls: distinct ones.
-        generator: the way to the models.
-        defaults: what calls take from the session.
-        on_outcome: told each call's outcome.
-        on_wave: told what is going to be asked at the same time, before any of it is; an error it
-            raises ends the batch.
-        contexts: writes the calls' contexts; a statement has one for all its batches.
-        on_refused: told whose argument an error speaks of that ends the batch.
-
-    Returns:
-        what the plans they ran by were like, added up.
-
-    Raises:
-        TierKVError: whatever is not one call's own failure; calls in flight are cancelled. An
-            error that ``on_outcome`` raises ends the batch the same way.
-    """
-    batch = _Batch(generator, defaults, on_outcome, on_refused)
-    contexts = contexts or ContextFields(defaults.field_reorder)
-    await batch.start(calls, await contexts.written(calls))
-    pace = ResendPace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
-    summary = PlanSummary()
-    while await batch.next_wave():
-        on_wave(batch.wave)
-        planned = await run_questions(batch.wave, generator, pace, batch)
-        summary = PlanSummary(
-            summary.runs + planned.runs, summary.shared_tokens + planned.shared_tokens
-        )
-        await batch.count_tokens()
-    return summary
-
-
-async def rehearse(
-    calls: Sequence[AiCall],
-    generator: TextGenerator,
-    defaults: CallDefaults,
-    on_outcome: Callable[[AiCall, Outcome], None],
-    on_wave: Callable[[Sequence[PreparedCall]], None] = lambda wave: None,
-    contexts: ContextFields | None = None,
-    on_refused: Callable[[AiCall, UserError], None] = lambda call, error: None,
-) -> PlanSummary:
-    """Do as ``evaluate`` does until something would be sent; who would ask is answered NULL."""
-    batch = _Batch(generator, defaults, on_outcome, on_refused)
-    contexts = contexts or ContextFields(defaults.field_reorder)
-    await batch.start(calls, await contexts.written(calls))
-    await batch.next_wave()
-    on_wave(batch.wave)
-    batch.abandon()
-    return PlanSummary()
+    error: TierKVError | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -142,38 +74,60 @@ class _Asking:
     ended: bool = False
 
 
-class _Batch:
+class CallBatch:
     """The recipes of a batch, and the Asker of their questions; equal ones are asked once.
+
+    ``start`` the calls, then ``ask`` every wave that ``next_wave`` prepares. An error that leaves
+    one of these ends the batch.
 
     Attributes:
         wave: the questions that are asked now; ``_askers`` has who asked which, in the same order.
+        refused: the call whose argument the error speaks of that ended the batch, if it does.
     """
 
     def __init__(
         self,
         generator: TextGenerator,
         defaults: CallDefaults,
-        on_outcome: Callable[[AiCall, Outcome], None],
-        on_refused: Callable[[AiCall, UserError], None],
+        ended: Callable[[AiCall, CallOutcome], None],
     ) -> None:
+        """Make an empty batch.
+
+        Args:
+            generator: the way to the models.
+            defaults: what calls take from the session.
+            ended: told the outcome of each call, once; an error that it raises ends the batch.
+        """
         self.wave: list[PreparedCall] = []
+        self.refused: AiCall | None = None
         self._generator = generator
         self._defaults = defaults
-        self._on_outcome = on_outcome
-        self._on_refused = on_refused
+        self._ended = ended
         self._askers: list[list[_Asking]] = []
         self._next: dict[TextCall, list[_Asking]] = {}
         self._counting: list[tuple[_Asking, CountTokens]] = []
 
     async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
-        """Start all recipes, up to the first thing each asks."""
+        """Start the recipes of distinct calls, up to the first thing each asks."""
         defaults = self._defaults.for_batch(len(calls))
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
             recipe = start_recipe(CallOrder(call, defaults, contexts.get(call, "")))
             self._go_on(_Asking(call, recipe), None)
-        await self.count_tokens()
+        await self._count_all_tokens()
+
+    async def ask(self) -> PlanSummary:
+        """Ask the wave, and say what the plan it ran by was like.
+
+        Raises:
+            TierKVError: whatever is not one call's own failure; calls in flight are cancelled.
+        """
+        defaults = self._defaults
+        pace = ResendPace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
+        summary = await run_questions(self.wave, self._generator, pace, self)
+        await self._count_all_tokens()
+        return summary
 
     async def next_wave(self) -> bool:
         """Prepare the distinct questions that recipes wait for; False when none does.
@@ -189,8 +143,8 @@ class _Batch:
                 prepared = await self._generator.prepare(question)
             except ROW_ERRORS as error:
                 self._fail(askers, error)
-            except UserError as error:
-                self._on_refused(askers[0].call, error)
+            except UserError:
+                self.refused = askers[0].call
                 raise
             else:
                 self.wave.append(prepared)
@@ -234,9 +188,9 @@ class _Batch:
         """Answer NULL to everyone who still asks."""
         for asking in (asking for askers in self._askers for asking in askers):
             if not asking.ended:
-                self._end(asking, CallAnswer(None))
+                self._end(asking, CallOutcome())
 
-    async def count_tokens(self) -> None:
+    async def _count_all_tokens(self) -> None:
         """Count for all recipes that ask for it, until none does."""
         while self._counting:
             counting, self._counting = self._counting, []
@@ -259,8 +213,8 @@ class _Batch:
             for one in steps:
                 await self._count_tokens(model, [one])
             return
-        except UserError as error:
-            self._on_refused(steps[0][0].call, error)
+        except UserError:
+            self.refused = steps[0][0].call
             raise
         at = 0
         for asking, step in steps:
@@ -272,9 +226,9 @@ class _Batch:
         try:
             step: Step = asking.recipe.send(reply)
         except StopIteration as end:
-            self._end(asking, CallAnswer(end.value, tuple(asking.used), asking.retries))
+            self._end(asking, CallOutcome(end.value, tuple(asking.used), asking.retries))
         except ROW_ERRORS as error:
-            self._end(asking, RowFailure(error, asking.retries))
+            self._end(asking, CallOutcome(retries=asking.retries, error=error))
         else:
             if isinstance(step, CountTokens):
                 self._counting.append((asking, step))
@@ -290,12 +244,12 @@ class _Batch:
     def _fail(self, askers: Sequence[_Asking], error: TierKVError) -> None:
         for asking in askers:
             if not asking.ended:
-                self._end(asking, RowFailure(error, asking.retries))
+                self._end(asking, CallOutcome(retries=asking.retries, error=error))
 
-    def _end(self, asking: _Asking, outcome: Outcome) -> None:
+    def _end(self, asking: _Asking, outcome: CallOutcome) -> None:
         asking.ended = True
         asking.recipe.close()
-        self._on_outcome(asking.call, outcome)
+        self._ended(asking.call, outcome)
 
     def _timeout_s(self, call: AiCall) -> float | None:
         timeout_ms = call.options.timeout_ms

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tierkv.dbfront.contracts import PreparedCall, TextCall
+from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest, kind_of
+from tierkv.dbfront.contracts import PreparedCall
 
 ASSUMED_S: Final = 0.001
 """Until measured."""
@@ -73,22 +74,24 @@ _REMEMBERED = 100
 
 
 class AnswerLengths:
-    """Mean tokens of answers, fading."""
+    """Mean tokens of answers by model and kind, fading; a reducer of requests."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str], float] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
-    def learn(self, prepared: PreparedCall, tokens: int) -> None:
-        """Update the mean for calls of this kind with the length of one answer."""
-        key = _key(prepared)
+    def take(self, request: EndedRequest) -> None:
+        """Update the mean for requests of this kind with the length of a whole answer."""
+        if request.usage is None or request.end not in (CallEnd.STOP, CallEnd.LENGTH):
+            return
+        key = request.model, request.kind
         count = self._counts[key] = min(self._counts.get(key, 0) + 1, _REMEMBERED)
         mean = self._means.get(key, 0.0)
-        self._means[key] = mean + (tokens - mean) / count
+        self._means[key] = mean + (request.usage.completion_tokens - mean) / count
 
     def expected(self, prepared: PreparedCall) -> float | None:
         """Return the expected length in tokens, at most the limit; None before any answer."""
-        mean = self._means.get(_key(prepared))
+        mean = self._means.get((prepared.request.model, kind_of(prepared.call)))
         return None if mean is None else min(mean, float(most_tokens(prepared)))
 
 
@@ -97,15 +100,3 @@ def most_tokens(prepared: PreparedCall) -> int:
     if prepared.call.embed:
         return 0
     return 1 if prepared.call.labels else prepared.request.sampling.max_tokens
-
-
-def _key(prepared: PreparedCall) -> tuple[str, str]:
-    return prepared.request.model, _kind(prepared.call)
-
-
-def _kind(call: TextCall) -> str:
-    if call.embed:
-        return "embedding"
-    if call.labels:
-        return "label"
-    return "json" if call.json_schema else "text"

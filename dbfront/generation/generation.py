@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from tierkv.dbfront.call_record import CallRecord, LiveCall, Outcome
+from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
 from tierkv.dbfront.contracts import (
     CallPlan,
     PreparedCall,
@@ -37,6 +37,7 @@ from tierkv.dbfront.generation.call_checks import (
 )
 from tierkv.dbfront.generation.forecasts import AnswerLengths, FrontPace, most_tokens
 from tierkv.dbfront.generation.labels import Labels, check_labels
+from tierkv.dbfront.generation.live_call import LiveCall
 from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
 from tierkv.dbfront.generation.readouts import (
     Submit,
@@ -105,11 +106,11 @@ class Generation:
         self._pace = FrontPace()
         self._served: tuple[ModelInfo, ...] = ()
         self._models_seen: dict[str, ModelInfo] = {}
-        self._observers: list[Callable[[CallRecord], None]] = []
+        self._reducers: list[Callable[[EndedRequest], None]] = [self._lengths.take]
 
-    def observe(self, observer: Callable[[CallRecord], None]) -> None:
-        """Call ``observer`` with the record of each call that ends; it must not block or raise."""
-        self._observers.append(observer)
+    def publish_to(self, take: Callable[[EndedRequest], None]) -> None:
+        """Call ``take`` with each request that ends; ``take`` must not block or raise."""
+        self._reducers.append(take)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Models that nodes serve, by name; nodes that start when they are needed do so now."""
@@ -243,7 +244,7 @@ class Generation:
 
     async def stream(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
         """Answer with text as it comes; see TextGenerator."""
-        live = LiveCall(prepared, self._clock.now(), self._clock.wall())
+        live = LiveCall(prepared, self._clock.now())
         request_id = prepared.request.request_id
         self.live[request_id] = live
         try:
@@ -255,15 +256,15 @@ class Generation:
                 async for event in events:
                     yield event
         except TierKVError as error:
-            live.outcome, live.error_code = Outcome.FAILED, error.code
+            live.end, live.error_code = CallEnd.FAILED, error.code
             raise
         except Exception:
-            live.outcome, live.error_code = Outcome.FAILED, TierKVError.code
+            live.end, live.error_code = CallEnd.FAILED, TierKVError.code
             raise
         finally:
             if self.live.get(request_id) is live:
                 del self.live[request_id]
-            self._record(live)
+            self._publish(live)
 
     async def _text_events(
         self, live: LiveCall, tokenizer: TextTokenizer
@@ -374,7 +375,7 @@ class Generation:
         if cut and live.completion_tokens < usage.completion_tokens:
             usage = replace(usage, completion_tokens=live.completion_tokens)
         live.usage = usage
-        live.outcome = Outcome(reason.value)
+        live.end = CallEnd(reason.value)
         if event is not None and not live.node_id:
             live.node_id = event.node_id  # an empty answer has no other event
         if event is not None and event.ttft_s and _is_one_of_many(live.prepared.call):
@@ -387,25 +388,11 @@ class Generation:
             node_id=live.node_id,
         )
 
-    def _record(self, live: LiveCall) -> None:
+    def _publish(self, live: LiveCall) -> None:
         self._pace.ended(others=bool(self.live))
-        request = live.prepared.request
-        if live.usage is not None and live.outcome in (Outcome.STOP, Outcome.LENGTH):
-            self._lengths.learn(live.prepared, live.usage.completion_tokens)
-        record = CallRecord(
-            request_id=request.request_id,
-            model=request.model,
-            tenant=live.prepared.call.tenant,
-            outcome=live.outcome,
-            usage=live.usage,
-            ttft_s=live.ttft_s,
-            total_s=self._clock.now() - live.started_s,
-            node_id=live.node_id,
-            error_code=live.error_code,
-            origin=live.prepared.call.origin,
-        )
-        for observer in self._observers:
-            observer(record)
+        request = live.ended(self._clock.now())
+        for take in self._reducers:
+            take(request)
 
     async def answer(self, prepared: PreparedCall) -> TextAnswer:
         """Answer with the whole text; see TextGenerator."""

@@ -179,7 +179,7 @@ class HttpServer:
 
     Attributes:
         app: the FastAPI application, for inspection.
-        metrics: register ``metrics.record_call`` with the generator's ``observe``.
+        metrics: register ``metrics.take`` with the generator's ``publish_to``.
         port: the port it listens on; 0 before ``start``.
     """
 

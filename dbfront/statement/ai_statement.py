@@ -7,15 +7,16 @@ The executor (DuckDB) and the relay (PostgreSQL) each run the engine their own w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from tierkv.dbfront.accounts.statement_entry import CallAccounts, StatementEntry
+from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, CallReducer, EndedCall, end_of
+from tierkv.dbfront.accounts.statement_entry import CallNames, StatementEntry
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
-from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate, rehearse
+from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
 from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
 from tierkv.dbfront.calls.recipe_table import start_recipe
 from tierkv.dbfront.calls.row_functions import failed_detail
@@ -32,8 +33,13 @@ from tierkv.dbfront.statement.error_policy import ErrorPolicy, Failures, Spendin
 from tierkv.dbfront.statement.returning_watch import ReturningWatch
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import FeatureNotSupportedError, NoNodeError, SqlError, UserError
-from tierkv.kvcore.request import FinishReason
+from tierkv.kvcore.errors import (
+    FeatureNotSupportedError,
+    NoNodeError,
+    SqlError,
+    TierKVError,
+    UserError,
+)
 from tierkv.sql.calls.ai_call import AiCall
 from tierkv.sql.calls.functions import AI_FUNCTIONS, Returns
 from tierkv.sql.plan.plan import Explain, StatementPlan
@@ -102,8 +108,11 @@ class AiStatement:
         self._stopped_at_default_length = 0
         self._returning = ReturningWatch(plan)
         self._blend_refusal = ""
-        self._accounts = CallAccounts(plan.forms, defaults, account)
         self._announced: Notice | None = None
+        self._names = CallNames(plan.forms, defaults)
+        self._account = account
+        reducers: list[CallReducer] = [self.trace, stats, self._spending, self._failures]
+        self._reducers = reducers if account is None else [account, *reducers]
 
     async def check_constants(self) -> None:
         """Refuse unknown models and unusable options before anything runs, rows or no rows.
@@ -139,7 +148,7 @@ class AiStatement:
             await self._generator.count_tokens((), step.model)
         elif isinstance(step, ModelQuestions):
             for question in step.calls:
-                self._accounts.prepared(await self._generator.prepare(question))
+                self._names.prepared(await self._generator.prepare(question))
 
     async def until_answered(
         self, rounds: EngineRounds[Result], *, may_stop: bool = False
@@ -186,14 +195,16 @@ class AiStatement:
     def settled(self) -> None:
         """Count the calls that the engine made for rows which are final."""
         self.stats.calls += self.book.total_lookups
-        self._accounts.settled(self.book.lookups)
+        if self._account is not None:
+            self._account.settled(self._names.rows(self.book.lookups))
         self.trace.settled(self.book.lookups, self.book.answered)
 
     def discard_rows(self) -> None:
         """Forget calls that were only made to collect; the statement itself makes them again."""
         self.stats.calls = 0
         self.book.set_aside()
-        self._accounts.discard_rows()
+        if self._account is not None:
+            self._account.discard_rows()
         self.trace.discard_rows()
 
     async def _round(self, rounds: EngineRounds[Result]) -> Result | None:
@@ -217,22 +228,30 @@ class AiStatement:
         started = self._clock.now()
         summary = PlanSummary()
         self.trace.batch_begins([self.book.missed_forms(call)[0] for call in batch], started)
-        run = rehearse if self._policy.dry_run else evaluate
         try:
-            summary = await run(
-                batch,
-                self._generator,
-                self._defaults,
-                self._outcome,
-                self._wave,
-                self._contexts,
-                self._refused,
-            )
+            summary = await self._ask(batch)
             self.stats.add_plan(summary)
         finally:
             model_s = self._clock.now() - started
             self.stats.llm_s += model_s
             self.trace.batch_ended(summary, model_s)
+
+    async def _ask(self, calls: Sequence[AiCall]) -> PlanSummary:
+        """Ask what the calls ask, wave by wave; a dry run stops before the first wave is sent."""
+        batch, summary = CallBatch(self._generator, self._defaults, self._ended), PlanSummary()
+        try:
+            await batch.start(calls, await self._contexts.written(calls))
+            while await batch.next_wave():
+                self._check_wave(batch.wave)
+                if self._policy.dry_run:
+                    batch.abandon()
+                    break
+                summary += await batch.ask()
+        except UserError as error:
+            if batch.refused is not None:
+                blame(error, self.plan, self.book.missed_forms(batch.refused))
+            raise
+        return summary
 
     async def _announce(self, *, all_known: bool) -> None:
         """Tell the client how large the statement is, before its calls are made."""
@@ -288,44 +307,51 @@ class AiStatement:
             )
         return tuple(notices)
 
-    def _wave(self, wave: Sequence[PreparedCall]) -> None:
+    def _check_wave(self, wave: Sequence[PreparedCall]) -> None:
         """Note what is going to be asked; raise when it is too much."""
         for prepared in wave:
             self._blend_refusal = self._blend_refusal or prepared.blend_refusal
-            self._accounts.prepared(prepared)
+            self._names.prepared(prepared)
         self._spending.add_wave(wave)
 
-    def _refused(self, call: AiCall, error: UserError) -> None:
-        blame(error, self.plan, self.book.missed_forms(call))
-
-    def _outcome(self, call: AiCall, outcome: Outcome) -> None:
-        """Note one outcome; raise when this failure is one too many."""
-        self._accounts.outcome(call, outcome)
-        function = AI_FUNCTIONS[call.function]
-        failed = isinstance(outcome, RowFailure)
-        answers = () if isinstance(outcome, RowFailure) else outcome.answers
-        key = self.book.missed_forms(call)[0]
-        self.trace.call_ended(
-            key, answers, self._clock.now(), retries=outcome.retries, failed=failed
-        )
-        if not isinstance(outcome, RowFailure):
-            if not function.local:
-                self.stats.add_answers(outcome.answers)
-                self._spending.add_answers(outcome.answers)
-            self.book.add(call, outcome.value)
-            if any(answer.finish_reason is FinishReason.LENGTH for answer in outcome.answers):
-                self._stopped_at_default_length += call.options.max_tokens is None
-        elif function.returns is Returns.RESULT:
-            self.stats.add_failure()
-            self.book.add(call, failed_detail(CallOrder(call, self._defaults), outcome.error))
-        else:
-            self.stats.add_failure()
-            if isinstance(outcome.error, UserError):
-                blame(outcome.error, self.plan, self.book.missed_forms(call))
-            known = self._spending.calls + self._spending.local_calls
-            self._failures.add(outcome.error, known)
-            self.book.add(call, None)
+    def _ended(self, call: AiCall, outcome: CallOutcome) -> None:
+        """Publish the end of a call; raise when this failure is one too many."""
+        ended = self._event(call, outcome)
+        for reducer in self._reducers:
+            reducer.take(ended)
+        value = outcome.value
+        if ended.error is not None:
+            value = self._value_of_failure(call, ended.error)
+        elif ended.end is CallEnd.LENGTH:
+            self._stopped_at_default_length += call.options.max_tokens is None
+        self.book.add(call, value)
         self.report("llm")
+
+    def _event(self, call: AiCall, outcome: CallOutcome) -> EndedCall:
+        function, failed = AI_FUNCTIONS[call.function], outcome.error is not None
+        gives_null = function.returns is not Returns.RESULT if failed else outcome.value is None
+        return EndedCall(
+            statement="" if self._account is None else self._account.query_id,
+            function=function.name,
+            model=self._names.model_of(call),
+            end=CallEnd.FAILED if failed else end_of(outcome.answers),
+            cost=CallCost.of(outcome.answers),
+            form=self.book.missed_forms(call)[0],
+            error=outcome.error,
+            is_null=gives_null,
+            is_local=function.local,
+            retries=outcome.retries,
+            ended_s=self._clock.now(),
+        )
+
+    def _value_of_failure(self, call: AiCall, error: TierKVError) -> Any:
+        """Return what a failed call gives; raise when its failure is one too many."""
+        if AI_FUNCTIONS[call.function].returns is Returns.RESULT:
+            return failed_detail(CallOrder(call, self._defaults), error)
+        if isinstance(error, UserError):
+            blame(error, self.plan, self.book.missed_forms(call))
+        self._failures.check(error, self._spending.calls + self._spending.local_calls)
+        return None
 
 
 def refuse_replay(execution: str, reason: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tierkv.dbfront.contracts import Notice, PreparedCall, TextAnswer
+from tierkv.dbfront.accounts.ended_call import EndedCall
+from tierkv.dbfront.contracts import Notice, PreparedCall
 from tierkv.kvcore.errors import SqlError, TierKVError
 
 MAX_WARNED_MESSAGES = 5
@@ -35,7 +36,7 @@ class ErrorPolicy:
 
 
 class Spending:
-    """What one statement needs so far, checked before anything of it is sent.
+    """What one statement needs so far, checked before anything of it is sent; a reducer.
 
     Attributes:
         calls: distinct calls known so far that ask models.
@@ -90,9 +91,9 @@ class Spending:
             self._policy.max_completion_tokens,
         )
 
-    def add_answers(self, answers: Sequence[TextAnswer]) -> None:
-        """Count what was generated."""
-        self._completion_tokens += sum(answer.usage.completion_tokens for answer in answers)
+    def take(self, call: EndedCall) -> None:
+        """Count what was generated for a call."""
+        self._completion_tokens += call.cost.usage.completion_tokens
 
     def rehearsed(self) -> Notice:
         """Say what a dry run found."""
@@ -114,7 +115,7 @@ class Spending:
 
 
 class Failures:
-    """The failed calls of one statement that reads on."""
+    """The failed calls of one statement that reads on; a reducer of its calls."""
 
     def __init__(self, policy: ErrorPolicy, *, writes: bool) -> None:
         self._messages: list[str] = []
@@ -122,15 +123,19 @@ class Failures:
         auto = "error" if writes else "null"
         self._on_error = auto if policy.on_error == "auto" else policy.on_error
 
-    def add(self, error: TierKVError, calls: int) -> None:
-        """Note one failure among ``calls``.
+    def take(self, call: EndedCall) -> None:
+        """Keep the message of a call that failed and gives NULL."""
+        if call.error is not None and call.is_null:
+            self._messages.append(call.error.message)
+
+    def check(self, error: TierKVError, calls: int) -> None:
+        """Decide after a failure among ``calls`` whether the statement goes on.
 
         Raises:
-            TierKVError: it is one too many.
+            TierKVError: the failure is one too many.
         """
         if self._on_error == "error":
             raise error
-        self._messages.append(error.message)
         if len(self._messages) > self._policy.max_error_ratio * calls:
             raise SqlError(
                 f"{len(self._messages)} of {calls} AI calls failed, more than "

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
+from bench.plan_cluster import ClusterShape, PlanCluster, answer_all, plan_cluster
 from tests.fix_model import tiny_config
 from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate
+from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.sql.calls.ai_call import AiCall, make_call
 from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.calls.options import CallOptions
@@ -48,13 +48,13 @@ async def answers(cluster: PlanCluster, defaults: CallDefaults) -> tuple[dict[Ai
     found: dict[AiCall, str] = {}
     hit_tokens = 0
 
-    def note(call: AiCall, outcome: Outcome) -> None:
+    def note(call: AiCall, outcome: CallOutcome) -> None:
         nonlocal hit_tokens
-        assert not isinstance(outcome, RowFailure), outcome
+        assert outcome.error is None, outcome
         found[call] = outcome.value
         hit_tokens += sum(answer.usage.hit_tokens.total for answer in outcome.answers)
 
-    await evaluate(reviews(), cluster.generation, defaults, note)
+    await answer_all(reviews(), cluster.generation, defaults, note)
     assert set(found) == set(reviews())
     return found, hit_tokens
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
+from bench.plan_cluster import ClusterShape, PlanCluster, answer_all, plan_cluster
 from tests.fix_model import tiny_config
 from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.calls.evaluation import Outcome, RowFailure, evaluate
+from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.dbfront.contracts import PlanSummary
 from tierkv.sql.calls.ai_call import AiCall, make_call
 from tierkv.sql.calls.options import CallOptions
@@ -49,8 +49,8 @@ class Run:
         self.prompt_tokens = 0
         self._each = each
 
-    def note(self, call: AiCall, outcome: Outcome) -> None:
-        assert not isinstance(outcome, RowFailure), outcome
+    def note(self, call: AiCall, outcome: CallOutcome) -> None:
+        assert outcome.error is None, outcome
         assert call not in self.answers
         self.answers[call] = outcome.value
         (answer,) = outcome.answers
@@ -63,7 +63,7 @@ async def run_table(
     cluster: PlanCluster, defaults: CallDefaults, run: Run | None = None
 ) -> tuple[Run, PlanSummary]:
     run = run or Run()
-    summary = await evaluate(table(), cluster.generation, defaults, run.note)
+    summary = await answer_all(table(), cluster.generation, defaults, run.note)
     return run, summary
 
 

@@ -197,7 +197,7 @@ class FrontPart:
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
-        self.generation.observe(self.statements.record_call)
+        self.generation.publish_to(self.statements.take)
         self.source = MetaSource(meta, self.generation, self.dispatcher, config)
         self.sql = DuckDbSqlServer(
             DuckDbConfig(
@@ -254,7 +254,7 @@ class FrontPart:
         from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
 
         metrics = Metrics(self.dispatcher.snapshot)
-        self.generation.observe(metrics.record_call)
+        self.generation.publish_to(metrics.take)
         settings = self._config.settings.front
         self._http = HttpServer(
             HttpConfig(

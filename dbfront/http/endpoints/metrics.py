@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
 from tierkv.kvcore import errors
 from tierkv.kvcore.location import Tier
 from tierkv.scheduler.routing_stats import SchedulerStats
@@ -64,8 +64,8 @@ class Metrics:
             if name in self._models or len(self._models) >= MODELS_KEPT:
                 continue
             self._models.add(name)
-            for outcome in Outcome:
-                self._requests.labels(name, outcome.value)
+            for end in CallEnd:
+                self._requests.labels(name, end.value)
             for tier in Tier:
                 self._hits.labels(name, tier.value)
             for counter in (self._prompt, self._completion, self._written):
@@ -75,15 +75,15 @@ class Metrics:
             for histogram in (self._ttft, self._duration):
                 histogram.labels(name)
 
-    def record_call(self, record: CallRecord) -> None:
-        """Count a call that ended; an observer of dbfront/generation/generation.py."""
-        self.register_models((record.model,))
-        model = record.model if record.model in self._models else OTHER_MODEL
-        self._requests.labels(model, record.outcome.value).inc()
-        if record.ttft_s:
-            self._ttft.labels(model).observe(record.ttft_s)
-        self._duration.labels(model).observe(record.total_s)
-        usage = record.usage
+    def take(self, request: EndedRequest) -> None:
+        """Count a request that ended; a reducer of dbfront/generation/generation.py's events."""
+        self.register_models((request.model,))
+        model = request.model if request.model in self._models else OTHER_MODEL
+        self._requests.labels(model, request.end.value).inc()
+        if request.ttft_s:
+            self._ttft.labels(model).observe(request.ttft_s)
+        self._duration.labels(model).observe(request.total_s)
+        usage = request.usage
         if usage is None:
             return
         self._prompt.labels(model).inc(usage.prompt_tokens)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fix_scheduler import make_info
 from tests.fix_text import Front, running_front, text_model, write_model_folder
-from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -180,8 +180,8 @@ async def test_tenants_and_cache_policy_reach_the_node(folder: Path) -> None:
 
 async def test_every_call_leaves_one_record(folder: Path) -> None:
     async with running_front(folder) as front:
-        records: list[CallRecord] = []
-        front.generation.observe(records.append)
+        records: list[EndedRequest] = []
+        front.generation.publish_to(records.append)
         await answer(front)
         prepared = await front.generation.prepare(TextCall(prompt="x", ignore_eos=True))
         async with aclosing(front.generation.stream(prepared)) as events:
@@ -190,7 +190,7 @@ async def test_every_call_leaves_one_record(folder: Path) -> None:
         front.node.dead = True
         with pytest.raises(NodeLostError):
             await answer(front)
-        assert [r.outcome for r in records] == [Outcome.LENGTH, Outcome.CANCELLED, Outcome.FAILED]
+        assert [r.end for r in records] == [CallEnd.LENGTH, CallEnd.CANCELLED, CallEnd.FAILED]
         assert records[2].error_code == "node_lost"
         assert records[0].usage is not None
 

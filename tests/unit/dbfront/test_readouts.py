@@ -10,7 +10,7 @@ import pytest
 
 from tests.fix_scheduler import EOS, chances, make_info
 from tests.fix_text import Front, running_front, text_model, write_model_folder
-from tierkv.dbfront.call_record import CallRecord, Outcome
+from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
 from tierkv.dbfront.tokens.tokenizer import load_tokenizer
 from tierkv.kvcore import limits
@@ -69,8 +69,8 @@ async def test_the_likeliest_label_and_the_chances_of_all(
 async def test_different_first_tokens_take_one_request(folder: Path) -> None:
     async with running_front(folder) as front:
         front.node.hits = HitTokens(l1=5)
-        records: list[CallRecord] = []
-        front.generation.observe(records.append)
+        records: list[EndedRequest] = []
+        front.generation.publish_to(records.append)
         got = await answer(front, labels=("yes", "no", "maybe"))
         (request,) = front.node.seen
         tokens = load_tokenizer(folder).tokenizer
@@ -78,7 +78,7 @@ async def test_different_first_tokens_take_one_request(folder: Path) -> None:
         assert got.usage.completion_tokens == 0 and got.usage.hit_tokens.l1 == 5
         assert got.usage.prompt_tokens == len(request.token_ids)
         (record,) = records
-        assert record.outcome is Outcome.STOP and record.usage == got.usage
+        assert record.end is CallEnd.STOP and record.usage == got.usage
         assert record.ttft_s > 0
 
 

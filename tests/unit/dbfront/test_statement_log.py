@@ -13,12 +13,13 @@ from uuid import UUID
 
 import pytest
 
+from tests.fix_accounts import make_failed_call, make_request
 from tests.fix_sql import TABLES, InstantGenerator
+from tierkv.dbfront.accounts.ended_call import CallEnd
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements, new_query_id
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.call_record import CallRecord, Outcome
 from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextEvent
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
@@ -34,7 +35,6 @@ from tierkv.kvcore.errors import (
     UnknownModelError,
 )
 from tierkv.kvcore.ids import RequestId
-from tierkv.kvcore.request import HitTokens, Usage
 from tierkv.sql.view_columns import VIEW_COLUMNS
 
 NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC
@@ -328,7 +328,7 @@ async def test_usage_is_split_at_the_hour(front: Front) -> None:
     account.planned("query", holds_calls=True)
     await account.began()
     for _ in range(3):
-        account.failed("ai_generate", "tiny")
+        account.take(make_failed_call())
         front.clock.advance(1800.0)
     assert counted(await front.view("usage_history"), "calls", "is_completed") == [
         (2, False),
@@ -510,7 +510,7 @@ async def test_the_log_writes_by_itself(tmp_path: Path) -> None:
     other = StatisticStore(str(tmp_path / "s"), now_s=NOON)
     await log.start()
     account = log.open(ClientInfo(), 1, "SELECT 1")
-    account.failed("ai_generate", "tiny")
+    account.take(make_failed_call())
     while not other.select("SELECT * FROM functions", 0.0):
         await asyncio.sleep(0.001)
     await log.stop()
@@ -539,21 +539,12 @@ async def test_a_write_that_fails_is_not_the_last_one(caplog: pytest.LogCaptureF
 
 async def test_calls_that_came_by_rest(front: Front) -> None:
     log = front.server.statements
-    answered = CallRecord(
-        request_id=RequestId("req-1"),
-        model="tiny",
-        tenant="team",
-        outcome=Outcome.STOP,
-        usage=Usage(100, 7, HitTokens(l1=16, l3=32)),
-        ttft_s=0.25,
-        total_s=1.5,
-        origin="chat.completions",
-    )
-    log.record_call(answered)
-    log.record_call(replace(answered, request_id=RequestId("req-2"), ttft_s=0.75))
-    lost = {"usage": None, "ttft_s": 0.0, "total_s": 1.0, "origin": "completions"}
-    log.record_call(replace(answered, outcome=Outcome.FAILED, **lost))
-    log.record_call(replace(answered, origin=""))  # Its statement counts it.
+    answered = make_request(origin="chat.completions")
+    log.take(answered)
+    log.take(replace(answered, request_id=RequestId("req-2"), ttft_s=0.75))
+    lost = make_request(end=CallEnd.FAILED, usage=None, ttft_s=0.0, total_s=1.0)
+    log.take(replace(lost, origin="completions"))
+    log.take(replace(answered, origin=""))  # Its statement counts it.
     names = ("function_name", "calls", "rows", "errors", "prompt_tokens", "cached_tokens")
     rows = await front.view("stat_functions")
     assert counted(rows, *names, "completion_tokens", "total_time", "mean_ttft") == [

@@ -1,0 +1,55 @@
+"""Factories of the events that the front's accounts add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, EndedCall, EndedRequest
+from tierkv.dbfront.contracts import TextAnswer
+from tierkv.kvcore.errors import RowLevelError
+from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.request import FinishReason, HitTokens, Usage
+
+USAGE = Usage(100, 7, HitTokens(l1=16, l3=32), 48, blended_tokens=5, recomputed_tokens=2)
+
+
+def make_answer(text: str = "yes", **changes: Any) -> TextAnswer:
+    known: dict[str, Any] = {
+        "finish_reason": FinishReason.STOP,
+        "usage": USAGE,
+        "ttft_s": 0.25,
+        "total_s": 1.5,
+        "node_id": "n1",
+    }
+    return TextAnswer(text, **known | changes)
+
+
+def make_call(*answers: TextAnswer, **changes: Any) -> EndedCall:
+    known: dict[str, Any] = {
+        "statement": "s1",
+        "function": "ai_generate",
+        "model": "tiny",
+        "end": CallEnd.STOP,
+        "cost": CallCost.of(answers),
+        "form": 0,
+    }
+    return EndedCall(**known | changes)
+
+
+def make_failed_call(message: str = "no", **changes: Any) -> EndedCall:
+    known = {"end": CallEnd.FAILED, "error": RowLevelError(message), "is_null": True}
+    return make_call(**known | changes)
+
+
+def make_request(**changes: Any) -> EndedRequest:
+    known: dict[str, Any] = {
+        "request_id": RequestId("req-1"),
+        "model": "tiny",
+        "tenant": "team",
+        "end": CallEnd.STOP,
+        "usage": USAGE,
+        "ttft_s": 0.25,
+        "total_s": 1.5,
+        "node_id": "n1",
+    }
+    return EndedRequest(**known | changes)
