@@ -63,7 +63,7 @@ class StatementEntry:
         query_id: of this run, a UUID that sorts by time.
         queryid: of the statement without its literals; None until it began.
         kind: what it does, such as ``query`` or ``insert``.
-        _rows: final rows that the engine asked for, by function and model.
+        rows: final rows that the engine asked for, by function and model.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StatementEntry:
         self.query_id = new_query_id(clock.wall())
         self.queryid: int | None = None
         self.kind = ""
-        self._rows: Counter[tuple[str, str]] = Counter()
+        self.rows: Counter[tuple[str, str]] = Counter()
         self._holds_calls: bool | None = None
         self._store = store
         self._clock = clock
@@ -115,14 +115,6 @@ class StatementEntry:
         facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
         self._usage_keys[count_call(self._store, call, self._clock.wall(), facts)] = None
 
-    def settled(self, rows: Mapping[tuple[str, str], int]) -> None:
-        """Count rows that are final, by function and model."""
-        self._rows.update(rows)
-
-    def discard_rows(self) -> None:
-        """Forget the rows: the engine only collected for them."""
-        self._rows.clear()
-
     def ended(self, stats: AiStats, error: BaseException | None = None) -> None:
         """The statement is over, with these counters of its AI calls."""
         if self.queryid is not None:
@@ -156,7 +148,7 @@ class StatementEntry:
         key = (self._client.user, self.queryid)
         facts = {"query": self._query}
         self._store.add(STATEMENTS, key, counts, at_s=clock.wall(), facts=facts)
-        for function, rows in self._rows.items():
+        for function, rows in self.rows.items():
             self._store.add(FUNCTIONS, function, {"rows": rows}, at_s=clock.wall())
 
     def _complete_usage(self) -> None:

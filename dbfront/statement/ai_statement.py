@@ -196,7 +196,7 @@ class AiStatement:
         """Count the calls that the engine made for rows which are final."""
         self.stats.calls += self.book.total_lookups
         if self._account is not None:
-            self._account.settled(self._names.rows(self.book.lookups))
+            self._account.rows.update(self._names.rows(self.book.lookups))
         self.trace.settled(self.book.lookups, self.book.answered)
 
     def discard_rows(self) -> None:
@@ -204,7 +204,7 @@ class AiStatement:
         self.stats.calls = 0
         self.book.set_aside()
         if self._account is not None:
-            self._account.discard_rows()
+            self._account.rows.clear()
         self.trace.discard_rows()
 
     async def _round(self, rounds: EngineRounds[Result]) -> Result | None:
