@@ -44,7 +44,7 @@ test: setup ## Run the tests
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh
-	$(DUCKDB15)/bin/python -m pytest -m 'not slow and not bench' $(PARALLEL) tests/unit/dbfront \
+	$(DUCKDB15)/bin/python -m pytest -m 'not slow and not bench' $(PARALLEL) tests/unit/dbfront tests/sql \
 	  tests/integration/test_pgwire_*.py tests/integration/test_dbapi.py \
 	  tests/property/test_sql_*.py tests/property/test_pgwire_fuzz.py
 

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -122,16 +123,16 @@ def json_value(schema: Any, prompt: str) -> Any:
 def readout(prepared: PreparedCall) -> TextEvent:
     """What the instant model answers, without usage and times."""
     call, model = prepared.call, prepared.model.name
-    prompt = _user_prompt(call)
+    prompt = user_prompt(call)
     if call.embed:
         return TextEvent(embedding=embedding(prompt, model))
     if call.labels:
-        odds = label_odds(prompt, call.labels, model, _system(call))
+        odds = label_odds(prompt, call.labels, model, system_prompt(call))
         return TextEvent(call.labels[odds.index(max(odds))], label_probabilities=odds)
     if call.json_schema:
         value = json_value(json.loads(call.json_schema), prompt)
         return TextEvent(json.dumps(value, ensure_ascii=False))
-    return TextEvent(answer_text(prompt, model, _system(call)) or "")
+    return TextEvent(answer_text(prompt, model, system_prompt(call)) or "")
 
 
 @dataclass
@@ -186,7 +187,7 @@ class InstantGenerator:
         return PreparedCall(call, model, request, refusal)
 
     async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:
-        prompt = _user_prompt(prepared.call)
+        prompt = user_prompt(prepared.call)
         self.prompts.append(prompt)
         self.calls.append(prepared.call)
         self._running += 1
@@ -196,7 +197,7 @@ class InstantGenerator:
             if self.gate is not None:
                 await self.gate.wait()
             self._fail(prompt)
-            said = readout(prepared)
+            said = self._read_out(prepared)
             text = self.texts.get(prompt, said.text)
             if text:
                 yield TextEvent(text)
@@ -216,11 +217,14 @@ class InstantGenerator:
         finally:
             self._running -= 1
 
+    def _read_out(self, prepared: PreparedCall) -> TextEvent:
+        return readout(prepared)
+
     def _fail(self, prompt: str) -> None:
         for text, errors in self.failing.items():
             if text in prompt:
                 if not isinstance(errors, list):
-                    raise errors
+                    raise copy(errors)  # What catches an error notes in it where it happened.
                 if errors:
                     raise errors.pop(0)
 
@@ -276,12 +280,14 @@ def _text(call: TextCall) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in call.messages)
 
 
-def _user_prompt(call: TextCall) -> str:
+def user_prompt(call: TextCall) -> str:
+    """The documents and the last message of a call."""
     prompt = call.messages[-1].content if call.messages else call.prompt or ""
     return "\n".join((*call.documents, prompt))
 
 
-def _system(call: TextCall) -> str:
+def system_prompt(call: TextCall) -> str:
+    """The system message of a call, or nothing."""
     first = call.messages[0] if call.messages else None
     return first.content if first and first.role == "system" else ""
 

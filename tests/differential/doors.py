@@ -20,6 +20,7 @@ from psycopg import pq
 
 from tests.differential.answers import POSTGRES_FUNCTIONS, DigestGenerator, PlainFunctions, plain
 from tests.fix_postgres import attendants, running_postgres, running_relay
+from tests.fix_sql import InstantGenerator
 from tierkv import dbapi
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
@@ -34,6 +35,14 @@ from tierkv.loop_thread import LoopThread
 
 Spelling = Callable[[str], str]
 
+_ERROR_FIELDS = (
+    pq.DiagnosticField.SQLSTATE,
+    pq.DiagnosticField.MESSAGE_PRIMARY,
+    pq.DiagnosticField.MESSAGE_HINT,
+    pq.DiagnosticField.STATEMENT_POSITION,
+)
+
+_SET = re.compile(r"SET (tierkv\.\w+) *= *('.*'|\S+)")
 _CONSTANT = re.compile(r"(?<=LIMIT )\d+|(?<=OFFSET )\d+|(?<=[<>] )'a[0-9a-f]'")
 
 
@@ -48,6 +57,9 @@ class Outcome:
         columns: (name, type) of each column.
         rows: values as that door spells them.
         status: ``I``, ``T`` or ``E``; empty where the door has no transactions.
+        hint: of the error, for people.
+        position: of the error, from 1; 0 if it has none, -1 if the door tells no positions.
+        notices: messages that came with the answer.
     """
 
     sqlstate: str = ""
@@ -56,6 +68,9 @@ class Outcome:
     columns: tuple[tuple[str, str], ...] = ()
     rows: tuple[Any, ...] = ()
     status: str = ""
+    hint: str = ""
+    position: int = 0
+    notices: tuple[str, ...] = ()
 
 
 class Door(Protocol):
@@ -83,9 +98,14 @@ class WireDoor:
         self._wire = self._connection.pgconn
         self._spell = spell
         self._extended = extended
+        self._notices: list[str] = []
+        self._connection.add_notice_handler(
+            lambda notice: self._notices.append(notice.message_primary or "")
+        )
 
     def run(self, sql: str) -> Outcome:
         """See Door."""
+        self._notices.clear()
         text = self._spell(sql)
         if text.startswith("COPY"):
             return self._copied(text)
@@ -103,8 +123,10 @@ class WireDoor:
     def _outcome(self, result: Any) -> Outcome:
         status = self._status
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-            state = result.error_field(pq.DiagnosticField.SQLSTATE) or b"?"
-            return Outcome(state.decode(), result.error_message.decode(), status=status)
+            state, message, hint, position = (
+                (result.error_field(field) or b"").decode() for field in _ERROR_FIELDS
+            )
+            return Outcome(state, message, status=status, hint=hint, position=int(position or 0))
         columns = tuple(
             ((result.fname(at) or b"").decode(), str(result.ftype(at)))
             for at in range(result.nfields)
@@ -113,7 +135,8 @@ class WireDoor:
             tuple(result.get_value(row, at) for at in range(result.nfields))
             for row in range(result.ntuples)
         )
-        return Outcome("", "", (result.command_status or b"").decode(), columns, rows, status)
+        tag = (result.command_status or b"").decode()
+        return Outcome("", "", tag, columns, rows, status, notices=tuple(self._notices))
 
     def _copied(self, text: str) -> Outcome:
         """Copy out; psycopg waits without holding up a server of this process."""
@@ -135,19 +158,22 @@ class WireDoor:
 
 
 class RestDoor:
-    """POST /v1/sql; every statement has a session of its own."""
+    """POST /v1/sql; every statement has a session of its own, with the settings of earlier ones."""
 
     def __init__(self, port: int, *, spell: Spelling = _as_written, lines: bool = False) -> None:
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self._spell = spell
         self._lines = lines
+        self._settings: dict[str, str] = {}
 
     def run(self, sql: str) -> Outcome:
         """See Door."""
-        answer = self._client.post("/v1/sql", json={"sql": self._spell(sql), "stream": self._lines})
+        body = {"sql": self._spell(sql), "stream": self._lines, "settings": self._settings}
+        answer = self._client.post("/v1/sql", json=body)
+        if answer.status_code == 200 and (found := _SET.fullmatch(sql)):
+            self._settings[found[1]] = found[2].strip("'")
         if answer.status_code != 200:
-            error = answer.json()["error"]
-            return Outcome(str(error.get("sqlstate") or error.get("code")), error["message"])
+            return _rest_error(answer.json()["error"])
         if self._lines:
             return self._of_lines([_json(line) for line in answer.text.splitlines() if line])
         return _of_json(answer.json())
@@ -155,8 +181,7 @@ class RestDoor:
     @staticmethod
     def _of_lines(lines: list[dict[str, Any]]) -> Outcome:
         if "error" in lines[-1]:
-            error = lines[-1]["error"]
-            return Outcome(str(error.get("sqlstate") or error.get("code")), error["message"])
+            return _rest_error(lines[-1]["error"])
         body = lines[0] | lines[-1] | {"rows": [line["row"] for line in lines if "row" in line]}
         return _of_json(body)
 
@@ -170,10 +195,17 @@ def _json(line: str) -> dict[str, Any]:
     return value
 
 
+def _rest_error(error: dict[str, Any]) -> Outcome:
+    """Read an error; its hint is the end of its message."""
+    state = str(error.get("sqlstate") or error.get("code"))
+    return Outcome(state, error["message"], position=error.get("position") or 0)
+
+
 def _of_json(body: dict[str, Any]) -> Outcome:
     columns = tuple((column["name"], column["type"]) for column in body["columns"])
     rows = tuple(tuple(row) for row in body["rows"])
-    return Outcome("", "", body["command_tag"], columns, rows)
+    notices = tuple(notice["message"] for notice in body["notices"])
+    return Outcome("", "", body["command_tag"], columns, rows, notices=notices)
 
 
 class DbApiDoor:
@@ -190,10 +222,11 @@ class DbApiDoor:
         try:
             cursor.execute(self._spell(sql))
         except dbapi.Error as error:
-            return Outcome(error.sqlstate, str(error))
+            return Outcome(error.sqlstate, str(error), hint=error.hint, position=-1)
         columns = tuple((column.name, column.type_name) for column in cursor.columns)
         rows = tuple(cursor.fetchall()) if columns else ()
-        return Outcome("", "", cursor.command_tag, columns, rows)
+        notices = tuple(notice.message for notice in cursor.notices)
+        return Outcome("", "", cursor.command_tag, columns, rows, notices=notices)
 
     def close(self) -> None:
         """See Door."""
@@ -208,9 +241,9 @@ class DuckDbFront:
         functions: the plain functions, in a front that has them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generator: InstantGenerator | None = None) -> None:
         self.loop = LoopThread("differential")
-        self.generator = DigestGenerator()
+        self.generator = generator or DigestGenerator()
         self.functions = PlainFunctions()
         self.sql: DuckDbSqlServer = self.loop.run(self._open())
 

@@ -27,17 +27,6 @@ def bodies() -> list[str | None]:
     return [None if i % 10 == 7 else f"body {i % 30}" for i in range(60)]
 
 
-def test_a_query_is_answered_once_per_distinct_prompt(
-    connection: psycopg.Connection, generator: InstantGenerator
-) -> None:
-    cursor = connection.execute("SELECT id, ai_generate(body) FROM docs ORDER BY id")
-    assert cursor.fetchall() == [(i, answer_text(body)) for i, body in enumerate(bodies())]
-    assert [column.name for column in cursor.description] == ["id", "ai_generate"]
-    assert sorted(generator.prompts) == sorted({body for body in bodies() if body})
-    assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-    assert connection.execute("SELECT count(*) FROM docs").fetchone() == (60,)
-
-
 def test_a_parameter_is_a_prompt(connection: psycopg.Connection) -> None:
     for prompt in ("one", "two", "ünï", "a\\b'c", None):
         row = connection.execute("SELECT ai_generate(%s::text)", (prompt,)).fetchone()
@@ -56,35 +45,6 @@ def test_prepared_statements_are_answered_each_time(
     assert len(generator.prompts) == 3
 
 
-def test_writes(connection: psycopg.Connection) -> None:
-    connection.execute("CREATE TEMP TABLE w (id int, a text)")
-    done = connection.execute(
-        "INSERT INTO w SELECT id, ai_generate(body) FROM docs WHERE id < 10 RETURNING id, a"
-    )
-    expected = [(i, answer_text(body)) for i, body in enumerate(bodies()[:10])]
-    assert done.fetchall() == expected and done.statusmessage == "INSERT 0 10"
-    done = connection.execute("UPDATE w SET a = ai_generate(a || '!') WHERE a IS NOT NULL")
-    assert done.statusmessage == "UPDATE 9"
-    assert connection.execute("SELECT a FROM w ORDER BY id LIMIT 1").fetchone() == (
-        answer_text(f"{expected[0][1]}!"),
-    )
-    connection.execute("CREATE TEMP TABLE c AS SELECT ai_generate(body) AS a FROM docs")
-    assert connection.execute("SELECT count(a) FROM c").fetchone() == (54,)
-    done = connection.execute(
-        "MERGE INTO w USING docs ON w.id = docs.id AND docs.id < 3 "
-        "WHEN MATCHED AND ai_generate(body) IS NOT NULL THEN UPDATE SET a = ai_generate(body) "
-        "WHEN NOT MATCHED AND docs.id = 50 THEN INSERT VALUES (50, ai_generate(body))"
-    )
-    assert done.statusmessage == "MERGE 4"
-    assert connection.execute("SELECT a FROM w WHERE id IN (2, 50) ORDER BY id").fetchall() == [
-        (answer_text("body 2"),),
-        (answer_text("body 20"),),
-    ]
-    yes = [i for i, body in enumerate(bodies()[:10]) if answer_text(body) == "yes"]
-    done = connection.execute("DELETE FROM docs WHERE id < 10 AND ai_generate(body) = 'yes'")
-    assert done.rowcount == len(yes)
-
-
 def test_a_write_writes_once(connection: psycopg.Connection) -> None:
     connection.execute("CREATE TEMP TABLE s (id serial, a text)")
     done = connection.execute(
@@ -97,62 +57,6 @@ def test_a_write_writes_once(connection: psycopg.Connection) -> None:
     with pytest.raises(psycopg.errors.InvalidTextRepresentation):
         connection.execute("INSERT INTO c SELECT ai_generate(body), body::int FROM docs")
     assert connection.execute("SELECT count(*) FROM c").fetchone() == (0,)
-
-
-def test_inside_a_transaction(connection: psycopg.Connection) -> None:
-    connection.execute("CREATE TEMP TABLE w (a text)")
-    with connection.transaction():
-        connection.execute("INSERT INTO w SELECT ai_generate('kept')")
-        with connection.transaction(force_rollback=True):
-            connection.execute("INSERT INTO w SELECT ai_generate('rolled back')")
-        with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
-            connection.execute("SELECT ai_generate('x' || 1 / (id - id)) FROM docs")
-        assert connection.execute("SELECT ai_generate('still')").fetchone() == (
-            answer_text("still"),
-        )
-        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
-    assert connection.execute("SELECT a FROM w").fetchall() == [(answer_text("kept"),)]
-    for leak in ("to_regclass('pg_temp.tierkv_memo')", "current_setting('tierkv.round', true)"):
-        assert connection.execute(f"SELECT {leak}").fetchone()[0] in (None, "")
-
-
-def test_our_errors_abort_a_transaction_as_postgresql_s_do(connection: psycopg.Connection) -> None:
-    for wrong in ("SELECT ai_generate()", "SELECT ai_generate('x', model => 'nobody')"):
-        with pytest.raises(psycopg.Error) as refused, connection.transaction():
-            connection.execute("SELECT 1")
-            try:
-                connection.execute(wrong)
-            finally:
-                status = connection.info.transaction_status
-        assert status == psycopg.pq.TransactionStatus.INERROR
-        assert refused.value.sqlstate in ("22023", "42704")
-        with pytest.raises(psycopg.Error):
-            connection.execute(wrong)
-        assert connection.execute("SELECT 1").fetchone() == (1,)
-
-
-def test_positions_are_in_the_users_text(connection: psycopg.Connection) -> None:
-    text = "SELECT ai_generate(body), nothing FROM docs"
-    with pytest.raises(psycopg.errors.UndefinedColumn) as refused:
-        connection.execute(text)
-    assert refused.value.diag.statement_position == str(text.index("nothing") + 1)
-    with pytest.raises(psycopg.errors.SyntaxError) as refused:
-        connection.execute("SELECT ai_generate(body) FROM docs WHERE AND")
-    assert refused.value.diag.statement_position == "42"
-
-
-def test_too_many_calls(connection: psycopg.Connection, generator: InstantGenerator) -> None:
-    connection.execute("SET tierkv.max_calls = 5")
-    with pytest.raises(psycopg.errors.ConfigurationLimitExceeded, match=r"tierkv\.max_calls"):
-        connection.execute("SELECT ai_generate(body) FROM docs")
-    assert generator.prompts == []
-    with pytest.raises(psycopg.errors.InvalidParameterValue):
-        connection.execute("SET tierkv.max_calls = -1")
-    with pytest.raises(psycopg.errors.UndefinedObject, match="max_cals"):
-        connection.execute("SET tierkv.max_cals = 1")
-    with connection.transaction():
-        connection.execute("SET LOCAL tierkv.max_calls = 0")
-        assert len(connection.execute("SELECT ai_generate(body) FROM docs").fetchall()) == 60
 
 
 def test_explain_asks_nobody(connection: psycopg.Connection, generator: InstantGenerator) -> None:
@@ -173,25 +77,6 @@ def test_a_limit_stops_early(connection: psycopg.Connection, generator: InstantG
     expected = [i for i in range(1, 5001) if answer_text(f"n{i}") == "yes"][:5]
     assert [row[0] for row in rows] == expected
     assert len(generator.prompts) <= 256
-
-
-def test_null_and_failing_calls(
-    connection: psycopg.Connection, generator: InstantGenerator
-) -> None:
-    from tierkv.kvcore.errors import RowLevelError
-
-    told: list[str] = []
-    connection.add_notice_handler(lambda diagnostic: told.append(diagnostic.message_primary))
-    generator.failing["body 3"] = RowLevelError("no answer to this")
-    rows = connection.execute("SELECT ai_generate(body) FROM docs WHERE id = 3").fetchall()
-    assert rows == [(None,)]
-    assert len(told) == 1 and "1 of 1 AI calls failed" in told[0]
-    with pytest.raises(psycopg.DataError, match="no answer to this"):
-        connection.execute("CREATE TABLE never AS SELECT ai_generate(body) FROM docs")
-    assert connection.execute("SELECT to_regclass('never')").fetchone() == (None,)
-    connection.execute("SET client_min_messages = error")
-    connection.execute("SELECT ai_generate(body) FROM docs WHERE id = 3")
-    assert len(told) == 1
 
 
 def test_cursors(connection: psycopg.Connection, generator: InstantGenerator) -> None:
@@ -230,22 +115,6 @@ def test_several_statements_in_one_query(connection: psycopg.Connection) -> None
     assert connection.execute("SELECT count(*) FROM m").fetchone() == (0,)
     connection.execute("BEGIN; INSERT INTO m SELECT ai_generate('x'); COMMIT; SELECT 1")
     assert connection.execute("SELECT count(*) FROM m").fetchone() == (1,)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "CREATE VIEW v AS SELECT ai_generate(body) FROM docs",
-        "PREPARE p AS SELECT ai_generate(body) FROM docs",
-        "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT 1 $$; SELECT ai_generate('x'),"
-        " random()",
-    ],
-)
-def test_what_can_not_hold_calls_is_refused(connection: psycopg.Connection, text: str) -> None:
-    with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
-        connection.execute(text)
-    assert refused.value.diag.message_hint
-    assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_calls_outside_the_front_are_refused(

@@ -17,21 +17,6 @@ async def rows(session: DuckDbSession, sql: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("item", "gathered"),
-    [
-        ("topic", "0\n1\n2\n3"),
-        ("topic + 1", "1\n2\n3\n4"),
-        ("DATE '2020-01-01' + topic", "2020-01-01\n2020-01-02\n2020-01-03\n2020-01-04"),
-    ],
-)
-async def test_distinct_values_of_any_type_may_be_ordered(
-    session: DuckDbSession, generator: InstantGenerator, item: str, gathered: str
-) -> None:
-    await rows(session, f"SELECT ai_agg(DISTINCT {item}, 'q' ORDER BY {item}) FROM docs")
-    assert generator.prompts == [f"{gathered}\nQuestion: q"]
-
-
-@pytest.mark.parametrize(
     ("dialect", "order"),
     [
         (Dialect.DUCKDB, "list(CAST(b AS VARCHAR) ORDER BY k DESC, CAST(b AS VARCHAR))"),
@@ -64,13 +49,6 @@ def test_rows_with_equal_keys_come_in_the_same_order_in_each_round(
 def test_a_group_without_an_order_is_asked_about_in_any(window: str, unordered: bool) -> None:
     (form,) = plan_statement(f"SELECT ai_agg(b, 'q'){window} FROM t").forms
     assert form.unordered is unordered
-
-
-async def test_a_windows_column_has_the_functions_name(session: DuckDbSession) -> None:
-    sql = "SELECT ai_agg(name, 'q') OVER w FROM topics WINDOW w AS (ORDER BY id)"
-    columns = (await session.execute(sql)).columns
-    assert columns is not None
-    assert [column.name for column in columns] == ["ai_agg"]
 
 
 def nested(depth: int, name: str = "ai_generate") -> str:

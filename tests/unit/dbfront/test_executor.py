@@ -17,16 +17,11 @@ from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
 from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
 from tierkv.kvcore.errors import (
     CancelledByUserError,
-    FeatureNotSupportedError,
     NoNodeError,
     OverloadedError,
     RowLevelError,
-    SqlError,
-    SqlSyntaxError,
     TierKVError,
-    UdfArgumentError,
     UnknownModelError,
-    UnknownUdfError,
 )
 
 
@@ -79,24 +74,6 @@ async def test_limit_stops_an_unnest_of_answers(
     found = await rows(session, f"{query} LIMIT 4")
     assert len(generator.prompts) == 64 * 2
     assert len(found) == 4 and found == (await rows(session, f"{query} WHERE id < 64"))[:4]
-
-
-@pytest.mark.parametrize(
-    ("sql", "state", "hint"),
-    [
-        ("SELECT * FROM doc", "42P01", 'Did you mean "docs"?'),
-        ("SELECT ai_sentiment('x')", "42883", "Use ai_classify("),
-        ("SELECT ai_xyzzy('x')", "42883", "There are ai_generate"),
-        ("CREATE FUNCTION f(a text) RETURNS text LANGUAGE sql AS 'x'", "0A000", "CREATE MACRO"),
-    ],
-)
-async def test_hints_name_what_helps(
-    session: DuckDbSession, sql: str, state: str, hint: str
-) -> None:
-    with pytest.raises(TierKVError) as caught:
-        await session.execute(sql)
-    assert caught.value.sqlstate == state
-    assert caught.value.hint.startswith(hint)
 
 
 def test_no_misspelt_table_is_one_of_the_engines_own() -> None:
@@ -187,15 +164,6 @@ async def test_filter_is_evaluated_above_joins_and_semijoins(
         assert len(generator.prompts) <= 6, query  # not 5,000; topics go up to 5
 
 
-async def test_null_prompt_is_null_without_a_call(
-    session: DuckDbSession, generator: InstantGenerator
-) -> None:
-    assert await rows(
-        session, "SELECT ai_generate(NULL), ai_generate(body) FROM docs WHERE id = 7"
-    ) == [(None, None)]
-    assert generator.prompts == []
-
-
 async def test_explain_never_calls_the_model(
     session: DuckDbSession, generator: InstantGenerator
 ) -> None:
@@ -278,80 +246,6 @@ async def test_parameters(session: DuckDbSession, generator: InstantGenerator) -
     assert result.command_tag == "UPDATE 1"
 
 
-@pytest.mark.parametrize(
-    ("sql", "error", "sqlstate", "position", "hint"),
-    [
-        ("SELECT ai_generate()", UdfArgumentError, "22023", 8, ""),
-        ("SELECT ai_generate('a', promt => 'b')", UdfArgumentError, "22023", 25, "prompt"),
-        ("SELECT ai_generate('a', model => 'b', model => 'c')", UdfArgumentError, "22023", 48, ""),
-        (
-            "SELECT ai_generate('a', options => '{\"temprature\": 1}')",
-            UdfArgumentError,
-            "22023",
-            36,
-            "temperature",
-        ),
-        ("SELECT ai_generate('a', options => 'x')", UdfArgumentError, "22023", 36, ""),
-        ("SELECT ai_generate('a', options => {'top_p': 2})", UdfArgumentError, "22023", 36, ""),
-        ("SELECT ai_generate('a', 'b', 'c', NULL, 'e')", UdfArgumentError, "22023", 41, ""),
-        ("SELECT ai_generate('a') OVER ()", UdfArgumentError, "22023", 25, ""),
-        ("SELECT ai_generate(DISTINCT body) FROM docs", UdfArgumentError, "22023", 20, ""),
-        ("SELECT ai_genrate(body) FROM docs", UnknownUdfError, "42883", 8, "ai_generate"),
-        ("SELECT ai_generate('a'), ai_sumarize('b')", UnknownUdfError, "42883", 26, ""),
-        ("SELECT ai_generate('a', model => 'nope')", UnknownModelError, "42704", 0, "tiny"),
-        ("SELECT ai_generate(body, model => 'x') FROM docs WHERE false", UnknownModelError,
-         "42704", 0, ""),
-        ("SELECT ai_generate('a') FROM nowhere", SqlError, "42P01", 30, ""),
-        ("SELECT nothing, ai_generate('a') FROM docs", SqlError, "42703", 8, ""),
-        ("SELECT ai_generate('a'), nothing FROM docs", SqlError, "42703", 26, ""),
-        ("SELECT ai_generate('a' FROM docs", SqlSyntaxError, "42601", 19, ""),
-        ("SELECT 'abc", SqlSyntaxError, "42601", 8, ""),
-        ("SELEC 1", SqlSyntaxError, "42601", 1, ""),
-        ("SELECT random(), ai_generate('a')", FeatureNotSupportedError, "0A000", 8, "TABLE"),
-        ("SELECT ai_generate(body) FROM docs USING SAMPLE 3", FeatureNotSupportedError, "0A000",
-         42, ""),
-        ("CREATE VIEW v AS SELECT ai_generate('a')", FeatureNotSupportedError, "0A000", 0, ""),
-        ("SELECT tierkv_ai_call(0, 'a')", SqlError, "42501", 8, ""),
-        ("SELECT * FROM query('SELECT tierkv_' || 'ai_call(0, ''a'')')", SqlError, "42501", 0, ""),
-        ("FROM query('SELECT tierkv_window(4096, 0)')", SqlError, "42501", 0, ""),
-        ("SELECT 'a'::INT", SqlError, "22P02", 11, ""),
-        ("SELECT * FROM docs WHERE body + 1 = 2", SqlError, "42883", 31, ""),
-        ("INSERT INTO docs VALUES (1, 1, 'x')", SqlError, "23505", 0, ""),
-        ("INSERT INTO docs VALUES (NULL, 1, 'x')", SqlError, "23502", 0, ""),
-        ("SELECT (SELECT id FROM docs)", SqlError, "21000", 0, ""),
-        ("SELECT * FROM read_csv('/etc/passwd')", SqlError, "42501", 0, ""),
-        ("CREATE TABLE docs (a INT)", SqlError, "42P07", 0, ""),
-        ("SAVEPOINT a", SqlError, "25P01", 0, ""),
-    ],
-)  # fmt: skip
-async def test_bad_statements_say_what_is_wrong(
-    sql: str,
-    error: type[TierKVError],
-    sqlstate: str,
-    position: int,
-    hint: str,
-    session: DuckDbSession,
-    generator: InstantGenerator,
-) -> None:
-    with pytest.raises(error) as raised:
-        await session.execute(sql)
-    assert raised.value.sqlstate == sqlstate
-    if position:
-        assert getattr(raised.value, "position", 0) == position
-    assert hint in raised.value.hint
-    assert "exception_type" not in raised.value.message
-    assert generator.prompts == []
-    assert session.transaction_status == "I"
-    assert await rows(session, "SELECT 1") == [(1,)]
-
-
-async def test_wrong_options_per_row_fail_the_statement(session: DuckDbSession) -> None:
-    with pytest.raises(UdfArgumentError, match="seeed"):
-        await session.execute(
-            "SELECT ai_generate('a', options => '{\"seeed\":' || id || '}') FROM docs"
-        )
-
-
 async def test_failed_calls_give_null_and_one_warning(
     session: DuckDbSession, generator: InstantGenerator
 ) -> None:
@@ -370,12 +264,6 @@ async def test_failed_calls_give_null_and_one_warning(
     assert session.last_ai_stats.errors == 3
 
 
-async def test_prompt_over_the_context_is_a_row_error(session: DuckDbSession) -> None:
-    result = await session.execute("SELECT ai_generate(repeat('x', 30000)), ai_generate('fine')")
-    assert list(result.rows) == [(None, answer_text("fine"))]
-    assert "30006 tokens" in result.notices[0].message
-
-
 async def test_call_timeout_is_a_row_error(
     session: DuckDbSession, generator: InstantGenerator
 ) -> None:
@@ -384,42 +272,6 @@ async def test_call_timeout_is_a_row_error(
     result = await session.execute("SELECT ai_generate('slow')")
     assert list(result.rows) == [(None,)]
     assert "no answer within 0.01 s" in result.notices[0].message
-
-
-async def test_on_error_and_error_ratio(
-    session: DuckDbSession, generator: InstantGenerator
-) -> None:
-    generator.failing = {"body 3": RowLevelError("refused")}
-    await session.execute("SET tierkv.on_error = error")
-    with pytest.raises(RowLevelError, match="refused"):
-        await session.execute("SELECT ai_generate(body) FROM docs")
-    await session.execute("SET tierkv.on_error TO 'null'")
-    await session.execute("UPDATE docs SET body = ai_generate(body) WHERE id = 3")
-    assert await rows(session, "SELECT body FROM docs WHERE id = 3") == [(None,)]
-    await session.execute("SET tierkv.max_error_ratio = 0")
-    with pytest.raises(SqlError, match="max_error_ratio"):
-        await session.execute("UPDATE docs SET body = ai_generate('body 3') WHERE id = 4")
-    assert await rows(session, "SELECT body FROM docs WHERE id = 4") == [("body 4",)]
-    with pytest.raises(SqlError, match="max_error_ratio"):
-        await session.execute("SELECT ai_generate('body 3')")
-
-
-async def test_failure_in_a_write_changes_nothing(
-    session: DuckDbSession, generator: InstantGenerator
-) -> None:
-    generator.failing = {"body 3": RowLevelError("refused")}
-    before = await rows(session, "SELECT * FROM docs ORDER BY id")
-    for statement in (
-        "UPDATE docs SET body = ai_generate(body)",
-        "DELETE FROM docs WHERE ai_generate(body) <> 'yes'",
-        "INSERT INTO docs SELECT id + 100, topic, ai_generate(body) FROM docs",
-        "CREATE TABLE copy AS SELECT ai_generate(body) a FROM docs",
-    ):
-        with pytest.raises(RowLevelError, match="refused"):
-            await session.execute(statement)
-    assert await rows(session, "SELECT * FROM docs ORDER BY id") == before
-    with pytest.raises(SqlError):
-        await session.execute("SELECT * FROM copy")
 
 
 @pytest.mark.parametrize("error", [NoNodeError("no node"), UnknownModelError("gone")])
@@ -479,17 +331,6 @@ async def test_who_no_longer_waits_for_room_gets_none() -> None:
     sent.make_room()
     async with asyncio.timeout(10):
         await waiting
-
-
-async def test_max_calls(session: DuckDbSession, generator: InstantGenerator) -> None:
-    await session.execute("SET tierkv.max_calls = 10")
-    with pytest.raises(SqlError, match="max_calls allows 10") as raised:
-        await session.execute("SELECT ai_generate(body) FROM docs")
-    assert raised.value.sqlstate == "53400"
-    assert "SET tierkv.max_calls = 27" in raised.value.hint
-    assert generator.prompts == []
-    await session.execute("SET tierkv.max_calls = 0")
-    assert len(await rows(session, "SELECT ai_generate(body) FROM docs")) == 60
 
 
 async def test_batch_is_ordered_by_prefix_and_bounded(

@@ -24,9 +24,7 @@ from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     ConfigError,
-    FeatureNotSupportedError,
     SqlError,
-    UserError,
 )
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import KvCodec
@@ -59,90 +57,6 @@ async def tag(session: DuckDbSession, sql: str) -> str:
     return (await session.execute(sql)).command_tag
 
 
-WRITES = {
-    "INSERT INTO docs SELECT id + 100, topic, ai_generate(body) FROM docs WHERE id < 5": (
-        "INSERT 0 5",
-        "SELECT id, body FROM docs WHERE id >= 100 ORDER BY id",
-        [(100 + i, answer_text(BODIES[i])) for i in range(5)],
-    ),
-    "INSERT INTO docs (body, id) VALUES (ai_generate('x'), 100), ('y', 101)": (
-        "INSERT 0 2",
-        "SELECT id, topic, body FROM docs WHERE id >= 100 ORDER BY id",
-        [(100, None, answer_text("x")), (101, None, "y")],
-    ),
-    "INSERT INTO docs VALUES (1, 0, ai_generate('x')) ON CONFLICT (id) DO UPDATE SET "
-    "body = excluded.body": (
-        "INSERT 0 1",
-        "SELECT body FROM docs WHERE id = 1",
-        [(answer_text("x"),)],
-    ),
-    "INSERT INTO docs VALUES (1, 0, 'q') ON CONFLICT (id) DO UPDATE SET "
-    "body = ai_generate(excluded.body)": (
-        "INSERT 0 1",
-        "SELECT body FROM docs WHERE id = 1",
-        [(answer_text("q"),)],
-    ),
-    "WITH s AS (SELECT ai_generate('w') AS a) INSERT INTO docs SELECT 100, DEFAULT_TOPIC, a "
-    "FROM s, (SELECT 9 AS DEFAULT_TOPIC)": (
-        "INSERT 0 1",
-        "SELECT topic, body FROM docs WHERE id = 100",
-        [(9, answer_text("w"))],
-    ),
-    "CREATE TABLE made AS SELECT id, ai_generate(body) AS a FROM docs WHERE id < 3": (
-        "SELECT 3",
-        "SELECT * FROM made ORDER BY id",
-        [(i, answer_text(BODIES[i])) for i in range(3)],
-    ),
-    "CREATE OR REPLACE TEMP TABLE made (a) AS (SELECT ai_generate('c'))": (
-        "SELECT 1",
-        "SELECT * FROM made",
-        [(answer_text("c"),)],
-    ),
-    "UPDATE docs SET body = ai_generate(body), topic = DEFAULT WHERE id < 3": (
-        "UPDATE 3",
-        "SELECT topic, body FROM docs WHERE id < 3 ORDER BY id",
-        [(None, answer_text(BODIES[i])) for i in range(3)],
-    ),
-    "UPDATE docs AS d SET body = t.name || ai_generate(d.body) FROM topics t "
-    "WHERE d.topic = t.id AND ai_generate(t.name) IS NOT NULL AND d.id < 2": (
-        "UPDATE 2",
-        "SELECT body FROM docs WHERE id < 2 ORDER BY id",
-        [(n + (answer_text(BODIES[i]) or ""),) for i, n in ((0, "sport"), (1, "music"))],
-    ),
-    "DELETE FROM docs WHERE ai_generate(body) = 'yes' OR id > 40": (
-        f"DELETE {sum(answer_text(BODIES[i]) == 'yes' or i > 40 for i in range(60))}",
-        "SELECT id FROM docs ORDER BY id",
-        [(i,) for i in range(41) if answer_text(BODIES[i]) != "yes"],
-    ),
-    "DELETE FROM docs USING topics t WHERE docs.topic = t.id AND ai_generate(t.name) <> ''": (
-        "DELETE 30",
-        "SELECT count(*) FROM docs",
-        [(30,)],
-    ),
-}
-
-
-@pytest.mark.parametrize("in_transaction", [False, True, "changed"])
-@pytest.mark.parametrize("sql", WRITES)
-async def test_write(
-    sql: str, in_transaction: bool | str, session: DuckDbSession, generator: InstantGenerator
-) -> None:
-    expected_tag, check, expected = WRITES[sql]
-    if in_transaction:
-        await session.execute("BEGIN")
-    if in_transaction == "changed":
-        await session.execute("UPDATE topics SET name = name || '!' WHERE id = 5")
-    assert await tag(session, sql) == expected_tag
-    assert await rows(session, check) == expected
-    assert len(generator.prompts) == len(set(generator.prompts))
-    if in_transaction:
-        assert session.transaction_status == "T"
-        assert await tag(session, "COMMIT") == "COMMIT"
-        assert await rows(session, check) == expected
-    name = "food!" if in_transaction == "changed" else "food"
-    assert await rows(session, "SELECT name FROM topics WHERE id = 5") == [(name,)]
-
-
 async def test_returning(session: DuckDbSession) -> None:
     sql = (
         "INSERT INTO docs SELECT 100 + id, topic, ai_generate(body) FROM docs WHERE id < 2 "
@@ -158,139 +72,11 @@ async def test_returning(session: DuckDbSession) -> None:
     assert list(result.rows) == [(answer_text("body 0"),)]
 
 
-async def test_sequence_default_is_drawn_once(session: DuckDbSession) -> None:
-    await session.execute("CREATE SEQUENCE s")
-    await session.execute("CREATE TABLE n (id INT DEFAULT nextval('s'), a VARCHAR)")
-    await session.execute("INSERT INTO n (a) SELECT ai_generate(name) FROM topics")
-    assert await rows(session, "SELECT id FROM n ORDER BY id") == [(1,), (2,), (3,), (4,)]
-
-
-async def test_merge_with_calls_is_refused(session: DuckDbSession) -> None:
-    with pytest.raises(FeatureNotSupportedError, match="MERGE"):
-        await session.execute(
-            "MERGE INTO docs USING topics t ON docs.id = t.id "
-            "WHEN MATCHED THEN UPDATE SET body = ai_generate(t.name)"
-        )
-
-
-async def test_transactions(session: DuckDbSession) -> None:
-    assert await tag(session, "START TRANSACTION") == "BEGIN"
-    await session.execute("INSERT INTO topics VALUES (9, 'new')")
-    assert session.transaction_status == "T"
-    again = await session.execute("BEGIN")
-    assert again.notices[0].sqlstate == "25001"
-    with pytest.raises(SqlError):
-        await session.execute("SELECT nope")
-    assert session.transaction_status == "E"
-    with pytest.raises(SqlError) as raised:
-        await session.execute("SELECT ai_generate('a')")
-    assert raised.value.sqlstate == "25P02"
-    assert await tag(session, "COMMIT") == "ROLLBACK"
-    assert session.transaction_status == "I"
-    assert await rows(session, "SELECT count(*) FROM topics WHERE id = 9") == [(0,)]
-    outside = await session.execute("ROLLBACK")
-    assert outside.notices[0].sqlstate == "25P01"
-
-
-async def test_calls_see_uncommitted_rows(session: DuckDbSession) -> None:
+async def test_notices_of_transactions_have_their_states(session: DuckDbSession) -> None:
     await session.execute("BEGIN")
-    await session.execute("INSERT INTO topics VALUES (9, 'fresh')")
-    assert await rows(session, "SELECT ai_generate(name) FROM topics WHERE id = 9") == [
-        (answer_text("fresh"),)
-    ]
-    assert await tag(session, "END") == "COMMIT"
-
-
-async def test_placeholder_error_does_not_wreck_a_transaction(
-    session: DuckDbSession,
-) -> None:
-    fragile = "SELECT CAST(coalesce(length(ai_generate('a'))::VARCHAR, 'none') AS INT) AS n"
-    await session.execute("BEGIN")
-    assert await rows(session, fragile) == [(len(answer_text("a") or ""),)]
-    assert session.transaction_status == "T"
-    await session.execute("UPDATE topics SET name = 'x'")
-    assert await rows(session, fragile) == [(len(answer_text("a") or ""),)]
-    assert await rows(session, "SELECT DISTINCT name FROM topics") == [("x",)]
-    await session.execute("UPDATE topics SET name = random()::VARCHAR")
-    with pytest.raises(SqlError) as raised:
-        await session.execute(fragile)
-    assert "outside the transaction" in raised.value.hint
+    assert (await session.execute("BEGIN")).notices[0].sqlstate == "25001"
     await session.execute("ROLLBACK")
-
-
-async def test_a_transaction_that_only_reads_stays_one(session: DuckDbSession) -> None:
-    fragile = "SELECT CAST(coalesce(length(ai_generate('a'))::VARCHAR, 'none') AS INT) AS n"
-    await session.execute("BEGIN READ ONLY")
-    assert await rows(session, fragile) == [(len(answer_text("a") or ""),)]
-    with pytest.raises(SqlError, match="read-only"):
-        await session.execute("UPDATE topics SET name = 'x'")
-    await session.execute("ROLLBACK")
-
-
-async def test_an_order_of_filters_is_not_tried_where_an_error_would_cost_the_transaction(
-    server: DuckDbSqlServer, session: DuckDbSession
-) -> None:
-    # The query that samples a filter does not know the name; the statement does.
-    named = "SELECT id, body || '!' AS b FROM docs WHERE ai_filter('x', b) AND ai_filter('y', b)"
-    expected = await rows(session, named)
-    assert expected
-    await session.execute("BEGIN")
-    await session.execute("INSERT INTO topics VALUES (9, 'mine')")
-    assert await rows(session, named) == expected
-    assert await tag(session, "COMMIT") == "COMMIT"
-    assert await rows(session, "SELECT name FROM topics WHERE id = 9") == [("mine",)]
-    other = await server.open_session(ClientInfo())
-    await session.execute("BEGIN")
-    seen = await rows(session, "SELECT count(*) FROM topics")
-    await other.execute("INSERT INTO topics VALUES (10, 'later')")
-    assert await rows(session, named) == expected
-    assert await rows(session, "SELECT count(*) FROM topics") == seen
-    await session.execute("COMMIT")
-
-
-async def test_settings(session: DuckDbSession) -> None:
-    assert await rows(session, "SHOW tierkv.max_calls") == [("1000",)]
-    assert await tag(session, "SET tierkv.max_calls = 5") == "SET"
-    await session.execute("SET SESSION tierkv.model TO 'other'")
-    await session.execute("SET tierkv.request_timeout = '2min'")
-    assert (await session.execute("SHOW tierkv.model")).columns == (
-        Column("tierkv.model", "VARCHAR"),
-    )
-    assert await rows(session, "SHOW tierkv.request_timeout") == [("120.0",)]
-    assert await rows(session, "SELECT ai_generate('p')") == [(answer_text("p", "other"),)]
-    settings = await rows(session, "SELECT name, setting, source FROM tierkv.settings")
-    assert ("tierkv.max_calls", "5", "session") in settings
-    assert ("tierkv.max_tokens", "512", "default") in settings
-    await session.execute("RESET tierkv.model")
-    assert await rows(session, "SHOW tierkv.model") == [("",)]
-    for text, state, words in (
-        ("SET tierkv.modell = 'x'", "42704", "tierkv.model"),
-        ("SHOW tierkv.max_cals", "42704", "tierkv.max_calls"),
-        ("SET tierkv.max_calls = many", "22023", ""),
-        ("SET tierkv.on_error = sometimes", "22023", ""),
-        ("SET tierkv.model", "42601", ""),
-        ("SET threads = 1", "42501", ""),
-    ):
-        with pytest.raises(UserError) as raised:
-            await session.execute(text)
-        assert raised.value.sqlstate == state
-        assert words in raised.value.hint
-
-
-async def test_settings_follow_transactions(session: DuckDbSession) -> None:
-    await session.execute("SET tierkv.max_calls = 5")
-    await session.execute("BEGIN")
-    await session.execute("SET tierkv.max_calls = 6")
-    await session.execute("SET LOCAL tierkv.max_tokens = 7")
-    await session.execute("ROLLBACK")
-    assert await rows(session, "SHOW tierkv.max_calls") == [("5",)]
-    await session.execute("BEGIN")
-    await session.execute("SET tierkv.max_calls = 6")
-    await session.execute("SET LOCAL tierkv.max_tokens = 7")
-    assert await rows(session, "SHOW tierkv.max_tokens") == [("7",)]
-    await session.execute("COMMIT")
-    assert await rows(session, "SHOW tierkv.max_calls") == [("6",)]
-    assert await rows(session, "SHOW tierkv.max_tokens") == [("512",)]
+    assert (await session.execute("ROLLBACK")).notices[0].sqlstate == "25P01"
 
 
 async def test_client_options_and_server_defaults(generator: InstantGenerator) -> None:
@@ -337,41 +123,12 @@ async def test_describe(session: DuckDbSession, generator: InstantGenerator) -> 
     assert await rows(session, "SELECT count(*) FROM docs") == [(60,)]
 
 
-@pytest.mark.parametrize(
-    ("sql", "expected"),
-    [
-        ("CREATE TABLE a (b INT)", "CREATE TABLE"),
-        ("CREATE OR REPLACE VIEW v AS SELECT 1", "CREATE VIEW"),
-        ("DROP TABLE IF EXISTS nothing", "DROP TABLE"),
-        ("ALTER TABLE topics ADD COLUMN x INT", "ALTER TABLE"),
-        ("TRUNCATE topics", "TRUNCATE"),
-        ("FROM topics", "SELECT 4"),
-        ("VALUES (1), (2)", "SELECT 2"),
-        ("SET VARIABLE x = 1", "SET"),
-        ("EXPLAIN SELECT 1", "EXPLAIN"),
-        ("UPDATE topics SET name = 'x' WHERE id < 2", "UPDATE 2"),
-    ],
-)
-async def test_command_tags(sql: str, expected: str, session: DuckDbSession) -> None:
-    assert await tag(session, sql) == expected
-
-
 async def test_split(session: DuckDbSession) -> None:
     assert session.split("SELECT 1; -- x\n ;; SELECT ';' /* ; */ ;SELECT $$;$$") == [
         "SELECT 1",
         "SELECT ';'",
         "SELECT $$;$$",
     ]
-
-
-@pytest.mark.parametrize("target", ["STDOUT", "'answers.csv'"])
-async def test_a_copy_that_is_refused_asks_nothing(
-    session: DuckDbSession, generator: InstantGenerator, target: str
-) -> None:
-    with pytest.raises(SqlError) as raised:
-        await session.execute(f"COPY (SELECT ai_generate(body) FROM docs) TO {target}")
-    assert raised.value.sqlstate == "42501"
-    assert generator.prompts == []
 
 
 async def test_copy_in(session: DuckDbSession) -> None:

@@ -1,0 +1,91 @@
+"""Every script of this folder through every door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests import fix_postgres, fix_sql
+from tests.differential.doors import Door, DuckDbFront, WireDoor
+from tests.fix_postgres import PostgresServer, attendants, running_relay
+from tests.sql.script import RELAY, EchoGenerator, Player, Script, read_script
+from tierkv.dbfront.postgres.install import install
+
+pytestmark = pytest.mark.integration
+
+SCRIPTS = sorted(Path(__file__).parent.glob("*.test"))
+CASES = [
+    pytest.param(script, *case, id="-".join(filter(None, (path.stem, *case))))
+    for path, script in [(path, read_script(path)) for path in SCRIPTS]
+    for case in script.cases
+]
+MADE = {
+    "VIEW": "SELECT schema_name, view_name FROM duckdb_views() WHERE NOT internal AND ",
+    "TABLE": "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal AND ",
+    "SEQUENCE": "SELECT schema_name, sequence_name FROM duckdb_sequences() WHERE ",
+    "MACRO": "SELECT schema_name, function_name FROM duckdb_functions() "
+    "WHERE function_type = 'macro' AND NOT internal AND ",
+}
+"""What a script may make, by kind, in the order in which it can be dropped."""
+_OURS = "database_name = current_database() AND schema_name <> 'tierkv'"
+
+
+@pytest.fixture(scope="module")
+def generator() -> EchoGenerator:
+    return EchoGenerator()
+
+
+@pytest.fixture(scope="module")
+def front(generator: EchoGenerator) -> Iterator[DuckDbFront]:
+    running = DuckDbFront(generator)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def relay_dsn(generator: EchoGenerator, postgres: PostgresServer) -> Iterator[str]:
+    asyncio.run(install(postgres.dsn))
+    with running_relay(postgres.dsn, attendants(generator)) as relay:
+        yield relay.dsn
+
+
+@pytest.fixture
+def opens(request: pytest.FixtureRequest, door: str) -> Callable[[], Door]:
+    """Open connections through a door, to a database that holds the tables of tests and no more."""
+    if door in RELAY:
+        relay_dsn: str = request.getfixturevalue("relay_dsn")
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        with psycopg.connect(postgres.dsn, autocommit=True) as direct:
+            direct.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            direct.execute(fix_postgres.TABLES)
+        return lambda: WireDoor(relay_dsn, extended=door == "relay_extended")
+    front: DuckDbFront = request.getfixturevalue("front")
+    _fill(front)
+    return {
+        "dbapi": front.dbapi,
+        "simple": front.wire,
+        "extended": lambda: front.wire(extended=True),
+        "rest": front.rest,
+    }[door]
+
+
+def _fill(front: DuckDbFront) -> None:
+    cursor = front.dbapi()
+    for kind, query in MADE.items():
+        for schema, name in cursor.run(query + _OURS).rows:
+            outcome = cursor.run(f'DROP {kind} "{schema}"."{name}"')
+            assert not outcome.sqlstate, outcome
+    for statement in fix_sql.TABLES.strip().split(";\n"):
+        assert not cursor.run(statement).sqlstate
+    cursor.close()
+
+
+@pytest.mark.parametrize(("script", "door", "mode"), CASES)
+def test_script(
+    script: Script, door: str, mode: str, opens: Callable[[], Door], generator: EchoGenerator
+) -> None:
+    Player(door, opens, generator, mode).play(script)
