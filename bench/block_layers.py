@@ -17,11 +17,12 @@ import xxhash
 from bench.report import Report, finish, median_seconds, parse_arguments
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
+from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import connect_pool_node
 from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
@@ -99,12 +100,14 @@ def _store_and_load(
     def store() -> None:
         stamp = time.perf_counter_ns()
         puts = [
-            PutRequest(
+            BlockSpec(
                 BlockKey(stamp.to_bytes(8, "little") + next(counter).to_bytes(8, "little")),
-                ROOT_PARENT, size, LAYERS, 64,
+                ROOT_PARENT,
+                64,
+                RangeShape(size, LAYERS),
             )
             for _ in range(BLOCKS)
-        ]  # fmt: skip
+        ]
         grants = [grant for grant in client.reserve(puts) if grant is not None]
         client.write_ranges(
             [

@@ -20,10 +20,11 @@ from bench.compute_node import HERE, NAMESPACE, THERE, Timed, ask, make_node, ra
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
+from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.clock import SystemClock
@@ -193,14 +194,15 @@ def _copy_blocks(node: ComputeNode, history: list[int], source: PoolNode, target
         if len(places) != len(some):
             raise AssertionError("the history was not published")
         parents = [keys[i - 1] if i else ROOT_PARENT for i in range(start, start + len(some))]
-        grants = target.reserve([
-            PutRequest(
-                key=key, parent=parent, range_bytes=layout.stored_layer_bytes,
-                range_count=layout.layers, tokens=layout.block_tokens,
-                model="model", tenant="default",
-            )
+        ranges, owner = (
+            RangeShape(layout.stored_layer_bytes, layout.layers),
+            Owner("model", "default"),
+        )
+        puts = [
+            BlockSpec(key, parent, layout.block_tokens, ranges, owner)
             for key, parent in zip(some, parents, strict=True)
-        ])  # fmt: skip
+        ]
+        grants = target.reserve(puts)
         granted = [grant for grant in grants if grant is not None]
         buffers = [bytearray(layout.stored_layer_bytes) for _ in some]
         for layer in range(layout.layers):

@@ -27,6 +27,7 @@ from bench.meta_redis import RedisKeys
 from bench.pool_cores import client_side, server_side
 from bench.pool_peers import PeerMissingError
 from bench.report import Report, finish, make_parser
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
@@ -180,13 +181,15 @@ def _pack_seconds() -> float:
     """Return what making one event's record costs the node that reports it."""
     node, life = NodeId("dmp-0"), Incarnation(1)
     keys = Load(1, 4_096 * HOSTS).chain(0, 0, 4_096)
+    owners = [Owner("qwen3-32b", "acme", f"session-{n // 64}") for n in range(len(keys))]
     events = tuple(
         BlockStored(
-            key, BlockKey(bytes(16)), Tier.L2, 64, Location(node, life, 0, n, n + 1, 8 << 20),
-            "qwen3-32b", "acme", f"session-{n // 64}",
+            BlockSpec(key, BlockKey(bytes(16)), 64, owner=owner),
+            Tier.L2,
+            Location(node, life, 0, n, n + 1, 8 << 20),
         )
-        for n, key in enumerate(keys)
-    )  # fmt: skip
+        for n, (key, owner) in enumerate(zip(keys, owners, strict=True))
+    )
     batch = EventBatch(node, life, 1, events)
     gc.disable()
     times = []

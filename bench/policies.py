@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.report import Report, finish, make_parser
-from tierkv.policies.eviction import Expectation
+from tierkv.kvcore.block import Expectation
 from tierkv.simulator.cache_replay import Order, replay
 from tierkv.simulator.trace import Request, in_order, load_trace
 from tierkv.simulator.trace_hints import NO_HINT, Hint, Hints, TraceHints

@@ -24,9 +24,10 @@ import numpy as np
 from bench.pool_cell import BATCH, Cell, Operation, Round, Values, run_round, verify
 from bench.pool_peers import cache_folder
 from bench.pool_run import Plan, Results, say
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
-from tierkv.storage.block_store import BlockRead, StoredBlock
+from tierkv.storage.block_store import BlockRead
 from tierkv.storage.disk.segment_store import SegmentStore
 
 DEPTH: Final = 4
@@ -103,7 +104,7 @@ class Store:
     def _put(self, k: int) -> None:
         number = next(self._numbers)
         key = BlockKey(number.to_bytes(8, "little") + k.to_bytes(8, "little"))
-        block = StoredBlock(key, ROOT_PARENT, self.values.size, 1, 64)
+        block = BlockSpec(key, ROOT_PARENT, 64, ranges=RangeShape(self.values.size, 1))
         self._store.put(block, self._sources[k])
         self._last = [key]
 

@@ -22,10 +22,10 @@ from bench.pool_cores import server_side
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transport.select import connect_pool_node
 from tierkv.dmp.transport.shm import ShmPoolNode
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
@@ -187,7 +187,12 @@ class ShmView:
         assert isinstance(node, ShmPoolNode), node.path.reason
         self._node = node
         puts = [
-            PutRequest(BlockKey(b"in-place" + k.to_bytes(8, "big")), ROOT_PARENT, values.size, 1, 0)
+            BlockSpec(
+                BlockKey(b"in-place" + k.to_bytes(8, "big")),
+                ROOT_PARENT,
+                0,
+                ranges=RangeShape(values.size, 1),
+            )
             for k in range(BATCH)
         ]
         places = node.put(puts, [memoryview(row) for row in values.source])

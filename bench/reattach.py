@@ -16,10 +16,10 @@ from bench.report import Report, finish, median_seconds, parse_arguments
 from tierkv.dmp.config import MIN_SLOT_BYTES, DmpConfig
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.node.state import NodeState, shape_of
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.segment_file import open_segment
 from tierkv.dmp.segment.segment_scan import scan_segment
 from tierkv.dmp.wire.messages import Sealing
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
@@ -66,9 +66,11 @@ def _fill(config: DmpConfig, slots: int, rng: random.Random) -> None:
     node.stop()
 
 
-def _put(keys: Sequence[BlockKey], index: int) -> PutRequest:
+def _put(keys: Sequence[BlockKey], index: int) -> BlockSpec:
     parent = keys[index - 1] if index % CHAIN_BLOCKS else ROOT_PARENT
-    return PutRequest(keys[index], parent, 8_000, 2, 64, "demo", "default")
+    return BlockSpec(
+        keys[index], parent, 64, ranges=RangeShape(8_000, 2), owner=Owner("demo", "default")
+    )
 
 
 def _measure(report: Report, config: DmpConfig, slots: int) -> None:

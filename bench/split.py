@@ -26,8 +26,9 @@ from tierkv.compute.batching.batch_plan import Chunk
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.node import ComputeNode
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
-from tierkv.dmp.pool_node import PutGrant, PutRequest, RangeWrite
+from tierkv.dmp.pool_node import PutGrant, RangeWrite
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
@@ -61,7 +62,7 @@ class Line(InprocPoolNode):
     takes_tails = True
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         """Reserve, but for tails that are not wanted."""
         wanted = [put for put in puts if self.takes_tails or put.tokens == BLOCK_TOKENS]

@@ -12,15 +12,8 @@ import time
 from collections.abc import Sequence
 from enum import StrEnum
 
-from tierkv.dmp.pool_node import (
-    PathInfo,
-    PoolNode,
-    PoolNodeStats,
-    PutGrant,
-    PutRequest,
-    RangeRead,
-    RangeWrite,
-)
+from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.location import Location
 
@@ -82,7 +75,7 @@ class ThrottledPoolNode(PoolNode):
         return self._below.promote(keys)
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         return self._below.reserve(puts, deadline_s=deadline_s)
 

@@ -29,6 +29,7 @@ from tierkv.compute.tiers.store_reader import StoreReader
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import (
     BlockEvent,
     BlockRemoved,
@@ -318,15 +319,9 @@ class ComputeNode:
                 self._stored.pop(event.key, None)
                 block_events.append(BlockRemoved(event.key, Tier.L1))
                 continue
-            stored = BlockStored(
-                key=event.key,
-                parent=event.parent,
-                tier=Tier.L1,
-                tokens=self.config.block_tokens,
-                model=self.model.name,
-                tenant=event.tenant,
-                session=event.session,
-            )
+            owner = Owner(self.model.name, event.tenant, event.session)
+            block = BlockSpec(event.key, event.parent, self.config.block_tokens, owner=owner)
+            stored = BlockStored(block, Tier.L1)
             self._stored[event.key] = stored
             self._stored_tokens += self.config.block_tokens
             block_events.append(stored)

@@ -11,52 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.location import Location
-from tierkv.policies.eviction import Expectation
-
-
-@dataclass(frozen=True, slots=True)
-class PutRequest:
-    """A block somebody wants to store.
-
-    Attributes:
-        key: the block.
-        parent: the block before it; a parent outlives its children under eviction.
-        range_bytes: bytes of one range (one layer).
-        range_count: number of ranges (layers); the slot holds ``range_bytes * range_count``.
-        tokens: tokens in the block, reported to the directory.
-        model: model name, for the views.
-        tenant: whom to account to.
-        session: whose conversation stores it, for the views; empty when unknown.
-        expectation: of its next use; what comes here for a reason is worth keeping.
-        expected_in_s: seconds until that use; None when not known.
-        depth: blocks before it in its prompt.
-        tail: the last block of its prompt.
-    """
-
-    key: BlockKey
-    parent: BlockKey
-    range_bytes: int
-    range_count: int
-    tokens: int
-    model: str = ""
-    tenant: str = ""
-    session: str = ""
-    expectation: Expectation = Expectation.UNKNOWN
-    expected_in_s: float | None = None
-    depth: int = 0
-    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PutGrant:
     """A reserved slot, writable until ``deadline_s`` from the reserve; invisible until sealed."""
 
-    key: BlockKey
+    block: BlockSpec
     location: Location
-    range_bytes: int
-    range_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +137,7 @@ class PoolNode(Protocol):
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]: ...
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]: ...
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None: ...
@@ -188,7 +153,7 @@ class PoolNode(Protocol):
     def release(self, locations: Sequence[Location]) -> None: ...
 
     def put(
-        self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+        self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
     ) -> list[Location | None]:
         """Store whole blocks; the transports that can do it in one round trip override this."""
         return put_in_steps(self, puts, payloads)
@@ -205,7 +170,7 @@ class PoolNode(Protocol):
 
 
 def put_in_steps(
-    node: PoolNode, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+    node: PoolNode, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
 ) -> list[Location | None]:
     """Reserve, write and seal whole blocks; what was reserved is aborted on an error."""
     grants = node.reserve(puts)
@@ -216,7 +181,7 @@ def put_in_steps(
                 RangeWrite(grant, index, _range(payload, grant, index))
                 for grant, payload in zip(grants, payloads, strict=True)
                 if grant is not None
-                for index in range(grant.range_count)
+                for index in range(grant.block.ranges.count)
             ]
         )
         sealed = iter(node.seal(granted))
@@ -227,4 +192,6 @@ def put_in_steps(
 
 
 def _range(payload: memoryview, grant: PutGrant, index: int) -> memoryview:
-    return payload.cast("B")[index * grant.range_bytes : (index + 1) * grant.range_bytes]
+    return payload.cast("B")[
+        index * grant.block.ranges.size_bytes : (index + 1) * grant.block.ranges.size_bytes
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
 
@@ -19,24 +20,19 @@ class BlockStored:
     """A block became readable.
 
     Attributes:
-        key: the block.
-        parent: the block before it in its prompt, ``ROOT_PARENT`` for the first.
+        block: which; neither its ranges nor its outlook is told to the meta server.
         tier: L1 (compute pages), L2 (DMP memory) or L4 (DMP disk).
-        tokens: tokens in the block.
-        location: the slot; None for L1.
-        model: model name, for the views.
-        tenant: the tenant that may read the block, for the views.
-        session: the conversation that stored the block, for the views; empty when unknown.
+        location: the slot; None for L1 and L4.
     """
 
-    key: BlockKey
-    parent: BlockKey
+    block: BlockSpec
     tier: Tier
-    tokens: int
     location: Location | None = None
-    model: str = ""
-    tenant: str = ""
-    session: str = ""
+
+    @property
+    def key(self) -> BlockKey:
+        """Which block; both kinds of event have it."""
+        return self.block.key
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ def pack_events(batch: EventBatch) -> EventRecords:
     models, tenants, sessions = _Names(), _Names(), _Names()
 
     def stored(event: BlockStored) -> bytes:
-        location = event.location
+        block, location = event.block, event.location
+        owner = block.owner
         kind = NOWHERE
         if location is None:
             where = (0, 0, 0, 0)
@@ -96,13 +97,13 @@ def pack_events(batch: EventBatch) -> EventRecords:
             kind = OWN if _is_own(location, batch) else FOREIGN
             where = (location.slot, location.generation, location.length, location.segment)
         return _RECORD.pack(
-            event.key,
-            event.parent,
+            block.key,
+            block.parent,
             *where,
-            event.tokens,
-            sessions.number(event.session),
-            models.number(event.model),
-            tenants.number(event.tenant),
+            block.tokens,
+            sessions.number(owner.session),
+            models.number(owner.model),
+            tenants.number(owner.tenant),
             STORED,
             TIER_CODES[event.tier],
             kind,

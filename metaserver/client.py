@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import EventBatch
 from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId
@@ -120,21 +121,17 @@ class NodeState:
 class BlockRecord:
     """One copy of a block, for the admin view; ages are seconds.
 
-    ``heat`` is uses per hour, fading; ``leases`` counts live leases that cover the block.
+    ``heat`` is uses per hour, fading; ``leases`` counts live leases that cover the block. The
+    directory knows neither the ranges nor the outlook of a block.
     """
 
-    key: BlockKey
-    parent: BlockKey
+    block: BlockSpec
     node_id: NodeId
     tier: str
-    tokens: int
     size_bytes: int
-    model: str
-    tenant: str
     age_s: float
     idle_s: float
     hits: int
-    session: str = ""
     heat: float = 0.0
     leases: int = 0
 

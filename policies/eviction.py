@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, Protocol
 
-
-class Expectation(IntEnum):
-    """What is known about the next use of a block, from least to most worth keeping."""
-
-    NONE = 0
-    """No use is expected: a final answer, or blocks that only one call of a statement needed."""
-
-    UNKNOWN = 1
-    TURN = 2
-    """Another turn of the session is expected."""
-
-    ROWS = 3
-    """Pending calls of a running statement will read the block."""
+from tierkv.kvcore.block import Expectation
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.kvcore.block import Expectation
+from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, run_kind
 
 _MOST_USES: Final = 3

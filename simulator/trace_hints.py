@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from tierkv.policies.eviction import Expectation
+from tierkv.kvcore.block import Expectation
 from tierkv.simulator.trace import Request
 
 

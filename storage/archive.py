@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -27,7 +28,7 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
-from tierkv.storage.block_store import StoredBlock, block_size_checked, check_block, range_span
+from tierkv.storage.block_store import block_size_checked, check_block, range_span
 from tierkv.storage.disk.segment_format import (
     PAGE,
     Record,
@@ -110,7 +111,7 @@ class ObjectArchive:
                 hint="check the URL (s3://, gs://, az://, file:///) and dmp.archive_options",
             ) from error
 
-    def put(self, block: StoredBlock, payload: memoryview) -> None:
+    def put(self, block: BlockSpec, payload: memoryview) -> None:
         check_block(block, payload)
         if self.exists(block.key):
             return
@@ -186,7 +187,7 @@ class ObjectArchive:
         self._add_key(key)
         return True
 
-    def find(self, key: BlockKey) -> StoredBlock | None:
+    def find(self, key: BlockKey) -> BlockSpec | None:
         try:
             return self.record(key).block
         except BlockNotFoundError:
@@ -222,7 +223,7 @@ class ObjectArchive:
                 self._add_key(key)
             yield keys
 
-    def blocks(self) -> Sequence[StoredBlock]:
+    def blocks(self) -> Sequence[BlockSpec]:
         """List the archived blocks; costs one request per block whose record is not in memory."""
         keys = [key for chunk in self.list_keys() for key in chunk]
         with ThreadPoolExecutor(_LISTING_THREADS) as threads:

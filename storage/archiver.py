@@ -177,8 +177,8 @@ class Archiver:
         try:
             if block is None:
                 raise BlockNotFoundError(f"block {key.hex()} left the disk before it was archived")
-            with self._buffers.lend(block.payload_bytes) as lent:
-                payload = lent[: block.payload_bytes]
+            with self._buffers.lend(block.ranges.payload_bytes) as lent:
+                payload = lent[: block.ranges.payload_bytes]
                 self._disk.get_block(key, payload, touch=False)
                 self._archive.put(block, payload)
         except BlockNotFoundError:
@@ -186,7 +186,7 @@ class Archiver:
                 self._count(missed_blocks=1)
             raise
         with self._changed:
-            self._count(stored_blocks=1, stored_bytes=block.payload_bytes)
+            self._count(stored_blocks=1, stored_bytes=block.ranges.payload_bytes)
 
     def _delete(self, key: BlockKey) -> None:
         self._archive.delete(key)

@@ -12,36 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import BlockNotFoundError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlock:
-    """Description of a stored block.
-
-    Attributes:
-        key: the block.
-        parent: the block before it.
-        range_bytes: bytes of one range (one layer).
-        range_count: number of ranges.
-        tokens: tokens in the block.
-        model: model name, for the views.
-        tenant: the owning tenant.
-    """
-
-    key: BlockKey
-    parent: BlockKey
-    range_bytes: int
-    range_count: int
-    tokens: int
-    model: str = ""
-    tenant: str = ""
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of all ranges."""
-        return self.range_bytes * self.range_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +53,7 @@ class BlockStore(Protocol):
        per range. A caller that passes the bytes on passes these checksums on too.
     """
 
-    def put(self, block: StoredBlock, payload: memoryview) -> None: ...
+    def put(self, block: BlockSpec, payload: memoryview) -> None: ...
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None: ...
 
@@ -88,11 +61,11 @@ class BlockStore(Protocol):
 
     def exists(self, key: BlockKey) -> bool: ...
 
-    def find(self, key: BlockKey) -> StoredBlock | None: ...
+    def find(self, key: BlockKey) -> BlockSpec | None: ...
 
     def delete(self, key: BlockKey) -> None: ...
 
-    def blocks(self) -> Sequence[StoredBlock]: ...
+    def blocks(self) -> Sequence[BlockSpec]: ...
 
     def close(self) -> None: ...
 
@@ -108,12 +81,12 @@ class StoreListener(Protocol):
     3. Both run in the thread of a put or get, without a lock held, and must be quick.
     """
 
-    def fading(self, blocks: Sequence[StoredBlock]) -> None: ...
+    def fading(self, blocks: Sequence[BlockSpec]) -> None: ...
 
-    def evicted(self, blocks: Sequence[StoredBlock]) -> None: ...
+    def evicted(self, blocks: Sequence[BlockSpec]) -> None: ...
 
 
-def check_block(block: StoredBlock, payload: memoryview) -> None:
+def check_block(block: BlockSpec, payload: memoryview) -> None:
     """Check a put.
 
     Raises:
@@ -122,41 +95,44 @@ def check_block(block: StoredBlock, payload: memoryview) -> None:
     """
     if len(block.key) != BLOCK_KEY_BYTES or len(block.parent) != BLOCK_KEY_BYTES:
         raise ValueError(f"a block key has {BLOCK_KEY_BYTES} bytes")
-    if not 1 <= block.range_count <= limits.MAX_LAYERS:
-        raise ValueError(f"a block has 1 to {limits.MAX_LAYERS} ranges, got {block.range_count}")
-    if not 1 <= block.payload_bytes <= limits.MAX_SLOT_BYTES:
-        raise ValueError(f"a block of {block.payload_bytes} bytes")
+    if not 1 <= block.ranges.count <= limits.MAX_LAYERS:
+        raise ValueError(f"a block has 1 to {limits.MAX_LAYERS} ranges, got {block.ranges.count}")
+    if not 1 <= block.ranges.payload_bytes <= limits.MAX_SLOT_BYTES:
+        raise ValueError(f"a block of {block.ranges.payload_bytes} bytes")
     if not 0 <= block.tokens < 1 << 32:
         raise ValueError(f"a block of {block.tokens} tokens")
-    for name in (block.model, block.tenant):
+    for name in (block.owner.model, block.owner.tenant):
         if len(name.encode()) > limits.MAX_NAME_CHARS or "\0" in name:
             raise ValueError(f"a name of {len(name)} characters, or with a zero byte")
-    if payload.nbytes != block.payload_bytes:
-        raise ValueError(f"{payload.nbytes} bytes given for a block of {block.payload_bytes}")
+    if payload.nbytes != block.ranges.payload_bytes:
+        raise ValueError(
+            f"{payload.nbytes} bytes given for a block of {block.ranges.payload_bytes}"
+        )
 
 
-def block_size_checked(block: StoredBlock, destination: memoryview) -> memoryview:
+def block_size_checked(block: BlockSpec, destination: memoryview) -> memoryview:
     """Return the destination of a whole block as flat bytes.
 
     Raises:
         BlockNotFoundError: the sizes differ.
     """
-    if destination.nbytes != block.payload_bytes:
+    size = block.ranges.payload_bytes
+    if destination.nbytes != size:
         raise BlockNotFoundError(
-            f"block {block.key.hex()} has {block.payload_bytes} bytes, not {destination.nbytes}"
+            f"block {block.key.hex()} has {size} bytes, not {destination.nbytes}"
         )
     return destination.cast("B")
 
 
-def range_span(block: StoredBlock, index: int, destination: memoryview) -> slice:
+def range_span(block: BlockSpec, index: int, destination: memoryview) -> slice:
     """Return the position of a range in the payload.
 
     Raises:
         BlockNotFoundError: no such range, or the destination has another size.
     """
-    if not 0 <= index < block.range_count or destination.nbytes != block.range_bytes:
+    if not 0 <= index < block.ranges.count or destination.nbytes != block.ranges.size_bytes:
         raise BlockNotFoundError(
             f"range {index} of {destination.nbytes} bytes is not in a block of "
-            f"{block.range_count} x {block.range_bytes}"
+            f"{block.ranges.count} x {block.ranges.size_bytes}"
         )
-    return slice(index * block.range_bytes, (index + 1) * block.range_bytes)
+    return slice(index * block.ranges.size_bytes, (index + 1) * block.ranges.size_bytes)

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tierkv.kvcore.block_at_rest import BlockAtRest
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.storage.archive import ObjectArchive
 from tierkv.storage.archiver import Archiver, ArchiveStats, Errand
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.disk.segment_stats import SegmentStoreStats
 from tierkv.storage.disk.segment_store import SegmentStore
 
@@ -124,25 +123,14 @@ class L4Store:
         """Set the callback that receives blocks that can't be read here any more."""
         self._gone = gone
 
-    def put(
-        self, block: BlockAtRest, payload: memoryview, *, checksums: bytes | None = None
-    ) -> None:
+    def put(self, block: BlockSpec, payload: memoryview, *, checksums: bytes | None = None) -> None:
         """Store a whole block on disk; see tierkv.storage.disk.segment_store.SegmentStore.put."""
-        stored = StoredBlock(
-            block.key,
-            block.parent,
-            block.range_bytes,
-            block.range_count,
-            block.tokens,
-            block.model,
-            block.tenant,
-        )
         began = self._clock.now()
-        self._disk.put(stored, payload, checksums=checksums)
+        self._disk.put(block, payload, checksums=checksums)
         with self._meter.lock:
             self._meter.write_time_s += self._clock.now() - began
 
-    def find(self, key: BlockKey) -> StoredBlock | None:
+    def find(self, key: BlockKey) -> BlockSpec | None:
         """Return a block's description from memory; None if unknown.
 
         If only the key of an archived block is known, its record is fetched in the background, so a
@@ -188,7 +176,7 @@ class L4Store:
                     raise
             self._read_archive(key, lambda archive: archive.get_range(key, index, destination))
 
-    def blocks(self) -> Sequence[StoredBlock]:
+    def blocks(self) -> Sequence[BlockSpec]:
         """List the blocks on disk, oldest put first; archived blocks are found by key only."""
         return self._disk.blocks()
 
@@ -238,12 +226,12 @@ class L4Store:
 
     # What the disk store tells (StoreListener).
 
-    def fading(self, blocks: Sequence[StoredBlock]) -> None:
+    def fading(self, blocks: Sequence[BlockSpec]) -> None:
         """Queue blocks for the archive while they can still be read from disk."""
         if self._archiver is not None:
             self._archiver.ask([block.key for block in blocks], Errand.STORE)
 
-    def evicted(self, blocks: Sequence[StoredBlock]) -> None:
+    def evicted(self, blocks: Sequence[BlockSpec]) -> None:
         """Tell the listener about evicted blocks that are not archived."""
         gone = [block.key for block in blocks if not self._in_archive(block.key)]
         if gone and self._gone is not None:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import xxhash
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from tierkv.kvcore.ids import BlockKey
-from tierkv.storage.block_store import StoredBlock, block_size_checked, check_block, range_span
+from tierkv.storage.block_store import block_size_checked, check_block, range_span
 
 
 class MemoryBlockStore:
@@ -20,25 +21,27 @@ class MemoryBlockStore:
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._lock = threading.Lock()
-        self._held: dict[BlockKey, tuple[StoredBlock, bytearray, tuple[int, ...]]] = {}
+        self._held: dict[BlockKey, tuple[BlockSpec, bytearray, tuple[int, ...]]] = {}
         self._closed = False
 
-    def put(self, block: StoredBlock, payload: memoryview) -> None:
+    def put(self, block: BlockSpec, payload: memoryview) -> None:
         check_block(block, payload)
         data = bytearray(payload.cast("B"))
-        size = block.range_bytes
+        size = block.ranges.size_bytes
         sums = tuple(
             xxhash.xxh3_64_intdigest(memoryview(data)[i * size : (i + 1) * size])
-            for i in range(block.range_count)
+            for i in range(block.ranges.count)
         )
         with self._lock:
             self._check_open()
             if block.key in self._held:
                 return
-            if self._used_bytes + block.payload_bytes > self._capacity_bytes:
-                raise PoolFullError(f"{block.payload_bytes} more bytes exceed the store's capacity")
+            if self._used_bytes + block.ranges.payload_bytes > self._capacity_bytes:
+                raise PoolFullError(
+                    f"{block.ranges.payload_bytes} more bytes exceed the store's capacity"
+                )
             self._held[block.key] = (block, data, sums)
-            self._used_bytes += block.payload_bytes
+            self._used_bytes += block.ranges.payload_bytes
 
     def get_range(self, key: BlockKey, index: int, destination: memoryview) -> None:
         with self._lock:
@@ -60,17 +63,17 @@ class MemoryBlockStore:
             raise BlockNotFoundError(f"block {key.hex()} is not stored")
         block = found[0]
         flat = block_size_checked(block, destination)
-        for index in range(block.range_count):
-            start = index * block.range_bytes
-            self.get_range(key, index, flat[start : start + block.range_bytes])
-        return struct.pack(f"<{block.range_count}Q", *found[2])
+        for index in range(block.ranges.count):
+            start = index * block.ranges.size_bytes
+            self.get_range(key, index, flat[start : start + block.ranges.size_bytes])
+        return struct.pack(f"<{block.ranges.count}Q", *found[2])
 
     def exists(self, key: BlockKey) -> bool:
         with self._lock:
             self._check_open()
             return key in self._held
 
-    def find(self, key: BlockKey) -> StoredBlock | None:
+    def find(self, key: BlockKey) -> BlockSpec | None:
         with self._lock:
             self._check_open()
             found = self._held.get(key)
@@ -81,9 +84,9 @@ class MemoryBlockStore:
             self._check_open()
             found = self._held.pop(key, None)
             if found is not None:
-                self._used_bytes -= found[0].payload_bytes
+                self._used_bytes -= found[0].ranges.payload_bytes
 
-    def blocks(self) -> Sequence[StoredBlock]:
+    def blocks(self) -> Sequence[BlockSpec]:
         with self._lock:
             self._check_open()
             return [block for block, _, _ in self._held.values()]

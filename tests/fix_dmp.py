@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import PoolNode, PutRequest, RangeRead, RangeWrite
+from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
+from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_event import BlockEvent
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import Clock, ManualClock, SystemClock
@@ -116,8 +119,9 @@ def block_key(name: str) -> BlockKey:
     return BlockKey(hashlib.blake2b(name.encode(), digest_size=16).digest())
 
 
-def make_put(name: str, parent: str | None = None, **changes: object) -> PutRequest:
-    values: dict[str, object] = {
+def make_put(name: str, parent: str | None = None, **changes: object) -> BlockSpec:
+    """A block of two ranges; ``changes`` name fields of the spec or of what it embeds."""
+    values: dict[str, Any] = {
         "key": block_key(name),
         "parent": block_key(parent) if parent else ROOT_PARENT,
         "range_bytes": RANGE_BYTES,
@@ -126,7 +130,20 @@ def make_put(name: str, parent: str | None = None, **changes: object) -> PutRequ
         "model": "demo",
         "tenant": "default",
     } | changes
-    return PutRequest(**values)  # type: ignore[arg-type]
+    return spec_of(values)
+
+
+def spec_of(values: Mapping[str, Any]) -> BlockSpec:
+    """A block from flat names, as a frame carries them."""
+    rest = dict(values)
+
+    def some(kind: type[Owner] | type[Outlook]) -> dict[str, Any]:
+        return {f.name: rest.pop(f.name) for f in fields(kind) if f.name in rest}
+
+    ranges = RangeShape(rest.pop("range_bytes"), rest.pop("range_count"))
+    return BlockSpec(
+        ranges=ranges, owner=Owner(**some(Owner)), outlook=Outlook(**some(Outlook)), **rest
+    )
 
 
 def make_range(name: str, index: int, size: int = RANGE_BYTES) -> bytes:
@@ -140,7 +157,7 @@ def store(pool: PoolNode, name: str, parent: str | None = None) -> Location:
     put = make_put(name, parent)
     (grant,) = pool.reserve([put])
     assert grant is not None, f"no room for {name}"
-    for index in range(put.range_count):
+    for index in range(put.ranges.count):
         pool.write_ranges([RangeWrite(grant, index, memoryview(make_range(name, index)))])
     (location,) = pool.seal([grant])
     assert location is not None

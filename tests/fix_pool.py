@@ -5,15 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from tierkv.dmp.pool_node import (
-    PathInfo,
-    PoolNode,
-    PoolNodeStats,
-    PutGrant,
-    PutRequest,
-    RangeRead,
-    RangeWrite,
-)
+from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location
@@ -69,30 +62,30 @@ class MemoryPoolNode(PoolNode):
             return [self._sealed.get(key) for key in keys]
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         return [self._grant(put) for put in puts]
 
-    def _grant(self, put: PutRequest) -> PutGrant | None:
+    def _grant(self, put: BlockSpec) -> PutGrant | None:
         with self._lock:
             if put.key in self._sealed:
                 return None
             self._next += 1
-            self._bytes[self._next] = [b""] * put.range_count
-            length = put.range_bytes * put.range_count
+            self._bytes[self._next] = [b""] * put.ranges.count
+            length = put.ranges.payload_bytes
             location = Location(self._id, Incarnation(1), 0, self._next, 1, length)
-            return PutGrant(put.key, location, put.range_bytes, put.range_count)
+            return PutGrant(put, location)
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
         for write in writes:
-            assert len(write.data) == write.grant.range_bytes
+            assert len(write.data) == write.grant.block.ranges.size_bytes
             self._bytes[write.grant.location.slot][write.index] = bytes(write.data)
 
     def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
         with self._lock:
             for grant in grants:
                 assert all(self._bytes[grant.location.slot]), "sealed before it was written"
-                self._sealed[grant.key] = grant.location
+                self._sealed[grant.block.key] = grant.location
         return [grant.location for grant in grants]
 
     def abort(self, grants: Sequence[PutGrant]) -> None:

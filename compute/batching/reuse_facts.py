@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from tierkv.compute.batching.sequence import Sequence
+from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import ReuseHint
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.eviction import BlockFacts
 
 _NOTHING_SAID: Final = (Expectation.UNKNOWN, None)
 _FAR_S: Final = 1e9

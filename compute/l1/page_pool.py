@@ -12,16 +12,11 @@ from dataclasses import dataclass, replace
 
 from tierkv.compute.l1.part_index import PartIndex
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import (
-    NO_FACTS,
-    BlockFacts,
-    EvictionPolicy,
-    Expectation,
-    whole_seconds,
-)
+from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, whole_seconds
 from tierkv.policies.holds import Holds
 from tierkv.policies.leaf_lru import LeafLru
 

@@ -16,11 +16,11 @@ from tierkv.compute.codec.frame import LEVELS, Level
 from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
-from tierkv.dmp.pool_node import PoolNode, PutGrant, PutRequest, RangeWrite
+from tierkv.dmp.pool_node import PoolNode, PutGrant, RangeWrite
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT, coarse_key
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec
-from tierkv.policies.eviction import Expectation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class BlockPuts:
                 ]
             puts.failed = not attempt.ok
 
-    def _request(self, block: FullBlock, job: PublishJob) -> PutRequest:
+    def _request(self, block: FullBlock, job: PublishJob) -> BlockSpec:
         range_bytes = replace(self._layout, codec=job.codec).stored_layer_bytes
         return put_request(block, job, self._layout, range_bytes=range_bytes, model=self._model)
 
@@ -146,12 +146,12 @@ class BlockPuts:
                     puts.node.seal(good)
                 puts.failed = not attempt.ok
                 good = good if attempt.ok else []
-            kept_keys = {grant.key for grant in good}
-            rest = [g for g, _, _ in puts.granted if g.key not in kept_keys]
+            kept_keys = {grant.block.key for grant in good}
+            rest = [g for g, _, _ in puts.granted if g.block.key not in kept_keys]
             if rest:
                 with self._absorb():
                     puts.node.abort(rest)
-            sealed_bytes += sum(grant.range_bytes * grant.range_count for grant in good)
+            sealed_bytes += sum(grant.block.ranges.payload_bytes for grant in good)
         return sealed_bytes
 
     def lost(self) -> set[BlockKey]:
@@ -162,22 +162,21 @@ class BlockPuts:
 
 def put_request(
     block: FullBlock, job: PublishJob, layout: BlockLayout, *, range_bytes: int, model: str
-) -> PutRequest:
+) -> BlockSpec:
     """Say what a pool node has to know about a block, its future included."""
     facts = block.facts
-    return PutRequest(
+    return BlockSpec(
         key=block.key,
         parent=block.parent,
-        range_bytes=range_bytes,
-        range_count=layout.layers,
         tokens=block.tokens or layout.block_tokens,
-        model=model,
-        tenant=job.tenant,
-        session=job.session,
-        expectation=Expectation.ROWS if job.handoff else facts.expectation,
-        expected_in_s=0.0 if job.handoff else facts.expected_in_s,
-        depth=facts.depth,
-        tail=facts.tail,
+        ranges=RangeShape(range_bytes, layout.layers),
+        owner=Owner(model, job.tenant, job.session),
+        outlook=Outlook(
+            expectation=Expectation.ROWS if job.handoff else facts.expectation,
+            expected_in_s=0.0 if job.handoff else facts.expected_in_s,
+            depth=facts.depth,
+            tail=facts.tail,
+        ),
     )
 
 
@@ -257,6 +256,6 @@ def _put(node: PoolNode, frames: Sequence[_Frame], pages: L1Pages, model: str) -
 
 def _request(
     job: PublishJob, block: FullBlock, key: BlockKey, range_bytes: int, pages: L1Pages, model: str
-) -> PutRequest:
+) -> BlockSpec:
     put = put_request(block, job, pages.layout, range_bytes=range_bytes, model=model)
     return put if key == block.key else replace(put, key=key, parent=coarse_key(block.parent))

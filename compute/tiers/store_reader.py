@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.dmp.pool_node import (
-    PathInfo,
-    PoolNode,
-    PoolNodeStats,
-    PutGrant,
-    PutRequest,
-    RangeRead,
-    RangeWrite,
-)
+from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import PoolFullError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location
-from tierkv.storage.block_store import BlockStore, StoredBlock
+from tierkv.storage.block_store import BlockStore
 
 
 class StoreReader(PoolNode):
@@ -61,7 +54,7 @@ class StoreReader(PoolNode):
         """Do nothing: a store does not evict what it was given to keep."""
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         return [None] * len(puts)
 
@@ -80,9 +73,9 @@ class StoreReader(PoolNode):
     def close(self) -> None:
         self._store.close()
 
-    def _location(self, block: StoredBlock) -> Location:
+    def _location(self, block: BlockSpec) -> Location:
         slot = int.from_bytes(block.key, "big")
-        return Location(self._node_id, Incarnation(0), 0, slot, 0, block.payload_bytes)
+        return Location(self._node_id, Incarnation(0), 0, slot, 0, block.ranges.payload_bytes)
 
 
 def _key(location: Location) -> BlockKey:

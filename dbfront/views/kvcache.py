@@ -110,25 +110,26 @@ def tier_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> l
     return [_with_ratio(sums[tier]) for tier in sorted(sums)]
 
 
-def block_row(block: BlockRecord, now_s: float) -> Row:
+def block_row(copy: BlockRecord, now_s: float) -> Row:
     """Return a copy's row of ``kvcache_blocks``."""
+    block = copy.block
     return {
         "block_hash": block.key.hex(),
         "parent_hash": block.parent.hex(),
-        "model_name": block.model,
-        "cache_scope": block.tenant,
-        "tier": block.tier,
-        "node_id": block.node_id,
+        "model_name": block.owner.model,
+        "cache_scope": block.owner.tenant,
+        "tier": copy.tier,
+        "node_id": copy.node_id,
         "tokens": block.tokens,
-        "bytes": block.size_bytes,
-        "created_at": timestamp(now_s - block.age_s),
-        "last_access_at": timestamp(now_s - block.idle_s),
-        "hits": block.hits,
-        "session_id": block.session or None,
-        "heat": block.heat,
-        "leases": block.leases,
-        "ref_count": block.leases,
-        "pinned": block.leases > 0,
+        "bytes": copy.size_bytes,
+        "created_at": timestamp(now_s - copy.age_s),
+        "last_access_at": timestamp(now_s - copy.idle_s),
+        "hits": copy.hits,
+        "session_id": block.owner.session or None,
+        "heat": copy.heat,
+        "leases": copy.leases,
+        "ref_count": copy.leases,
+        "pinned": copy.leases > 0,
     }
 
 
@@ -139,11 +140,12 @@ def prefix_rows(blocks: Iterable[BlockRecord]) -> list[Row]:
     is that of all blocks.
     """
     copies: dict[BlockKey, list[BlockRecord]] = {}
-    for block in blocks:
-        copies.setdefault(block.key, []).append(block)
+    for copy in blocks:
+        copies.setdefault(copy.block.key, []).append(copy)
     children: dict[BlockKey, int] = {}
     for same in copies.values():
-        children[same[0].parent] = children.get(same[0].parent, 0) + 1
+        parent = same[0].block.parent
+        children[parent] = children.get(parent, 0) + 1
     depths: dict[BlockKey, int] = {}
     return [
         _prefix(key, copies, children) | {"depth_tokens": _depth(key, copies, depths)}
@@ -155,19 +157,19 @@ def prefix_rows(blocks: Iterable[BlockRecord]) -> list[Row]:
 def _prefix(
     key: BlockKey, copies: Mapping[BlockKey, list[BlockRecord]], children: Mapping[BlockKey, int]
 ) -> Row:
-    block = copies[key][0]
-    saved, at = block.tokens * block.hits, block.parent
+    first = copies[key][0]
+    saved, at = first.block.tokens * first.hits, first.block.parent
     while at in copies and children[at] == 1:
         before = copies[at][0]
-        saved, at = saved + before.tokens * before.hits, before.parent
+        saved, at = saved + before.block.tokens * before.hits, before.block.parent
     return {
         "prefix_hash": key.hex(),
-        "model_name": block.model,
-        "cache_scope": block.tenant,
+        "model_name": first.block.owner.model,
+        "cache_scope": first.block.owner.tenant,
         "children": children.get(key, 0),
-        "hits": block.hits,
+        "hits": first.hits,
         "tokens_saved": saved,
-        "tiers": sorted({block.tier for block in copies[key]}),
+        "tiers": sorted({copy.tier for copy in copies[key]}),
         "sample_text": None,
     }
 
@@ -180,10 +182,10 @@ def _depth(
     at = key
     while at in copies and at not in depths:
         chain.append(at)
-        at = copies[at][0].parent
+        at = copies[at][0].block.parent
     depth = depths.get(at, 0)
     for at in reversed(chain):
-        depth += copies[at][0].tokens
+        depth += copies[at][0].block.tokens
         depths[at] = depth
     return depth
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tierkv.dmp.pool_node import PathInfo, PutGrant, PutRequest
+from tierkv.dmp.pool_node import PathInfo, PutGrant
 from tierkv.dmp.transfer_plan import Ends
 from tierkv.dmp.transport.connection import Connection, Peer, RefusedError
 from tierkv.dmp.transport.select import Link, PathOptions, open_link, why_no_rdma
 from tierkv.dmp.wire.messages import Welcome
-from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.dmp.wire.stored import DescribedBlock
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import AuthenticationError, CacheError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 
@@ -48,7 +49,7 @@ class NodeLink:
         self.reason = "never reached"
         self._options = options
         self._welcome: Welcome | None = None
-        self._known: dict[BlockKey, StoredBlock] = {}
+        self._known: dict[BlockKey, DescribedBlock] = {}
         self._lock = threading.Lock()
 
     @property
@@ -129,7 +130,7 @@ class NodeLink:
 
     # What the pool asks
 
-    def known(self, key: BlockKey) -> StoredBlock | None:
+    def known(self, key: BlockKey) -> DescribedBlock | None:
         """Return where a block was when last seen."""
         return self._known.get(key)
 
@@ -138,9 +139,9 @@ class NodeLink:
         with self._lock:
             self._known.pop(key, None)
 
-    def find(self, keys: Sequence[BlockKey]) -> dict[BlockKey, StoredBlock]:
+    def find(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
         """Ask where blocks are now; what rests on the node's disk is brought to its memory."""
-        found: dict[BlockKey, StoredBlock] = {}
+        found: dict[BlockKey, DescribedBlock] = {}
         with self.absorb():
             found = self._described(keys)
             missing = [key for key in keys if key not in found]
@@ -149,19 +150,19 @@ class NodeLink:
         self._remember(found)
         return found
 
-    def describe(self, keys: Sequence[BlockKey]) -> dict[BlockKey, StoredBlock]:
+    def describe(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
         """Ask which blocks are in the node's memory now."""
-        found: dict[BlockKey, StoredBlock] = {}
+        found: dict[BlockKey, DescribedBlock] = {}
         if keys:
             with self.absorb():
                 found = self._described(keys)
         return found
 
-    def _described(self, keys: Sequence[BlockKey]) -> dict[BlockKey, StoredBlock]:
+    def _described(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
         blocks = self.opened.control.describe(keys)
         return {k: block for k, block in zip(keys, blocks, strict=True) if block is not None}
 
-    def put(self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]) -> list[bool]:
+    def put(self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]) -> list[bool]:
         """Store values; True where the value is there afterwards, whoever stored it."""
         stored = [False] * len(puts)
         with self.absorb():
@@ -173,7 +174,7 @@ class NodeLink:
                 stored = [s or put.key in there for put, s in zip(puts, stored, strict=True)]
         return stored
 
-    def reserve(self, puts: Sequence[PutRequest], *, deadline_s: float) -> list[PutGrant | None]:
+    def reserve(self, puts: Sequence[BlockSpec], *, deadline_s: float) -> list[PutGrant | None]:
         """Take slots for values; None where there is none, or the value is there already."""
         grants: list[PutGrant | None] = [None] * len(puts)
         with self.absorb():
@@ -191,7 +192,7 @@ class NodeLink:
             raise TransportError(f"{self.peer.address} was never reached")
         return self.link
 
-    def _remember(self, found: dict[BlockKey, StoredBlock]) -> None:
+    def _remember(self, found: dict[BlockKey, DescribedBlock]) -> None:
         with self._lock:
             self._known |= found
             while len(self._known) > MAX_KNOWN:

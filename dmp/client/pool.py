@@ -38,7 +38,7 @@ from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.dmp.transport.shm import ShmPoolNode
-from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.dmp.wire.stored import DescribedBlock
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NodeId
 
@@ -258,8 +258,8 @@ class Pool:
         buffers: dict[BlockKey, BytesIO] = {}
 
         def place_for(key: BlockKey) -> Place:
-            def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
-                buffers[key] = landing(block.size_bytes)
+            def place(block: DescribedBlock) -> Sequence[tuple[int, memoryview]]:
+                buffers[key] = landing(block.ranges.payload_bytes)
                 return whole(buffers[key].getbuffer(), block)
 
             return place
@@ -304,10 +304,10 @@ class Pool:
         """
         parts: list[BytesIO] = []
 
-        def place(block: StoredBlock) -> Sequence[tuple[int, memoryview]]:
-            if not all(0 <= index < block.range_count for index in indices):
-                raise ValueError(f"the value has {block.range_count} ranges, not all of {indices}")
-            parts[:] = [landing(block.range_bytes) for _ in indices]
+        def place(block: DescribedBlock) -> Sequence[tuple[int, memoryview]]:
+            if not all(0 <= index < block.ranges.count for index in indices):
+                raise ValueError(f"the value has {block.ranges.count} ranges, not all of {indices}")
+            parts[:] = [landing(block.ranges.size_bytes) for _ in indices]
             return [(index, p.getbuffer()) for index, p in zip(indices, parts, strict=True)]
 
         got = self._fetch([Want(to_block_key(key), place)])

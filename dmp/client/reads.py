@@ -14,10 +14,10 @@ from io import BytesIO
 from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.values import covering
 from tierkv.dmp.pool_node import RangeRead
-from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.dmp.wire.stored import DescribedBlock
 from tierkv.kvcore.ids import BlockKey
 
-Place = Callable[[StoredBlock], Sequence[tuple[int, memoryview]]]
+Place = Callable[[DescribedBlock], Sequence[tuple[int, memoryview]]]
 """Says which ranges of a block are wanted and where their bytes go; may raise ValueError."""
 
 
@@ -47,11 +47,11 @@ class WholeInto:
         self.wants = [Want(key, partial(self._place, key, view)) for key, view in targets.items()]
 
     def _place(
-        self, key: BlockKey, target: memoryview, block: StoredBlock
+        self, key: BlockKey, target: memoryview, block: DescribedBlock
     ) -> list[tuple[int, memoryview]]:
-        self.sizes[key] = block.size_bytes
-        if block.size_bytes > target.nbytes:
-            raise ValueError(f"a value of {block.size_bytes} bytes, a buffer of {target.nbytes}")
+        size = self.sizes[key] = block.ranges.payload_bytes
+        if size > target.nbytes:
+            raise ValueError(f"a value of {size} bytes, a buffer of {target.nbytes}")
         return whole(target, block)
 
 
@@ -62,14 +62,16 @@ class Span:
         self._offset, self._length = offset, length
         self._buffer, self._start = bytearray(), 0
 
-    def place(self, block: StoredBlock) -> list[tuple[int, memoryview]]:
+    def place(self, block: DescribedBlock) -> list[tuple[int, memoryview]]:
         """Make room for the ranges.
 
         Raises:
             ValueError: the span is empty or leaves the value.
         """
-        size, offset = block.range_bytes, self._offset
-        held = covering(offset, self._length, range_bytes=size, size_bytes=block.size_bytes)
+        size, offset = block.ranges.size_bytes, self._offset
+        held = covering(
+            offset, self._length, range_bytes=size, size_bytes=block.ranges.payload_bytes
+        )
         self._buffer, self._start = bytearray(size * len(held)), offset - held.start * size
         view = memoryview(self._buffer)
         return [(index, view[i * size : (i + 1) * size]) for i, index in enumerate(held)]
@@ -95,11 +97,11 @@ class Scatter:
             self._positions.setdefault(key, []).append(position)
         self.wants = [Want(key, partial(self._place, key)) for key in self._positions]
 
-    def _place(self, key: BlockKey, block: StoredBlock) -> list[tuple[int, memoryview]]:
+    def _place(self, key: BlockKey, block: DescribedBlock) -> list[tuple[int, memoryview]]:
         placed: list[tuple[int, memoryview]] = []
         for position in self._positions[key]:
             _, index, view = self._reads[position]
-            if 0 <= index < block.range_count and view.nbytes == block.range_bytes:
+            if 0 <= index < block.ranges.count and view.nbytes == block.ranges.size_bytes:
                 placed.append((index, view))
                 self.misfits.discard(position)
             else:
@@ -123,7 +125,7 @@ def fetch(link: NodeLink, wants: Sequence[Want]) -> set[BlockKey]:
 
 
 def _fetch_alone(
-    link: NodeLink, want: Want, blocks: dict[BlockKey, StoredBlock], *, again: bool
+    link: NodeLink, want: Want, blocks: dict[BlockKey, DescribedBlock], *, again: bool
 ) -> bool:
     """Read one block of a failed batch; ``again`` if that place was tried alone already."""
     if not again and link.up and _read(link, [want], blocks):
@@ -135,7 +137,7 @@ def _fetch_alone(
     )
 
 
-def _read(link: NodeLink, wants: Sequence[Want], blocks: dict[BlockKey, StoredBlock]) -> bool:
+def _read(link: NodeLink, wants: Sequence[Want], blocks: dict[BlockKey, DescribedBlock]) -> bool:
     reads = [
         RangeRead(blocks[want.key].location, index, view)
         for want in wants
@@ -148,10 +150,10 @@ def _read(link: NodeLink, wants: Sequence[Want], blocks: dict[BlockKey, StoredBl
     return done
 
 
-def whole(buffer: memoryview, block: StoredBlock) -> list[tuple[int, memoryview]]:
+def whole(buffer: memoryview, block: DescribedBlock) -> list[tuple[int, memoryview]]:
     """Place all ranges of a block one after the other."""
-    size = block.range_bytes
-    return [(i, buffer[i * size : (i + 1) * size]) for i in range(block.range_count)]
+    size = block.ranges.size_bytes
+    return [(i, buffer[i * size : (i + 1) * size]) for i in range(block.ranges.count)]
 
 
 def landing(size_bytes: int) -> BytesIO:

@@ -7,17 +7,25 @@ that a bound of kvcore/limits.py forbids are refused by the name of that bound b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from tierkv.dmp.pool_node import PathInfo, PoolNodeStats, PutRequest
+from tierkv.dmp.pool_node import PathInfo, PoolNodeStats
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import (
+    NO_OUTLOOK,
+    NO_OWNER,
+    BlockSpec,
+    Expectation,
+    Outlook,
+    Owner,
+    RangeShape,
+)
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
-from tierkv.policies.eviction import Expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +97,15 @@ Value = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class PutNotes:
-    """What a writer knows of a value that is a block of KV; the node chooses victims by it.
-
-    The fields are those of ``tierkv.dmp.pool_node.PutRequest``.
-    """
+    """What a writer knows of a value that is a block of KV; fields as in BlockSpec."""
 
     parent: BlockKey = ROOT_PARENT
     tokens: int = 0
-    model: str = ""
-    tenant: str = ""
-    session: str = ""
-    expectation: Expectation = Expectation.UNKNOWN
-    expected_in_s: float | None = None
-    depth: int = 0
-    tail: bool = False
+    owner: Owner = NO_OWNER
+    outlook: Outlook = NO_OUTLOOK
 
 
-BY_HAND: Final = PutNotes(expectation=Expectation.ROWS, expected_in_s=0.0)
+BY_HAND: Final = PutNotes(outlook=Outlook(Expectation.ROWS, expected_in_s=0.0))
 """Who stores a value by hand wants it: it is no block that happens to be there after a request."""
 
 
@@ -137,7 +137,7 @@ def to_bytes_view(value: Value) -> memoryview:
 
 def to_put(
     key: BlockKey, size_bytes: int, range_bytes: int | None, notes: PutNotes = BY_HAND
-) -> PutRequest:
+) -> BlockSpec:
     """Cut a value into ranges that are checked and read alone.
 
     Args:
@@ -160,8 +160,8 @@ def to_put(
     count = size_bytes // size
     if count > limits.MAX_LAYERS:
         raise ValueError(f"{count} ranges; limits.MAX_LAYERS allows {limits.MAX_LAYERS}")
-    known = {field.name: getattr(notes, field.name) for field in fields(notes)}
-    return PutRequest(key, range_bytes=size, range_count=count, **known)
+    ranges = RangeShape(size, count)
+    return BlockSpec(key, notes.parent, notes.tokens, ranges, notes.owner, notes.outlook)
 
 
 def note_each(notes: Sequence[PutNotes] | None, count: int) -> Sequence[PutNotes]:

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from tierkv.dmp.client.node_link import Act, NodeLink
 from tierkv.dmp.client.values import Value, to_bytes_view
-from tierkv.dmp.pool_node import PutGrant, PutRequest, RangeWrite
+from tierkv.dmp.pool_node import PutGrant, RangeWrite
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Location
@@ -41,12 +42,12 @@ class OpenPut:
     @property
     def key(self) -> BlockKey:
         """The value's name."""
-        return self.grant.key
+        return self.grant.block.key
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole value."""
-        return self.grant.range_bytes * self.grant.range_count
+        return self.grant.block.ranges.payload_bytes
 
     def write(self, index: int, data: Value) -> bool:
         """Write one range; False if the slot is gone, and then it can't be sealed either.
@@ -74,7 +75,7 @@ class OpenPuts:
         return len(self._open)
 
     def open(
-        self, puts: Sequence[PutRequest], *, deadline_s: float
+        self, puts: Sequence[BlockSpec], *, deadline_s: float
     ) -> dict[BlockKey, OpenPut | None]:
         """Reserve slots for values, keys all different.
 
@@ -88,7 +89,7 @@ class OpenPuts:
 
         def reserve(link: NodeLink, keys: list[BlockKey]) -> set[BlockKey]:
             grants = link.reserve([by_key[key] for key in keys], deadline_s=deadline_s)
-            taken = {g.key: OpenPut(g, link, deadline, self) for g in grants if g is not None}
+            taken = {g.block.key: OpenPut(g, link, deadline, self) for g in grants if g is not None}
             there = link.describe([key for key in keys if key not in taken])
             answer.update(taken)
             answer.update(dict.fromkeys(there))
@@ -157,13 +158,13 @@ class OpenPuts:
 
 
 def _to_range_write(put: OpenPut, index: int, data: Value) -> RangeWrite:
-    view, grant = to_bytes_view(data), put.grant
-    if not 0 <= index < grant.range_count or view.nbytes != grant.range_bytes:
+    view, ranges = to_bytes_view(data), put.grant.block.ranges
+    if not 0 <= index < ranges.count or view.nbytes != ranges.size_bytes:
         raise ValueError(
-            f"range {index} of {view.nbytes} bytes; the value has {grant.range_count} ranges of "
-            f"{grant.range_bytes}"
+            f"range {index} of {view.nbytes} bytes; the value has {ranges.count} ranges of "
+            f"{ranges.size_bytes}"
         )
-    return RangeWrite(grant, index, view)
+    return RangeWrite(put.grant, index, view)
 
 
 def _write_on(link: NodeLink, writes: Sequence[RangeWrite]) -> bool:

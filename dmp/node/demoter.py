@@ -79,7 +79,7 @@ class Demoter:
                 return False
             table.pin(slot)
             view = state.segment.span(slot.offset, 0, slot.length)
-            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.put.range_count)]
+            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.block.ranges.count)]
         try:
             is_new = self._copy(slot, view, sums)
         finally:
@@ -94,19 +94,20 @@ class Demoter:
 
         Bad bytes stay here, quarantined. The copy has the checksums of the block's writer.
         """
-        key = slot.put.key
+        block = slot.block.at_rest()
+        key = block.key
         is_new = self._lower.find(key) is None
         if is_new and not is_sound(slot, view, sums):
             with self._state.lock:
                 self._state.quarantine(slot.index, slot.generation)
             return False
         if is_new:
-            self._lower.put(slot.put, view, checksums=struct.pack(f"<{len(sums)}Q", *sums))
+            self._lower.put(block, view, checksums=struct.pack(f"<{len(sums)}Q", *sums))
         with self._state.lock:
             if self._state.running:
                 self._state.table.mark_clean(slot)
             if is_new:
-                self._state.tell([resting(slot.put)])
+                self._state.tell([resting(block)])
         if self._lower.find(key) is None:  # It left again before it was marked.
             self.gone_below([key])
         return is_new

@@ -18,7 +18,7 @@ from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import Ref, as_ref
-from tierkv.dmp.wire.stored import StoredBlock
+from tierkv.dmp.wire.stored import DescribedBlock
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
@@ -60,16 +60,14 @@ class Gets:
             slots = [table.find(key) for key in keys]
             return [state.location(slot) if slot else None for slot in slots]
 
-    def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+    def describe(self, keys: Sequence[BlockKey]) -> list[DescribedBlock | None]:
         """Return where each block is sealed and how it is cut into ranges, or None."""
         state = self._state
         with state.lock:
             state.table.now = state.clock.now()
             slots = [state.table.find(key) for key in keys]
             return [
-                StoredBlock(state.location(slot), slot.put.range_bytes, slot.put.range_count)
-                if slot
-                else None
+                DescribedBlock(state.location(slot), slot.block.ranges) if slot else None
                 for slot in slots
             ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tierkv.kvcore.block_at_rest import BlockAtRest
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockStored
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier
@@ -73,14 +73,14 @@ class LowerTier(Protocol):
     """
 
     def put(
-        self, block: BlockAtRest, payload: memoryview, *, checksums: bytes | None = None
+        self, block: BlockSpec, payload: memoryview, *, checksums: bytes | None = None
     ) -> None: ...
 
-    def find(self, key: BlockKey) -> BlockAtRest | None: ...
+    def find(self, key: BlockKey) -> BlockSpec | None: ...
 
     def get_block(self, key: BlockKey, destination: memoryview) -> bytes: ...
 
-    def blocks(self) -> Sequence[BlockAtRest]: ...
+    def blocks(self) -> Sequence[BlockSpec]: ...
 
     def delete(self, key: BlockKey) -> None: ...
 
@@ -91,8 +91,6 @@ class LowerTier(Protocol):
     def close(self) -> None: ...
 
 
-def resting(block: BlockAtRest) -> BlockStored:
+def resting(block: BlockSpec) -> BlockStored:
     """Return the event that a block rests below; it has no location until it is promoted."""
-    return BlockStored(
-        block.key, block.parent, Tier.L4, block.tokens, None, block.model, block.tenant
-    )
+    return BlockStored(block, Tier.L4)

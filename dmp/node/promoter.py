@@ -18,10 +18,9 @@ from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.puts import Puts
 from tierkv.dmp.node.reports import Reports
 from tierkv.dmp.node.state import NodeState
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.wire.messages import RangeRef, Sealing
 from tierkv.dmp.wire.range_codec import WHOLE, as_ref
-from tierkv.kvcore.block_at_rest import BlockAtRest
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import CacheError, RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Location
@@ -93,7 +92,7 @@ class Promoter:
             return None
         try:
             (place,) = self._puts.reserve(
-                [_as_put(block)],
+                [block],
                 deadline_s=60.0 + self._state.config.promote_timeout_s,
                 owner="",
                 must=True,  # Somebody waits for it.
@@ -108,7 +107,7 @@ class Promoter:
             log.debug("dmp: block %s was not promoted: %s", key.hex(), error)
             return None
 
-    def _fill(self, block: BlockAtRest, place: Location) -> Location | None:
+    def _fill(self, block: BlockSpec, place: Location) -> Location | None:
         """Read a block into its slot and seal it."""
         try:
             ticket = self._puts.begin_write([as_ref(RangeRef(place, WHOLE))])
@@ -117,7 +116,7 @@ class Promoter:
                 packed = self._lower.get_block(block.key, ticket.views[0])
             finally:
                 self._puts.end_write(ticket)
-            sums = struct.unpack(f"<{block.range_count}Q", packed)
+            sums = struct.unpack(f"<{block.ranges.count}Q", packed)
             (sealed,) = self._puts.seal([Sealing(place, sums)])
         except CacheError:
             self._puts.abort([place])
@@ -128,18 +127,6 @@ class Promoter:
             if slot is not None:
                 self._state.table.mark_clean(slot, spare=False)
         return sealed
-
-
-def _as_put(block: BlockAtRest) -> PutRequest:
-    return PutRequest(
-        key=block.key,
-        parent=block.parent,
-        range_bytes=block.range_bytes,
-        range_count=block.range_count,
-        tokens=block.tokens,
-        model=block.model,
-        tenant=block.tenant,
-    )
 
 
 def _result(future: Coming) -> Location | None:

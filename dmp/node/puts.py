@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from tierkv.dmp.config import MAX_RESERVE_S
 from tierkv.dmp.node.state import NodeState
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.wire.messages import RangeRef, Sealing, check_put
 from tierkv.dmp.wire.range_codec import ANY_SIZE, WHOLE, Ref, as_ref
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved
 from tierkv.kvcore.errors import BlockNotFoundError
 from tierkv.kvcore.location import Location, Tier
@@ -49,7 +49,7 @@ class Puts:
 
     def reserve(
         self,
-        puts: Sequence[PutRequest],
+        puts: Sequence[BlockSpec],
         *,
         deadline_s: float = 30.0,
         owner: str = "",
@@ -61,7 +61,8 @@ class Puts:
             puts: the blocks.
             deadline_s: seconds until the reservations expire.
             owner: client whose death ends them early (``release_owner``); empty for none.
-            must: evict leased blocks too, for a block that a reader waits for.
+            must: store the blocks whatever they are worth: skip the admission check. Leased and
+                held blocks stay, so a reservation may still find no room.
         """
         for put in puts:
             check_put(put)
@@ -77,7 +78,7 @@ class Puts:
         return answer
 
     def _reserve_one(
-        self, put: PutRequest, deadline: float, removed: list[BlockEvent], owner: str, must: bool
+        self, put: BlockSpec, deadline: float, removed: list[BlockEvent], owner: str, must: bool
     ) -> Location | None:
         state = self._state
         slot = self._take_slot(put, deadline, removed, owner, must)
@@ -88,7 +89,7 @@ class Puts:
 
     def _take_slot(
         self,
-        put: PutRequest,
+        put: BlockSpec,
         deadline: float,
         removed: list[BlockEvent],
         owner: str,
@@ -102,7 +103,7 @@ class Puts:
         slot, segment = decision.slot, state.segment
         for victim in decision.victims:
             segment.set_state(victim.index, SlotState.FREE)
-            removed.append(BlockRemoved(victim.put.key, Tier.L2))
+            removed.append(BlockRemoved(victim.block.key, Tier.L2))
         if not state.has_memory(slot):
             return None
         segment.set_generation(slot.generation)
@@ -110,7 +111,7 @@ class Puts:
         return slot
 
     def begin_put(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0, owner: str = ""
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0, owner: str = ""
     ) -> PutTicket:
         """Reserve whole blocks to fill their ``views``; ``end_put`` or ``abort_put`` must follow.
 
@@ -244,7 +245,7 @@ class Puts:
         if not state.is_mine(place):
             return None
         slot = state.table.get(place.slot, place.generation)
-        if slot is None or len(item.checksums) != slot.put.range_count:
+        if slot is None or len(item.checksums) != slot.block.ranges.count:
             return None
         slot = state.table.seal(place.slot, place.generation, now=now)
         return self._write_down(slot, item.checksums) if slot else None
@@ -254,7 +255,7 @@ class Puts:
         state = self._state
         state.segment.write_checksums(slot.index, slot.extent.slot_bytes, checksums)
         state.sealed_order += 1
-        state.stored_tokens += slot.put.tokens
+        state.stored_tokens += slot.block.tokens
         state.write_bytes += slot.length
         state.segment.write_header(slot, order=state.sealed_order)
         return slot
@@ -287,13 +288,13 @@ def range_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
     Raises:
         BlockNotFoundError: no such range, or it is not as long as the caller thinks.
     """
-    put = slot.put
-    if not 0 <= part < put.range_count:
-        raise BlockNotFoundError(f"range {part} is outside [0, {put.range_count})")
-    if size not in (ANY_SIZE, put.range_bytes):
-        raise BlockNotFoundError(f"the range has {put.range_bytes} bytes, not {size}")
-    start = part * put.range_bytes
-    return start, start + put.range_bytes
+    ranges = slot.block.ranges
+    if not 0 <= part < ranges.count:
+        raise BlockNotFoundError(f"range {part} is outside [0, {ranges.count})")
+    if size not in (ANY_SIZE, ranges.size_bytes):
+        raise BlockNotFoundError(f"the range has {ranges.size_bytes} bytes, not {size}")
+    start = part * ranges.size_bytes
+    return start, start + ranges.size_bytes
 
 
 def _written_span(slot: Slot, part: int, size: int) -> tuple[int, int]:

@@ -125,7 +125,7 @@ class Scrubber:
             generation = slot.generation
             state.table.pin(slot)
             view = state.segment.span(slot.offset, 0, slot.length)
-            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.put.range_count)]
+            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.block.ranges.count)]
         bad = not is_sound(slot, view, sums)
         size = len(view)
         view.release()
@@ -172,7 +172,7 @@ def keeps_patterns(memory: memoryview) -> bool:
 
 def is_sound(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
     """Whether a payload has the checksums of its writer."""
-    size = slot.put.range_bytes
+    size = slot.block.ranges.size_bytes
     return all(
         xxhash.xxh3_64_intdigest(view[i * size : (i + 1) * size]) == stored
         for i, stored in enumerate(sums)

@@ -232,10 +232,7 @@ class NodeState:
 
     def stored(self, slot: Slot) -> BlockStored:
         """Return the event that a sealed slot is readable."""
-        put = slot.put
-        place = self.location(slot)
-        names = put.model, put.tenant, put.session
-        return BlockStored(put.key, put.parent, Tier.L2, put.tokens, place, *names)
+        return BlockStored(slot.block, Tier.L2, self.location(slot))
 
     def tell(self, events: Sequence[BlockEvent]) -> None:
         """Report events; under the lock, so that "stored" and "removed" of a block never swap."""
@@ -248,7 +245,7 @@ class NodeState:
         if slot is None:
             return False
         self.segment.write_header(slot)
-        self.tell([BlockRemoved(slot.put.key, Tier.L2)])
+        self.tell([BlockRemoved(slot.block.key, Tier.L2)])
         log.error("dmp %s: slot %d has bad bytes, quarantined", self.config.node_id, index)
         if self.damage.note(self.clock.now()):
             log.critical(

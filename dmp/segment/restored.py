@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment import geometry as g
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.ids import BlockKey
 
 Column = np.ndarray[Any, Any]
@@ -118,17 +118,15 @@ class RestoredSlots:
         """Return all parents as bytes."""
         return _as_bytes(self.parents)
 
-    def put(self, row: int) -> PutRequest:
+    def block(self, row: int) -> BlockSpec:
         """Return what is in a slot."""
         model, tenant = self.names.at(row)
-        return PutRequest(
+        return BlockSpec(
             key=BlockKey(self.keys[row].tobytes()),
             parent=BlockKey(self.parents[row].tobytes()),
-            range_bytes=int(self.range_bytes[row]),
-            range_count=int(self.range_counts[row]),
             tokens=int(self.tokens[row]),
-            model=model,
-            tenant=tenant,
+            ranges=RangeShape(int(self.range_bytes[row]), int(self.range_counts[row])),
+            owner=Owner(model, tenant),
         )
 
     def second_copies(self) -> Column:

@@ -114,7 +114,7 @@ class Segment:
     def stored_checksum(self, slot: Slot, index: int) -> int:
         """Return the stored xxh3_64 of range ``index`` of a slot."""
         end = self.geometry.payload_at + slot.offset + slot.extent.slot_bytes
-        at = end - 8 * (slot.put.range_count - index)
+        at = end - 8 * (slot.block.ranges.count - index)
         checksum: int = _WORD.unpack_from(self._view, at)[0]
         return checksum
 
@@ -142,7 +142,8 @@ class Segment:
             slot: what to write down.
             order: of sealing; keeps the age over a restart.
         """
-        put = slot.put
+        block = slot.block
+        ranges, owner = block.ranges, block.owner
         at = self.geometry.header_offset(slot.index)
         _STATE.pack_into(self._view, at, SlotState.FREE)
         g.SLOT_HEADER.pack_into(
@@ -151,18 +152,18 @@ class Segment:
             SlotState.FREE,
             g.SLOT_MAGIC,
             slot.generation,
-            put.key,
-            put.parent,
-            put.range_bytes * put.range_count,
-            put.range_bytes,
-            put.range_count,
-            put.tokens,
+            block.key,
+            block.parent,
+            ranges.payload_bytes,
+            ranges.size_bytes,
+            ranges.count,
+            block.tokens,
             g.LAYOUT_VERSION,
             0,
             order,
             0,
-            put.model.encode(),
-            put.tenant.encode(),
+            owner.model.encode(),
+            owner.tenant.encode(),
         )
         if slot.state is not SlotState.WRITING:
             _WORD.pack_into(self._view, at + g.CHECK_AT, self._header_check(slot.index))
@@ -181,7 +182,7 @@ class Segment:
         assert (stamp.state, stamp.generation, stamp.key) == (
             slot.state,
             slot.generation,
-            slot.put.key,
+            slot.block.key,
         ), slot
 
     def set_state(self, slot: int, state: SlotState) -> None:

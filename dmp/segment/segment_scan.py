@@ -112,7 +112,7 @@ def _are_sound(some: Column, numbers: Column, sizes: Column, geometry: Geometry)
 def _quarantined(numbers: Column, some: Column, bad: Column) -> list[Slot]:
     columns = RestoredSlots.of(numbers[bad], some[bad])
     return [
-        Slot(int(index), int(columns.generations[row]), columns.put(row), SlotState.QUARANTINED)
+        Slot(int(index), int(columns.generations[row]), columns.block(row), SlotState.QUARANTINED)
         for row, index in enumerate(columns.indices)
     ]
 

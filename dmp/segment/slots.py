@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.extents import Extent
+from tierkv.kvcore.block import BlockSpec
 from tierkv.policies.eviction import NO_FACTS, BlockFacts
 
 _NOWHERE: Final = Extent(-1)
@@ -33,7 +33,7 @@ class Slot:
     Attributes:
         index: slot number in the segment.
         generation: which use of this slot number; never repeats in a segment's life.
-        put: what is in it.
+        block: what is in it.
         state: never FREE; free slots have no Slot.
         extent: the extent it lies in, whose slot size is its own.
         offset: where its payload begins, counted from the first extent.
@@ -56,7 +56,7 @@ class Slot:
 
     index: int
     generation: int
-    put: PutRequest
+    block: BlockSpec
     state: SlotState
     extent: Extent = _NOWHERE
     offset: int = 0
@@ -78,7 +78,8 @@ class Slot:
     @property
     def length(self) -> int:
         """Payload bytes."""
-        return self.put.range_bytes * self.put.range_count
+        ranges = self.block.ranges
+        return ranges.size_bytes * ranges.count
 
 
 @dataclass(frozen=True, slots=True)

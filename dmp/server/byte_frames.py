@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.server.clients import ByteBudget
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
@@ -19,6 +18,7 @@ from tierkv.dmp.wire.frame_reader import FrameReader
 from tierkv.dmp.wire.range_codec import Ref, pack_sums, unpack_ranges, unpack_sums
 from tierkv.dmp.wire.socket_io import Wire
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import RemoteProtocolError, TransportError
 
 PUT_DEADLINE_S: Final = 60.0
@@ -84,7 +84,7 @@ class ByteFrames:
         return m.MaybeRefs(places).pack()
 
     def _receive_blocks(
-        self, puts: Sequence[PutRequest], views: Sequence[memoryview | None], sums: memoryview
+        self, puts: Sequence[BlockSpec], views: Sequence[memoryview | None], sums: memoryview
     ) -> None:
         """Receive runs of blocks that have a slot with one call each; skip the others."""
         run: list[memoryview] = []
@@ -94,16 +94,16 @@ class ByteFrames:
                 continue
             self._reader.take(run)
             run = []
-            self._reader.skip(put.range_bytes * put.range_count)
+            self._reader.skip(put.ranges.payload_bytes)
         run.append(sums)
         self._reader.take(run)
 
 
-def _checksums(puts: Sequence[PutRequest], sums: bytearray) -> list[tuple[int, ...]]:
+def _checksums(puts: Sequence[BlockSpec], sums: bytearray) -> list[tuple[int, ...]]:
     """Cut the checksums of all ranges by blocks."""
     found = tuple(unpack_sums(sums, len(sums) // 8))
     answer, start = [], 0
     for put in puts:
-        answer.append(found[start : start + put.range_count])
-        start += put.range_count
+        answer.append(found[start : start + put.ranges.count])
+        start += put.ranges.count
     return answer

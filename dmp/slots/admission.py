@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.slots.eviction_order import EvictionOrder
+from tierkv.kvcore.block import BlockSpec, Expectation
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.eviction import BlockFacts
 
 _REMEMBERED: Final = 8_192
 """Refused blocks whose children are refused too; older refusals are forgotten."""
@@ -30,13 +30,13 @@ class Admission:
         self._order = order
         self._refused: dict[Hashable, None] = {}
 
-    def is_unreachable(self, put: PutRequest) -> bool:
+    def is_unreachable(self, put: BlockSpec) -> bool:
         """Whether a block lies behind one that was refused; then it is refused as well.
 
         Most chains lie on one node, their writer's. Of one that is spread over several, parts may
         be kept elsewhere until they age.
         """
-        if put.parent not in self._refused or put.expectation is Expectation.ROWS:
+        if put.parent not in self._refused or put.outlook.expectation is Expectation.ROWS:
             return False
         self._refuse(put.key)
         return True

@@ -65,13 +65,13 @@ class CleanSlots:
         """Note that the copy below is gone."""
         if self._dirty is not None and slot.clean:
             self._forget_mark(slot)
-            self._dirty.link(slot.put.parent)
+            self._dirty.link(slot.block.parent)
             self._dirty.offer(slot, _LANE)
 
     def linked(self, slot: Slot) -> None:
         """Take in a new block."""
         if self._dirty is not None:
-            self._dirty.link(slot.put.parent)
+            self._dirty.link(slot.block.parent)
 
     def unlinked(self, slot: Slot) -> None:
         """Take in that a block can't be found any more."""
@@ -98,8 +98,8 @@ class CleanSlots:
             self._dirty.load_lane(_LANE, leaves)
 
     def _unlink(self, dirty: LeafQueue, slot: Slot) -> None:
-        if dirty.unlink(slot.put.parent):
-            above = self._find(slot.put.parent)
+        if dirty.unlink(slot.block.parent):
+            above = self._find(slot.block.parent)
             if above is not None:
                 dirty.offer(above, _LANE)
 
@@ -116,7 +116,7 @@ class CleanSlots:
         assert all(slot.state is SlotState.SEALED for slot in slots if slot.clean)
         assert all(slot.clean for slot in slots if slot.spare)
         if self._dirty is not None:
-            dirty = [slot.put.parent for slot in named if not slot.clean]
+            dirty = [slot.block.parent for slot in named if not slot.clean]
             self._dirty.check_invariants(slots, dirty)
 
 

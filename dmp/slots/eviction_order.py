@@ -12,18 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.leaf_queue import LeafQueue
 from tierkv.dmp.slots.slot_store import SlotStore
+from tierkv.kvcore.block import BlockSpec, Expectation
 from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.policies.eviction import (
-    NO_FACTS,
-    BlockFacts,
-    EvictionPolicy,
-    Expectation,
-    whole_seconds,
-)
+from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, whole_seconds
 
 MakePolicy = Callable[[int], EvictionPolicy]
 """Makes the policy for slots of a size in bytes."""
@@ -37,15 +31,16 @@ def evictable(slot: Slot) -> bool:
     return slot.state is SlotState.SEALED and not (slot.holders or slot.pins or slot.leased)
 
 
-def facts_of(put: PutRequest) -> BlockFacts:
-    """Translate a reservation."""
+def facts_of(block: BlockSpec) -> BlockFacts:
+    """Return what the policies are told about a block."""
+    outlook = block.outlook
     return BlockFacts(
-        put.key,
-        None if put.parent == ROOT_PARENT else put.parent,
-        put.depth,
-        put.tail,
-        put.expectation,
-        put.expected_in_s,
+        block.key,
+        None if block.parent == ROOT_PARENT else block.parent,
+        outlook.depth,
+        outlook.tail,
+        outlook.expectation,
+        outlook.expected_in_s,
     )
 
 
@@ -71,7 +66,7 @@ class EvictionOrder:
         slot.known = True
         slot.used_at = now
         if slot.facts is NO_FACTS:
-            slot.facts = facts_of(slot.put)
+            slot.facts = facts_of(slot.block)
         policy = self._policy(slot.extent.slot_bytes)
         policy.entered(slot.index, slot.facts, whole_seconds(now))
 
@@ -145,14 +140,14 @@ class EvictionOrder:
         return policy
 
     def _may_go(self, slot: Slot) -> bool:
-        return slot.put.key not in self.leaves.children and evictable(slot)
+        return slot.block.key not in self.leaves.children and evictable(slot)
 
     def _is_queued_by_age(self, slot: Slot) -> bool:
         return (self.by_age or not slot.known) and evictable(slot)
 
     def check_invariants(self, slots: Sequence[Slot], named: Sequence[Slot]) -> None:
         """Assert that children add up and that no leaf is forgotten; O(slots)."""
-        self.leaves.check_invariants(slots, [slot.put.parent for slot in named])
+        self.leaves.check_invariants(slots, [slot.block.parent for slot in named])
         for slot in slots:
             assert slot.offered or not slot.known or not self._may_go(slot), f"not offered: {slot}"
             assert slot.known or not slot.offered, slot

@@ -73,15 +73,15 @@ class Evictor:
     def linked(self, slot: Slot) -> None:
         """Note a new child."""
         if self._families is not None:
-            self._families.setdefault(slot.put.parent, set()).add(slot.index)
+            self._families.setdefault(slot.block.parent, set()).add(slot.index)
 
     def unlinked(self, slot: Slot) -> None:
         """Note that a child is gone."""
         if self._families is not None:
-            family = self._families[slot.put.parent]
+            family = self._families[slot.block.parent]
             family.discard(slot.index)
             if not family:
-                del self._families[slot.put.parent]
+                del self._families[slot.block.parent]
 
     def _coldest_family(
         self, others: Sequence[Extent], older_than: int, coming: BlockKey
@@ -108,16 +108,16 @@ class Evictor:
             index, children_done = todo.pop()
             slot = self._store.at(index)
             assert slot is not None, index
-            named = self._store.by_key.get(slot.put.key) == index
+            named = self._store.by_key.get(slot.block.key) == index
             if children_done:
                 order.append(slot)
             elif index not in seen:
-                if named and slot.put.key == coming:
+                if named and slot.block.key == coming:
                     return ()
                 seen.add(index)
                 todo.append((index, True))
                 if named:
-                    todo.extend((child, False) for child in families.get(slot.put.key, ()))
+                    todo.extend((child, False) for child in families.get(slot.block.key, ()))
         return order
 
     def _known_families(self) -> Families:
@@ -125,7 +125,7 @@ class Evictor:
         if self._families is None:
             self._families = {}
             for slot in self._store.all():
-                if self._store.by_key.get(slot.put.key) == slot.index:
+                if self._store.by_key.get(slot.block.key) == slot.index:
                     self.linked(slot)
         return self._families
 

@@ -55,7 +55,7 @@ class LeafQueue:
 
     def is_leaf(self, slot: Slot) -> bool:
         """Whether a slot may go and no child of it is here."""
-        return slot.put.key not in self.children and self._may_go(slot)
+        return slot.block.key not in self.children and self._may_go(slot)
 
     def offer(self, slot: Slot, lane: int) -> None:
         """Queue a slot if it is a leaf and not queued yet."""

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.extents import ExtentTable
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
 
 
@@ -57,14 +57,14 @@ class SlotStore:
             return None
         return self._warm.get(index) or self._warmed(index)
 
-    def closes_a_ring(self, put: PutRequest) -> bool:
+    def closes_a_ring(self, put: BlockSpec) -> bool:
         """Whether a new block's ancestors here descend from it; O(its depth)."""
         key = put.parent
         for _ in range(len(self)):  # A segment of an older version may hold a ring.
             above = self.find(key)
             if above is None:
                 return False
-            key = above.put.parent
+            key = above.block.parent
             if key == put.key:
                 return True
         return True
@@ -133,7 +133,7 @@ class SlotStore:
         slot = Slot(
             index=index,
             generation=int(rows.generations[row]),
-            put=rows.put(row),
+            block=rows.block(row),
             state=SlotState.SEALED,
             extent=extent,
             offset=self._extents.offset(index, extent),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.extents import ExtentTable, slot_bytes_for
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Reserved, Slot, SlotState
@@ -23,6 +22,7 @@ from tierkv.dmp.slots.evictor import Evictor
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
 from tierkv.dmp.slots.slot_store import SlotStore
 from tierkv.dmp.slots.table_restore import TableRestore
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import BlockFacts
@@ -145,7 +145,7 @@ class SlotTable:
     # The life of a slot
 
     def reserve(
-        self, put: PutRequest, *, deadline: float, owner: str = "", must: bool = False
+        self, put: BlockSpec, *, deadline: float, owner: str = "", must: bool = False
     ) -> Reserved | None:
         """Take a slot for a block, evicting leaves if there is no free one.
 
@@ -165,7 +165,7 @@ class SlotTable:
             return None
         if put.key in self._order.leaves.children and self._store.closes_a_ring(put):
             return None
-        size = slot_bytes_for(put.range_bytes, put.range_count)
+        size = slot_bytes_for(put.ranges.size_bytes, put.ranges.count)
         if not must and self._admission.is_unreachable(put):
             return None
         index, facts = self.extents.take(size), facts_of(put)
@@ -379,7 +379,7 @@ class SlotTable:
     def _expect(self, slot: Slot, deadline: float) -> None:
         self._deadlines.expect(slot, deadline, slots=len(self._store))
 
-    def _occupy(self, index: int, put: PutRequest, facts: BlockFacts, owner: str) -> Slot:
+    def _occupy(self, index: int, put: BlockSpec, facts: BlockFacts, owner: str) -> Slot:
         self.generation += 1
         extent = self.extents.of(index)
         offset = self.extents.offset(index, extent)
@@ -438,11 +438,11 @@ class SlotTable:
 
     def _forget_key(self, slot: Slot) -> None:
         """Make a block unfindable; its parent may be a leaf now."""
-        del self._store.by_key[slot.put.key]
+        del self._store.by_key[slot.block.key]
         self._order.left(slot, self.now)
         self.leases.gone(slot)
         self._evictor.unlinked(slot)
-        self._unlink(slot.put.parent)
+        self._unlink(slot.block.parent)
         self._clean.unlinked(slot)
 
     def _unlink(self, parent: BlockKey) -> None:
@@ -477,7 +477,7 @@ class SlotTable:
             assert slot.state is not SlotState.FREE and slot.pins >= 0, slot
             assert all(slot.holders.values()), slot
             is_named = not slot.doomed and slot.state is not SlotState.QUARANTINED
-            assert (self._store.by_key.get(slot.put.key) == slot.index) == is_named, slot
+            assert (self._store.by_key.get(slot.block.key) == slot.index) == is_named, slot
             named.extend([slot] if is_named else [])
             self._check_owners(slot)
         assert len(self._store.by_key) == len(named)

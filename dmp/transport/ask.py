@@ -17,7 +17,6 @@ from typing import Final
 
 import xxhash
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.wire.frame import (
     HEADER,
     HEADER_BYTES,
@@ -30,6 +29,7 @@ from tierkv.dmp.wire.frame import (
 from tierkv.dmp.wire.messages import Put
 from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES, Ref, pack_ranges, pack_sums, unpack_sums
 from tierkv.dmp.wire.socket_io import Buffer, Wire
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import RemoteProtocolError
 
 _REQUEST: Final = struct.Struct("<4sBBHIIIIQIQQIQ")
@@ -151,16 +151,16 @@ class PutAsk(Ask):
 
     __slots__ = ("_payloads", "_puts")
 
-    def __init__(self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]) -> None:
+    def __init__(self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]) -> None:
         super().__init__(FrameType.PUT, Put(puts).pack(), payloads)
         self._puts = puts
         self._payloads = payloads
 
     def send(self, wire: Wire, request_id: int) -> None:
         ranges = [
-            payload[start : start + put.range_bytes]
+            payload[start : start + put.ranges.size_bytes]
             for put, payload in zip(self._puts, self._payloads, strict=True)
-            for start in range(0, len(payload), put.range_bytes)
+            for start in range(0, len(payload), put.ranges.size_bytes)
         ]
         size = sum([len(payload) for payload in self._payloads])
         ready: list[Buffer] = [self._lead(request_id, size + 8 * len(ranges))]

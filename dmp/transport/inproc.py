@@ -11,18 +11,11 @@ import numpy as np
 import xxhash
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import (
-    PathInfo,
-    PoolNode,
-    PoolNodeStats,
-    PutGrant,
-    PutRequest,
-    RangeRead,
-    RangeWrite,
-)
+from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
 from tierkv.dmp.transport.pending import PendingPuts, as_bytes
 from tierkv.dmp.transport.tcp import as_grant
 from tierkv.dmp.wire.messages import RangeRef
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -68,7 +61,7 @@ class InprocPoolNode(PoolNode):
         return self._node.promote(keys)
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         deadline = self._clock.now() + deadline_s
         try:

@@ -69,10 +69,11 @@ class PendingPuts:
         with self._lock:
             for grant in grants:
                 pending = self._pending.pop(grant.location, None)
-                if pending is None or len(pending.checksums) != grant.range_count:
+                count = grant.block.ranges.count
+                if pending is None or len(pending.checksums) != count:
                     answer.append(None)
                     continue
-                sums = tuple(pending.checksums[i] for i in range(grant.range_count))
+                sums = tuple(pending.checksums[i] for i in range(count))
                 answer.append(Sealing(grant.location, sums))
         return answer
 
@@ -81,10 +82,11 @@ def _check(write: RangeWrite, pending: _Pending | None, now: float) -> None:
     grant = write.grant
     if pending is None or pending.deadline <= now:
         raise LeaseExpiredError(f"the grant for slot {grant.location.slot} expired")
-    if not 0 <= write.index < grant.range_count or write.data.nbytes != grant.range_bytes:
+    ranges = grant.block.ranges
+    if not 0 <= write.index < ranges.count or write.data.nbytes != ranges.size_bytes:
         raise BlockNotFoundError(
             f"range {write.index} of {write.data.nbytes} bytes does not fit a grant of "
-            f"{grant.range_count} x {grant.range_bytes}"
+            f"{ranges.count} x {ranges.size_bytes}"
         )
 
 

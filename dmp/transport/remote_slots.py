@@ -21,6 +21,7 @@ from tierkv.dmp.segment.segment import Stamp
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.wire.rdma_messages import RdmaAccept
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
 from tierkv.kvcore.location import Location
 
@@ -74,24 +75,22 @@ class RangeSpan:
     header_at: int
 
 
-def range_span(
-    shape: Geometry, location: Location, *, index: int, range_bytes: int, range_count: int
-) -> RangeSpan:
+def range_span(shape: Geometry, location: Location, ranges: RangeShape, index: int) -> RangeSpan:
     """Find a range of a slot.
 
     Raises:
         BlockNotFoundError: the segment has no such slot or the slot no such range.
     """
     _check_slot(shape, location)
-    if not 0 <= index < range_count <= limits.MAX_LAYERS:
-        raise BlockNotFoundError(f"range {index} is outside [0, {range_count})")
-    size = slot_bytes_for(range_bytes, range_count)
+    if not 0 <= index < ranges.count <= limits.MAX_LAYERS:
+        raise BlockNotFoundError(f"range {index} is outside [0, {ranges.count})")
+    size = slot_bytes_for(ranges.size_bytes, ranges.count)
     if (location.slot % shape.slots_per_extent + 1) * size > shape.extent_bytes:
         raise BlockNotFoundError(f"slot {location.slot} has no room for {size} bytes")
     start = shape.payload_offset(location.slot, size)
     return RangeSpan(
-        payload_at=start + index * range_bytes,
-        checksum_at=start + size - 8 * (range_count - index),
+        payload_at=start + index * ranges.size_bytes,
+        checksum_at=start + size - 8 * (ranges.count - index),
         header_at=shape.header_offset(location.slot),
     )
 

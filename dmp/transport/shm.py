@@ -25,7 +25,6 @@ from tierkv.dmp.pool_node import (
     PoolNode,
     PoolNodeStats,
     PutGrant,
-    PutRequest,
     RangeRead,
     RangeWrite,
     put_in_steps,
@@ -39,6 +38,7 @@ from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
     CacheError,
@@ -134,10 +134,10 @@ class MappedSlots:
         location = grant.location
         stamp = self.stamp(location.slot)
         found = (stamp.state, stamp.generation, stamp.key)
-        if found != (_WRITING, location.generation, grant.key):
+        if found != (_WRITING, location.generation, grant.block.key):
             raise LeaseExpiredError(f"the grant for slot {location.slot} is gone")
         view = self.readable(location, stamp, index)
-        if len(view) != grant.range_bytes:
+        if len(view) != grant.block.ranges.size_bytes:
             raise BlockNotFoundError("the range is not as long as the data")
         return view
 
@@ -198,7 +198,7 @@ class ShmPoolNode(PoolNode):
         return self._control.lookup(keys)
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         # Before it may evict, the node learns what was read.
         self._report_touched()
@@ -220,7 +220,7 @@ class ShmPoolNode(PoolNode):
         self._control.pending.written(writes)
 
     def put(
-        self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+        self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
     ) -> list[Location | None]:
         if sum(payload.nbytes for payload in payloads) <= _SMALL_PUT_BYTES:
             self._report_touched()

@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from tierkv.dmp.pool_node import (
-    PathInfo,
-    PoolNode,
-    PoolNodeStats,
-    PutGrant,
-    PutRequest,
-    RangeRead,
-    RangeWrite,
-)
+from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
 from tierkv.dmp.transport.ask import Ask, PutAsk, ReadAsk
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.connection_pool import ConnectionPool
@@ -27,8 +19,9 @@ from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import Ref, pack_ranges
-from tierkv.dmp.wire.stored import StoredBlock, unpack_stored
+from tierkv.dmp.wire.stored import DescribedBlock, unpack_stored
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -99,7 +92,7 @@ class TcpPoolNode(PoolNode):
         return answer
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         # Counted from before the request: the writer's deadline is never later than the node's.
         deadline = self._clock.now() + deadline_s
@@ -118,18 +111,21 @@ class TcpPoolNode(PoolNode):
 
         def asks() -> Iterator[Ask]:
             for part in parts:
-                refs = [_ref(w.grant.location, w.index, w.grant.range_bytes) for w in writes[part]]
+                refs = [
+                    _ref(w.grant.location, w.index, w.grant.block.ranges.size_bytes)
+                    for w in writes[part]
+                ]
                 yield Ask(FrameType.WRITE, pack_ranges(refs), datas[part])
 
         self._pool.run(lambda connection: connection.exchange(asks()))
         self.pending.written(writes)
 
     def put(
-        self, puts: Sequence[PutRequest], payloads: Sequence[memoryview]
+        self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
     ) -> list[Location | None]:
         datas = [as_bytes(payload) for payload in payloads]
         for put, data in zip(puts, datas, strict=True):
-            if len(data) != put.range_bytes * put.range_count:
+            if len(data) != put.ranges.payload_bytes:
                 raise BlockNotFoundError(f"{len(data)} bytes are not the block's")
         parts = list(_by_bytes([len(data) for data in datas]))
         sent: list[Ask] = []
@@ -212,9 +208,9 @@ class TcpPoolNode(PoolNode):
             self._ask(FrameType.TOUCH, m.Refs(part, float(read_bytes)).pack())
             read_bytes = 0
 
-    def describe(self, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+    def describe(self, keys: Sequence[BlockKey]) -> list[DescribedBlock | None]:
         """Look blocks up whose layout is not known here."""
-        answer: list[StoredBlock | None] = []
+        answer: list[DescribedBlock | None] = []
         for part in _parts(keys, _ITEMS):
             reply = self._ask(FrameType.DESCRIBE, m.Lookup(part).pack())
             answer += _trust(partial(unpack_stored, node=self.node_id), reply)
@@ -258,11 +254,11 @@ class TcpPoolNode(PoolNode):
         return places
 
 
-def as_grant(put: PutRequest, location: Location | None) -> PutGrant | None:
+def as_grant(put: BlockSpec, location: Location | None) -> PutGrant | None:
     """Turn a node's answer into a grant."""
     if location is None:
         return None
-    return PutGrant(put.key, location, put.range_bytes, put.range_count)
+    return PutGrant(put, location)
 
 
 def _ref(location: Location, index: int, size: int) -> Ref:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from tierkv.dmp.pool_node import PoolNodeStats, PutRequest
+from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire.packing import MAX_NUMBER, Packer, Unpacker
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location
-from tierkv.policies.eviction import Expectation
 
 Head = bytes | bytearray | memoryview
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -103,7 +103,7 @@ class Reserve:
     """Give me slots for these blocks."""
 
     deadline_s: float
-    puts: Sequence[PutRequest]
+    puts: Sequence[BlockSpec]
 
     def pack(self) -> bytes:
         p = Packer().pack("dI", self.deadline_s, len(self.puts))
@@ -155,7 +155,7 @@ class Put:
     The checksums (one xxh3_64 per range) come last, so that a writer computes them while it sends.
     """
 
-    puts: Sequence[PutRequest]
+    puts: Sequence[BlockSpec]
 
     def pack(self) -> bytes:
         p = Packer().pack("I", len(self.puts))
@@ -173,12 +173,12 @@ class Put:
     @property
     def data_bytes(self) -> int:
         """Bytes of all payloads."""
-        return sum([put.range_bytes * put.range_count for put in self.puts])
+        return sum([put.ranges.payload_bytes for put in self.puts])
 
     @property
     def sums_bytes(self) -> int:
         """Bytes of the checksums after them."""
-        return 8 * sum([put.range_count for put in self.puts])
+        return 8 * sum([put.ranges.count for put in self.puts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,38 +304,33 @@ def unpack_stats(head: Head) -> PoolNodeStats:
     return stats
 
 
-def _pack_put(p: Packer, put: PutRequest) -> None:
-    names = put.model.encode(), put.tenant.encode(), put.session.encode()
-    sizes = (put.range_bytes, put.range_count, put.tokens, *map(len, names))
-    expected_in_s = _NOT_KNOWN if put.expected_in_s is None else put.expected_in_s
-    future = (put.depth, put.tail, put.expectation, expected_in_s)
+def _pack_put(p: Packer, put: BlockSpec) -> None:
+    ranges, owner, outlook = put.ranges, put.owner, put.outlook
+    names = owner.model.encode(), owner.tenant.encode(), owner.session.encode()
+    sizes = (ranges.size_bytes, ranges.count, put.tokens, *map(len, names))
+    expected_in_s = _NOT_KNOWN if outlook.expected_in_s is None else outlook.expected_in_s
+    future = (outlook.depth, outlook.tail, outlook.expectation, expected_in_s)
     p.raw(_PUT.pack(put.key, put.parent, *sizes, *future)).raw(b"".join(names))
 
 
-def _unpack_put(u: Unpacker) -> PutRequest:
+def _unpack_put(u: Unpacker) -> BlockSpec:
     fields = _PUT.unpack(u.raw(_PUT.size))
     key, parent, size, count, tokens, model, tenant, session, depth, tail, future, due = fields
     if future >= len(_EXPECTATIONS):
         raise RemoteProtocolError(f"an expectation numbered {future}")
-    put = PutRequest(
+    put = BlockSpec(
         BlockKey(key),
         BlockKey(parent),
-        size,
-        count,
         tokens,
-        u.string(model),
-        u.string(tenant),
-        u.string(session),
-        _EXPECTATIONS[future],
-        None if due == _NOT_KNOWN else due,
-        depth,
-        bool(tail),
+        RangeShape(size, count),
+        Owner(u.string(model), u.string(tenant), u.string(session)),
+        Outlook(_EXPECTATIONS[future], None if due == _NOT_KNOWN else due, depth, bool(tail)),
     )
     check_put(put)
     return put
 
 
-def check_put(put: PutRequest) -> None:
+def check_put(put: BlockSpec) -> None:
     """Check the numbers and names of a reservation, whatever way it came.
 
     Raises:
@@ -343,16 +338,17 @@ def check_put(put: PutRequest) -> None:
     """
     if put.key == put.parent:
         raise RemoteProtocolError("a block can't be its own parent")
-    if not 1 <= put.range_count <= limits.MAX_LAYERS:
-        raise RemoteProtocolError(f"a block of {put.range_count} ranges; 1 to {limits.MAX_LAYERS}")
-    if not 1 <= put.range_bytes * put.range_count <= limits.MAX_SLOT_BYTES:
-        raise RemoteProtocolError(f"a block of {put.range_bytes} x {put.range_count} bytes")
+    ranges, owner, outlook = put.ranges, put.owner, put.outlook
+    if not 1 <= ranges.count <= limits.MAX_LAYERS:
+        raise RemoteProtocolError(f"a block of {ranges.count} ranges; 1 to {limits.MAX_LAYERS}")
+    if not 1 <= ranges.size_bytes * ranges.count <= limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"a block of {ranges.size_bytes} x {ranges.count} bytes")
     if not 0 <= put.tokens <= limits.MAX_CONTEXT_TOKENS:
         raise RemoteProtocolError(f"a block of {put.tokens} tokens")
-    if not 0 <= put.depth <= limits.MAX_CONTEXT_TOKENS:
-        raise RemoteProtocolError(f"a block behind {put.depth} others")
-    if put.expected_in_s is not None and not 0.0 <= put.expected_in_s < MAX_NUMBER:
-        raise RemoteProtocolError(f"a use expected in {put.expected_in_s} s makes no sense")
-    for name in (put.model, put.tenant, put.session):
+    if not 0 <= outlook.depth <= limits.MAX_CONTEXT_TOKENS:
+        raise RemoteProtocolError(f"a block behind {outlook.depth} others")
+    if outlook.expected_in_s is not None and not 0.0 <= outlook.expected_in_s < MAX_NUMBER:
+        raise RemoteProtocolError(f"a use expected in {outlook.expected_in_s} s makes no sense")
+    for name in (owner.model, owner.tenant, owner.session):
         if name and not _NAME.fullmatch(name):
             raise RemoteProtocolError(f"{name[:40]!r} is not a name")

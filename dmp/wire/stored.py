@@ -11,42 +11,38 @@ from dataclasses import dataclass
 
 from tierkv.dmp.wire.packing import Packer, Unpacker
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.location import Location
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBlock:
+class DescribedBlock:
     """A sealed block.
 
     Attributes:
         location: its slot.
-        range_bytes: bytes of one range.
-        range_count: number of ranges; all are of one size.
+        ranges: how it is cut.
     """
 
     location: Location
-    range_bytes: int
-    range_count: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole block."""
-        return self.range_bytes * self.range_count
+    ranges: RangeShape
 
 
-def pack_stored(blocks: Sequence[StoredBlock | None]) -> bytes:
+def pack_stored(blocks: Sequence[DescribedBlock | None]) -> bytes:
     """Return the head of a DESCRIBE reply: one entry per key asked for."""
     p = Packer().pack("I", len(blocks))
     for block in blocks:
         p.pack("B", block is not None)
         if block is not None:
-            p.ref(block.location).pack("QI", block.range_bytes, block.range_count)
+            p.ref(block.location).pack("QI", block.ranges.size_bytes, block.ranges.count)
     return p.bytes()
 
 
-def unpack_stored(head: bytes | bytearray | memoryview, node: NodeId) -> list[StoredBlock | None]:
+def unpack_stored(
+    head: bytes | bytearray | memoryview, node: NodeId
+) -> list[DescribedBlock | None]:
     """Read the head of a DESCRIBE reply.
 
     Raises:
@@ -58,11 +54,12 @@ def unpack_stored(head: bytes | bytearray | memoryview, node: NodeId) -> list[St
     return blocks
 
 
-def _unpack_one(u: Unpacker) -> StoredBlock:
-    block = StoredBlock(u.ref(), u.integer("Q"), u.integer("I"))
+def _unpack_one(u: Unpacker) -> DescribedBlock:
+    block = DescribedBlock(u.ref(), RangeShape(u.integer("Q"), u.integer("I")))
+    ranges = block.ranges
     if not (
-        1 <= block.range_count <= limits.MAX_LAYERS
-        and 1 <= block.size_bytes == block.location.length <= limits.MAX_SLOT_BYTES
+        1 <= ranges.count <= limits.MAX_LAYERS
+        and 1 <= ranges.payload_bytes == block.location.length <= limits.MAX_SLOT_BYTES
     ):
-        raise RemoteProtocolError(f"a block of {block.range_bytes} x {block.range_count} bytes")
+        raise RemoteProtocolError(f"a block of {ranges.size_bytes} x {ranges.count} bytes")
     return block

@@ -24,6 +24,7 @@ from tierkv.integrations.events.messages import (
 )
 from tierkv.integrations.salts import identity_digest, parse_salt
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT, next_block_key
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
@@ -255,15 +256,13 @@ class OwnBlocks:
         return [] if rank in self._silent else self._claim(stored)
 
     def _stored(self, named: _Named, parent: BlockKey, session: str) -> BlockStored:
-        return BlockStored(
-            key=named.key,
-            parent=parent,
-            tier=Tier.L1,
-            tokens=self._model.layout.block_tokens,
-            model=self._model.name,
-            tenant=self._tenants.get(named.namespace, ""),
-            session=session[: limits.MAX_NAME_CHARS],
+        owner = Owner(
+            self._model.name,
+            self._tenants.get(named.namespace, ""),
+            session[: limits.MAX_NAME_CHARS],
         )
+        tokens = self._model.layout.block_tokens
+        return BlockStored(BlockSpec(named.key, parent, tokens, owner=owner), Tier.L1)
 
     def _remove(self, rank: int, event: EngineRemoved) -> list[BlockEvent]:
         if event.medium not in _OWN_MEDIA:

@@ -20,6 +20,7 @@ from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.sglang.generations import Generations
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory
 from tierkv.integrations.sglang.page_names import KV, PageNames
+from tierkv.kvcore.block import Outlook, Owner
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 
@@ -54,8 +55,9 @@ def chain_notes(
         tenant: whose.
     """
     parents = [before[-1] if before else ROOT_PARENT, *keys]
+    owner = Owner(tenant=tenant)
     return [
-        PutNotes(parent=parent, tokens=tokens, tenant=tenant, depth=len(before) + i)
+        PutNotes(parent, tokens, owner, Outlook(depth=len(before) + i))
         for i, parent in enumerate(parents[: len(keys)])
     ]
 

@@ -19,6 +19,7 @@ from tierkv.integrations.vllm.connector_jobs import LoadJob, Patience, Saved, Sa
 from tierkv.integrations.vllm.connector_plan import IDLE_WAIT_S, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
 from tierkv.integrations.vllm.kv_memory import KvMemory
+from tierkv.kvcore.block import Outlook, Owner
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 
@@ -172,8 +173,8 @@ class WorkerSide:
         return PutNotes(
             parent=parent,
             tokens=self._block_tokens,
-            model=self._door.identity.label,
-            depth=save.depth,
+            owner=Owner(model=self._door.identity.label),
+            outlook=Outlook(depth=save.depth),
         )
 
     def _see_loads(self) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
 from tierkv.kvcore.location import Tier
 from tierkv.metaserver.client import BlockListing, BlockRecord
@@ -48,18 +49,20 @@ def list_blocks(
     return BlockListing(
         tuple(
             BlockRecord(
-                key=key,
-                parent=parent,
+                block=BlockSpec(
+                    key,
+                    parent,
+                    tokens,
+                    owner=Owner(
+                        ledger.models[model], ledger.tenants[tenant], ledger.sessions[session]
+                    ),
+                ),
                 node_id=holder.info.node_id,
                 tier=_TIERS[code & 0xFF].value,
-                tokens=tokens,
                 size_bytes=length or _page_bytes(holder, ledger.models[model]),
-                model=ledger.models[model],
-                tenant=ledger.tenants[tenant],
                 age_s=age_s,
                 idle_s=idle_s,
                 hits=hits,
-                session=ledger.sessions[session],
                 heat=heat,
                 leases=leases,
             )

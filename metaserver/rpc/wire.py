@@ -8,6 +8,7 @@ wire_locate.py.
 from __future__ import annotations
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
@@ -101,19 +102,20 @@ def node_state_from_proto(message: pb.NodeState) -> NodeState:
 
 def block_record_to_proto(record: BlockRecord) -> pb.BlockRecord:
     """Convert a BlockRecord."""
+    block = record.block
     return pb.BlockRecord(
-        key=record.key,
-        parent=record.parent,
+        key=block.key,
+        parent=block.parent,
         node_id=record.node_id,
         tier=record.tier,
-        tokens=record.tokens,
+        tokens=block.tokens,
         size_bytes=record.size_bytes,
-        model=record.model,
-        tenant=record.tenant,
+        model=block.owner.model,
+        tenant=block.owner.tenant,
         age_s=record.age_s,
         idle_s=record.idle_s,
         hits=record.hits,
-        session=record.session,
+        session=block.owner.session,
         heat=record.heat,
         leases=record.leases,
     )
@@ -122,18 +124,18 @@ def block_record_to_proto(record: BlockRecord) -> pb.BlockRecord:
 def block_record_from_proto(message: pb.BlockRecord) -> BlockRecord:
     """Convert a BlockRecord; RemoteProtocolError for malformed keys."""
     return BlockRecord(
-        key=checked_key(message.key, "block.key"),
-        parent=checked_key(message.parent, "block.parent"),
+        block=BlockSpec(
+            checked_key(message.key, "block.key"),
+            checked_key(message.parent, "block.parent"),
+            message.tokens,
+            owner=Owner(message.model, message.tenant, message.session),
+        ),
         node_id=NodeId(message.node_id),
         tier=message.tier,
-        tokens=message.tokens,
         size_bytes=message.size_bytes,
-        model=message.model,
-        tenant=message.tenant,
         age_s=checked_amount(message.age_s, "block.age_s"),
         idle_s=checked_amount(message.idle_s, "block.idle_s"),
         hits=message.hits,
-        session=message.session,
         heat=checked_amount(message.heat, "block.heat"),
         leases=message.leases,
     )

@@ -18,8 +18,8 @@ from typing import Final
 import xxhash
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.ids import BlockKey
-from tierkv.storage.block_store import StoredBlock
 
 PAGE: Final = 4096
 FILE_MAGIC: Final = b"TIERKVL4"
@@ -76,7 +76,7 @@ class Record:
         dead: True if the block was deleted.
     """
 
-    block: StoredBlock
+    block: BlockSpec
     sequence: int
     checksums: bytes
     dead: bool = False
@@ -95,18 +95,18 @@ def padded(size_bytes: int) -> int:
     return -(-size_bytes // PAGE) * PAGE
 
 
-def record_bytes(block: StoredBlock) -> int:
+def record_bytes(block: BlockSpec) -> int:
     """Return the size of a block in a segment file."""
-    return PAGE + padded(block.payload_bytes)
+    return PAGE + padded(block.ranges.payload_bytes)
 
 
-def pieces(block: StoredBlock) -> list[slice]:
+def pieces(block: BlockSpec) -> list[slice]:
     """Split a block's ranges into pieces of about PIECE_BYTES, to be read in parallel.
 
     A small block, or one whose ranges are not whole pages, is one piece.
     """
-    count, size = block.range_count, block.range_bytes
-    if block.payload_bytes < 2 * PIECE_BYTES or size % PAGE:
+    count, size = block.ranges.count, block.ranges.size_bytes
+    if block.ranges.payload_bytes < 2 * PIECE_BYTES or size % PAGE:
         return [slice(0, count)]
     step = max(1, PIECE_BYTES // size)
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
@@ -117,21 +117,21 @@ def checksum_of(checksums: bytes, index: int) -> int:
     return int(_CHECK.unpack_from(checksums, 8 * index)[0])
 
 
-def pack_checksums(block: StoredBlock, payload: memoryview) -> bytes:
+def pack_checksums(block: BlockSpec, payload: memoryview) -> bytes:
     """Compute the xxh3_64 of every range of a payload (flat, format ``B``)."""
-    size = block.range_bytes
+    size = block.ranges.size_bytes
     return b"".join(
         _CHECK.pack(xxhash.xxh3_64_intdigest(payload[i * size : (i + 1) * size]))
-        for i in range(block.range_count)
+        for i in range(block.ranges.count)
     )
 
 
 def is_sound(record: Record, payload: memoryview) -> bool:
     """Whether every range of a payload matches its checksum."""
-    size = record.block.range_bytes
+    size = record.block.ranges.size_bytes
     return all(
         range_is_sound(record, i, payload[i * size : (i + 1) * size])
-        for i in range(record.block.range_count)
+        for i in range(record.block.ranges.count)
     )
 
 
@@ -177,14 +177,14 @@ def pack_record(record: Record, *, nonce: int) -> bytes:
         RECORD_MAGIC,
         block.key,
         block.parent,
-        block.range_bytes,
-        block.range_count,
+        block.ranges.size_bytes,
+        block.ranges.count,
         block.tokens,
         record.sequence,
         int(record.dead),
         0,
-        block.model.encode(),
-        block.tenant.encode(),
+        block.owner.model.encode(),
+        block.owner.tenant.encode(),
     )
     return _sealed(fields.ljust(_SUMS_AT, b"\0") + record.checksums, seed=nonce)
 
@@ -199,10 +199,10 @@ def parse_record(data: bytes | memoryview, *, nonce: int) -> Record | None:
     if not 1 <= count <= limits.MAX_LAYERS or not 1 <= size * count <= limits.MAX_SLOT_BYTES:
         return None
     try:
-        names = model.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode()
+        owner = Owner(model.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode())
     except UnicodeDecodeError:
         return None
-    block = StoredBlock(BlockKey(key), BlockKey(parent), size, count, tokens, *names)
+    block = BlockSpec(BlockKey(key), BlockKey(parent), tokens, RangeShape(size, count), owner)
     sums = bytes(data[_SUMS_AT : _SUMS_AT + 8 * count])
     return Record(block, sequence, sums, dead=bool(dead))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.disk.segment_format import PAGE, Record, record_bytes
 
 
@@ -127,7 +127,7 @@ class SegmentIndex:
             self.live_bytes -= record_bytes(entry.record.block)
         return entry
 
-    def blocks(self) -> list[StoredBlock]:
+    def blocks(self) -> list[BlockSpec]:
         """List the blocks, oldest put first."""
         entries = sorted(self._entries.values(), key=lambda entry: entry.record.sequence)
         return [entry.record.block for entry in entries]
@@ -242,7 +242,7 @@ class SegmentIndex:
                 kept.append(entry)
         return kept
 
-    def empty(self, file: int) -> list[StoredBlock]:
+    def empty(self, file: int) -> list[BlockSpec]:
         """Drop the remaining blocks of a file; free the file, or retire it if abandoned.
 
         Returns:

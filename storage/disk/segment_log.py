@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import PoolFullError
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.disk.direct_io import AlignedBuffers, DirectFile, is_aligned
 from tierkv.storage.disk.medium_health import PASSING_ERRNOS
 from tierkv.storage.disk.segment_folder import SegmentFolder, set_aside
@@ -46,8 +46,8 @@ stays below 1 / (1 - 1/4) = 1.33 for any reads."""
 class News:
     """Results of a collection, for the store's listener."""
 
-    evicted: list[StoredBlock] = field(default_factory=list)
-    fading: list[StoredBlock] = field(default_factory=list)
+    evicted: list[BlockSpec] = field(default_factory=list)
+    fading: list[BlockSpec] = field(default_factory=list)
 
 
 class SegmentLog:
@@ -276,8 +276,8 @@ class SegmentLog:
     def _copy_forward(self, entry: Entry) -> bool:
         """Copy one block to the active file; False stops the copying."""
         record = entry.record
-        with self._buffers.lend(record.block.payload_bytes) as lent:
-            payload = lent[: record.block.payload_bytes]
+        with self._buffers.lend(record.block.ranges.payload_bytes) as lent:
+            payload = lent[: record.block.ranges.payload_bytes]
             try:
                 if not self.read(entry, 0, payload) or not is_sound(record, payload):
                     return True
@@ -300,7 +300,7 @@ class SegmentLog:
             current = self.index.is_current(entry)
             if current:
                 self.index.enter(Entry(entry.record, place))
-                self.copied_bytes += entry.record.block.payload_bytes
+                self.copied_bytes += entry.record.block.ranges.payload_bytes
         if not current:  # Deleted meanwhile.
             self._write_dead(place, entry.record)
         with self.lock:

@@ -82,10 +82,10 @@ def is_whole(file: DirectFile, buffers: AlignedBuffers, found: FoundRecord) -> b
         OSError: the disk failed.
     """
     block = found.record.block
-    with buffers.lend(padded(block.payload_bytes)) as payload:
-        if file.read([payload], found.offset + PAGE) < block.payload_bytes:
+    with buffers.lend(padded(block.ranges.payload_bytes)) as payload:
+        if file.read([payload], found.offset + PAGE) < block.ranges.payload_bytes:
             return False
-        return is_sound(found.record, payload[: block.payload_bytes])
+        return is_sound(found.record, payload[: block.ranges.payload_bytes])
 
 
 def _search(file: DirectFile, buffers: AlignedBuffers, *, nonce: int, start: int, stop: int) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -30,7 +31,6 @@ from tierkv.kvcore.ids import BlockKey
 from tierkv.storage.block_store import (
     BlockRead,
     RangeRead,
-    StoredBlock,
     StoreListener,
     block_size_checked,
     check_block,
@@ -116,9 +116,7 @@ class SegmentStore:
         """Replace the listener."""
         self._listener = listener
 
-    def put(
-        self, block: StoredBlock, payload: memoryview, *, checksums: bytes | None = None
-    ) -> None:
+    def put(self, block: BlockSpec, payload: memoryview, *, checksums: bytes | None = None) -> None:
         """Store a whole block; see tierkv.storage.block_store.BlockStore.
 
         Args:
@@ -130,8 +128,8 @@ class SegmentStore:
         check_block(block, payload)
         flat = payload.cast("B")
         sums = pack_checksums(block, flat) if checksums is None else bytes(checksums)
-        if len(sums) != 8 * block.range_count:
-            raise ValueError(f"{len(sums)} bytes of checksums for {block.range_count} ranges")
+        if len(sums) != 8 * block.ranges.count:
+            raise ValueError(f"{len(sums)} bytes of checksums for {block.ranges.count} ranges")
         try:
             with self._call(), self._writer(block.key) as writes:
                 if writes:
@@ -183,7 +181,7 @@ class SegmentStore:
         calls = [partial(self.get_range, r.key, r.index, r.destination) for r in reads]
         return self._batch(calls)
 
-    def find(self, key: BlockKey) -> StoredBlock | None:
+    def find(self, key: BlockKey) -> BlockSpec | None:
         """Return a block's description from memory; None if the block is not stored."""
         with self._lock:
             self._check_open()
@@ -200,7 +198,7 @@ class SegmentStore:
             if entry is not None:
                 self._log.bury(entry)
 
-    def blocks(self) -> Sequence[StoredBlock]:
+    def blocks(self) -> Sequence[BlockSpec]:
         with self._lock:
             self._check_open()
             return self._index.blocks()
@@ -308,7 +306,7 @@ class SegmentStore:
             if split and len(spans) > 1:
                 sound = self._read_pieces(entry, flat, spans)
             else:
-                sound = self._read_ranges(entry, flat, slice(0, entry.record.block.range_count))
+                sound = self._read_ranges(entry, flat, slice(0, entry.record.block.ranges.count))
             self._count_read(flat)
             if not sound:
                 raise self._bad_bytes(entry, "payload")
@@ -322,7 +320,7 @@ class SegmentStore:
 
     def _read_ranges(self, entry: Entry, payload: memoryview, span: slice) -> bool:
         """Fill and verify ranges ``span`` of a payload."""
-        size = entry.record.block.range_bytes
+        size = entry.record.block.ranges.size_bytes
         part = payload[span.start * size : span.stop * size]
         return self._read(entry, span.start * size, part) and all(
             range_is_sound(entry.record, i, payload[i * size : (i + 1) * size])
@@ -378,7 +376,7 @@ class SegmentStore:
 
     # Writing.
 
-    def _append(self, block: StoredBlock, payload: memoryview, checksums: bytes) -> None:
+    def _append(self, block: BlockSpec, payload: memoryview, checksums: bytes) -> None:
         with self._lock:
             record = Record(block, self._index.next_sequence(), checksums)
         try:
@@ -415,10 +413,10 @@ class SegmentStore:
                 "the disk tier %s takes no blocks: %s", self._folder.path, self._health.reason
             )
 
-    def _write_worked(self, block: StoredBlock) -> None:
+    def _write_worked(self, block: BlockSpec) -> None:
         with self._lock:
             self._counts.puts += 1
-            self._counts.write_bytes += block.payload_bytes
+            self._counts.write_bytes += block.ranges.payload_bytes
             recovered = self._health.worked()
         if recovered:
             log.info("the disk tier %s takes blocks again", self._folder.path)

@@ -12,10 +12,11 @@ import pytest
 
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from tierkv.storage.archive import ObjectArchive, _path
-from tierkv.storage.block_store import BlockStore, StoredBlock
+from tierkv.storage.block_store import BlockStore
 from tierkv.storage.disk.segment_store import SegmentStore
 from tierkv.storage.memory import MemoryBlockStore
 
@@ -52,8 +53,10 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> BlockStore:
     return ObjectArchive.open(f"{server.url}/{tmp_path.name}", **server.options())
 
 
-def make_block(name: str) -> StoredBlock:
-    return StoredBlock(block_key(name), ROOT_PARENT, SIZE, 3, 64, "demo", "default")
+def make_block(name: str) -> BlockSpec:
+    return BlockSpec(
+        block_key(name), ROOT_PARENT, 64, ranges=RangeShape(SIZE, 3), owner=Owner("demo", "default")
+    )
 
 
 def payload(name: str) -> memoryview:

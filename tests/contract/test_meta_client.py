@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
@@ -75,13 +76,11 @@ def stored(index: int, node: NodeInfo, tier: Tier) -> BlockStored:
     """Block ``index`` of one chain, in ``tier`` of ``node``."""
     slot = Location(node.node_id, node.incarnation, 0, index, 1, LAYOUT.payload_bytes)
     return BlockStored(
-        key=KEYS[index],
-        parent=KEYS[index - 1] if index else ROOT_PARENT,
-        tier=tier,
-        tokens=4,
-        location=None if tier is Tier.L1 else slot,
-        model="demo",
-        tenant="acme",
+        BlockSpec(
+            KEYS[index], KEYS[index - 1] if index else ROOT_PARENT, 4, owner=Owner("demo", "acme")
+        ),
+        tier,
+        None if tier is Tier.L1 else slot,
     )
 
 
@@ -162,7 +161,9 @@ async def test_a_block_at_rest_has_no_location_and_only_pool_nodes_have_such(met
         await meta.register(node)
     resting = replace(stored(0, DMP, Tier.L4), location=None)
     await meta.report_events(inventory(DMP, resting, stored(1, DMP, Tier.L2)))
-    await meta.report_events(inventory(COMPUTE, replace(resting, key=KEYS[2])))
+    await meta.report_events(
+        inventory(COMPUTE, replace(resting, block=replace(resting.block, key=KEYS[2])))
+    )
     reply = await meta.locate(KEYS)
     assert [[(r.tier, r.location is None) for r in copies] for copies in reply.replicas] == [
         [(Tier.L4, True)],
@@ -308,15 +309,15 @@ async def test_blocks_are_listed_copy_by_copy(meta: MetaClient, clock: ManualClo
     clock.advance(1.0)
     listing = await meta.list_blocks(10)
     assert listing.total == 3
-    seen = {(b.key, b.node_id, b.tier): b for b in listing.blocks}
+    seen = {(b.block.key, b.node_id, b.tier): b for b in listing.blocks}
     assert set(seen) == {
         (KEYS[1], "dmp-0", "L4"),
         (KEYS[0], "compute-0", "L1"),
         (KEYS[0], "dmp-0", "L2"),
     }
     first = seen[KEYS[0], NodeId("compute-0"), "L1"]
-    assert (first.parent, first.tokens, first.size_bytes) == (ROOT_PARENT, 4, LAYOUT.payload_bytes)
-    assert (first.model, first.tenant) == ("demo", "acme")
+    assert first.block == BlockSpec(KEYS[0], ROOT_PARENT, 4, owner=Owner("demo", "acme"))
+    assert first.size_bytes == LAYOUT.payload_bytes
     assert (first.age_s, first.idle_s, first.hits) == (2.0, 1.0, 1)
     assert seen[KEYS[1], NodeId("dmp-0"), "L4"].hits == 0
     short = await meta.list_blocks(2)
@@ -506,7 +507,7 @@ async def test_a_reservation_counts_as_a_use_when_it_is_committed(meta: MetaClie
     await chain_in_memory(meta)
 
     async def seen() -> list[tuple[int, int]]:
-        blocks = {b.key: b for b in (await meta.list_blocks(10)).blocks}
+        blocks = {b.block.key: b for b in (await meta.list_blocks(10)).blocks}
         return [(blocks[key].hits, blocks[key].leases) for key in KEYS[:3]]
 
     leases = [(await meta.locate(KEYS[:2], reserve_s=9.0)).lease for _ in range(3)]
@@ -516,7 +517,7 @@ async def test_a_reservation_counts_as_a_use_when_it_is_committed(meta: MetaClie
     assert await seen() == [(1, 1), (1, 1), (0, 0)]
     await meta.locate(KEYS)
     assert await seen() == [(2, 1), (2, 1), (1, 0)]
-    first = {b.key: b for b in (await meta.list_blocks(10)).blocks}
+    first = {b.block.key: b for b in (await meta.list_blocks(10)).blocks}
     assert first[KEYS[0]].heat > first[KEYS[2]].heat > 0.0
 
 

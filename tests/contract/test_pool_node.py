@@ -21,6 +21,7 @@ from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -31,7 +32,6 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import HostId
-from tierkv.policies.eviction import Expectation
 
 TRANSPORTS = ("inproc", "shm", "tcp", "tcp+tls")
 
@@ -119,7 +119,7 @@ def test_2_what_is_known_of_a_block_arrives_with_it(pool: PoolNode, rig: Rig) ->
     grants = pool.reserve(puts)
     for grant in grants:
         assert grant is not None
-        name = "a" if grant.key == block_key("a") else "b"
+        name = "a" if grant.block.key == block_key("a") else "b"
         pool.write_ranges([RangeWrite(grant, i, memoryview(make_range(name, i))) for i in range(2)])
     pool.seal([grant for grant in grants if grant is not None])
     whole = make_put("c", **known)
@@ -127,8 +127,8 @@ def test_2_what_is_known_of_a_block_arrives_with_it(pool: PoolNode, rig: Rig) ->
     assert pool.put([whole], [payload]) != [None]
     for put in (*puts, whole):
         slot = rig.node._state.table.peek(put.key)
-        assert slot is not None and slot.put == put
-    stored = {event.key: event.session for event in rig.node.reports.inventory()}
+        assert slot is not None and slot.block == put
+    stored = {event.key: event.block.owner.session for event in rig.node.reports.inventory()}
     assert [stored[block_key(name)] for name in "abc"] == ["s-1", "", "s-1"]
 
 

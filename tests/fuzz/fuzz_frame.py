@@ -14,17 +14,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tierkv.dmp.pool_node import PoolNodeStats, PutRequest
+from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges, unpack_ranges, unpack_sums
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location
 
 NODE = NodeId("dmp-a")
 _PLACE = Location(NODE, Incarnation(7), 0, 3, 9, 10)
-_PUT = PutRequest(BlockKey(b"k" * 16), BlockKey(bytes(16)), 5, 2, 64, "model", "tenant")
+_PUT = BlockSpec(
+    BlockKey(b"k" * 16),
+    BlockKey(bytes(16)),
+    64,
+    ranges=RangeShape(5, 2),
+    owner=Owner("model", "tenant"),
+)
 
 PARSERS: tuple[tuple[Callable[[bytes], object], bytes], ...] = (
     (lambda raw: _header(raw), pack_header(FrameType.READ, 1, head_bytes=44)),

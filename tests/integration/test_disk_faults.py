@@ -20,7 +20,7 @@ from pathlib import Path
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import CacheError
-from tierkv.storage.block_store import StoredBlock
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.storage.disk.segment_store import SegmentStore
 
 logging.basicConfig(level=logging.INFO, format="LOG %(message)s")
@@ -38,7 +38,7 @@ def data(name):
 
 def put(name):
     try:
-        block = StoredBlock(key(name), ROOT_PARENT, SIZE, 1, 64, "m", "t")
+        block = BlockSpec(key(name), ROOT_PARENT, 64, RangeShape(SIZE, 1), Owner("m", "t"))
         store.put(block, memoryview(data(name)))
         return "ok"
     except CacheError as error:

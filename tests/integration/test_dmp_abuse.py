@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
-from tierkv.dmp.pool_node import PutRequest, RangeRead
+from tierkv.dmp.pool_node import RangeRead
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.location import Location
 
 pytestmark = pytest.mark.integration
@@ -181,7 +182,7 @@ def test_a_peer_that_does_not_read_blocks_only_itself_and_not_for_long(
     rig = make_rig(frame_timeout_s=0.3, capacity_bytes=64 << 20, extent_bytes=32 << 20)
     pool = TcpPoolNode(Peer(rig.node.node_id, rig.server.address), host=rig.node.host)
     data = memoryview(bytes(16 << 20))
-    put = PutRequest(block_key("big"), block_key("root"), len(data), 1, 64)
+    put = BlockSpec(block_key("big"), block_key("root"), 64, ranges=RangeShape(len(data), 1))
     (place,) = pool.put([put], [data])
     assert place is not None
     with dial(rig.server.address) as greedy:
@@ -203,7 +204,7 @@ def test_a_stop_waits_for_nobody_who_waits_for_a_greedy_peer(make_rig: MakeRig) 
     rig = make_rig(frame_timeout_s=20.0, capacity_bytes=64 << 20, extent_bytes=32 << 20)
     pool = TcpPoolNode(Peer(rig.node.node_id, rig.server.address), host=rig.node.host)
     data = memoryview(bytes(31 << 20))
-    put = PutRequest(block_key("big"), block_key("root"), len(data), 1, 64)
+    put = BlockSpec(block_key("big"), block_key("root"), 64, ranges=RangeShape(len(data), 1))
     (place,) = pool.put([put], [data])
     assert place is not None
     pool.close()

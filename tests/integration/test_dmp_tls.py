@@ -10,10 +10,11 @@ import pytest
 
 from tests.fix_dmp import Rig, block_key, fetch, make_range, store
 from tests.fix_tls import Certificates
-from tierkv.dmp.pool_node import PutRequest, RangeRead
+from tierkv.dmp.pool_node import RangeRead
 from tierkv.dmp.tls import TlsFiles, client_context, server_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, ConfigError, TransportError
 
 pytestmark = pytest.mark.integration
@@ -73,7 +74,7 @@ def test_large_blocks_come_back_and_refusals_leave_the_connection(
     pool = connect(rig, certificates.anonymous)
     size, ranges = 700_001, 12
     data = memoryview(b"".join(make_range("big", i, size) for i in range(ranges)))
-    put = PutRequest(block_key("big"), block_key("root"), size, ranges, 64)
+    put = BlockSpec(block_key("big"), block_key("root"), 64, ranges=RangeShape(size, ranges))
     (place,) = pool.put([put], [data])
     assert place is not None
     assert pool.put([put], [data]) == [None]

@@ -202,8 +202,10 @@ async def test_the_inventory_is_what_the_directory_was_told(
     await speaker.publish(0, payload(stored(PROMPT, salt())))
     await listening.until_blocks(3)
     inventory = listening.feed.inventory()
-    assert [block.key for block in inventory] == block_keys(namespace(), PROMPT, block_tokens=WIDTH)
-    assert {block.tenant for block in inventory} == {"acme"}
+    assert [stored.key for stored in inventory] == block_keys(
+        namespace(), PROMPT, block_tokens=WIDTH
+    )
+    assert {stored.block.owner.tenant for stored in inventory} == {"acme"}
     (path,) = listening.feed.paths()
     assert isinstance(path, PathReport) and path.usable and "batch 0" in path.reason
     assert "s behind" in path.reason

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
@@ -53,7 +54,7 @@ class Node:
         events = []
         for number in numbers:
             location = Location(self.info.node_id, self.info.incarnation, 0, number, 1, 64)
-            event = BlockStored(chain(number + 1)[-1], ROOT_PARENT, Tier.L2, 4, location)
+            event = BlockStored(BlockSpec(chain(number + 1)[-1], ROOT_PARENT, 4), Tier.L2, location)
             self.held[event.key] = event
             events.append(event)
         self.reporter.report(events)

@@ -13,8 +13,8 @@ from tests.fix_dmp import Rig, blob
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.values import PutNotes, to_block_key
 from tierkv.dmp.client.writes import OpenPut
+from tierkv.kvcore.block import Expectation, Outlook, Owner
 from tierkv.kvcore.clock import ManualClock, SystemClock
-from tierkv.policies.eviction import Expectation
 
 pytestmark = pytest.mark.integration
 
@@ -152,7 +152,12 @@ def test_a_full_node_opens_nothing_and_says_so(pool: Pool) -> None:
 
 def test_what_is_known_of_a_value_travels_with_it(pool: Pool, rig: Rig) -> None:
     parent = to_block_key("parent")
-    note = PutNotes(parent, 64, "m", "t", "s", Expectation.TURN, 1.5, 3, tail=True)
+    note = PutNotes(
+        parent=parent,
+        tokens=64,
+        owner=Owner("m", "t", "s"),
+        outlook=Outlook(expectation=Expectation.TURN, expected_in_s=1.5, depth=3, tail=True),
+    )
     (put,) = pool.open_puts([("opened", SIZE, RANGE)], notes=[note])
     assert put is not None and fill(pool, [put]) == [True] * 3
     assert pool.seal_puts([put]) == [True]
@@ -160,14 +165,11 @@ def test_what_is_known_of_a_value_travels_with_it(pool: Pool, rig: Rig) -> None:
     for name in ("opened", "whole"):
         slot = rig.node._state.table.peek(to_block_key(name))
         assert slot is not None
-        stored = slot.put
-        assert (stored.parent, stored.tokens, stored.model, stored.tenant) == (parent, 64, "m", "t")
-        assert (stored.session, stored.expectation, stored.expected_in_s) == (
-            "s",
-            Expectation.TURN,
-            1.5,
-        )
-        assert (stored.depth, stored.tail, stored.range_count) == (3, True, 3)
+        stored = slot.block
+        assert (stored.parent, stored.tokens) == (parent, 64)
+        assert stored.owner == Owner("m", "t", "s")
+        assert stored.outlook == note.outlook
+        assert stored.ranges.count == 3
     with pytest.raises(ValueError, match="1 notes for 2 values"):
         pool.open_puts([("a", 1, 1), ("b", 1, 1)], notes=[note])
 

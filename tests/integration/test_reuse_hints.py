@@ -9,14 +9,14 @@ import pytest
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
 from tierkv.compute.node import ComputeNode
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block import BlockSpec, Expectation
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import ReuseHint
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.eviction import BlockFacts
 
 pytestmark = pytest.mark.integration
 PROMPT = [i * 7 % 128 for i in range(42)]
@@ -29,9 +29,9 @@ def rig(make_rig: Callable[..., Rig]) -> Rig:  # noqa: F811
     return make_rig(capacity_bytes=16 << 20, extent_bytes=1 << 20)
 
 
-def puts_of(rig: Rig) -> list[PutRequest]:
+def puts_of(rig: Rig) -> list[BlockSpec]:
     slots = [rig.node._state.table.peek(key) for key in KEYS]
-    return [slot.put for slot in slots if slot is not None]
+    return [slot.block for slot in slots if slot is not None]
 
 
 def facts_of(node: ComputeNode) -> list[BlockFacts]:
@@ -47,10 +47,12 @@ async def test_rows_to_come_keep_what_they_share_and_nothing_else(rig: Rig) -> N
         expected = [E.ROWS, E.ROWS, E.NONE, E.NONE, E.NONE]
         assert [facts.expectation for facts in facts_of(node)] == expected
         puts = puts_of(rig)
-        assert [put.expectation for put in puts] == expected
-        assert [(put.depth, put.tail) for put in puts] == [(i, i == 4) for i in range(5)]
-        assert {event.session for event in rig.node.reports.inventory()} == {"s-1"}
-        assert {event.session for event in node.inventory()} == {"s-1"}
+        assert [put.outlook.expectation for put in puts] == expected
+        assert [(put.outlook.depth, put.outlook.tail) for put in puts] == [
+            (i, i == 4) for i in range(5)
+        ]
+        assert {event.block.owner.session for event in rig.node.reports.inventory()} == {"s-1"}
+        assert {event.block.owner.session for event in node.inventory()} == {"s-1"}
         await answer(node, make_request(PROMPT))
         assert [facts.expectation for facts in facts_of(node)] == [E.UNKNOWN] * 5
 
@@ -61,7 +63,10 @@ async def test_a_turn_is_expected_in_its_time(rig: Rig, codec: KvCodec) -> None:
     async with running_node(InprocPoolNode(rig.node), kv_codec=codec) as node:
         await answer(node, make_request(PROMPT, hint=hint, session_id="not a name"))
         await node.flush()
-        told = [(put.expectation, put.expected_in_s, put.session) for put in puts_of(rig)]
+        told = [
+            (put.outlook.expectation, put.outlook.expected_in_s, put.owner.session)
+            for put in puts_of(rig)
+        ]
         assert told == [(E.TURN, 4.0, "")] * 5
         assert {facts.expected_in_s for facts in facts_of(node)} == {4.0}
 
@@ -73,6 +78,8 @@ async def test_what_is_handed_over_is_wanted_at_once(rig: Rig) -> None:
             rig.node._state.table.slot_at(i, SlotState.SEALED)
             for i in rig.node._state.table.indices()
         ]
-        puts = [slot.put for slot in slots if slot is not None]
-        assert {(put.expectation, put.expected_in_s) for put in puts} == {(E.ROWS, 0.0)}
+        puts = [slot.block for slot in slots if slot is not None]
+        assert {(put.outlook.expectation, put.outlook.expected_in_s) for put in puts} == {
+            (E.ROWS, 0.0)
+        }
         assert len(puts) == 6, "five blocks and the tail"

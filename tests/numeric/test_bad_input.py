@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.fix_model import answer, make_request, running_node
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.errors import TransportError, UserError
 from tierkv.kvcore.layout import KvDtype
 from tierkv.kvcore.request import Blend
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.memory import MemoryBlockStore
 
 PROMPT = [i * 3 % 128 for i in range(40)]
@@ -51,8 +51,10 @@ async def test_blocks_of_another_size_in_an_archive_are_not_loaded() -> None:
         layout = node.model.layout
     keys = block_keys(request.namespace_key, PROMPT, block_tokens=layout.block_tokens)
     for key in keys:
-        half = StoredBlock(key, ROOT_PARENT, layout.layer_bytes // 2, layout.layers, 8)
-        store.put(half, memoryview(bytes(half.payload_bytes)))
+        half = BlockSpec(
+            key, ROOT_PARENT, 8, ranges=RangeShape(layout.layer_bytes // 2, layout.layers)
+        )
+        store.put(half, memoryview(bytes(half.ranges.payload_bytes)))
     async with running_node(archive=store) as node:
         got, last = await answer(node, request)
         assert got == want and last.usage.hit_tokens.total == 0

@@ -15,11 +15,11 @@ from tests.fix_model import answer, make_request, running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.config import RandomModelSpec
 from tierkv.costing.blend_controller import BlendDecision
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import TierKVError, UserError
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.request import Blend, BlendSelector, FinishReason
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.memory import MemoryBlockStore
 
 A, B, C, SHORT, TINY = DOCS
@@ -110,7 +110,7 @@ async def test_chunks_come_from_an_archive() -> None:
         await known(node, A, B)
     for key, location in pool.sealed.items():
         ranges = pool.ranges(location)
-        block = StoredBlock(key, ROOT_PARENT, len(ranges[0]), len(ranges), 8)
+        block = BlockSpec(key, ROOT_PARENT, 8, ranges=RangeShape(len(ranges[0]), len(ranges)))
         store.put(block, memoryview(b"".join(ranges)))
     async with running_node(archive=store) as node:
         asked = doc_request([B, A], ratio=1.0)

@@ -97,8 +97,8 @@ async def test_a_pool_that_loses_what_was_saved_costs_time_only() -> None:
         def seal(self, grants):
             sealed = super().seal(grants)
             for grant in grants:
-                if self.tokens[grant.key] < BLOCK:
-                    self._sealed.pop(grant.key)
+                if self.tokens[grant.block.key] < BLOCK:
+                    self._sealed.pop(grant.block.key)
             return sealed
 
     got, _, preemptions = await crowd(Forgetful())

@@ -11,8 +11,8 @@ from tests.fix_model import answer, make_request, node_config, running_node, tin
 from tests.fix_pool import CorruptingPoolNode, DyingPoolNode, MemoryPoolNode
 from tierkv.compute.config import LoadPolicy, RandomModelSpec
 from tierkv.compute.loading import load_model
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT, namespace_key
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.memory import MemoryBlockStore
 
 PREFIX = random.Random(5).choices(range(128), k=45)
@@ -93,7 +93,7 @@ async def test_an_archive_gives_what_the_pool_lacks() -> None:
     store = MemoryBlockStore(capacity_bytes=1 << 20)
     for key, location in pool.sealed.items():
         ranges = pool.ranges(location)
-        block = StoredBlock(key, ROOT_PARENT, len(ranges[0]), len(ranges), 8)
+        block = BlockSpec(key, ROOT_PARENT, 8, ranges=RangeShape(len(ranges[0]), len(ranges)))
         store.put(block, memoryview(b"".join(ranges)))
     async with running_node(archive=store) as node:
         got, last = await answer(node, make_request(prompt))

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -51,7 +52,7 @@ class Truth:
 def stored(truth: Truth, key: BlockKey, tier: Tier, slot: int) -> BlockStored:
     info = truth.info
     location = Location(info.node_id, info.incarnation, 0, slot, 1, 64)
-    return BlockStored(key, ROOT_PARENT, tier, 4, None if tier is Tier.L1 else location)
+    return BlockStored(BlockSpec(key, ROOT_PARENT, 4), tier, None if tier is Tier.L1 else location)
 
 
 class DirectoryMachine(RuleBasedStateMachine):
@@ -173,9 +174,11 @@ class DirectoryMachine(RuleBasedStateMachine):
     def lie(self, truth: Truth, key: BlockKey) -> None:
         """A node claims a slot of another, or a tier it has not: refused and counted."""
         location = Location(NodeId("other"), truth.info.incarnation, 0, 0, 1, 64)
-        false = BlockStored(key, ROOT_PARENT, Tier.L2, 4, location)
+        false = BlockStored(BlockSpec(key, ROOT_PARENT, 4), Tier.L2, location)
         before = self.directory.refused_events
-        self.deliver(truth, self.batch(truth, [false, BlockStored(key, key, Tier.L3, 4)]))
+        self.deliver(
+            truth, self.batch(truth, [false, BlockStored(BlockSpec(key, key, 4), Tier.L3)])
+        )
         assert self.directory.refused_events == before + 2
 
     def speak_from_an_earlier_life(self, name: str) -> None:
@@ -259,7 +262,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def the_listing_counts_every_copy(self) -> None:
         listing = self.directory.list_blocks(1_000, self.now)
         told = {(n, t.value, k) for n, truth in self.nodes.items() for k, t in truth.told}
-        assert {(r.node_id, r.tier, r.key) for r in listing.blocks} == told
+        assert {(r.node_id, r.tier, r.block.key) for r in listing.blocks} == told
         assert listing.total == len(listing.blocks) == len(told)
 
     def pool_copies(self, key: BlockKey) -> set[tuple[str, Tier, str, int]]:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.dmp.pool_node import PoolNodeStats, PutRequest
+from tests.fix_dmp import spec_of
+from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import HEADER_BYTES, parse_header
 from tierkv.dmp.wire.packing import Packer
@@ -23,10 +24,10 @@ from tierkv.dmp.wire.range_codec import (
     unpack_sums,
 )
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location
-from tierkv.policies.eviction import Expectation
 
 NODE = NodeId("dmp-a")
 u64 = st.integers(0, 2**64 - 1)
@@ -40,19 +41,19 @@ ranges = st.tuples(
 )
 locations = st.builds(Location, st.just(NODE), u64.map(Incarnation), u32, u64, u64, u64)
 puts = st.builds(
-    PutRequest,
+    BlockSpec,
     key=keys,
     parent=keys,
-    range_bytes=st.integers(1, 1 << 20),
-    range_count=st.integers(1, limits.MAX_LAYERS),
     tokens=st.integers(0, 4096),
-    model=names,
-    tenant=names,
-    session=names,
-    expectation=st.sampled_from(Expectation),
-    expected_in_s=st.none() | st.floats(0, 1e6),
-    depth=st.integers(0, limits.MAX_CHAIN_BLOCKS),
-    tail=st.booleans(),
+    ranges=st.builds(RangeShape, st.integers(1, 1 << 20), st.integers(1, limits.MAX_LAYERS)),
+    owner=st.builds(Owner, names, names, names),
+    outlook=st.builds(
+        Outlook,
+        st.sampled_from(Expectation),
+        st.none() | st.floats(0, 1e6),
+        st.integers(0, limits.MAX_CHAIN_BLOCKS),
+        st.booleans(),
+    ),
 ).filter(lambda put: put.key != put.parent)
 seconds = st.floats(0, 1e6)
 
@@ -206,7 +207,7 @@ def test_reservations_out_of_bounds_are_refused(changes: dict[str, Any]) -> None
         "range_count": 2,
         "tokens": 64,
     }
-    head = m.Reserve(1.0, [PutRequest(**(values | changes))]).pack()
+    head = m.Reserve(1.0, [spec_of(values | changes)]).pack()
     with pytest.raises(RemoteProtocolError):
         m.Reserve.unpack(head)
 

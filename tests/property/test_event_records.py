@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import NO_OUTLOOK, NO_RANGES, BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
@@ -30,14 +31,17 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 LOCATIONS = st.builds(Location, st.just(NODE), st.just(LIFE), U32, U64, U64, U64)
 STORED = st.builds(
     BlockStored,
-    key=KEYS,
-    parent=KEYS,
+    st.builds(
+        BlockSpec,
+        KEYS,
+        KEYS,
+        U32,
+        ranges=st.just(NO_RANGES),
+        owner=st.builds(Owner, TEXTS, TEXTS, TEXTS),
+        outlook=st.just(NO_OUTLOOK),
+    ),
     tier=st.sampled_from(Tier),
-    tokens=U32,
     location=st.none() | LOCATIONS,
-    model=TEXTS,
-    tenant=TEXTS,
-    session=TEXTS,
 )
 EVENTS = st.lists(st.builds(BlockRemoved, KEYS, st.sampled_from(Tier)) | STORED, max_size=6)
 TIERS = {code: tier for tier, code in TIER_CODES.items()}
@@ -56,14 +60,18 @@ def event(record: Any, batch: EventRecords) -> BlockEvent:
         return BlockRemoved(key, tier)
     where = [int(record[name]) for name in ("segment", "slot", "generation", "length")]
     return BlockStored(
-        key=key,
-        parent=BlockKey(b"".join(map(half, record["parents"]))),
-        tier=tier,
-        tokens=int(record["tokens"]),
-        location=Location(NODE, LIFE, *where) if record["where"] == OWN else None,
-        model=batch.models[record["model"]],
-        tenant=batch.tenants[record["tenant"]],
-        session=batch.sessions[record["session"]],
+        BlockSpec(
+            key,
+            BlockKey(b"".join(map(half, record["parents"]))),
+            int(record["tokens"]),
+            owner=Owner(
+                batch.models[record["model"]],
+                batch.tenants[record["tenant"]],
+                batch.sessions[record["session"]],
+            ),
+        ),
+        tier,
+        Location(NODE, LIFE, *where) if record["where"] == OWN else None,
     )
 
 
@@ -78,6 +86,6 @@ def test_what_is_packed_is_read(events: list[BlockEvent]) -> None:
 
 def test_a_name_that_is_too_long_is_cut_and_not_refused_for_ever() -> None:
     key = BlockKey(bytes(16))
-    long = BlockStored(key, key, Tier.L1, 4, session="s" * 500)
+    long = BlockStored(BlockSpec(key, key, 4, owner=Owner(session="s" * 500)), Tier.L1)
     batch = pack_events(EventBatch(NODE, LIFE, 1, (long,)))
     assert batch.sessions == ("", "s" * limits.MAX_NAME_CHARS)

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tierkv.policies.eviction import BlockFacts, EvictionPolicy, Expectation
+from tierkv.kvcore.block import Expectation
+from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES
 from tierkv.simulator.yardsticks.block_policies import BLOCK_POLICIES
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.kvcore.block import Expectation
+from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
 HANDLES = st.integers(0, 2)

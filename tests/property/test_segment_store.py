@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.fix_dmp import block_key, make_range
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, ConfigError
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.disk.segment_folder import segment_path
 from tierkv.storage.disk.segment_format import (
     PAGE,
@@ -30,21 +30,27 @@ SIZES = (100, 4_096, 9_000)
 NAMES = st.sampled_from([f"n{i}" for i in range(12)])
 
 
-def make_block(name: str, version: int) -> StoredBlock:
+def make_block(name: str, version: int) -> BlockSpec:
     size = SIZES[version % len(SIZES)]
-    return StoredBlock(block_key(name), ROOT_PARENT, size, 1 + version % 2, version, "m", "t")
+    return BlockSpec(
+        block_key(name),
+        ROOT_PARENT,
+        version,
+        ranges=RangeShape(size, 1 + version % 2),
+        owner=Owner("m", "t"),
+    )
 
 
-def payload(name: str, block: StoredBlock) -> bytes:
-    return make_range(name, block.tokens, block.payload_bytes)
+def payload(name: str, block: BlockSpec) -> bytes:
+    return make_range(name, block.tokens, block.ranges.payload_bytes)
 
 
 def open_store(folder: Path) -> SegmentStore:
     return SegmentStore(folder, capacity_bytes=FILES * FILE, segment_bytes=FILE, io_threads=1)
 
 
-def read(store: SegmentStore, block: StoredBlock) -> bytes:
-    buffer = bytearray(block.payload_bytes)
+def read(store: SegmentStore, block: BlockSpec) -> bytes:
+    buffer = bytearray(block.ranges.payload_bytes)
     store.get_block(block.key, memoryview(buffer))
     return bytes(buffer)
 
@@ -56,7 +62,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         super().__init__()
         self.home = Path(tempfile.mkdtemp(prefix="tierkv-l4-"))
         self.lives = 0
-        self.model: dict[str, StoredBlock] = {}
+        self.model: dict[str, BlockSpec] = {}
         self.version = 0
         self.store = self.open(self.home / "0")
 
@@ -65,10 +71,10 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
         store.set_listener(self)
         return store
 
-    def fading(self, blocks: Sequence[StoredBlock]) -> None:
+    def fading(self, blocks: Sequence[BlockSpec]) -> None:
         assert {block.key for block in blocks} <= {b.key for b in self.store.blocks()}
 
-    def evicted(self, blocks: Sequence[StoredBlock]) -> None:
+    def evicted(self, blocks: Sequence[BlockSpec]) -> None:
         gone = {block.key for block in blocks}
         self.model = {n: b for n, b in self.model.items() if b.key not in gone}
 

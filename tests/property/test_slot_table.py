@@ -27,10 +27,10 @@ from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block import NO_OUTLOOK, Expectation
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import Expectation
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
 EXTENT_BYTES = 128 << 10
@@ -58,10 +58,13 @@ def restored_rows(slots: list[Slot]) -> RestoredSlots:
     """The header rows of sealed slots, as a segment gives them back."""
     rows = np.zeros(len(slots), SLOT_DTYPE)
     for row, slot in zip(rows, slots, strict=True):
-        put = slot.put
+        put = slot.block
         row["generation"], row["key"], row["parent"] = slot.generation, put.key, put.parent
-        row["range_bytes"], row["range_count"] = put.range_bytes, put.range_count
-        row["tokens"], row["names"] = put.tokens, (put.model.encode(), put.tenant.encode())
+        row["range_bytes"], row["range_count"] = put.ranges.size_bytes, put.ranges.count
+        row["tokens"], row["names"] = (
+            put.tokens,
+            (put.owner.model.encode(), put.owner.tenant.encode()),
+        )
     return RestoredSlots.of(np.array([slot.index for slot in slots], int), rows)
 
 
@@ -86,7 +89,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         self.dead: list[tuple[int, int]] = []
 
     def _gone(self, slot: Slot) -> None:
-        key = slot.put.key
+        key = slot.block.key
         if self.live.get(key) is slot:
             del self.live[key]
             self.holds.pop(key, None)
@@ -162,24 +165,24 @@ class SlotTableMachine(RuleBasedStateMachine):
         gone: set[BlockKey] = set()
         for victim in decision.victims:
             self._assert_evictable(victim, gone)
-            gone.add(victim.put.key)
+            gone.add(victim.block.key)
             self._gone(victim)
         assert parent_key not in gone
         self.live[key] = decision.slot
 
     def _assert_evictable(self, victim: Slot, gone: set[BlockKey]) -> None:
-        key = victim.put.key
+        key = victim.block.key
         assert self.live[key] is victim and victim.state is SlotState.SEALED
         assert key not in self.holds and victim not in self.pinned
         assert not self._is_leased(key), "a lease was broken"
-        children = {k for k, s in self.live.items() if s.put.parent == key}
+        children = {k for k, s in self.live.items() if s.block.parent == key}
         assert children <= gone, "a parent went before its child"
 
     def _assert_nothing_can_go(self, size: int, parent: BlockKey) -> None:
         """No unused leaf of the same size is left; it would have been a victim."""
         for key, slot in self.live.items():
             same = self.table.extents.of(slot.index).slot_bytes == slot_bytes_for(size, 1)
-            has_child = any(s.put.parent == key for s in self.live.values())
+            has_child = any(s.block.parent == key for s in self.live.values())
             busy = key in self.holds or slot in self.pinned or slot.state is not SlotState.SEALED
             busy = busy or self._is_leased(key)
             assert not same or has_child or busy or key == parent, "a leaf could have gone"
@@ -217,7 +220,7 @@ class SlotTableMachine(RuleBasedStateMachine):
             assert freed is None
         elif slot in self.pinned:
             assert freed is None and slot.doomed
-            del self.live[slot.put.key]
+            del self.live[slot.block.key]
         else:
             assert freed is slot
             self._gone(slot)
@@ -240,9 +243,9 @@ class SlotTableMachine(RuleBasedStateMachine):
         held = self.table.hold(slot.index, slot.generation, until=until, owner=owner)
         assert held == (slot.state is SlotState.SEALED)
         if held:
-            holders, before = self.holds.setdefault(slot.put.key, (Counter(), 0.0))
+            holders, before = self.holds.setdefault(slot.block.key, (Counter(), 0.0))
             holders[owner] += 1
-            self.holds[slot.put.key] = (holders, max(before, until))
+            self.holds[slot.block.key] = (holders, max(before, until))
 
     @rule(name=st.sampled_from(NAMES), owner=st.sampled_from(OWNERS))
     def release(self, name: str, owner: str) -> None:
@@ -251,7 +254,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         if slot is None:
             return
         self.table.release(slot.index, slot.generation, owner=owner)
-        self._release(slot.put.key, owner, 1)
+        self._release(slot.block.key, owner, 1)
 
     def _release(self, key: BlockKey, owner: str, count: int) -> None:
         holders, until = self.holds.get(key, (Counter(), 0.0))
@@ -303,20 +306,20 @@ class SlotTableMachine(RuleBasedStateMachine):
         slot = self.table.next_dirty()
         dirty = {k for k, s in self.live.items() if k not in self.clean}
         sealed = {k for k in dirty if self.live[k].state is SlotState.SEALED}
-        free = {k for k in sealed if not any(self.live[c].put.parent == k for c in dirty)}
+        free = {k for k in sealed if not any(self.live[c].block.parent == k for c in dirty)}
         if slot is None:
             assert not free, "a block without a copy was overlooked"
             return
-        assert slot.put.key in free
+        assert slot.block.key in free
         self.table.mark_clean(slot, spare=spare)
-        self.clean.add(slot.put.key)
+        self.clean.add(slot.block.key)
 
     @rule(name=st.sampled_from(NAMES))
     def the_copy_below_is_lost(self, name: str) -> None:
         slot = self.table.peek(block_key(name))
         if slot is not None:
             self.table.mark_dirty(slot)
-            self.clean.discard(slot.put.key)
+            self.clean.discard(slot.block.key)
 
     @rule()
     def restart(self) -> None:
@@ -331,16 +334,16 @@ class SlotTableMachine(RuleBasedStateMachine):
         assert refused == []
         self.live = {}
         for slot in sealed:
-            again = self.table.peek(slot.put.key)
-            kept = replace(slot.put, expectation=Expectation.UNKNOWN, depth=0)
-            assert again is not None and again.put == kept, "the segment knows no hints"
+            again = self.table.peek(slot.block.key)
+            kept = replace(slot.block, outlook=NO_OUTLOOK)
+            assert again is not None and again.block == kept, "the segment knows no hints"
             assert (again.index, again.generation) == (slot.index, slot.generation)
-            self.live[slot.put.key] = again
+            self.live[slot.block.key] = again
         assert self.table.count(SlotState.SEALED) == len(sealed)
         self.holds, self.pinned, self.clean, self.leases = {}, [], set(), {}
 
     def _kept(self) -> list[Slot]:
-        return [Slot(s.index, s.generation, s.put, s.state) for s in self.quarantined]
+        return [Slot(s.index, s.generation, s.block, s.state) for s in self.quarantined]
 
     @rule(name=st.sampled_from(NAMES))
     def pin(self, name: str) -> None:
@@ -365,10 +368,10 @@ class SlotTableMachine(RuleBasedStateMachine):
             return
         assert self.table.quarantine(slot.index, slot.generation) is slot
         self.quarantined.append(slot)
-        del self.live[slot.put.key]
-        self.holds.pop(slot.put.key, None)
-        self.clean.discard(slot.put.key)
-        self._not_leased(slot.put.key)
+        del self.live[slot.block.key]
+        self.holds.pop(slot.block.key, None)
+        self.clean.discard(slot.block.key)
+        self._not_leased(slot.block.key)
 
     @rule(step=st.sampled_from([0.5, 6.0, 30.0]))
     def wait(self, step: float) -> None:

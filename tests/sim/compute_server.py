@@ -17,6 +17,7 @@ from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, answer_from, expected_kv, next_kv
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.dmp.client.placement import rank_nodes
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
@@ -327,4 +328,6 @@ def _facts(prompt: Prompt, block: int) -> BlockFacts:
 
 
 def _stored(key: BlockKey, parent: BlockKey) -> BlockStored:
-    return BlockStored(key, parent or ROOT_PARENT, Tier.L1, BLOCK_TOKENS, None, "tiny")
+    return BlockStored(
+        BlockSpec(key, parent or ROOT_PARENT, BLOCK_TOKENS, owner=Owner("tiny")), Tier.L1
+    )

@@ -15,11 +15,11 @@ from tests.sim.meta_server import ReportingNode
 from tests.sim.network import Network, Sleep, Steps
 from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
 from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
 from tierkv.kvcore.hold import HoldOrder
@@ -79,13 +79,13 @@ class PoolServer(ReportingNode):
         slot = self.table.find(key)
         return None if slot is None else self._location(slot)
 
-    def reserve(self, put: PutRequest, owner: str) -> Location | None:
+    def reserve(self, put: BlockSpec, owner: str) -> Location | None:
         self._expire()
         kept = self.promises.kept(self.now)
         decision = self.table.reserve(put, deadline=self.now + RESERVE_S, owner=owner)
         if decision is None:
             return None
-        gone = [victim.put.key for victim in decision.victims]
+        gone = [victim.block.key for victim in decision.victims]
         assert not kept.intersection(gone), f"{self.name} evicted a block under lease"
         self._report([BlockRemoved(key, Tier.L2) for key in gone])
         return self._location(decision.slot)
@@ -142,14 +142,14 @@ class PoolServer(ReportingNode):
     def check(self) -> None:
         """Free + used = all, and what is promised is here."""
         self.table.check_invariants()
-        sealed = {slot.put.key for slot in self.table.sealed()}
+        sealed = {slot.block.key for slot in self.table.sealed()}
         assert self.promises.kept(self.now) <= sealed, f"{self.name} lost a block under lease"
 
     def check_expired(self) -> None:
         """No lease outlives its deadline."""
         self._expire()
         kept = self.promises.kept(self.now)
-        leased = {slot.put.key for slot in self.table.sealed() if slot.leased}
+        leased = {slot.block.key for slot in self.table.sealed() if slot.leased}
         assert leased <= kept, f"{self.name} keeps blocks under leases that are over"
 
     def check_at_rest(self) -> None:
@@ -177,8 +177,7 @@ class PoolServer(ReportingNode):
         return Location(info.node_id, info.incarnation, 0, slot.index, slot.generation, slot.length)
 
     def _stored(self, slot: Slot) -> BlockStored:
-        put = slot.put
-        return BlockStored(put.key, put.parent, Tier.L2, put.tokens, self._location(slot), "tiny")
+        return BlockStored(slot.block, Tier.L2, self._location(slot))
 
     def _report(self, events: Sequence[BlockEvent]) -> None:
         self.reporter.report(events)
@@ -188,10 +187,15 @@ class PoolServer(ReportingNode):
         return slot is not None and slot.leased
 
 
-def put_of(key: BlockKey, parent: BlockKey, *, depth: int, tail: bool) -> PutRequest:
+def put_of(key: BlockKey, parent: BlockKey, *, depth: int, tail: bool) -> BlockSpec:
     """Describe a block of the simulation."""
-    return PutRequest(
-        key, parent, SLOT_PAYLOAD_BYTES, 1, BLOCK_TOKENS, "tiny", depth=depth, tail=tail
+    return BlockSpec(
+        key,
+        parent,
+        BLOCK_TOKENS,
+        ranges=RangeShape(SLOT_PAYLOAD_BYTES, 1),
+        owner=Owner("tiny"),
+        outlook=Outlook(depth=depth, tail=tail),
     )
 
 
@@ -199,8 +203,11 @@ def _rows(sealed: Sequence[Slot]) -> RestoredSlots:
     """Return the header rows of sealed slots, as a segment gives them back."""
     rows = np.zeros(len(sealed), SLOT_DTYPE)
     for row, slot in zip(rows, sealed, strict=True):
-        put = slot.put
+        put = slot.block
         row["generation"], row["key"], row["parent"] = slot.generation, put.key, put.parent
-        row["range_bytes"], row["range_count"] = put.range_bytes, put.range_count
-        row["tokens"], row["names"] = put.tokens, (put.model.encode(), put.tenant.encode())
+        row["range_bytes"], row["range_count"] = put.ranges.size_bytes, put.ranges.count
+        row["tokens"], row["names"] = (
+            put.tokens,
+            (put.owner.model.encode(), put.owner.tenant.encode()),
+        )
     return RestoredSlots.of(np.array([slot.index for slot in sealed], int), rows)

@@ -18,6 +18,7 @@ from tests.sim.network import PEACE, Faults, Network, Process
 from tests.sim.pool_server import PoolServer, SegmentFile
 from tests.sim.prompts import MAX_BLOCKS, draw_prompt, expected_kv
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -217,7 +218,7 @@ class World:
             for block in node.inventory()
         }
         listing = meta.state.list_blocks(10_000, self.net.now)
-        listed = {(b.node_id, Tier(b.tier), b.key) for b in listing.blocks}
+        listed = {(b.node_id, Tier(b.tier), b.block.key) for b in listing.blocks}
         assert listed == held, f"missing {held - listed}, made up {listed - held}"
         assert listing.total == len(listed)
 
@@ -282,11 +283,13 @@ def false_news(name: NodeId, life: Incarnation) -> tuple[BlockStored, ...]:
         return Location(NodeId(node), life, 0, 0, 1, length)
 
     return (
-        BlockStored(key, ROOT_PARENT, Tier.L2, 16, place("other", 64)),
-        BlockStored(key, ROOT_PARENT, Tier.L2, 16, place(name, 0)),
-        BlockStored(key, ROOT_PARENT, Tier.L2, 16, place(name, limits.MAX_SLOT_BYTES + 1)),
-        BlockStored(key, ROOT_PARENT, Tier.L3, 16, place(name, 64)),
-        BlockStored(key, ROOT_PARENT, Tier.L2, 16, None),
+        BlockStored(BlockSpec(key, ROOT_PARENT, 16), Tier.L2, place("other", 64)),
+        BlockStored(BlockSpec(key, ROOT_PARENT, 16), Tier.L2, place(name, 0)),
+        BlockStored(
+            BlockSpec(key, ROOT_PARENT, 16), Tier.L2, place(name, limits.MAX_SLOT_BYTES + 1)
+        ),
+        BlockStored(BlockSpec(key, ROOT_PARENT, 16), Tier.L3, place(name, 64)),
+        BlockStored(BlockSpec(key, ROOT_PARENT, 16), Tier.L2),
     )
 
 

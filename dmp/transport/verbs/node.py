@@ -13,15 +13,7 @@ from typing import Final, TypeVar
 
 import xxhash
 
-from tierkv.dmp.pool_node import (
-    PathInfo,
-    PoolNode,
-    PoolNodeStats,
-    PutGrant,
-    PutRequest,
-    RangeRead,
-    RangeWrite,
-)
+from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.segment import STAMP_BYTES, parse_stamp
 from tierkv.dmp.segment.segment_head import PAGE
@@ -34,6 +26,7 @@ from tierkv.dmp.transport.verbs.lane import Lane, LanePool, Span, VerbsSettings,
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.dmp.wire.messages import RangeRef
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ChecksumError, StaleEpochError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -123,7 +116,7 @@ class VerbsPoolNode(PoolNode):
         return self._control.promote(keys)
 
     def reserve(
-        self, puts: Sequence[PutRequest], *, deadline_s: float = 30.0
+        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         self._report_reads()  # Before it may evict, the node learns what was read.
         return self._control.reserve(puts, deadline_s=deadline_s)
@@ -150,9 +143,8 @@ class VerbsPoolNode(PoolNode):
             span = range_span(
                 shape,
                 self._control.mine(grant.location),
-                index=write.index,
-                range_bytes=grant.range_bytes,
-                range_count=grant.range_count,
+                grant.block.ranges,
+                write.index,
             )
             spans.append(_host_span(as_bytes(write.data), span.payload_at))
         for wave in lane.waves(spans):
@@ -315,9 +307,7 @@ def _host_span(view: memoryview, at: int) -> Span:
 def _span_of(shape: g.Geometry, target: Landing) -> RangeSpan:
     size = target.size
     count = ranges_in(shape, target.location, size)
-    return range_span(
-        shape, target.location, index=target.index, range_bytes=size, range_count=count
-    )
+    return range_span(shape, target.location, RangeShape(size, count), target.index)
 
 
 def _common_life(locations: Sequence[Location]) -> Incarnation:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.policies import Rows, Table, hint_lines, statements, tenants, write_between
 from bench.report import Report
-from tierkv.policies.eviction import Expectation
+from tierkv.kvcore.block import Expectation
 from tierkv.simulator.trace_hints import NO_HINTS
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tierkv.compute.l1.page_pool import PagePool
+from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import Expectation
 from tierkv.policies.leaf_lru import LeafLru
 
 

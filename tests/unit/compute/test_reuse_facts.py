@@ -9,8 +9,8 @@ from tests.fix_model import make_request
 from tierkv.compute.batching.reuse_facts import expectation_of, facts_of, facts_of_hits
 from tierkv.compute.batching.sequence import Sequence, make_sequence
 from tierkv.dmp.wire.messages import check_put
+from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.request import ReuseHint
-from tierkv.policies.eviction import Expectation
 
 E = Expectation
 

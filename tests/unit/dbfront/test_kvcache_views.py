@@ -23,6 +23,7 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Tier
@@ -126,16 +127,14 @@ async def test_stat_reset_begins_anew_though_nodes_go_on(generator: InstantGener
     await server.close()
 
 
-def record(key: int, parent: int, hits: int = 0, tier: str = "L2", **changes: Any) -> BlockRecord:
+def record(
+    key: int, parent: int, hits: int = 0, tier: str = "L2", tokens: int = 16, **changes: Any
+) -> BlockRecord:
     block = BlockRecord(
-        key=name(key),
-        parent=name(parent),
+        block=BlockSpec(name(key), name(parent), tokens, owner=Owner("tiny", "ann")),
         node_id=NodeId("n1"),
         tier=tier,
-        tokens=16,
         size_bytes=64,
-        model="tiny",
-        tenant="ann",
         age_s=1.0,
         idle_s=0.5,
         hits=hits,
@@ -178,9 +177,9 @@ def test_every_saved_token_is_counted_with_one_prefix(parents: list[tuple[int, i
         for number, (parent, hits) in enumerate(parents, 1)
     ]
     rows = prefix_rows(blocks)
-    assert sum(row["tokens_saved"] for row in rows) == sum(16 * block.hits for block in blocks)
-    known = {block.parent for block in blocks}
-    ends = {block.key.hex() for block in blocks if block.key not in known}
+    assert sum(row["tokens_saved"] for row in rows) == sum(16 * copy.hits for copy in blocks)
+    known = {copy.block.parent for copy in blocks}
+    ends = {copy.block.key.hex() for copy in blocks if copy.block.key not in known}
     assert ends <= {row["prefix_hash"] for row in rows}
 
 

@@ -20,6 +20,7 @@ from tierkv.dbfront.contracts import ClientInfo, Column
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
 from tierkv.dbfront.views.admin import SettingRow
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
     CancelledByUserError,
@@ -188,18 +189,15 @@ class ThreeNodes:
 
     async def blocks(self, limit: int) -> BlockListing:
         record = BlockRecord(
-            key=BlockKey(b"k" * 16),
-            parent=BlockKey(bytes(16)),
+            block=BlockSpec(
+                BlockKey(b"k" * 16), BlockKey(bytes(16)), 64, owner=Owner("tiny", "ann", "chat-1")
+            ),
             node_id=NodeId("n1"),
             tier="L2",
-            tokens=64,
             size_bytes=4096,
-            model="tiny",
-            tenant="ann",
             age_s=60.0,
             idle_s=1.0,
             hits=3,
-            session="chat-1",
             heat=1.5,
             leases=2,
         )

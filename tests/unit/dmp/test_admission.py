@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fix_dmp import block_key, make_put
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.slots import Slot
 from tierkv.dmp.slots.eviction_order import SAME_USE_S
 from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block import BlockSpec, Expectation
 from tierkv.kvcore.hold import HoldOrder, LeaseId
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.leaf_lru import LeafLru
 
 SLOT = 32 << 10
@@ -49,7 +49,7 @@ def table(policy: Picky) -> Iterator[SlotTable]:
     made.check_invariants()
 
 
-def small(name: str, parent: str | None = None, **changes: object) -> PutRequest:
+def small(name: str, parent: str | None = None, **changes: object) -> BlockSpec:
     return make_put(name, parent, range_bytes=1000, range_count=1, **changes)
 
 
@@ -126,7 +126,7 @@ def test_an_ended_lease_keeps_nothing_and_one_with_bad_bytes_neither(table: Slot
     fill(table)
     bad = table.peek(block_key("b"))
     assert bad is not None
-    table.lease(HoldOrder(LeaseId(7), (block_key("a"), bad.put.key), 10.0), now=0.0)
+    table.lease(HoldOrder(LeaseId(7), (block_key("a"), bad.block.key), 10.0), now=0.0)
     table.quarantine(bad.index, bad.generation)
     assert table.leases.blocks == 1
     table.lease(HoldOrder(LeaseId(7), (), 0.0), now=1.0)
@@ -142,7 +142,7 @@ def test_a_leased_block_keeps_its_extent_from_another_size(table: SlotTable) -> 
         make_put("big", range_bytes=2 * SLOT - 8, range_count=1), deadline=1e9, must=True
     )
     assert decision is not None
-    assert {victim.put.key for victim in decision.victims} == {block_key("c"), block_key("d")}
+    assert {victim.block.key for victim in decision.victims} == {block_key("c"), block_key("d")}
 
 
 def test_what_was_read_while_somebody_looked_for_the_oldest_is_found_again() -> None:

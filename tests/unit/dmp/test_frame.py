@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.wire.frame import (
     HEADER,
     HEADER_BYTES,
@@ -16,9 +15,9 @@ from tierkv.dmp.wire.frame import (
 from tierkv.dmp.wire.frame import parse_header as parse
 from tierkv.dmp.wire.messages import Put
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import Expectation
 
 
 def raw(**changes: object) -> bytes:
@@ -35,19 +34,13 @@ def test_the_bytes_are_as_documented() -> None:
 
 
 def test_a_put_is_laid_out_as_documented() -> None:
-    put = PutRequest(
+    put = BlockSpec(
         BlockKey(b"k" * 16),
         BlockKey(b"p" * 16),
-        range_bytes=258,
-        range_count=2,
-        tokens=64,
-        model="m",
-        tenant="te",
-        session="ses",
-        expectation=Expectation.TURN,
-        expected_in_s=1.5,
-        depth=7,
-        tail=True,
+        64,
+        ranges=RangeShape(258, 2),
+        owner=Owner("m", "te", "ses"),
+        outlook=Outlook(expectation=Expectation.TURN, expected_in_s=1.5, depth=7, tail=True),
     )
     sizes = "02010000000000000200000040000000"
     names = "010002000300"
@@ -55,7 +48,7 @@ def test_a_put_is_laid_out_as_documented() -> None:
     head = Put([put]).pack().hex()
     texts = b"mteses".hex()
     assert head == "01000000" + "6b" * 16 + "70" * 16 + sizes + names + future + texts
-    unknown = Put([replace(put, expected_in_s=None)]).pack().hex()
+    unknown = Put([replace(put, outlook=replace(put.outlook, expected_in_s=None))]).pack().hex()
     assert unknown == head.replace("000000000000f83f", "000000000000f0bf")
 
 

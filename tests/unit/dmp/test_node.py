@@ -21,9 +21,7 @@ def test_sealed_blocks_are_reported_and_evicted_ones_too(make_rig: MakeRig) -> N
     rig = make_rig()
     pool = InprocPoolNode(rig.node)
     place = store(pool, "a")
-    assert rig.journal.events == [
-        BlockStored(block_key("a"), bytes(16), Tier.L2, 64, place, model="demo", tenant="default")
-    ]
+    assert rig.journal.events == [BlockStored(make_put("a"), Tier.L2, place)]
     for i in range(20):
         store(pool, f"n{i}")
     assert BlockRemoved(block_key("a"), Tier.L2) in rig.journal.events
@@ -75,9 +73,7 @@ def test_a_restart_keeps_blocks_in_a_new_incarnation(make_rig: MakeRig) -> None:
     rig.restart()
     again = InprocPoolNode(rig.node)
     assert rig.node.incarnation > old
-    assert [(s.key, s.parent, s.tokens, s.model) for s in rig.node.reports.inventory()] == [
-        (s.key, s.parent, s.tokens, s.model) for s in before
-    ]
+    assert [s.block for s in rig.node.reports.inventory()] == [s.block for s in before]
     assert rig.node.reports.stats().slots_writing == 0
     (place,) = again.lookup([block_key("n1")])
     assert place is not None

@@ -13,6 +13,7 @@ from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.remote_slots import check_stamp, range_span, ranges_in, remote_of
 from tierkv.dmp.wire.rdma_messages import QpAddress, RdmaAccept, RemoteArea
+from tierkv.kvcore.block import RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.location import Location
@@ -39,9 +40,7 @@ def test_the_computed_offsets_are_where_the_node_puts_things(make_rig: Callable[
         location = store(pool, name)
         segment = rig.node.segment
         for index in (0, 1):
-            span = range_span(
-                segment.geometry, location, index=index, range_bytes=RANGE_BYTES, range_count=2
-            )
+            span = range_span(segment.geometry, location, RangeShape(RANGE_BYTES, 2), index)
             data = segment.memory[span.payload_at : span.payload_at + RANGE_BYTES]
             assert data == make_range(name, index)
             stored = segment.memory[span.checksum_at : span.checksum_at + 8]
@@ -64,7 +63,7 @@ def test_the_computed_offsets_are_where_the_node_puts_things(make_rig: Callable[
 )
 def test_what_does_not_exist_is_not_found(location: Location, index: int, count: int) -> None:
     with pytest.raises(BlockNotFoundError):
-        range_span(SHAPE, location, index=index, range_bytes=RANGE_BYTES, range_count=count)
+        range_span(SHAPE, location, RangeShape(RANGE_BYTES, count), index)
 
 
 def test_ranges_in_a_block() -> None:

@@ -11,7 +11,6 @@ import pytest
 from tests.fix_cluster import wait_for
 from tests.fix_dmp import Rig, block_key, make_put, store
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
-from tierkv.dmp.pool_node import PutRequest
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment, map_segment
 from tierkv.dmp.segment.segment_file import open_segment
@@ -19,6 +18,7 @@ from tierkv.dmp.segment.segment_scan import SegmentScan, scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.verbs.fabric import address_of
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.location import Location
 
@@ -49,10 +49,12 @@ def write(segment: Segment, index: int, state: SlotState, *, order: int = 0) -> 
     return slot
 
 
-def slots_of(scan: SegmentScan) -> list[tuple[int, int, PutRequest]]:
+def slots_of(scan: SegmentScan) -> list[tuple[int, int, BlockSpec]]:
     """Number, generation and content of the readable slots, oldest first."""
     rows = scan.sealed
-    return [(int(rows.indices[i]), int(rows.generations[i]), rows.put(i)) for i in range(len(rows))]
+    return [
+        (int(rows.indices[i]), int(rows.generations[i]), rows.block(i)) for i in range(len(rows))
+    ]
 
 
 def test_a_new_segment_is_empty_and_takes_memory_for_its_headers_only(tmpfs: Path) -> None:
@@ -108,9 +110,9 @@ def test_sealed_and_quarantined_slots_come_back_in_order_of_sealing(path: Path) 
     segment.close()
     again = open_segment(path, SHAPE)
     scan = scan_segment(again)
-    assert slots_of(scan) == [(s.index, s.generation, s.put) for s in (first, second)]
-    assert [(s.index, s.generation, s.put) for s in scan.quarantined] == [
-        (bad.index, bad.generation, bad.put)
+    assert slots_of(scan) == [(s.index, s.generation, s.block) for s in (first, second)]
+    assert [(s.index, s.generation, s.block) for s in scan.quarantined] == [
+        (bad.index, bad.generation, bad.block)
     ]
     assert scan.dropped == [2]
     assert scan.last_order == 2

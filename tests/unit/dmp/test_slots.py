@@ -33,7 +33,7 @@ def put(table: SlotTable, name: str, parent: str | None = None, size: int = 1000
 def victims_of(table: SlotTable, name: str, parent: str | None = None, size: int = 1000) -> list:
     decision = table.reserve(make_put(name, parent, range_bytes=size, range_count=1), deadline=1e9)
     assert decision is not None
-    return [victim.put.key for victim in decision.victims]
+    return [victim.block.key for victim in decision.victims]
 
 
 def test_slot_sizes_are_whole_pages_and_hold_the_checksums() -> None:
@@ -147,7 +147,7 @@ def restored(*names: tuple[int, int, str]) -> RestoredSlots:
         rows[index]["key"], rows[index]["parent"] = wanted.key, wanted.parent
         rows[index]["range_bytes"], rows[index]["range_count"] = 1, 1
         rows[index]["tokens"] = wanted.tokens
-        rows[index]["names"] = wanted.model.encode(), wanted.tenant.encode()
+        rows[index]["names"] = wanted.owner.model.encode(), wanted.owner.tenant.encode()
     indices = np.array([index for index, _, _ in names])
     return RestoredSlots.of(indices, rows[indices])
 
@@ -155,7 +155,7 @@ def restored(*names: tuple[int, int, str]) -> RestoredSlots:
 def test_restore_keeps_one_copy_of_a_block(table: SlotTable) -> None:
     rows = restored((0, 3, "a"), (2, 5, "b"), (1, 7, "a"))
     assert table.restore([SLOT, SLOT], rows, [], generation=9) == [1]
-    assert [(s.index, s.generation, s.put) for s in table.sealed()] == [
+    assert [(s.index, s.generation, s.block) for s in table.sealed()] == [
         (0, 3, make_put("a", range_bytes=1, range_count=1)),
         (2, 5, make_put("b", range_bytes=1, range_count=1)),
     ]
@@ -205,7 +205,7 @@ def test_blocks_go_down_in_the_order_of_eviction(tiered: SlotTable) -> None:
         put(tiered, name, parent)
     order = []
     while (slot := tiered.next_dirty()) is not None:
-        order.append(slot.put.key)
+        order.append(slot.block.key)
         tiered.mark_clean(slot)
     assert order == [block_key(n) for n in "cbad"]
     assert tiered.dirty_bytes == 0
@@ -218,7 +218,7 @@ def test_a_copied_block_that_is_used_is_no_reserve_any_more(tiered: SlotTable) -
     assert tiered.exposed_bytes == a.extent.slot_bytes
     tiered.mark_clean(b, spare=False)  # It was just brought up.
     assert (tiered.exposed_bytes, tiered.dirty_bytes) == (b.extent.slot_bytes, 0)
-    assert tiered.find(a.put.key) is a
+    assert tiered.find(a.block.key) is a
     assert tiered.exposed_bytes == 2 * a.extent.slot_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -25,11 +26,13 @@ def test_blocks_that_also_lie_in_l1_keep_their_place_in_the_chain() -> None:
     for name, role in (("dmp", NodeRole.DMP), ("cpu", NodeRole.COMPUTE)):
         directory.add_node(NodeInfo(NodeId(name), LIFE, role, HostId("h")))
     in_pool = [
-        BlockStored(key, ROOT_PARENT, Tier.L2, 16, Location(NodeId("dmp"), LIFE, 0, slot, 1, 64))
+        BlockStored(
+            BlockSpec(key, ROOT_PARENT, 16), Tier.L2, Location(NodeId("dmp"), LIFE, 0, slot, 1, 64)
+        )
         for slot, key in enumerate(KEYS)
     ]
     report(directory, "dmp", *in_pool)
-    report(directory, "cpu", BlockStored(KEYS[0], ROOT_PARENT, Tier.L1, 16))
+    report(directory, "cpu", BlockStored(BlockSpec(KEYS[0], ROOT_PARENT, 16), Tier.L1))
     replicas = directory.locate(b"".join(KEYS), 0.0).replicas
     assert [[r.key for r in block] for block in replicas] == [[key] for key in KEYS]
     assert [block[0].location for block in replicas] == [event.location for event in in_pool]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import RemoteProtocolError
@@ -31,7 +32,7 @@ KEYS = [BlockKey((n + 1).to_bytes(16, "little")) for n in range(300)]
 def stored(key: BlockKey, node: NodeInfo = DMP, tier: Tier = Tier.L2, **place: int) -> BlockStored:
     where = {"segment": 0, "slot": 1, "generation": 1, "length": 64} | place
     location = Location(node.node_id, node.incarnation, **where)
-    return BlockStored(key, ROOT_PARENT, tier, 4, None if tier is Tier.L1 else location)
+    return BlockStored(BlockSpec(key, ROOT_PARENT, 4), tier, None if tier is Tier.L1 else location)
 
 
 def batch(node: NodeInfo, seq: int, *events: BlockEvent) -> EventRecords:
@@ -184,12 +185,16 @@ def test_heat_is_uses_per_hour_and_fades(directory: Directory) -> None:
 
 def test_a_block_keeps_the_names_it_was_first_known_by(directory: Directory) -> None:
     plain = stored(KEYS[0])
-    named = replace(plain, model="m", tenant="t", session="s1")
+
+    def of(session: str, tier: Tier = Tier.L2) -> BlockStored:
+        block = replace(plain.block, owner=Owner("m", "t", session))
+        return replace(plain, block=block, tier=tier)
+
     directory.apply(batch(DMP, 1, plain), 0.0)
-    directory.apply(batch(DMP, 2, named, replace(named, tier=Tier.L4, session="s2")), 0.0)
-    directory.apply(batch(DMP, 3, replace(named, session="s3")), 0.0)
-    listed = {(b.tier, b.model, b.tenant, b.session) for b in directory.list_blocks(9, 0.0).blocks}
-    assert listed == {("L2", "m", "t", "s1"), ("L4", "m", "t", "s1")}
+    directory.apply(batch(DMP, 2, of("s1"), of("s2", Tier.L4)), 0.0)
+    directory.apply(batch(DMP, 3, of("s3")), 0.0)
+    listed = {(b.tier, b.block.owner) for b in directory.list_blocks(9, 0.0).blocks}
+    assert listed == {("L2", Owner("m", "t", "s1")), ("L4", Owner("m", "t", "s1"))}
 
 
 def test_names_nobody_has_any_more_make_room() -> None:

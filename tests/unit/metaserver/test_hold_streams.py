@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
@@ -79,7 +80,7 @@ async def test_an_agent_passes_orders_on_and_opens_a_lost_stream_again() -> None
     meta = LocalMeta(clock=clock)
     info = NodeInfo(NODE, LIFE, NodeRole.DMP, HostId("a"))
     held = [
-        BlockStored(key, ROOT_PARENT, Tier.L2, 4, Location(NODE, LIFE, 0, n, 1, 64))
+        BlockStored(BlockSpec(key, ROOT_PARENT, 4), Tier.L2, Location(NODE, LIFE, 0, n, 1, 64))
         for n, key in enumerate(KEYS)
     ]
     heard: list[HoldOrder] = []

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import TransportError
@@ -20,7 +21,7 @@ UNKNOWN = ReportReply(accepted=False, send_inventory=False)
 
 
 def block(number: int) -> BlockStored:
-    return BlockStored(BlockKey(number.to_bytes(16, "big")), ROOT_PARENT, Tier.L1, 4)
+    return BlockStored(BlockSpec(BlockKey(number.to_bytes(16, "big")), ROOT_PARENT, 4), Tier.L1)
 
 
 def gone(number: int) -> BlockRemoved:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tierkv.policies.eviction import BlockFacts, Expectation
+from tierkv.kvcore.block import Expectation
+from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.leaf_lru import LeafLru
 from tierkv.policies.learned import LearnedValue
 from tierkv.simulator.cache_replay import replay

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.errors import UserError
-from tierkv.policies.eviction import Expectation
 from tierkv.simulator.cache_replay import policy_names, replay
 from tierkv.simulator.trace import Request
 from tierkv.simulator.trace_hints import NO_HINT, Hint, TraceHints

@@ -8,11 +8,11 @@ import pytest
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server, make_s3_server
 from tierkv.dmp.node.lower_tier import LowerTier
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, TransportError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.storage.archive import ObjectArchive, _path
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.disk.segment_format import PAGE
 from tierkv.storage.l4 import L4Store
 
@@ -47,8 +47,10 @@ def open_l4(tmp_path: Path) -> Iterator[Opener]:
         store.close()
 
 
-def make_block(name: str) -> StoredBlock:
-    return StoredBlock(block_key(name), ROOT_PARENT, RANGE, 2, 64, "demo", "tenant")
+def make_block(name: str) -> BlockSpec:
+    return BlockSpec(
+        block_key(name), ROOT_PARENT, 64, ranges=RangeShape(RANGE, 2), owner=Owner("demo", "tenant")
+    )
 
 
 def payload(name: str) -> bytes:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import errno
 
 from tests.fix_dmp import block_key
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.storage.block_store import StoredBlock
 from tierkv.storage.disk.medium_health import RETRY_S, MediumHealth
 from tierkv.storage.disk.segment_format import PAGE, Record
 from tierkv.storage.disk.segment_index import Entry, FileRole, SegmentIndex
@@ -14,7 +14,7 @@ FILE = PAGE + 3 * 2 * PAGE
 
 
 def record(name: str, sequence: int = 1) -> Record:
-    block = StoredBlock(block_key(name), ROOT_PARENT, PAGE, 1, 64)
+    block = BlockSpec(block_key(name), ROOT_PARENT, 64, ranges=RangeShape(PAGE, 1))
     return Record(block, sequence, bytes(8))
 
 

@@ -12,9 +12,10 @@ import pytest
 import xxhash
 
 from tests.fix_dmp import block_key, make_range
+from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, PoolFullError
-from tierkv.storage.block_store import BlockRead, RangeRead, StoredBlock
+from tierkv.storage.block_store import BlockRead, RangeRead
 from tierkv.storage.disk.segment_folder import segment_path
 from tierkv.storage.disk.segment_format import PAGE, pack_checksums
 from tierkv.storage.disk.segment_store import SegmentStore
@@ -33,10 +34,10 @@ class Listener:
         self.gone: list[bytes] = []
         self.announced: list[list[bytes]] = []
 
-    def fading(self, blocks: Sequence[StoredBlock]) -> None:
+    def fading(self, blocks: Sequence[BlockSpec]) -> None:
         self.announced.append([block.key for block in blocks])
 
-    def evicted(self, blocks: Sequence[StoredBlock]) -> None:
+    def evicted(self, blocks: Sequence[BlockSpec]) -> None:
         self.gone += [block.key for block in blocks]
 
 
@@ -59,8 +60,14 @@ def open_store(tmp_path: Path) -> Iterator[Opener]:
         store.close()
 
 
-def make_block(name: str, size: int = RANGE, count: int = 2) -> StoredBlock:
-    return StoredBlock(block_key(name), ROOT_PARENT, size, count, 64, "m" * 128, "tenant")
+def make_block(name: str, size: int = RANGE, count: int = 2) -> BlockSpec:
+    return BlockSpec(
+        block_key(name),
+        ROOT_PARENT,
+        64,
+        ranges=RangeShape(size, count),
+        owner=Owner("m" * 128, "tenant"),
+    )
 
 
 def payload(name: str) -> memoryview:
@@ -192,9 +199,9 @@ def test_a_large_block_is_read_in_pieces_and_each_is_verified(
 ) -> None:
     store = open_store(segment_bytes=8 << 20, capacity_bytes=24 << 20)
     block = make_block("big", size=80 << 12, count=13)
-    data = make_range("big", 0, block.payload_bytes)
+    data = make_range("big", 0, block.ranges.payload_bytes)
     store.put(block, memoryview(data))
-    buffer = bytearray(block.payload_bytes)
+    buffer = bytearray(block.ranges.payload_bytes)
     store.get_block(block.key, memoryview(buffer))
     assert buffer == data
     assert (store.stats().gets, store.stats().read_bytes) == (1, len(data))
@@ -248,7 +255,7 @@ def test_threads_race_with_eviction_and_never_see_wrong_bytes(open_store: Opener
 
 
 def whole_reads(store: SegmentStore) -> list[BlockRead]:
-    return [BlockRead(b.key, memoryview(bytearray(b.payload_bytes))) for b in store.blocks()]
+    return [BlockRead(b.key, memoryview(bytearray(b.ranges.payload_bytes))) for b in store.blocks()]
 
 
 def test_a_block_larger_than_a_file_is_refused(open_store: Opener) -> None:
@@ -306,7 +313,7 @@ def test_a_record_of_an_earlier_life_is_not_believed(open_store: Opener, tmp_pat
     patch(path, PAGE, old[PAGE:])  # The old records, under the file page of the new life.
     again = open_store(files=3)
     for block in again.blocks():
-        buffer = memoryview(bytearray(block.payload_bytes))
+        buffer = memoryview(bytearray(block.ranges.payload_bytes))
         again.get_block(block.key, buffer)
     names = {block_key(name) for name in numbered(0, 4)}
     assert not names & {block.key for block in again.blocks()}

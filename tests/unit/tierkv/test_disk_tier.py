@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tierkv.config import list_entries, load_config
+from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.parts.disk_tier import disk_tier
 from tierkv.settings import DmpSettings
-from tierkv.storage.block_store import StoredBlock
 
 NODE, MIB = NodeId("dmp-0"), 1 << 20
 
@@ -35,7 +35,7 @@ def test_the_largest_block_fits_a_file(tmp_path: Path) -> None:
     opener = disk_tier(settings(tmp_path), NODE, extent_bytes=4 * MIB)
     assert opener is not None
     store = opener()
-    block = StoredBlock(BlockKey(bytes(16)), ROOT_PARENT, MIB, 4, tokens=64)
+    block = BlockSpec(BlockKey(bytes(16)), ROOT_PARENT, 64, ranges=RangeShape(MIB, 4))
     store.put(block, memoryview(bytes(4 * MIB)))
     assert store.find(block.key) == block
     store.close()

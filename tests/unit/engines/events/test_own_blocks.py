@@ -21,6 +21,7 @@ from tests.fix_engine_events import (
 )
 from tierkv.integrations.events.own_blocks import OwnBlocks
 from tierkv.integrations.salts import TenantSalt
+from tierkv.kvcore.block import Owner
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.ids import BlockKey
 
@@ -63,8 +64,8 @@ def test_blocks_get_the_names_the_scheduler_asks_for(directory: Directory) -> No
     first, second, third = directory.blocks.inventory()
     keys = keys_of(PROMPT)
     assert [first.key, second.key, third.key] == keys
-    assert [first.parent, second.parent, third.parent] == [ROOT_PARENT, *keys[:2]]
-    assert (first.tokens, first.model, first.tenant, first.session) == (WIDTH, "m", "acme", "chat")
+    assert [first.block.parent, second.block.parent, third.block.parent] == [ROOT_PARENT, *keys[:2]]
+    assert (first.block.tokens, first.block.owner) == (WIDTH, Owner("m", "acme", "chat"))
 
 
 def test_a_later_event_goes_on_behind_an_earlier_one(directory: Directory) -> None:

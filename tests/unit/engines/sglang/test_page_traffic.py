@@ -11,13 +11,13 @@ A, B, C = (BlockKey(bytes([n]) * 16) for n in (1, 2, 3))
 
 def test_each_page_continues_the_one_before_it() -> None:
     notes = chain_notes([B, C], [A], tokens=64, tenant="acme")
-    assert [(note.parent, note.depth) for note in notes] == [(A, 1), (B, 2)]
-    assert {(note.tokens, note.tenant) for note in notes} == {(64, "acme")}
+    assert [(note.parent, note.outlook.depth) for note in notes] == [(A, 1), (B, 2)]
+    assert {(note.tokens, note.owner.tenant) for note in notes} == {(64, "acme")}
 
 
 def test_where_nothing_is_known_of_before_the_first_is_a_head() -> None:
     [first, second] = chain_notes([A, B], [], tokens=64, tenant="acme")
-    assert (first.parent, first.depth, second.parent) == (ROOT_PARENT, 0, A)
+    assert (first.parent, first.outlook.depth, second.parent) == (ROOT_PARENT, 0, A)
     assert chain_notes([], [A], tokens=64, tenant="acme") == []
 
 

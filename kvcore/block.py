@@ -1,0 +1,113 @@
+"""What a block is: one value from the writer to the slot, the disk, the directory and back.
+
+A writer makes a BlockSpec; slots, disk records, events and listings embed the same object and add
+what they know: a location, a sequence number, ages. The key alone names the block. All other fields
+describe it, so two specs of one key may differ in owner or outlook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final
+
+from tierkv.kvcore.ids import BlockKey
+
+
+class Expectation(IntEnum):
+    """What is known about the next use of a block, from least to most worth keeping."""
+
+    NONE = 0
+    """No use is expected: a final answer, or blocks that only one call of a statement needed."""
+
+    UNKNOWN = 1
+    TURN = 2
+    """Another turn of the session is expected."""
+
+    ROWS = 3
+    """Pending calls of a running statement will read the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose block it is, for accounts and views; the key decides who can read it.
+
+    Attributes:
+        model: model name.
+        tenant: account of the bytes.
+        session: conversation that stored the block; empty when unknown.
+    """
+
+    model: str = ""
+    tenant: str = ""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeShape:
+    """How a payload is cut into ranges that are moved and checked alone.
+
+    Attributes:
+        size_bytes: bytes of one range (one layer); all ranges are equally long.
+        count: number of ranges.
+    """
+
+    size_bytes: int
+    count: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all ranges."""
+        return self.size_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a writer knows about a block's future; eviction decides by it.
+
+    Attributes:
+        expectation: of the next use.
+        expected_in_s: seconds until the next use; None when not known.
+        depth: blocks before this one in its prompt.
+        tail: the last block of its prompt.
+    """
+
+    expectation: Expectation = Expectation.UNKNOWN
+    expected_in_s: float | None = None
+    depth: int = 0
+    tail: bool = False
+
+
+NO_OWNER: Final = Owner()
+NO_OUTLOOK: Final = Outlook()
+"""Of a block from disk or from before a restart: neither keeps a block's future."""
+
+NO_RANGES: Final = RangeShape(0, 0)
+"""Of a block in L1 and of the directory's blocks, which are known by key only."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """A block of KV, wherever it lies.
+
+    Attributes:
+        key: names the block; equal keys have equal bytes.
+        parent: the block before it, ``ROOT_PARENT`` for the first; a parent outlives its children
+            under eviction.
+        tokens: tokens in the block.
+        ranges: how the payload is cut.
+        owner: whose block it is.
+        outlook: what is known about its next use.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    tokens: int
+    ranges: RangeShape = NO_RANGES
+    owner: Owner = NO_OWNER
+    outlook: Outlook = NO_OUTLOOK
+
+    def at_rest(self) -> BlockSpec:
+        """Return what a disk keeps of a block: neither its session nor its outlook."""
+        owner = replace(self.owner, session="")
+        return replace(self, owner=owner, outlook=NO_OUTLOOK)
