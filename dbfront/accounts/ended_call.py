@@ -36,8 +36,8 @@ class CallEnd(StrEnum):
 class CallCost:
     """What models did for a call: the sums over the answers that the call is charged for.
 
-    A call is charged for nothing when it failed, or when other calls are charged for the answers
-    that it shares with them.
+    A failed call is charged for the answers that it had before it failed. A call is charged for
+    nothing when other calls are charged for the answers that it shares with them.
 
     Attributes:
         usage: tokens by source; only counters are added up.

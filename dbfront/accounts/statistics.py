@@ -62,14 +62,11 @@ class AiStats:
 
     def take(self, call: EndedCall) -> None:
         """Count a call that ended; an answered call of a local function is not counted."""
-        if call.failed:
-            self.distinct_calls += 1
-            self.errors += 1
-            return
-        if call.is_local:
+        if call.is_local and not call.failed:
             return
         cost = call.cost
         self.distinct_calls += 1
+        self.errors += call.failed
         self.requests += len(cost.nodes)
         self.prompt_tokens += cost.usage.prompt_tokens
         self.completion_tokens += cost.usage.completion_tokens

@@ -42,7 +42,8 @@ class CallOutcome:
 
     Attributes:
         value: of the function; None is NULL.
-        answers: the models' answers that it was made of; each is counted by one call only.
+        answers: the models' answers that it was made of, or that a failed call had before it
+            failed; each answer is counted by one call only.
         retries: how often something that the call asked was sent again.
         error: what the call failed with by itself, while the others go on.
     """
@@ -166,7 +167,10 @@ class CallBatch:
         self._askers[index][0].retries += 1
 
     def answered(self, index: int, answer: TextAnswer) -> None:
-        """Tell an answer to everyone who asked; the first of them is charged for it."""
+        """Tell an answer to all calls that asked; the first of them is charged for it.
+
+        A call that failed meanwhile is told nothing; its event is already published.
+        """
         question = self.wave[index].call
         charged = False
         for asking in self._askers[index]:
@@ -228,7 +232,7 @@ class CallBatch:
         except StopIteration as end:
             self._end(asking, CallOutcome(end.value, tuple(asking.used), asking.retries))
         except ROW_ERRORS as error:
-            self._end(asking, CallOutcome(retries=asking.retries, error=error))
+            self._fail([asking], error)
         else:
             if isinstance(step, CountTokens):
                 self._counting.append((asking, step))
@@ -244,7 +248,8 @@ class CallBatch:
     def _fail(self, askers: Sequence[_Asking], error: TierKVError) -> None:
         for asking in askers:
             if not asking.ended:
-                self._end(asking, CallOutcome(retries=asking.retries, error=error))
+                used = tuple(asking.used)
+                self._end(asking, CallOutcome(None, used, asking.retries, error))
 
     def _end(self, asking: _Asking, outcome: CallOutcome) -> None:
         asking.ended = True

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fix_accounts import make_answer, make_call, make_failed_call, make_request
-from tierkv.dbfront.accounts.ended_call import EndedCall
+from tierkv.dbfront.accounts.ended_call import CallCost, EndedCall
 from tierkv.dbfront.accounts.statement_entry import count_call
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
@@ -34,9 +34,9 @@ NAMED = {"form": st.sampled_from(FORMS), "model": st.sampled_from(MODELS)}
 @st.composite
 def ended_calls(draw: st.DrawFn) -> tuple[EndedCall, Sequence[TextAnswer]]:
     named = {name: draw(values) for name, values in NAMED.items()}
-    if draw(st.booleans()):
-        return make_failed_call(**named), ()
     answers = draw(st.lists(ANSWERS, max_size=3))  # None: another call is charged for it.
+    if draw(st.booleans()):
+        return make_failed_call(cost=CallCost.of(answers), **named), answers
     return make_call(*answers, **named), answers
 
 

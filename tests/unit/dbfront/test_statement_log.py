@@ -210,6 +210,21 @@ async def test_no_prompt_is_in_any_view_of_another_user(front: Front) -> None:
     front.start()
 
 
+async def test_a_call_that_fails_is_charged_for_the_answers_that_it_had(front: Front) -> None:
+    session = await front.session(max_concurrency="1")
+    front.generator.failing["Extract the b."] = RowLevelError("no")
+    await session.execute("SELECT ai_extract('t', '[\"a\", \"b\"]')")
+    (function,) = await front.view("stat_functions")
+    asked = len("user: t\nQuestion: Extract the a.")
+    costs = ("calls", "errors", "prompt_tokens", "completion_tokens", "total_time")
+    assert counted([function], *costs) == [(1, 1, asked, 1, 1_000.0)]
+    (usage,) = await front.view("usage_history")
+    assert counted([usage], *costs[2:4]) == [(asked, 1)]
+    stats = session.last_ai_stats
+    assert (stats.distinct_calls, stats.errors, stats.requests) == (1, 1, 1)
+    assert (stats.prompt_tokens, stats.completion_tokens) == (asked, 1)
+
+
 async def test_how_statements_end(front: Front) -> None:
     session = await front.session(max_error_ratio="0.5")
     front.generator.failing["bad"] = RowLevelError("no")
