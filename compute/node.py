@@ -29,7 +29,7 @@ from tierkv.compute.tiers.store_reader import StoreReader
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, shared_owner
 from tierkv.kvcore.block_event import (
     BlockEvent,
     BlockRemoved,
@@ -319,7 +319,7 @@ class ComputeNode:
                 self._stored.pop(event.key, None)
                 block_events.append(BlockRemoved(event.key, Tier.L1))
                 continue
-            owner = Owner(self.model.name, event.tenant, event.session)
+            owner = shared_owner(self.model.name, event.tenant, event.session)
             block = BlockSpec(event.key, event.parent, self.config.block_tokens, owner=owner)
             stored = BlockStored(block, Tier.L1)
             self._stored[event.key] = stored

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 from tierkv.kvcore.ids import BlockKey
@@ -78,6 +79,13 @@ class Outlook:
     tail: bool = False
 
 
+shared_owner: Final = lru_cache(maxsize=4_096)(Owner)
+"""Returns the same Owner for the same names. Readers of messages and files use it, because each
+slot and each record of a disk keeps its owner, and most have the same few."""
+
+shared_ranges: Final = lru_cache(maxsize=1_024)(RangeShape)
+"""Returns the same RangeShape for the same numbers, for the same reason."""
+
 NO_OWNER: Final = Owner()
 NO_OUTLOOK: Final = Outlook()
 """Of a block from disk or from before a restart: neither keeps a block's future."""
@@ -109,5 +117,7 @@ class BlockSpec:
 
     def at_rest(self) -> BlockSpec:
         """Return what a disk keeps of a block: neither its session nor its outlook."""
-        owner = replace(self.owner, session="")
+        if not self.owner.session and self.outlook == NO_OUTLOOK:
+            return self
+        owner = shared_owner(self.owner.model, self.owner.tenant)
         return replace(self, owner=owner, outlook=NO_OUTLOOK)

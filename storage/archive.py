@@ -112,7 +112,7 @@ class ObjectArchive:
             ) from error
 
     def put(self, block: BlockSpec, payload: memoryview) -> None:
-        check_block(block, payload)
+        block = check_block(block, payload)
         if self.exists(block.key):
             return
         flat = payload.cast("B")

@@ -42,7 +42,7 @@ class BlockStore(Protocol):
     2. ``get_range`` fills the destination with one range and verifies its xxh3_64, or raises
        BlockNotFoundError or ChecksumError. A block with bad bytes is dropped.
     3. ``exists`` tells whether ``get_range`` would find the block. ``find`` returns the description
-       of the block, or None if the block is not stored.
+       of the block at rest (``BlockSpec.at_rest``), or None if the block is not stored.
     4. ``delete`` drops a block and ignores an unknown key.
     5. ``blocks`` lists the stored blocks, oldest put first.
     6. A full store refuses a ``put`` with PoolFullError, or makes room by evicting other blocks. A
@@ -86,8 +86,8 @@ class StoreListener(Protocol):
     def evicted(self, blocks: Sequence[BlockSpec]) -> None: ...
 
 
-def check_block(block: BlockSpec, payload: memoryview) -> None:
-    """Check a put.
+def check_block(block: BlockSpec, payload: memoryview) -> BlockSpec:
+    """Check a put and return what a store keeps of the block.
 
     Raises:
         ValueError: the payload is not as long as the block says, or a number is out of bounds;
@@ -108,6 +108,7 @@ def check_block(block: BlockSpec, payload: memoryview) -> None:
         raise ValueError(
             f"{payload.nbytes} bytes given for a block of {block.ranges.payload_bytes}"
         )
+    return block.at_rest()
 
 
 def block_size_checked(block: BlockSpec, destination: memoryview) -> memoryview:

@@ -25,7 +25,7 @@ class MemoryBlockStore:
         self._closed = False
 
     def put(self, block: BlockSpec, payload: memoryview) -> None:
-        check_block(block, payload)
+        block = check_block(block, payload)
         data = bytearray(payload.cast("B"))
         size = block.ranges.size_bytes
         sums = tuple(

@@ -17,7 +17,7 @@ from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
 from tierkv.dmp.pool_node import PoolNode, PutGrant, RangeWrite
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, shared_owner, shared_ranges
 from tierkv.kvcore.block_key import ROOT_PARENT, coarse_key
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec
@@ -169,8 +169,8 @@ def put_request(
         key=block.key,
         parent=block.parent,
         tokens=block.tokens or layout.block_tokens,
-        ranges=RangeShape(range_bytes, layout.layers),
-        owner=Owner(model, job.tenant, job.session),
+        ranges=shared_ranges(range_bytes, layout.layers),
+        owner=shared_owner(model, job.tenant, job.session),
         outlook=Outlook(
             expectation=Expectation.ROWS if job.handoff else facts.expectation,
             expected_in_s=0.0 if job.handoff else facts.expected_in_s,

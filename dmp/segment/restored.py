@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tierkv.dmp.segment import geometry as g
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, shared_owner, shared_ranges
 from tierkv.kvcore.ids import BlockKey
 
 Column = np.ndarray[Any, Any]
@@ -125,8 +125,8 @@ class RestoredSlots:
             key=BlockKey(self.keys[row].tobytes()),
             parent=BlockKey(self.parents[row].tobytes()),
             tokens=int(self.tokens[row]),
-            ranges=RangeShape(int(self.range_bytes[row]), int(self.range_counts[row])),
-            owner=Owner(model, tenant),
+            ranges=shared_ranges(int(self.range_bytes[row]), int(self.range_counts[row])),
+            owner=shared_owner(model, tenant),
         )
 
     def second_copies(self) -> Column:

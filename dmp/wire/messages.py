@@ -11,12 +11,13 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import Final
 
 from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire.packing import MAX_NUMBER, Packer, Unpacker
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, shared_owner, shared_ranges
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location
@@ -322,12 +323,22 @@ def _unpack_put(u: Unpacker) -> BlockSpec:
         BlockKey(key),
         BlockKey(parent),
         tokens,
-        RangeShape(size, count),
-        Owner(u.string(model), u.string(tenant), u.string(session)),
+        shared_ranges(size, count),
+        _unpack_owner(u.raw(model + tenant + session), model, tenant),
         Outlook(_EXPECTATIONS[future], None if due == _NOT_KNOWN else due, depth, bool(tail)),
     )
     check_put(put)
     return put
+
+
+@lru_cache(maxsize=4_096)
+def _unpack_owner(names: bytes, model: int, tenant: int) -> Owner:
+    """Cut names by their lengths; cached, so that slots of the same owner share the value."""
+    parts = names[:model], names[model : model + tenant], names[model + tenant :]
+    try:
+        return shared_owner(*(part.decode() for part in parts))
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError("a name is not UTF-8") from error
 
 
 def check_put(put: BlockSpec) -> None:

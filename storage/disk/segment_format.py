@@ -18,7 +18,7 @@ from typing import Final
 import xxhash
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, shared_owner, shared_ranges
 from tierkv.kvcore.ids import BlockKey
 
 PAGE: Final = 4096
@@ -199,10 +199,10 @@ def parse_record(data: bytes | memoryview, *, nonce: int) -> Record | None:
     if not 1 <= count <= limits.MAX_LAYERS or not 1 <= size * count <= limits.MAX_SLOT_BYTES:
         return None
     try:
-        owner = Owner(model.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode())
+        owner = shared_owner(model.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode())
     except UnicodeDecodeError:
         return None
-    block = BlockSpec(BlockKey(key), BlockKey(parent), tokens, RangeShape(size, count), owner)
+    block = BlockSpec(BlockKey(key), BlockKey(parent), tokens, shared_ranges(size, count), owner)
     sums = bytes(data[_SUMS_AT : _SUMS_AT + 8 * count])
     return Record(block, sequence, sums, dead=bool(dead))
 

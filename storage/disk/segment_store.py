@@ -125,7 +125,7 @@ class SegmentStore:
             checksums: one xxh3_64 per range as little-endian uint64, if the caller knows them: a
                 bit flip since the caller computed them is then found too. Computed if None.
         """
-        check_block(block, payload)
+        block = check_block(block, payload)
         flat = payload.cast("B")
         sums = pack_checksums(block, flat) if checksums is None else bytes(checksums)
         if len(sums) != 8 * block.ranges.count:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import obstore
@@ -12,7 +13,7 @@ import pytest
 
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from tierkv.storage.archive import ObjectArchive, _path
@@ -135,6 +136,13 @@ def test_2_bad_bytes_are_found_and_the_block_is_gone(store: BlockStore) -> None:
     assert not store.exists(block_key("a"))
     store.put(make_block("a"), payload("a"))
     assert read(store, "a", 1) == make_range("a", 1, SIZE)
+
+
+def test_3_neither_session_nor_outlook_is_kept(store: BlockStore) -> None:
+    told = replace(make_block("a"), owner=Owner("demo", "ann", "chat"), outlook=Outlook(depth=3))
+    store.put(told, payload("a"))
+    assert store.find(told.key) == replace(make_block("a"), owner=Owner("demo", "ann"))
+    assert list(store.blocks()) == [store.find(told.key)]
 
 
 def test_3_and_4_exists_and_is_described_until_deleted(store: BlockStore) -> None:
