@@ -31,6 +31,8 @@ GROUPS = {
 }
 """Names for several doors; ``sessions`` are those whose sessions last."""
 
+_BEGINS = re.compile(r"^(BEGIN|START TRANSACTION)\b", re.MULTILINE)
+
 MARK = "▸"
 """Stands in the SQL of an error where the error is."""
 
@@ -100,6 +102,11 @@ class Script:
 
     records: tuple[Record, ...]
     modes: tuple[str, ...] = ("",)
+
+    @property
+    def begins(self) -> bool:
+        """True when a statement of the script begins a transaction."""
+        return any(_BEGINS.search(record.text) for record in self.records)
 
     @property
     def cases(self) -> list[tuple[str, str]]:
@@ -175,6 +182,7 @@ class Player:
         mode: empty, or how each statement stands in a transaction of its own: alone in it
             (``transaction``) or behind a change (``changed``).
         last: what the last statement answered.
+        begins: the script has transactions of its own.
     """
 
     name: str
@@ -182,12 +190,14 @@ class Player:
     generator: EchoGenerator
     mode: str = ""
     last: Outcome = field(default_factory=Outcome)
+    begins: bool = False
     _changes: int = 0
     _connections: dict[str, Door] = field(default_factory=dict)
 
     def play(self, script: Script) -> None:
         """Play a whole script; the record that fails is named."""
         self.generator.failing, self.generator.texts = {}, {}
+        self.begins = script.begins
         try:
             for record in script.records:
                 if self.name in record.doors:
@@ -222,6 +232,8 @@ class Player:
             assert self.last.status in ("E" if self.last.sqlstate else "T", ""), self.last
             assert door.run(ends).tag == ends
             self._changes += self.mode == "changed" and ends == "COMMIT"
+        elif not self.begins:
+            assert self.last.status in ("I", ""), self.last
         return self.last
 
     def _change(self, door: Door) -> None:
