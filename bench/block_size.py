@@ -128,7 +128,7 @@ async def _measure(size: int, prompts: Prompts) -> dict[str, float]:
             room = asyncio.Semaphore(_AT_ONCE)
             first = await asyncio.gather(*(_ask(node, prompt, room) for prompt in prompts))
             await node.flush()
-            blocks = dmp.reports.stats().slots_sealed
+            blocks = dmp.reports.stats().memory.blocks_used
             again = []
             for prompt in prompts:
                 await node.flush()

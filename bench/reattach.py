@@ -62,7 +62,7 @@ def _fill(config: DmpConfig, slots: int, rng: random.Random) -> None:
     for start in range(0, slots, BATCH):
         places = node.puts.reserve([_put(keys, i) for i in range(start, min(start + BATCH, slots))])
         node.puts.seal([Sealing(place, (1, 2)) for place in places if place is not None])
-    assert node.reports.stats().slots_sealed == slots
+    assert node.reports.stats().memory.blocks_used == slots
     node.stop()
 
 

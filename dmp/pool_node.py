@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import TierStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +68,28 @@ class PathInfo:
     reason: str
 
 
+NO_DISK: Final = TierStats(Tier.L4)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolNodeStats:
-    """Counters of one DMP node; cumulative, but for capacity, used, blocks and slots.
+    """Counters of one DMP node; over a wire come the tiers' main counters only.
 
-    ``refused_puts`` counts blocks that were worth less than what would have had to go for them,
-    ``leased_blocks`` those that leases keep now, ``refused_leases`` those that could not be kept.
-    ``disk_`` is the lower tier, without which all of it is 0; ``disk_errors`` counts failed and bad
-    reads and writes, of the disk and of the archive below it.
+    Attributes:
+        memory: tier L2; its blocks are slots, of which the sealed ones are used.
+        disk: tier L4; all zero without a disk. Its ``alloc_failures`` count failed and bad reads
+            and writes, of the disk and of the archive below it.
+        slots_writing: slots that are reserved and not sealed yet.
+        quarantined_slots: slots with bad bytes, which are not used again.
+        refused_puts: blocks that were worth less than what would have had to go for them.
+        leased_blocks: blocks that leases keep now.
+        refused_leases: blocks that leases could not keep.
     """
 
-    capacity_bytes: int
-    used_bytes: int
-    slots_total: int
-    slots_sealed: int
-    slots_writing: int
-    evicted_blocks: int
-    quarantined_slots: int
-    alloc_failures: int
-    read_bytes: int
-    write_bytes: int
-    demoted_blocks: int = 0
-    promoted_blocks: int = 0
-    disk_capacity_bytes: int = 0
-    disk_used_bytes: int = 0
-    disk_blocks: int = 0
-    disk_errors: int = 0
+    memory: TierStats
+    disk: TierStats = NO_DISK
+    slots_writing: int = 0
+    quarantined_slots: int = 0
     refused_puts: int = 0
     leased_blocks: int = 0
     refused_leases: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,47 +17,12 @@ from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, ChecksumError
 from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.node import TierStats
 from tierkv.storage.archive import ObjectArchive
 from tierkv.storage.archiver import Archiver, ArchiveStats, Errand
-from tierkv.storage.disk.segment_stats import SegmentStoreStats
 from tierkv.storage.disk.segment_store import SegmentStore
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class L4Stats:
-    """Counters of tier L4; cumulative, but for capacity, used, blocks and degraded.
-
-    Attributes:
-        capacity_bytes: size of the disk tier.
-        used_bytes: bytes of readable blocks.
-        blocks: blocks on disk.
-        evicted_blocks: blocks that left the disk to make room, archived or not.
-        read_bytes: payload read, from disk or archive.
-        write_bytes: payload put.
-        read_time_s: time spent in reads, summed over threads.
-        write_time_s: time spent in puts, summed over threads.
-        errors: failed or bad reads and writes, of disk and archive.
-        degraded: present failure in words; empty if none.
-        disk: the disk store's own counters.
-        archive: the archiver's, None without an archive.
-        archive_reads: blocks read from the archive.
-    """
-
-    capacity_bytes: int
-    used_bytes: int
-    blocks: int
-    evicted_blocks: int
-    read_bytes: int
-    write_bytes: int
-    read_time_s: float
-    write_time_s: float
-    errors: int
-    degraded: str
-    disk: SegmentStoreStats
-    archive: ArchiveStats | None
-    archive_reads: int
 
 
 @dataclass(slots=True)
@@ -65,7 +30,6 @@ class _Meter:
     read_bytes: int = 0
     read_time_s: float = 0.0
     write_time_s: float = 0.0
-    archive_reads: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -189,27 +153,19 @@ class L4Store:
         if self._archiver is not None and self._in_archive(key):
             self._archiver.ask([key], Errand.DELETE)
 
-    def stats(self) -> L4Stats:
-        """Return the counters; cheap."""
+    def stats(self) -> TierStats:
+        """Return the counters of the tier, the archive's reads and errors included; cheap."""
         disk = self._disk.stats()
-        archive = self._archiver.stats() if self._archiver is not None else None
-        troubles = [disk.degraded, archive.failing if archive is not None else ""]
-        errors = disk.checksum_errors + disk.io_errors + (archive.errors if archive else 0)
+        archive = self._archiver.stats() if self._archiver is not None else ArchiveStats()
+        troubles = "; ".join(filter(None, [disk.degraded, archive.failing]))
         with self._meter.lock:
-            return L4Stats(
-                capacity_bytes=disk.capacity_bytes,
-                used_bytes=disk.live_bytes,
-                blocks=disk.blocks,
-                evicted_blocks=disk.evicted_blocks,
+            return replace(
+                disk.tier,
+                medium=f"disk (degraded: {troubles})" if troubles else "disk",
                 read_bytes=self._meter.read_bytes,
-                write_bytes=disk.write_bytes,
                 read_time_s=self._meter.read_time_s,
                 write_time_s=self._meter.write_time_s,
-                errors=errors,
-                degraded="; ".join(filter(None, troubles)),
-                disk=disk,
-                archive=archive,
-                archive_reads=self._meter.archive_reads,
+                alloc_failures=disk.tier.alloc_failures + archive.errors,
             )
 
     def wait_archived(self, timeout_s: float) -> bool:
@@ -245,14 +201,11 @@ class L4Store:
     def _read_archive(self, key: BlockKey, read: Callable[[ObjectArchive], T]) -> T:
         assert self._archive is not None
         try:
-            found = read(self._archive)
+            return read(self._archive)
         except (BlockNotFoundError, ChecksumError):
             if self._gone is not None and not self._archive.known(key):
                 self._gone([key])
             raise
-        with self._meter.lock:
-            self._meter.archive_reads += 1
-        return found
 
     @contextmanager
     def _timed_read(self, destination: memoryview) -> Iterator[None]:

@@ -9,7 +9,8 @@ from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, Ra
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import TierStats
 
 
 class MemoryPoolNode(PoolNode):
@@ -108,7 +109,7 @@ class MemoryPoolNode(PoolNode):
         return None
 
     def stats(self) -> PoolNodeStats:
-        return PoolNodeStats(0, 0, 0, len(self._sealed), 0, 0, 0, 0, 0, 0)
+        return PoolNodeStats(TierStats(Tier.L2, blocks_used=len(self._sealed)))
 
     def close(self) -> None:
         return None

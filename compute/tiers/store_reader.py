@@ -12,7 +12,8 @@ from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, Ra
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import PoolFullError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import TierStats
 from tierkv.storage.block_store import BlockStore
 
 
@@ -68,7 +69,7 @@ class StoreReader(PoolNode):
         """Do nothing: nothing was granted."""
 
     def stats(self) -> PoolNodeStats:
-        return PoolNodeStats(0, 0, 0, len(self._store.blocks()), 0, 0, 0, 0, 0, 0)
+        return PoolNodeStats(TierStats(Tier.L4, blocks_used=len(self._store.blocks())))
 
     def close(self) -> None:
         self._store.close()

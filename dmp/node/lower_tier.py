@@ -13,43 +13,7 @@ from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_event import BlockStored
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier
-
-
-class LowerStats(Protocol):
-    """Counters of the lower tier; cumulative, but for capacity, used and blocks.
-
-    ``degraded`` is why it does not work as it should, for people; empty when all is well.
-    """
-
-    @property
-    def capacity_bytes(self) -> int: ...
-
-    @property
-    def used_bytes(self) -> int: ...
-
-    @property
-    def blocks(self) -> int: ...
-
-    @property
-    def evicted_blocks(self) -> int: ...
-
-    @property
-    def read_bytes(self) -> int: ...
-
-    @property
-    def write_bytes(self) -> int: ...
-
-    @property
-    def read_time_s(self) -> float: ...
-
-    @property
-    def write_time_s(self) -> float: ...
-
-    @property
-    def errors(self) -> int: ...
-
-    @property
-    def degraded(self) -> str: ...
+from tierkv.kvcore.node import TierStats
 
 
 class LowerTier(Protocol):
@@ -69,7 +33,8 @@ class LowerTier(Protocol):
     5. ``delete`` forgets a block; an unknown one is ignored.
     6. Blocks that leave by themselves (evicted, damaged) and can't be brought back by
        ``get_block`` any more are told to the listener, from any thread, after they are gone.
-    7. ``stats`` is cheap. After ``close`` calls raise TransportError.
+    7. ``stats`` is cheap; its ``medium`` says for people what is wrong, and ``alloc_failures``
+       counts failed and bad reads and writes. After ``close`` calls raise TransportError.
     """
 
     def put(
@@ -86,7 +51,7 @@ class LowerTier(Protocol):
 
     def set_listener(self, gone: Callable[[Sequence[BlockKey]], None]) -> None: ...
 
-    def stats(self) -> LowerStats: ...
+    def stats(self) -> TierStats: ...
 
     def close(self) -> None: ...
 

@@ -7,12 +7,13 @@ never holds the lock for long.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from tierkv.dmp.node.lower_tier import LowerStats, LowerTier, resting
+from tierkv.dmp.node.lower_tier import LowerTier, resting
 from tierkv.dmp.node.state import NodeState
-from tierkv.dmp.pool_node import PoolNodeStats
+from tierkv.dmp.pool_node import NO_DISK, PoolNodeStats
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import BlockStored
@@ -59,26 +60,29 @@ class Reports:
     def stats(self) -> PoolNodeStats:
         """Return the counters."""
         state, lower = self._state, self.lower
-        disk = lower.stats() if lower is not None else None  # It has locks of its own.
+        disk = lower.stats() if lower is not None else NO_DISK  # It has its own locks.
         with state.lock:
             table, shape = state.table, state.segment.geometry
-            return PoolNodeStats(
+            bad = table.count(SlotState.QUARANTINED)
+            memory = TierStats(
+                tier=Tier.L2,
+                medium=f"shm ({bad} slots quarantined)" if bad else "shm",
                 capacity_bytes=shape.extent_count * shape.extent_bytes,
                 used_bytes=table.extents.used_bytes,
-                slots_total=table.extents.slots_total,
-                slots_sealed=table.count(SlotState.SEALED),
-                slots_writing=table.count(SlotState.WRITING),
+                blocks_total=table.extents.slots_total,
+                blocks_used=table.count(SlotState.SEALED),
+                stored_tokens=state.stored_tokens,
                 evicted_blocks=table.evicted_blocks,
-                quarantined_slots=table.count(SlotState.QUARANTINED),
-                alloc_failures=table.alloc_failures,
+                demoted_blocks=self.demoted_blocks,
                 read_bytes=state.read_bytes,
                 write_bytes=state.write_bytes,
-                demoted_blocks=self.demoted_blocks,
-                promoted_blocks=self.promoted_blocks,
-                disk_capacity_bytes=disk.capacity_bytes if disk else 0,
-                disk_used_bytes=disk.used_bytes if disk else 0,
-                disk_blocks=disk.blocks if disk else 0,
-                disk_errors=disk.errors if disk else 0,
+                alloc_failures=table.alloc_failures,
+            )
+            return PoolNodeStats(
+                memory,
+                replace(disk, promoted_blocks=self.promoted_blocks),
+                slots_writing=table.count(SlotState.WRITING),
+                quarantined_slots=bad,
                 refused_puts=table.refused_puts,
                 leased_blocks=table.leases.blocks,
                 refused_leases=table.leases.refused,
@@ -100,53 +104,17 @@ class Reports:
     def report(self) -> NodeReport:
         """Return the report that goes into a heartbeat."""
         stats = self.stats()
+        memory = stats.memory
         trouble = self._state.segment.trouble[: limits.MAX_REASON_CHARS]
-        tiers = [self._memory(stats)]
-        lower = self.lower
-        if lower is not None:
-            tiers.append(self._disk(lower.stats()))
         return NodeReport(
-            load=NodeLoad(kv_usage=stats.used_bytes / stats.capacity_bytes),
-            tiers=tuple(tiers),
+            load=NodeLoad(kv_usage=memory.used_bytes / memory.capacity_bytes),
+            tiers=(memory,) if self.lower is None else (memory, stats.disk),
             cache_errors=tuple((kind, count) for kind, count in self._damage() if count),
-            transfer_bytes_in=stats.write_bytes,
-            transfer_bytes_out=stats.read_bytes,
+            transfer_bytes_in=memory.write_bytes,
+            transfer_bytes_out=memory.read_bytes,
             notes=(trouble,) if trouble else (),
         )
 
     def _damage(self) -> Iterator[tuple[str, int]]:
         yield "checksum_mismatch", self._state.damage.count
         yield "segment_damaged", int(bool(self._state.segment.trouble))
-
-    def _memory(self, stats: PoolNodeStats) -> TierStats:
-        bad = stats.quarantined_slots
-        return TierStats(
-            tier=Tier.L2,
-            medium=f"shm ({bad} slots quarantined)" if bad else "shm",
-            capacity_bytes=stats.capacity_bytes,
-            used_bytes=stats.used_bytes,
-            blocks_total=stats.slots_total,
-            blocks_used=stats.slots_sealed,
-            stored_tokens=self._state.stored_tokens,
-            evicted_blocks=stats.evicted_blocks,
-            demoted_blocks=self.demoted_blocks,
-            read_bytes=stats.read_bytes,
-            write_bytes=stats.write_bytes,
-            alloc_failures=stats.alloc_failures,
-        )
-
-    def _disk(self, stats: LowerStats) -> TierStats:
-        return TierStats(
-            tier=Tier.L4,
-            medium=f"disk (degraded: {stats.degraded})" if stats.degraded else "disk",
-            capacity_bytes=stats.capacity_bytes,
-            used_bytes=stats.used_bytes,
-            blocks_used=stats.blocks,
-            evicted_blocks=stats.evicted_blocks,
-            promoted_blocks=self.promoted_blocks,
-            read_bytes=stats.read_bytes,
-            write_bytes=stats.write_bytes,
-            read_time_s=stats.read_time_s,
-            write_time_s=stats.write_time_s,
-            alloc_failures=stats.errors,
-        )

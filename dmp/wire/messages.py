@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire.packing import MAX_NUMBER, Packer, Unpacker
@@ -20,7 +21,8 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, shared_owner, shared_ranges
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location
+from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.node import TierStats
 
 Head = bytes | bytearray | memoryview
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -31,7 +33,16 @@ expectation, seconds until then (negative: not known); the three names follow.""
 
 _NOT_KNOWN: Final = -1.0
 _EXPECTATIONS: Final = tuple(Expectation)
-_STATS_FIELDS: Final = len(PoolNodeStats.__dataclass_fields__)
+_STATS: Final = (
+    *("memory.capacity_bytes", "memory.used_bytes", "memory.blocks_total", "memory.blocks_used"),
+    *("slots_writing", "memory.evicted_blocks", "quarantined_slots", "memory.alloc_failures"),
+    *("memory.read_bytes", "memory.write_bytes", "memory.demoted_blocks", "disk.promoted_blocks"),
+    *("disk.capacity_bytes", "disk.used_bytes", "disk.blocks_used", "disk.alloc_failures"),
+    *("refused_puts", "leased_blocks", "refused_leases"),
+)
+"""The numbers of a STATS reply, in their order on the wire."""
+
+_numbers_of: Final = attrgetter(*_STATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,15 +305,19 @@ class Failure:
 
 def pack_stats(stats: PoolNodeStats) -> bytes:
     """Return the head of a STATS reply."""
-    return Packer().pack(f"{_STATS_FIELDS}Q", *astuple(stats)).bytes()
+    return Packer().pack(f"{len(_STATS)}Q", *_numbers_of(stats)).bytes()
 
 
 def unpack_stats(head: Head) -> PoolNodeStats:
     """Read the head of a STATS reply."""
     u = Unpacker(head)
-    stats = PoolNodeStats(*u.integers("Q", _STATS_FIELDS))
+    fields: dict[str, dict[str, Any]] = {"memory": {}, "disk": {}, "": {}}
+    for path, number in zip(_STATS, u.integers("Q", len(_STATS)), strict=True):
+        tier, _, name = path.rpartition(".")
+        fields[tier][name] = number
     u.end()
-    return stats
+    memory, disk = TierStats(Tier.L2, **fields["memory"]), TierStats(Tier.L4, **fields["disk"])
+    return PoolNodeStats(memory, disk, **fields[""])
 
 
 def _pack_put(p: Packer, put: BlockSpec) -> None:

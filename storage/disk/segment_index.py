@@ -258,10 +258,6 @@ class SegmentIndex:
         found.collecting = False
         return lost
 
-    def used_bytes(self) -> int:
-        """Count the bytes of live and dead records in all files."""
-        return sum(f.end - PAGE for f in self.files)
-
     def check_invariants(self) -> None:
         """Assert what must always hold; for tests."""
         assert len(self._of(FileRole.ACTIVE)) <= 1

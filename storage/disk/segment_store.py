@@ -28,6 +28,8 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import TierStats
 from tierkv.storage.block_store import (
     BlockRead,
     RangeRead,
@@ -207,16 +209,20 @@ class SegmentStore:
         """Return the counters; cheap."""
         with self._lock:
             counts = self._counts
-            return SegmentStoreStats(
+            tier = TierStats(
+                Tier.L4,
                 capacity_bytes=self._index.file_bytes * len(self._index.files),
-                used_bytes=self._index.used_bytes(),
-                live_bytes=self._index.live_bytes,
-                blocks=len(self._index),
-                puts=counts.puts,
-                gets=counts.gets,
+                used_bytes=self._index.live_bytes,
+                blocks_used=len(self._index),
+                evicted_blocks=self._log.evicted,
                 read_bytes=counts.read_bytes,
                 write_bytes=counts.write_bytes,
-                evicted_blocks=self._log.evicted,
+                alloc_failures=counts.checksum_errors + counts.io_errors,
+            )
+            return SegmentStoreStats(
+                tier,
+                puts=counts.puts,
+                gets=counts.gets,
                 copied_bytes=self._log.copied_bytes,
                 checksum_errors=counts.checksum_errors,
                 io_errors=counts.io_errors,

@@ -135,7 +135,7 @@ def test_2_what_is_known_of_a_block_arrives_with_it(pool: PoolNode, rig: Rig) ->
 def test_2_reserve_refuses_what_does_not_fit_and_counts_it(pool: PoolNode) -> None:
     huge = make_put("huge", range_bytes=1 << 20)
     assert pool.reserve([huge, make_put("a")])[0] is None
-    assert pool.stats().alloc_failures == 1
+    assert pool.stats().memory.alloc_failures == 1
 
 
 def test_2_nothing_is_readable_before_seal(pool: PoolNode) -> None:
@@ -231,7 +231,7 @@ def test_4_abort_and_expiry_free_grants(pool: PoolNode, rig: Rig) -> None:
     clock_of(rig).advance(31.0)
     rig.node.tick()
     assert pool.stats().slots_writing == 0
-    assert pool.stats().used_bytes == 0
+    assert pool.stats().memory.used_bytes == 0
     store(pool, "a")
 
 
@@ -246,7 +246,7 @@ def test_5_read_ranges_fills_every_destination(pool: PoolNode) -> None:
         ]
     )
     assert buffers == [[bytearray(make_range(n, i)) for i in range(2)] for n in "ab"]
-    stats = pool.stats()
+    stats = pool.stats().memory
     assert stats.read_bytes == stats.write_bytes == 4 * RANGE_BYTES
 
 
@@ -257,7 +257,7 @@ def test_5_a_reused_slot_is_stale(pool: PoolNode) -> None:
     assert pool.lookup([block_key("first")]) == [None]
     with pytest.raises((StaleEpochError, BlockNotFoundError)):
         fetch(pool, first)
-    assert pool.stats().evicted_blocks == 1
+    assert pool.stats().memory.evicted_blocks == 1
 
 
 def test_5_a_reference_of_an_older_life_is_stale(pool: PoolNode, rig: Rig) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tierkv.dmp.pool_node import PoolNodeStats
+from tierkv.dmp.pool_node import NO_DISK, PoolNodeStats
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges, unpack_ranges, unpack_sums
@@ -48,7 +48,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], bytes], ...] = (
     (lambda raw: m.MaybeRefs.unpack(raw, NODE), m.MaybeRefs([_PLACE, None]).pack()),
     (m.Flags.unpack, m.Flags([True, False]).pack()),
     (m.Failure.unpack, m.Failure("code", "message").pack()),
-    (m.unpack_stats, bytes(8 * len(PoolNodeStats.__dataclass_fields__))),
+    (m.unpack_stats, m.pack_stats(PoolNodeStats(NO_DISK))),
 )
 
 

@@ -92,7 +92,7 @@ async def test_evicted_blocks_come_back_from_disk(small_rig, host, with_director
     want = await plain_answers()
     rig = small_rig()
     await publish_all(rig, want)
-    assert rig.node.reports.stats().evicted_blocks > 0
+    assert rig.node.reports.stats().memory.evicted_blocks > 0
     pool = connect_pool_node(
         rig.node.reports.info(data_address=rig.server.address), host=HostId(host)
     )
@@ -124,7 +124,7 @@ async def test_a_lost_segment_leaves_the_disk(small_rig) -> None:
     rig.stop()
     rig.node.config.segment_file.unlink()
     rig = small_rig()
-    assert rig.node.reports.stats().slots_sealed == 0
+    assert rig.node.reports.stats().memory.blocks_used == 0
     pool = connect_pool_node(
         rig.node.reports.info(data_address=rig.server.address), host=HostId("here")
     )

@@ -80,7 +80,7 @@ def test_looking_at_petabytes_in_place_costs_no_connection(rig: Rig, mapped: Shm
     assert mapped.hold([place], ttl_s=60.0) == [True]
     mapped.view(place, 0)
     mapped._touched_bytes = 1 << 50
-    assert mapped.stats().read_bytes > 1 << 39
+    assert mapped.stats().memory.read_bytes > 1 << 39
     (slot,) = rig.node._state.table.sealed()
     assert slot.holders, "the connection lives, and what it holds is held"
 

@@ -55,7 +55,7 @@ def test_strangers_of_all_kinds_are_refused(make_rig: MakeRig, certificates: Cer
     plain = make_rig("dmp-b")
     refusal(plain, certificates.anonymous)
     pool = connect(rig, replace(certificates.anonymous, server_name="dmp.test"))
-    assert pool.stats().slots_sealed == 0
+    assert pool.stats().memory.blocks_used == 0
     pool.close()
 
 

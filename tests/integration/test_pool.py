@@ -305,7 +305,7 @@ def test_the_second_node_takes_what_the_first_has_no_room_for(two: list[Rig]) ->
         stored = [
             f"p{i}" for i in range(30) if pool.put(f"p{i}", blob(100_000)) and pool.pin(f"p{i}")
         ]
-        used = [member.stats.slots_sealed for member in pool.stats().members if member.stats]
+        used = [member.stats.memory.blocks_used for member in pool.stats().members if member.stats]
         assert sum(used) == len(stored)
         assert all(pool.exists_many(stored))
         assert used[0] == used[1]  # Both are full, whatever the ranking of the keys.

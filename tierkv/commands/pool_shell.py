@@ -95,18 +95,18 @@ def _row(member: PoolMember) -> tuple[Any, ...]:
         (None,) * (len(COLUMNS) - 4)
         if s is None
         else (
-            s.capacity_bytes,
-            s.used_bytes,
-            s.slots_sealed,
-            s.evicted_blocks,
+            s.memory.capacity_bytes,
+            s.memory.used_bytes,
+            s.memory.blocks_used,
+            s.memory.evicted_blocks,
             s.refused_puts,
             s.leased_blocks,
             s.quarantined_slots,
-            s.read_bytes,
-            s.write_bytes,
-            s.disk_used_bytes,
-            s.disk_blocks,
-            s.disk_errors,
+            s.memory.read_bytes,
+            s.memory.write_bytes,
+            s.disk.used_bytes,
+            s.disk.blocks_used,
+            s.disk.alloc_failures,
         )
     )
     return (member.node_id, member.address, member.path.transport, member.path.reason, *counters)

@@ -113,7 +113,7 @@ def test_a_shell_starts_an_engine_that_keeps_its_blocks_in_the_pool(
                 answers()
                 (member,) = client.stats().members
                 # 200 tokens are three blocks of 64; a manifest and the like lie beside them.
-                return member.stats is not None and member.stats.write_bytes >= 3 * 64 * 1536
+                return member.stats is not None and member.stats.memory.write_bytes >= 3 * 64 * 1536
 
             wait_for(stored, what="its blocks are in the pool", deadline_s=60.0)
         assert Path(launch.events_url.removeprefix("ipc://")).is_socket()

@@ -302,7 +302,7 @@ def test_readers_beside_writers_get_the_right_bytes_or_a_miss(
         thread.join()
     assert not wrong and len(places) == 40
     assert rig.node.reports.stats().quarantined_slots == 0
-    assert rig.node.reports.stats().evicted_blocks > 0
+    assert rig.node.reports.stats().memory.evicted_blocks > 0
 
 
 def test_bytes_land_in_memory_only_the_device_reaches(rig: Rig, open_verbs: OpenVerbs) -> None:

@@ -127,15 +127,15 @@ def test_a_compute_node_loads_over_rdma_and_says_the_same(nodes: list[Process]) 
         before = [sent_bytes(side.client_interface) for side in SIDES]
         first, last = asyncio.run(life(*pools))
         assert (first, last.usage.hit_tokens.l3, errors) == (want, 0, [()])
-        assert min(pool.stats().slots_sealed for pool in pools) > 0
+        assert min(pool.stats().memory.blocks_used for pool in pools) > 0
         # What was put left through the client's side of the cable, to both nodes.
         sent = [sent_bytes(s.client_interface) - b for s, b in zip(SIDES, before, strict=True)]
-        written = [pool.stats().write_bytes for pool in pools]
+        written = [pool.stats().memory.write_bytes for pool in pools]
         assert all(s >= w for s, w in zip(sent, written, strict=True)), (sent, written)
 
         second, last = asyncio.run(life(*pools))
         assert (second, last.usage.hit_tokens.l3, errors) == (want, 64, [()])
-        assert all(pool.stats().read_bytes > 0 for pool in pools)
+        assert all(pool.stats().memory.read_bytes > 0 for pool in pools)
         assert {pool.path.transport for pool in pools} == {"rdma"}
 
         nodes[0].end(signal.SIGKILL)

@@ -63,9 +63,9 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(make_rig: MakeRig, dis
     assert tier_of(rig.node, Tier.L2).demoted_blocks >= 20
     assert tier_of(rig.node, Tier.L4).read_bytes == 20 * 2 * RANGE_BYTES
     stats = pool.stats()
-    assert (stats.promoted_blocks, stats.disk_errors) == (20, 0)
-    assert stats.disk_blocks >= 20 and stats.disk_used_bytes > 20 * 2 * RANGE_BYTES
-    assert stats.demoted_blocks == tier_of(rig.node, Tier.L2).demoted_blocks
+    assert (stats.disk.promoted_blocks, stats.disk.alloc_failures) == (20, 0)
+    assert stats.disk.blocks_used >= 20 and stats.disk.used_bytes > 20 * 2 * RANGE_BYTES
+    assert stats.memory == tier_of(rig.node, Tier.L2)
     assert pool.promote([block_key("never")]) == [None]
 
 
@@ -209,7 +209,7 @@ def test_a_full_disk_costs_blocks_but_no_reservation(make_rig: MakeRig, tampered
     for i in range(40):
         store(pool, f"n{i}")
     assert pool.promote([block_key("n0")]) == [None]
-    assert rig.node.reports.stats().slots_sealed == 20
+    assert rig.node.reports.stats().memory.blocks_used == 20
 
 
 def test_a_block_that_leaves_the_disk_is_reported_and_goes_down_again(

@@ -49,7 +49,7 @@ def test_expired_reservations_are_no_events(make_rig: MakeRig) -> None:
     clock.advance(2.0)
     rig.node.tick()
     assert rig.journal.events == []
-    assert rig.node.reports.stats().used_bytes == 0
+    assert rig.node.reports.stats().memory.used_bytes == 0
 
 
 def test_its_own_thread_ends_reservations(make_rig: MakeRig) -> None:
@@ -201,8 +201,8 @@ def test_a_dead_clients_pinned_reservation_goes_with_the_pin(make_rig: MakeRig) 
     assert place is not None
     with node.puts.open_write(place, 0):
         node.puts.release_owner("dead")
-        assert node.reports.stats().used_bytes > 0
-    assert node.reports.stats().used_bytes == 0
+        assert node.reports.stats().memory.used_bytes > 0
+    assert node.reports.stats().memory.used_bytes == 0
 
 
 def test_transfers_of_an_earlier_start_do_not_disturb_the_next(make_rig: MakeRig) -> None:

@@ -71,7 +71,7 @@ def test_a_quarantined_slot_is_tested_and_used_again_restarts_included(make_rig:
     assert rig.node.reports.stats().quarantined_slots == 1
     assert [rig.node.scrubber.run_round() for _ in range(2)] == [0, 0]
     assert rig.node.reports.stats().quarantined_slots == 0
-    assert rig.node.reports.stats().used_bytes == 0
+    assert rig.node.reports.stats().memory.used_bytes == 0
     rig.node._state.table.check_invariants()
     again = store(InprocPoolNode(rig.node), "n1")
     assert (again.slot, again.generation > place.generation) == (place.slot, True)

@@ -235,7 +235,7 @@ def test_a_tmpfs_that_fills_up_refuses_puts_and_kills_nobody(
     names = [f"n{i}" for i in range(15)]
     answers = pool.reserve([make_put(name) for name in names])
     assert None in answers, "no memory for another extent"
-    assert rig.node.reports.stats().alloc_failures > 0
+    assert rig.node.reports.stats().memory.alloc_failures > 0
     assert pool.lookup([block_key("first")]) == [first]
 
 

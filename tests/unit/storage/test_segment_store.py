@@ -111,7 +111,7 @@ def test_blocks_come_back_with_order_names_and_bytes(open_store: Opener) -> None
     assert again.blocks() == listed == [make_block(name) for name in "bacde"]
     put(again, "f")
     assert [read(again, name) for name in "bacdef"] == [bytes(payload(name)) for name in "bacdef"]
-    assert again.stats().blocks == 6
+    assert again.stats().tier.blocks_used == 6
 
 
 def test_deleted_blocks_stay_deleted(open_store: Opener) -> None:
@@ -136,8 +136,8 @@ def test_the_oldest_file_is_evicted_when_the_last_is_begun(open_store: Opener) -
     assert listener.announced[-1] == [block_key(name) for name in numbered(4, 8)]
     assert store.blocks() == [make_block(name) for name in numbered(4, 13)]
     stats = store.stats()
-    assert (stats.evicted_blocks, stats.puts, stats.copied_bytes) == (4, 13, 0)
-    assert stats.live_bytes == 9 * RECORD and stats.capacity_bytes == 4 * FILE
+    assert (stats.tier.evicted_blocks, stats.puts, stats.copied_bytes) == (4, 13, 0)
+    assert stats.tier.used_bytes == 9 * RECORD and stats.tier.capacity_bytes == 4 * FILE
 
 
 def test_blocks_read_since_they_came_are_copied_within_a_quarter(open_store: Opener) -> None:
@@ -204,7 +204,7 @@ def test_a_large_block_is_read_in_pieces_and_each_is_verified(
     buffer = bytearray(block.ranges.payload_bytes)
     store.get_block(block.key, memoryview(buffer))
     assert buffer == data
-    assert (store.stats().gets, store.stats().read_bytes) == (1, len(data))
+    assert (store.stats().gets, store.stats().tier.read_bytes) == (1, len(data))
     flip(segment_path(tmp_path / "l4", 0), 2 * PAGE + 3 * (1 << 20))
     with pytest.raises(ChecksumError):
         store.get_block(block.key, memoryview(buffer))
@@ -246,7 +246,7 @@ def test_threads_race_with_eviction_and_never_see_wrong_bytes(open_store: Opener
         assert sum(threads.map(work, range(6))) > 100
     store.check_invariants()
     stats = store.stats()
-    assert stats.checksum_errors == stats.io_errors == 0 and stats.evicted_blocks > 50
+    assert stats.checksum_errors == stats.io_errors == 0 and stats.tier.evicted_blocks > 50
     listed = store.blocks()
     store.close()
     again = open_store()
@@ -380,7 +380,7 @@ def test_capacity_may_grow_and_shrink(open_store: Opener, tmp_path: Path) -> Non
     assert len(larger.blocks()) == 12
     larger.close()
     smaller = open_store(files=3)
-    assert len(os.listdir(tmp_path / "l4")) == 3 and smaller.stats().capacity_bytes == 3 * FILE
+    assert len(os.listdir(tmp_path / "l4")) == 3 and smaller.stats().tier.capacity_bytes == 3 * FILE
     put(smaller, *numbered(12, 30))
     assert read(smaller, "n29") == bytes(payload("n29"))
     smaller.close()
