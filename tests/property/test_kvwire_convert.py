@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
@@ -265,18 +266,19 @@ GRANTS = st.builds(
 NODE_STATES = st.builds(NodeState, NODES, REPORTS, AMOUNTS, TEXTS)
 RECORDS = st.builds(
     BlockRecord,
-    key=KEYS,
-    parent=KEYS,
+    block=st.builds(
+        BlockSpec,
+        key=KEYS,
+        parent=KEYS,
+        tokens=U32,
+        owner=st.builds(Owner, model=TEXTS, tenant=TEXTS, session=TEXTS),
+    ),
     node_id=NAMES.map(NodeId),
     tier=TEXTS,
-    tokens=U32,
     size_bytes=U64,
-    model=TEXTS,
-    tenant=TEXTS,
     age_s=AMOUNTS,
     idle_s=AMOUNTS,
     hits=U64,
-    session=TEXTS,
     heat=AMOUNTS,
     leases=U32,
 )
@@ -347,7 +349,12 @@ def test_every_field_of_every_value_travels() -> None:
             for module in (common_pb2, compute_pb2, meta_pb2)
             if kind.__name__ in module.DESCRIPTOR.message_types_by_name
         )
-        assert set(kind.__dataclass_fields__) == set(message.DESCRIPTOR.fields_by_name), kind
+        fields = set(kind.__dataclass_fields__)
+        if kind is BlockRecord:
+            unknown = {"ranges", "outlook"}  # To the directory.
+            fields = fields - {"block"} | set(BlockSpec.__dataclass_fields__) - unknown
+            fields = fields - {"owner"} | set(Owner.__dataclass_fields__)
+        assert fields == set(message.DESCRIPTOR.fields_by_name), kind
 
 
 @given(st.lists(KEYS, max_size=20))

@@ -61,6 +61,7 @@ def opens(request: pytest.FixtureRequest, door: str) -> Callable[[], Door]:
         postgres: PostgresServer = request.getfixturevalue("postgres")
         with psycopg.connect(postgres.dsn, autocommit=True) as direct:
             direct.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            direct.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")  # As initdb does.
             direct.execute(fix_postgres.TABLES)
         return lambda: WireDoor(relay_dsn, extended=door == "relay_extended")
     front: DuckDbFront = request.getfixturevalue("front")
