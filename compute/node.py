@@ -19,7 +19,6 @@ from tierkv.compute.config import ComputeConfig
 from tierkv.compute.engine.drafts import GuessStats
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.engine.guides import Guides
-from tierkv.compute.l1.page_pool import PageEvent
 from tierkv.compute.loading import load_model
 from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.finder import Directory
@@ -29,10 +28,8 @@ from tierkv.compute.tiers.store_reader import StoreReader
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, shared_owner
 from tierkv.kvcore.block_event import (
     BlockEvent,
-    BlockRemoved,
     BlockReporter,
     BlockStored,
     NullReporter,
@@ -311,21 +308,15 @@ class ComputeNode:
             if answers is not None:
                 answers.put_nowait(delivery.event)
 
-    def _on_pages(self, events: list[PageEvent]) -> None:
+    def _on_pages(self, events: list[BlockEvent]) -> None:
         """Report what L1 gained and lost; runs in the engine thread."""
-        block_events: list[BlockEvent] = []
         for event in events:
-            if not event.stored:
+            if isinstance(event, BlockStored):
+                self._stored[event.key] = event
+                self._stored_tokens += event.block.tokens
+            else:
                 self._stored.pop(event.key, None)
-                block_events.append(BlockRemoved(event.key, Tier.L1))
-                continue
-            owner = shared_owner(self.model.name, event.tenant, event.session)
-            block = BlockSpec(event.key, event.parent, self.config.block_tokens, owner=owner)
-            stored = BlockStored(block, Tier.L1)
-            self._stored[event.key] = stored
-            self._stored_tokens += self.config.block_tokens
-            block_events.append(stored)
-        self._reporter.report(block_events)
+        self._reporter.report(events)
 
     def inventory(self) -> tuple[BlockStored, ...]:
         """Return everything L1 holds now, for a directory that lost track."""

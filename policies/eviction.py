@@ -11,7 +11,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import NO_OUTLOOK, BlockSpec, Outlook
+from tierkv.kvcore.block_key import ROOT_PARENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +22,20 @@ class BlockFacts:
     Attributes:
         key: the same for the same content, also after eviction; policies remember keys for a while.
         parent: key of the previous block of the prompt; None for the first block or if unknown.
-        depth: number of blocks before this block in its prompt.
-        tail: True for the last block of the prompt that used the block.
-        expectation: expectation of the next use.
-        expected_in_s: seconds until the expected next use; None if unknown.
+        outlook: what is known about the next use, and the place in the prompt that used the block.
         prompt_blocks: blocks of the prompt in which the block was new; 0 if unknown.
     """
 
     key: Hashable
     parent: Hashable | None = None
-    depth: int = 0
-    tail: bool = False
-    expectation: Expectation = Expectation.UNKNOWN
-    expected_in_s: float | None = None
+    outlook: Outlook = NO_OUTLOOK
     prompt_blocks: int = 0
+
+    @staticmethod
+    def of(block: BlockSpec, prompt_blocks: int = 0) -> BlockFacts:
+        """Return what a policy is told about a block."""
+        parent = None if block.parent == ROOT_PARENT else block.parent
+        return BlockFacts(block.key, parent, block.outlook, prompt_blocks)
 
 
 def whole_seconds(now: float) -> float:

@@ -38,7 +38,7 @@ class LeafLru:
         self.used(handle, facts, now)
 
     def used(self, handle: int, facts: BlockFacts, now: float) -> None:
-        depth = facts.depth
+        depth = facts.outlook.depth
         if self._last[0] != now or depth <= self._last[1]:
             self._request += 1
         self._last = (now, depth)

@@ -158,7 +158,7 @@ class LearnedValue:
         run = self._run_of(facts)
         fresh = run.fresh if run is not None else 0
         if not block.uses:
-            fresh = max(fresh + 1, facts.prompt_blocks - facts.depth)
+            fresh = max(fresh + 1, facts.prompt_blocks - facts.outlook.depth)
         kind = self._kind_of(block, block.uses + 1, facts) + run_kind(fresh)
         worth = self._lifetimes.value(kind, 0.0)
         if worth >= self._round[0][0]:
@@ -181,7 +181,7 @@ class LearnedValue:
         if now != self._now:
             self._advance(now)
         self._learn(block, facts, now)
-        block.order = (block.run.number, -facts.depth, handle)
+        block.order = (block.run.number, -facts.outlook.depth, handle)
 
     def _learn(self, block: _Block, facts: BlockFacts, now: float) -> None:
         """End the block's current wait and start the next one."""
@@ -194,11 +194,11 @@ class LearnedValue:
         block.run = run
         run.tip = facts.key
         if not block.uses:
-            run.fresh = max(run.fresh + 1, facts.prompt_blocks - facts.depth)
+            run.fresh = max(run.fresh + 1, facts.prompt_blocks - facts.outlook.depth)
         block.uses += 1
         block.used_at = now
         kind = block.kind = self._kind_of(block, block.uses, facts)
-        block.wait = self._lifetimes.start(kind, run, now, _ODDS[facts.expectation])
+        block.wait = self._lifetimes.start(kind, run, now, _ODDS[facts.outlook.expectation])
 
     def _run_of(self, facts: BlockFacts) -> Run | None:
         """Return the run whose last block is the parent of this block, if there is one."""
@@ -210,10 +210,10 @@ class LearnedValue:
     def _kind_of(self, block: _Block, uses: int, facts: BlockFacts) -> int:
         own = min(uses.bit_length() - 1, _MOST_USES)
         kin = min(block.kin.bit_length(), _MOST_KIN)
-        future = facts.expectation * 5
-        if facts.expected_in_s is not None:
-            future += 1 + bisect_right(_EXPECTED_EDGES_S, facts.expected_in_s)
-        return (((future * 4 + own) * 8 + kin) * 2 + facts.tail) * RUN_KINDS
+        future = facts.outlook.expectation * 5
+        if facts.outlook.expected_in_s is not None:
+            future += 1 + bisect_right(_EXPECTED_EDGES_S, facts.outlook.expected_in_s)
+        return (((future * 4 + own) * 8 + kin) * 2 + facts.outlook.tail) * RUN_KINDS
 
     def _recalled(self, facts: BlockFacts) -> _Block:
         """Return the memory about a block; a new one takes its kin from the parent."""

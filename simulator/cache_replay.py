@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tierkv.kvcore.block import Outlook
 from tierkv.kvcore.errors import UserError
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
@@ -188,17 +189,18 @@ class _LeafCache:
         blocks = len(chain)
         if hint != NO_HINT:
             return [
-                BlockFacts(block, parent, depth, depth == blocks - 1, *hint, blocks)
+                BlockFacts(block, parent, Outlook(*hint, depth, depth == blocks - 1), blocks)
                 for depth, (block, parent) in enumerate(zip(chain, (None, *chain), strict=False))
             ]
         known, parent = self._facts, None
         for depth, block in enumerate(chain):
             if block not in known:
-                known[block] = BlockFacts(block, parent, depth, prompt_blocks=blocks)
+                known[block] = BlockFacts(block, parent, Outlook(depth=depth), blocks)
             parent = block
         facts = [known[block] for block in chain]
         if chain:
-            facts[-1] = replace(facts[-1], tail=True, prompt_blocks=blocks)
+            outlook = replace(facts[-1].outlook, tail=True)
+            facts[-1] = replace(facts[-1], outlook=outlook, prompt_blocks=blocks)
         return facts
 
     def _enter(self, chain: tuple[int, ...], depth: int, facts: BlockFacts, now: float) -> bool:

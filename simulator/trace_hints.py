@@ -15,7 +15,7 @@ from tierkv.simulator.trace import Request
 
 
 class Hint(NamedTuple):
-    """Of one request: the last two fields of BlockFacts."""
+    """Of one request: the first two fields of Outlook."""
 
     expectation: Expectation = Expectation.UNKNOWN
     expected_in_s: float | None = None

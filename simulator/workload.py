@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tierkv.kvcore.block import Outlook
 from tierkv.policies.eviction import BlockFacts
 from tierkv.simulator.trace import Request
 
@@ -118,7 +119,7 @@ def _chain(
         number = numbers.setdefault((parent, name), len(facts))
         if number == len(facts):
             before = None if parent == NOBODY else parent
-            facts.append(BlockFacts(number, before, depth, prompt_blocks=len(names)))
+            facts.append(BlockFacts(number, before, Outlook(depth=depth), len(names)))
         chain.append(number)
         parent = number
     return tuple(chain)

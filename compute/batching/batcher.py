@@ -14,7 +14,7 @@ from typing import Final
 
 from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, LoadOrder, Plan
 from tierkv.compute.batching.part_reuse import PartReuse
-from tierkv.compute.batching.reuse_facts import facts_of, facts_of_hits
+from tierkv.compute.batching.reuse_facts import block_of, facts_of_hits, prompt_blocks
 from tierkv.compute.batching.sequence import Phase, Sequence
 from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.l1.page_pool import PagePool
@@ -260,9 +260,7 @@ class Batcher:
         blocks = []
         findable = min(chunk.start + chunk.count, seq.findable_tokens)
         for block in range(chunk.start // seq.block_tokens, findable // seq.block_tokens):
-            key, parent = seq.key_and_parent(block)
-            page = int(seq.page_table[block])
-            blocks.append(FullBlock(key, parent, page, facts=facts_of(seq, block)))
+            blocks.append(FullBlock(block_of(seq, block), int(seq.page_table[block])))
         return tuple(blocks)
 
     def _commit(self, seq: Sequence) -> tuple[FullBlock, ...]:
@@ -272,20 +270,12 @@ class Batcher:
         blocks = []
         findable = min(seq.computed, seq.findable_tokens) // seq.block_tokens
         for block in range(seq.committed, findable):
-            key, parent = seq.key_and_parent(block)
-            facts = facts_of(seq, block)
-            page = self.pool.commit(
-                int(seq.page_table[block]),
-                key,
-                parent,
-                tenant=seq.request.tenant,
-                session=seq.session,
-                facts=facts,
-            )
+            spec, page = block_of(seq, block), int(seq.page_table[block])
+            page = self.pool.commit(page, spec, prompt_blocks=prompt_blocks(seq))
             seq.page_table[block] = page
             self.parts.committed(seq, block, page)
-            self._unclaim(seq, key)
-            blocks.append(FullBlock(key, parent, page, facts=facts))
+            self._unclaim(seq, spec.key)
+            blocks.append(FullBlock(spec, page))
         seq.committed += len(blocks)
         return tuple(blocks)
 

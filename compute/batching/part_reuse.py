@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tierkv.compute.batching.reuse_facts import facts_of_end
+from tierkv.compute.batching.reuse_facts import end_of, prompt_blocks
 from tierkv.compute.batching.sequence import Sequence
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.l1.part_index import Item, KnownBlocks, Part, PartIndex, scope_of
@@ -136,15 +136,8 @@ class PartReuse:
         known = self._pool.parts.find(_scope(seq, block), tokens)
         if known is not None and known.tokens == stop - start:
             return  # Others have as much.
-        key, parent = seq.tail(stop)
         seq.page_table[block] = self._pool.commit(
-            page,
-            key,
-            parent,
-            tenant=seq.request.tenant,
-            session=seq.session,
-            facts=facts_of_end(seq, key, parent, stop),
-            partial=True,
+            page, end_of(seq, stop), prompt_blocks=prompt_blocks(seq), partial=True
         )
         self._add(seq, block, int(seq.page_table[block]), stop)
 

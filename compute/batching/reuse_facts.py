@@ -11,9 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from tierkv.compute.batching.sequence import Sequence
-from tierkv.kvcore.block import Expectation
-from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, shared_owner
 from tierkv.kvcore.request import ReuseHint
 from tierkv.policies.eviction import BlockFacts
 
@@ -22,33 +20,31 @@ _FAR_S: Final = 1e9
 """Later is as good as this: pool nodes refuse a time that makes no sense, and all with it."""
 
 
-def facts_of(seq: Sequence, block: int) -> BlockFacts:
-    """Say what a request knows about one of its full blocks, whose key is known by now."""
+def block_of(seq: Sequence, block: int) -> BlockSpec:
+    """Describe a full block of a request, with what the request knows about the next use."""
     key, parent = seq.key_and_parent(block)
     expectation, expected_in_s = _future(seq, (block + 1) * seq.block_tokens)
-    return BlockFacts(
-        key=key,
-        parent=None if parent == ROOT_PARENT else parent,
-        depth=block,
-        tail=block == _tail(seq),
-        expectation=expectation,
-        expected_in_s=expected_in_s,
-        prompt_blocks=_tail(seq) + 1,
-    )
+    outlook = Outlook(expectation, expected_in_s, block, tail=block == _tail(seq))
+    return BlockSpec(key, parent, seq.block_tokens, owner=owner_of(seq), outlook=outlook)
 
 
-def facts_of_end(seq: Sequence, key: BlockKey, parent: BlockKey, stop: int) -> BlockFacts:
-    """Say the same of an unfinished block, which ends at token ``stop``."""
+def end_of(seq: Sequence, stop: int) -> BlockSpec:
+    """Describe an unfinished block, which ends at token ``stop``."""
+    key, parent = seq.tail(stop)
     expectation, expected_in_s = _future(seq, stop)
-    return BlockFacts(
-        key=key,
-        parent=None if parent == ROOT_PARENT else parent,
-        depth=stop // seq.block_tokens,
-        tail=True,
-        expectation=expectation,
-        expected_in_s=expected_in_s,
-        prompt_blocks=_tail(seq) + 1,
-    )
+    outlook = Outlook(expectation, expected_in_s, stop // seq.block_tokens, tail=True)
+    tokens = stop % seq.block_tokens
+    return BlockSpec(key, parent, tokens, owner=owner_of(seq), outlook=outlook)
+
+
+def owner_of(seq: Sequence) -> Owner:
+    """Return whose blocks a request makes."""
+    return shared_owner(seq.request.model, seq.request.tenant, seq.session)
+
+
+def prompt_blocks(seq: Sequence) -> int:
+    """Return the number of full blocks of the prompt."""
+    return seq.prompt_length // seq.block_tokens
 
 
 def facts_of_hits(seq: Sequence, known: Iterable[BlockFacts]) -> list[BlockFacts]:
@@ -63,22 +59,17 @@ def facts_of_hits(seq: Sequence, known: Iterable[BlockFacts]) -> list[BlockFacts
     facts = []
     for block, before in enumerate(known):
         expectation, expected_in_s = _future(seq, (block + 1) * seq.block_tokens)
-        is_tail = block == tail
-        if (before.expectation, before.expected_in_s, before.tail) != (
-            expectation,
-            expected_in_s,
-            is_tail,
-        ):
-            before = replace(
-                before, tail=is_tail, expectation=expectation, expected_in_s=expected_in_s
-            )
+        now, was = (expectation, expected_in_s, block == tail), before.outlook
+        if (was.expectation, was.expected_in_s, was.tail) != now:
+            outlook = Outlook(expectation, expected_in_s, was.depth, tail=block == tail)
+            before = replace(before, outlook=outlook)
         facts.append(before)
     return facts
 
 
 def _tail(seq: Sequence) -> int:
-    """The last full block of the prompt."""
-    return seq.prompt_length // seq.block_tokens - 1
+    """Return the last full block of the prompt."""
+    return prompt_blocks(seq) - 1
 
 
 def _future(seq: Sequence, end: int) -> tuple[Expectation, float | None]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.reuse_facts import owner_of
 from tierkv.compute.batching.sequence import Phase, make_sequence
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.l1.full_block import FullBlock
@@ -161,13 +162,11 @@ class Isolation:
         chunk, seq = self._computing.chunk, self.current
         assert seq.phase is Phase.RUNNING and seq.computed == seq.length
         blocks = []
-        for block, key in enumerate(chunk.keys):
-            parent = chunk.parent(block)
-            page = self._batcher.pool.commit(
-                int(seq.raw_pages[block]), key, parent, tenant=seq.request.tenant
-            )
+        for block in range(len(chunk.keys)):
+            spec = chunk.block(block, seq.block_tokens, owner_of(seq))
+            page = self._batcher.pool.commit(int(seq.raw_pages[block]), spec)
             seq.raw_pages[block] = page
-            blocks.append(FullBlock(key, parent, page))
+            blocks.append(FullBlock(spec, page))
         return tuple(blocks)
 
     def put_back(self) -> None:

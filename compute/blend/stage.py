@@ -28,6 +28,7 @@ from tierkv.compute.tiers.loader import LoadJob
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.compute.transfers.loads import Loads
 from tierkv.costing.blend_controller import BlendDecision, BlendWork
+from tierkv.kvcore.block import shared_owner
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
@@ -259,9 +260,10 @@ class Blends:
         )
         loaded = run.load.first_block if run.load is not None else {}
         for use in {use.name: use for use in run.uses if use.name in loaded}.values():
+            owner = shared_owner(seq.request.model, seq.request.tenant)
             run.pages[use.name] = [
-                self._batcher.pool.commit(page, key, use.parent(i), tenant=seq.request.tenant)
-                for i, (key, page) in enumerate(zip(use.keys, run.pages[use.name], strict=True))
+                self._batcher.pool.commit(page, use.block(i, seq.block_tokens, owner))
+                for i, page in enumerate(run.pages[use.name])
             ]
         self.forget(seq.seq_id)
         self._batcher.blended(seq)

@@ -30,7 +30,7 @@ from tierkv.compute.config import ComputeConfig
 from tierkv.compute.engine.drafts import Drafts, verified
 from tierkv.compute.engine.load_report import LoadReport
 from tierkv.compute.engine.step_calibration import calibrate_steps
-from tierkv.compute.l1.page_pool import PageEvent, PagePool
+from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.model.batch import ChunkInput, ForwardBatch, RawTarget, build_batch
 from tierkv.compute.model.decoder import Decoder, Outputs
 from tierkv.compute.tiers.block_puts import SaveDone
@@ -41,6 +41,7 @@ from tierkv.compute.transfers.prefetch import Answer, Prefetches
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave, Saves
 from tierkv.costing.service_time import causal_pairs
 from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore.block_event import BlockEvent
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError, TransportError
 from tierkv.kvcore.hold import HoldOrder
@@ -76,7 +77,7 @@ class Engine:
         eos_token_ids: Sequence[int],
         clock: Clock,
         deliver: Callable[[list[Delivery]], None],
-        on_pages: Callable[[list[PageEvent]], None],
+        on_pages: Callable[[list[BlockEvent]], None],
         blend_refusal: str = "",
     ) -> None:
         self.load = NodeLoad()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import NO_FACTS, BlockFacts
+from tierkv.kvcore.block import BlockSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +16,11 @@ class FullBlock:
     """A block that is, or in a moment will be, full and findable.
 
     Attributes:
-        key: name of the block.
-        parent: name of the block before.
+        spec: the block, without its ranges, which depend on the codec.
         page: where the block lies.
-        tokens: tokens of a partial block, as handoffs and demotions save them; 0: full.
-        facts: what is known about the next use.
+        partial: the block is not full, as handoffs and demotions save it.
     """
 
-    key: BlockKey
-    parent: BlockKey
+    spec: BlockSpec
     page: int
-    tokens: int = 0
-    facts: BlockFacts = NO_FACTS
+    partial: bool = False

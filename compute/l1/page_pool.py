@@ -8,14 +8,16 @@ page.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tierkv.compute.l1.part_index import PartIndex
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import BlockSpec, Expectation
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Tier
 from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, whole_seconds
 from tierkv.policies.holds import Holds
 from tierkv.policies.leaf_lru import LeafLru
@@ -23,17 +25,6 @@ from tierkv.policies.leaf_lru import LeafLru
 _NONE = 0
 _PARTIAL_SHARE = 16
 """Where pages are short, at most this part of them holds unfinished blocks: full ones give more."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageEvent:
-    """A block became findable here, or (``stored`` False) was given up."""
-
-    key: BlockKey
-    stored: bool
-    parent: BlockKey = ROOT_PARENT
-    tenant: str = ""
-    session: str = ""
 
 
 class PagePool:
@@ -87,7 +78,7 @@ class PagePool:
         self._free = list(range(num_pages - 1, 0, -1))  # Popped from the end: low pages first.
         self._partial: dict[int, None] = {}
         self._cached = 0
-        self._events: list[PageEvent] = []
+        self._events: list[BlockEvent] = []
 
     @property
     def available(self) -> int:
@@ -153,9 +144,10 @@ class PagePool:
         """Note that a request uses findable pages, and what it knows about their future."""
         now = whole_seconds(self._now())
         for page, known in zip(pages, facts, strict=True):
-            if known.expectation is Expectation.NONE and self._children[page] > 1:
+            outlook = known.outlook
+            if outlook.expectation is Expectation.NONE and self._children[page] > 1:
                 # One caller's last use does not speak for others, who come where chains part.
-                known = replace(known, expectation=Expectation.UNKNOWN)
+                known = replace(known, outlook=replace(outlook, expectation=Expectation.UNKNOWN))
             self._facts[page] = known
             self._policy.used(page, known, now)
             if page in self._partial:
@@ -176,15 +168,7 @@ class PagePool:
                 self._offer(page)
 
     def commit(
-        self,
-        page: int,
-        key: BlockKey,
-        parent: BlockKey,
-        *,
-        tenant: str = "",
-        session: str = "",
-        facts: BlockFacts | None = None,
-        partial: bool = False,
+        self, page: int, block: BlockSpec, *, prompt_blocks: int = 0, partial: bool = False
     ) -> int:
         """Make a full, used page findable and return the page to use from now on.
 
@@ -193,6 +177,7 @@ class PagePool:
         ``partial`` the block is not full: it has no children, and there are no events of it.
         """
         assert self._references[page] > 0 and self._key[page] is None
+        key, parent = block.key, block.parent
         known = self._page_of.get(key)
         if known is not None:
             self.acquire([known])
@@ -203,13 +188,12 @@ class PagePool:
         if parent != ROOT_PARENT:
             self._parent[page] = self._page_of[parent]
             self._children[self._parent[page]] += 1
-        known_facts = facts or BlockFacts(key, None if parent == ROOT_PARENT else parent)
-        self._facts[page] = known_facts
-        self._policy.entered(page, known_facts, whole_seconds(self._now()))
+        facts = self._facts[page] = BlockFacts.of(block, prompt_blocks)
+        self._policy.entered(page, facts, whole_seconds(self._now()))
         if partial:
             self._partial[page] = None
         else:
-            self._events.append(PageEvent(key, True, parent, tenant, session))
+            self._events.append(BlockStored(block, Tier.L1))
         return page
 
     def is_shared(self, page: int) -> bool:
@@ -248,7 +232,7 @@ class PagePool:
             pass
         return self.evicted_blocks - before
 
-    def drain_events(self) -> list[PageEvent]:
+    def drain_events(self) -> list[BlockEvent]:
         """Return what was stored and evicted since the last call, in order."""
         events, self._events = self._events, []
         return events
@@ -318,7 +302,7 @@ class PagePool:
         if page in self._partial:
             del self._partial[page]
         else:
-            self._events.append(PageEvent(key, False))
+            self._events.append(BlockRemoved(key, Tier.L1))
         self.evicted_blocks += 1
         parent, self._parent[page] = self._parent[page], _NONE
         if parent != _NONE:

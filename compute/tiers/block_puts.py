@@ -17,7 +17,7 @@ from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
 from tierkv.dmp.pool_node import PoolNode, PutGrant, RangeWrite
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, shared_owner, shared_ranges
+from tierkv.kvcore.block import BlockSpec, Expectation, shared_ranges
 from tierkv.kvcore.block_key import ROOT_PARENT, coarse_key
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec
@@ -30,19 +30,15 @@ class PublishJob:
     Attributes:
         seq_id: whose blocks.
         blocks: in chain order; the job's owner holds a reference on their pages.
-        tenant: whom to account to.
         codec: how they are stored.
         must: queue it even when the queue is full (a handoff waits for it).
-        session: whose conversation it belongs to; empty when nobody said.
         handoff: another node reads the blocks as soon as they are there.
     """
 
     seq_id: int
     blocks: tuple[FullBlock, ...]
-    tenant: str
     codec: KvCodec
     must: bool = False
-    session: str = ""
     handoff: bool = False
 
 
@@ -72,13 +68,11 @@ class BlockPuts:
         finder: BlockFinder,
         layout: BlockLayout,
         *,
-        model: str,
         absorb: Absorb,
     ) -> None:
         self._jobs = jobs
         self._finder = finder
         self._layout = layout
-        self._model = model
         self._absorb = absorb
         self._nodes: list[_NodePuts] = []
         self._homeless: list[BlockKey] = []
@@ -89,9 +83,9 @@ class BlockPuts:
         by_node: dict[NodeId, _NodePuts] = {}
         for job in self._jobs:
             for block in job.blocks if job.codec.has_fixed_size else ():
-                node = self._finder.place(block.key)
+                node = self._finder.place(block.spec.key)
                 if node is None:
-                    self._homeless.append(block.key)
+                    self._homeless.append(block.spec.key)
                     continue
                 puts = by_node.setdefault(node.node_id, _NodePuts(node))
                 puts.blocks.append((block, job))
@@ -109,7 +103,7 @@ class BlockPuts:
 
     def _request(self, block: FullBlock, job: PublishJob) -> BlockSpec:
         range_bytes = replace(self._layout, codec=job.codec).stored_layer_bytes
-        return put_request(block, job, self._layout, range_bytes=range_bytes, model=self._model)
+        return put_request(block, job, self._layout, range_bytes)
 
     def write(self, stop: int, read_ranges: ReadRanges) -> None:
         """Write layers up to ``stop`` that were not written yet, one layer in memory at a time."""
@@ -156,28 +150,19 @@ class BlockPuts:
 
     def lost(self) -> set[BlockKey]:
         """Return the blocks whose node was away or failed; those that it refused are not lost."""
-        failed = (block.key for puts in self._nodes if puts.failed for block, _ in puts.blocks)
+        failed = (block.spec.key for puts in self._nodes if puts.failed for block, _ in puts.blocks)
         return {*self._homeless, *failed}
 
 
 def put_request(
-    block: FullBlock, job: PublishJob, layout: BlockLayout, *, range_bytes: int, model: str
+    block: FullBlock, job: PublishJob, layout: BlockLayout, range_bytes: int
 ) -> BlockSpec:
-    """Say what a pool node has to know about a block, its future included."""
-    facts = block.facts
-    return BlockSpec(
-        key=block.key,
-        parent=block.parent,
-        tokens=block.tokens or layout.block_tokens,
-        ranges=shared_ranges(range_bytes, layout.layers),
-        owner=shared_owner(model, job.tenant, job.session),
-        outlook=Outlook(
-            expectation=Expectation.ROWS if job.handoff else facts.expectation,
-            expected_in_s=0.0 if job.handoff else facts.expected_in_s,
-            depth=facts.depth,
-            tail=facts.tail,
-        ),
-    )
+    """Return what a pool node has to know about a block; rows of a handoff read it at once."""
+    spec, ranges = block.spec, shared_ranges(range_bytes, layout.layers)
+    if not job.handoff:
+        return replace(spec, ranges=ranges)
+    outlook = replace(spec.outlook, expectation=Expectation.ROWS, expected_in_s=0.0)
+    return replace(spec, ranges=ranges, outlook=outlook)
 
 
 def _by_codec(
@@ -208,16 +193,15 @@ def put_frames(
     pages: L1Pages,
     finder: BlockFinder,
     *,
-    model: str,
     absorb: Absorb,
 ) -> FramesPut:
     """Encode and store the blocks of jobs; what the pool has already is not encoded again."""
     lost: set[BlockKey] = set()
     by_node: dict[NodeId, tuple[PoolNode, list[_Frame]]] = {}
     for frame in (frame for job in jobs for frame in _frames(job)):
-        node = finder.place(frame[1].key)  # Both levels of a block are at one place.
+        node = finder.place(frame[1].spec.key)  # Both levels of a block are at one place.
         if node is None:
-            lost.add(frame[1].key)
+            lost.add(frame[1].spec.key)
         else:
             by_node.setdefault(node.node_id, (node, []))[1].append(frame)
     sealed_bytes = 0
@@ -225,37 +209,31 @@ def put_frames(
         remaining = iter(frames)
         while some := list(islice(remaining, _BATCH_BLOCKS)):
             with absorb() as attempt:
-                sealed_bytes += _put(node, some, pages, model)
+                sealed_bytes += _put(node, some, pages)
             if not attempt.ok:
-                lost.update(block.key for _, block, _, _ in (*some, *remaining))
+                lost.update(block.spec.key for _, block, _, _ in (*some, *remaining))
     return FramesPut(sealed_bytes, lost)
 
 
 def _frames(job: PublishJob) -> Iterator[_Frame]:
     for block in job.blocks:
-        first = block.parent == ROOT_PARENT
+        key, first = block.spec.key, block.spec.parent == ROOT_PARENT
         level = LEVELS.get(job.codec, Level.FINE)
-        yield job, block, block.key, Level.FINE if first else level
+        yield job, block, key, Level.FINE if first else level
         if job.codec is KvCodec.ADAPTIVE and not first:
-            yield job, block, coarse_key(block.key), Level.COARSE
+            yield job, block, coarse_key(key), Level.COARSE
 
 
-def _put(node: PoolNode, frames: Sequence[_Frame], pages: L1Pages, model: str) -> int:
+def _put(node: PoolNode, frames: Sequence[_Frame], pages: L1Pages) -> int:
     known = node.lookup([key for _, _, key, _ in frames])
     puts, payloads = [], []
     for (job, block, key, level), place in zip(frames, known, strict=True):
         if place is None:
             encoded = pages.read_frames(block.page, level)
-            puts.append(
-                _request(job, block, key, len(encoded) // pages.layout.layers, pages, model)
-            )
+            layout = pages.layout
+            put = put_request(block, job, layout, len(encoded) // layout.layers)
+            coarse = key != put.key
+            puts.append(replace(put, key=key, parent=coarse_key(put.parent)) if coarse else put)
             payloads.append(encoded)
     stored = node.put(puts, payloads) if puts else []
     return sum(place.length for place in stored if place is not None)
-
-
-def _request(
-    job: PublishJob, block: FullBlock, key: BlockKey, range_bytes: int, pages: L1Pages, model: str
-) -> BlockSpec:
-    put = put_request(block, job, pages.layout, range_bytes=range_bytes, model=model)
-    return put if key == block.key else replace(put, key=key, parent=coarse_key(block.parent))

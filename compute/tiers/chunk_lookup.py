@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tierkv.compute.tiers.finder import Source
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_key import ROOT_PARENT, ChunkNamer
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import GenerateRequest
@@ -45,6 +46,10 @@ class PromptChunk:
     def parent(self, block: int) -> BlockKey:
         """Return the key of the block before."""
         return self.keys[block - 1] if block else ROOT_PARENT
+
+    def block(self, block: int, tokens: int, owner: Owner) -> BlockSpec:
+        """Describe a block of ``tokens`` tokens."""
+        return BlockSpec(self.keys[block], self.parent(block), tokens, owner=owner)
 
 
 def isolation_prefix(request: GenerateRequest) -> tuple[int, ...]:

@@ -64,7 +64,6 @@ class Publisher:
         pages: L1Pages,
         finder: BlockFinder,
         *,
-        model: str,
         queue_blocks: int,
         absorb: Absorb,
         clock: Clock,
@@ -75,7 +74,6 @@ class Publisher:
         self.write_time_s = 0.0
         self._pages = pages
         self._finder = finder
-        self._model = model
         self._queue_blocks = queue_blocks
         self._absorb = absorb
         self._clock = clock
@@ -121,9 +119,7 @@ class Publisher:
         taken = tuple(job for job in jobs if self._admit(job))
         if not taken:
             return None
-        puts = BlockPuts(
-            taken, self._finder, self._pages.layout, model=self._model, absorb=self._absorb
-        )
+        puts = BlockPuts(taken, self._finder, self._pages.layout, absorb=self._absorb)
         self._work.put(lambda: self._timed(puts.reserve))
         return Publication(self, taken, puts)
 
@@ -210,7 +206,7 @@ class Publisher:
         finally:
             self.write_time_s += self._clock.now() - began
             for job in jobs:
-                self._done(job, [b for b in job.blocks if b.key in lost and job in kept])
+                self._done(job, [b for b in job.blocks if b.spec.key in lost and job in kept])
             blocks = sum(len(job.blocks) for job in jobs)
             with self._idle:
                 self._pace.add(blocks, self.write_time_s - self._paced_s)
@@ -226,9 +222,7 @@ class Publisher:
         if not jobs:
             return FramesPut(0, set())
         with torch.cuda.stream(self._copies):  # None, where there is no GPU, changes nothing.
-            return put_frames(
-                jobs, self._pages, self._finder, model=self._model, absorb=self._absorb
-            )
+            return put_frames(jobs, self._pages, self._finder, absorb=self._absorb)
 
     def _timed(self, work: _Work) -> None:
         began = self._clock.now()

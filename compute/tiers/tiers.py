@@ -80,7 +80,6 @@ class Tiers:
         self.publisher = Publisher(
             pages,
             self.finder,
-            model=config.model_name,
             queue_blocks=min(config.publish_queue_blocks, max(1, pages.num_pages // 4)),
             absorb=self.absorb,
             clock=clock,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tierkv.compute.batching.batch_plan import LoadOrder
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.inbox import Inbox
-from tierkv.compute.batching.reuse_facts import facts_of
+from tierkv.compute.batching.reuse_facts import block_of, prompt_blocks
 from tierkv.compute.batching.sequence import Sequence, make_sequence
 from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.compute.tiers.finder import Source
@@ -101,17 +101,8 @@ class Prefetches:
         pool.release(pages[job.good :])
         kept = []
         for block, page in enumerate(pages[: job.good], len(prefetch.hits)):
-            key, parent = seq.key_and_parent(block)
-            kept.append(
-                pool.commit(
-                    page,
-                    key,
-                    parent,
-                    tenant=seq.request.tenant,
-                    session=seq.session,
-                    facts=facts_of(seq, block),
-                )
-            )
+            spec = block_of(seq, block)
+            kept.append(pool.commit(page, spec, prompt_blocks=prompt_blocks(seq)))
             self._batcher.parts.committed(seq, block, kept[-1])
         self._end(prefetch, kept)
 

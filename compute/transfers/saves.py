@@ -14,13 +14,14 @@ from typing import Final
 
 from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome
 from tierkv.compute.batching.batcher import Batcher
-from tierkv.compute.batching.reuse_facts import facts_of
+from tierkv.compute.batching.reuse_facts import block_of, end_of
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.publisher import Publication
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.compute.transfers.handoff import Handoffs
+from tierkv.kvcore.block import NO_OUTLOOK
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
@@ -46,9 +47,9 @@ class OwedBlocks:
         A partial block is left out: the one that would go on from it has computed it by then.
         """
         for block in blocks:
-            if not block.tokens:
-                self._jobs.pop(block.key, None)
-                self._jobs[block.key] = replace(
+            if not block.partial:
+                self._jobs.pop(block.spec.key, None)
+                self._jobs[block.spec.key] = replace(
                     job, seq_id=NO_SEQUENCE, blocks=(block,), must=False, handoff=False
                 )
         for key in list(self._jobs)[: max(0, len(self._jobs) - self._limit)]:
@@ -62,9 +63,9 @@ class OwedBlocks:
             page_of: where a block lies in L1 now.
 
         Returns:
-            jobs of one tenant, codec and session each.
+            jobs of one codec each.
         """
-        jobs: dict[tuple[object, ...], PublishJob] = {}
+        jobs: dict[KvCodec, PublishJob] = {}
         for key in list(self._jobs):
             if count <= 0:
                 break
@@ -73,9 +74,8 @@ class OwedBlocks:
                 continue
             count -= 1
             block = replace(job.blocks[0], page=page)
-            kind = job.tenant, job.codec, job.session
-            known = jobs.get(kind)
-            jobs[kind] = replace(job, blocks=(*(known.blocks if known else ()), block))
+            known = jobs.get(job.codec)
+            jobs[job.codec] = replace(job, blocks=(*(known.blocks if known else ()), block))
         return list(jobs.values())
 
 
@@ -107,11 +107,10 @@ class PassSave:
         jobs = self._publication.jobs if self._publication is not None else ()
         mine = [job for job in jobs if job.seq_id == seq.seq_id]
         for job in mine:
-            partial = job.blocks[0].tokens
-            if not partial or outcome.finish is FinishReason.HANDOFF:
+            if not job.blocks[0].partial or outcome.finish is FinishReason.HANDOFF:
                 self._kept.append(job)
-                seq.published_tokens += partial or len(job.blocks) * seq.block_tokens
-        return any(not job.blocks[0].tokens for job in mine)
+                seq.published_tokens += sum(block.spec.tokens for block in job.blocks)
+        return any(not job.blocks[0].partial for job in mine)
 
     def end(self) -> None:
         """Publish what was kept and give up the rest; does nothing the second time."""
@@ -176,8 +175,7 @@ class Saves:
         hands_over = seq.request.handoff and seq.request.use_cache and chunk.samples
         if not hands_over or not partial or tokens + 1 >= seq.max_length:
             return ()
-        key, parent = seq.tail(tokens)
-        return (FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial),)
+        return (_end_of(seq, tokens),)
 
     def save(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
         """Take full blocks whose pages are complete."""
@@ -214,16 +212,11 @@ class Saves:
             return
         room = seq.num_pages // 2
         tail = self._own_tail(seq) if room else None
-        if tail is not None and self._tiers.worth_saving(tail.tokens, seq.computed, codec):
+        if tail is not None and self._tiers.worth_saving(tail.spec.tokens, seq.computed, codec):
             seq.tail_saved = self._save_now(seq, (tail,), codec)
             room -= 1
         kept = [
-            FullBlock(
-                *seq.key_and_parent(block),
-                int(seq.page_table[block]),
-                facts=facts_of(seq, block),
-            )
-            for block in unsaved[:room]
+            FullBlock(block_of(seq, block), int(seq.page_table[block])) for block in unsaved[:room]
         ]
         if kept and self._save_now(seq, tuple(kept), codec):
             seq.published_tokens += len(kept) * seq.block_tokens
@@ -233,12 +226,10 @@ class Saves:
         partial = seq.computed % seq.block_tokens
         if not partial or seq.computed != seq.length - 1 or seq.computed > seq.findable_tokens:
             return None
-        key, parent = seq.tail(seq.computed)
-        return FullBlock(key, parent, int(seq.page_table[seq.num_pages - 1]), partial)
+        return _end_of(seq, seq.computed)
 
     def _save_now(self, seq: EngineSequence, blocks: tuple[FullBlock, ...], codec: KvCodec) -> bool:
-        tenant = seq.request.tenant
-        job = PublishJob(seq.seq_id, blocks, tenant, codec, must=True, session=seq.session)
+        job = PublishJob(seq.seq_id, blocks, codec, must=True)
         if not self._tiers.publisher.offer(job):
             return False
         self._taken(job, seq.computed)
@@ -285,12 +276,10 @@ class Saves:
 def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:
     request = seq.request
     must = request.handoff or seq.is_background  # Of a chunk all blocks count, or none.
-    return PublishJob(
-        seq.seq_id,
-        tuple(blocks),
-        request.tenant,
-        codec,
-        must,
-        session=seq.session,
-        handoff=request.handoff,
-    )
+    return PublishJob(seq.seq_id, tuple(blocks), codec, must, handoff=request.handoff)
+
+
+def _end_of(seq: EngineSequence, stop: int) -> FullBlock:
+    """Return the partial last block of ``[0, stop)``; of its next use nothing is said."""
+    spec = replace(end_of(seq, stop), outlook=NO_OUTLOOK)
+    return FullBlock(spec, int(seq.page_table[seq.num_pages - 1]), partial=True)

@@ -43,7 +43,7 @@ class Admission:
 
     def refuses(self, facts: BlockFacts, size: int, now: float) -> bool:
         """Whether a block is worth less than the one the eviction order just named."""
-        if facts.expectation is Expectation.ROWS:  # It will be read, and soon.
+        if facts.outlook.expectation is Expectation.ROWS:  # It will be read, and soon.
             return False
         if self._order.admits(facts, size, now):
             return False

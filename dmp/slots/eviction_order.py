@@ -15,8 +15,7 @@ from typing import Final
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.leaf_queue import LeafQueue
 from tierkv.dmp.slots.slot_store import SlotStore
-from tierkv.kvcore.block import BlockSpec, Expectation
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import Expectation
 from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, whole_seconds
 
 MakePolicy = Callable[[int], EvictionPolicy]
@@ -29,19 +28,6 @@ SAME_USE_S: Final = 1.0
 def evictable(slot: Slot) -> bool:
     """Whether nobody needs a slot's bytes right now."""
     return slot.state is SlotState.SEALED and not (slot.holders or slot.pins or slot.leased)
-
-
-def facts_of(block: BlockSpec) -> BlockFacts:
-    """Return what the policies are told about a block."""
-    outlook = block.outlook
-    return BlockFacts(
-        block.key,
-        None if block.parent == ROOT_PARENT else block.parent,
-        outlook.depth,
-        outlook.tail,
-        outlook.expectation,
-        outlook.expected_in_s,
-    )
 
 
 class EvictionOrder:
@@ -66,7 +52,7 @@ class EvictionOrder:
         slot.known = True
         slot.used_at = now
         if slot.facts is NO_FACTS:
-            slot.facts = facts_of(slot.block)
+            slot.facts = BlockFacts.of(slot.block)
         policy = self._policy(slot.extent.slot_bytes)
         policy.entered(slot.index, slot.facts, whole_seconds(now))
 
@@ -80,7 +66,7 @@ class EvictionOrder:
             self.offer(slot)
         elif now - slot.used_at >= SAME_USE_S:
             slot.used_at = now
-            if slot.facts.expectation is not Expectation.UNKNOWN:
+            if slot.facts.outlook.expectation is not Expectation.UNKNOWN:
                 slot.facts = _still_expected(slot.facts)
             policy = self._policies[slot.extent.slot_bytes]
             policy.used(slot.index, slot.facts, whole_seconds(now))
@@ -156,6 +142,8 @@ class EvictionOrder:
 
 def _still_expected(facts: BlockFacts) -> BlockFacts:
     """Say what is expected after a use: the one announced has come, but rows follow each other."""
-    if facts.expectation is Expectation.ROWS and facts.expected_in_s is None:
+    outlook = facts.outlook
+    if outlook.expectation is Expectation.ROWS and outlook.expected_in_s is None:
         return facts
-    return replace(facts, expectation=Expectation.UNKNOWN, expected_in_s=None)
+    outlook = replace(outlook, expectation=Expectation.UNKNOWN, expected_in_s=None)
+    return replace(facts, outlook=outlook)

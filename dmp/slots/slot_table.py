@@ -17,7 +17,7 @@ from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Reserved, Slot, SlotState
 from tierkv.dmp.slots.admission import Admission
 from tierkv.dmp.slots.clean_slots import CleanSlots
-from tierkv.dmp.slots.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy, facts_of
+from tierkv.dmp.slots.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy
 from tierkv.dmp.slots.evictor import Evictor
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
 from tierkv.dmp.slots.slot_store import SlotStore
@@ -168,7 +168,7 @@ class SlotTable:
         size = slot_bytes_for(put.ranges.size_bytes, put.ranges.count)
         if not must and self._admission.is_unreachable(put):
             return None
-        index, facts = self.extents.take(size), facts_of(put)
+        index, facts = self.extents.take(size), BlockFacts.of(put)
         victims: Sequence[Slot] = ()
         if index is None:
             victims = self._evict_for(facts, put.parent, size, must=must)

@@ -146,7 +146,9 @@ class PrefixCache:
         """Facts of a block that is the last of the prompt."""
         facts = self._tail_facts.get(block)
         if facts is None:
-            facts = self._tail_facts[block] = replace(self._facts[block], tail=True)
+            known = self._facts[block]
+            outlook = replace(known.outlook, tail=True)
+            facts = self._tail_facts[block] = replace(known, outlook=outlook)
         return facts
 
     def check_invariants(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tierkv.kvcore.block import Outlook
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
@@ -20,7 +21,7 @@ def enter_chain(policy: EvictionPolicy, first: int, blocks: int, now: float) -> 
     handles = list(range(first, first + blocks))
     for depth, handle in enumerate(handles):
         parent = handle - 1 if depth else None
-        facts = BlockFacts(handle, parent, depth, tail=depth == blocks - 1)
+        facts = BlockFacts(handle, parent, Outlook(depth=depth, tail=depth == blocks - 1))
         policy.entered(handle, facts, now)
     return handles
 

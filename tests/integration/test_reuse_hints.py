@@ -45,7 +45,7 @@ async def test_rows_to_come_keep_what_they_share_and_nothing_else(rig: Rig) -> N
         await answer(node, make_request(PROMPT, hint=hint, session_id="s-1"))
         await node.flush()
         expected = [E.ROWS, E.ROWS, E.NONE, E.NONE, E.NONE]
-        assert [facts.expectation for facts in facts_of(node)] == expected
+        assert [facts.outlook.expectation for facts in facts_of(node)] == expected
         puts = puts_of(rig)
         assert [put.outlook.expectation for put in puts] == expected
         assert [(put.outlook.depth, put.outlook.tail) for put in puts] == [
@@ -54,7 +54,7 @@ async def test_rows_to_come_keep_what_they_share_and_nothing_else(rig: Rig) -> N
         assert {event.block.owner.session for event in rig.node.reports.inventory()} == {"s-1"}
         assert {event.block.owner.session for event in node.inventory()} == {"s-1"}
         await answer(node, make_request(PROMPT))
-        assert [facts.expectation for facts in facts_of(node)] == [E.UNKNOWN] * 5
+        assert [facts.outlook.expectation for facts in facts_of(node)] == [E.UNKNOWN] * 5
 
 
 @pytest.mark.parametrize("codec", [KvCodec.NONE, KvCodec.INT8])
@@ -68,7 +68,7 @@ async def test_a_turn_is_expected_in_its_time(rig: Rig, codec: KvCodec) -> None:
             for put in puts_of(rig)
         ]
         assert told == [(E.TURN, 4.0, "")] * 5
-        assert {facts.expected_in_s for facts in facts_of(node)} == {4.0}
+        assert {facts.outlook.expected_in_s for facts in facts_of(node)} == {4.0}
 
 
 async def test_what_is_handed_over_is_wanted_at_once(rig: Rig) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import Expectation, Outlook
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES
 from tierkv.simulator.yardsticks.block_policies import BLOCK_POLICIES
@@ -46,10 +46,12 @@ class PolicyMachine(RuleBasedStateMachine):
         return BlockFacts(
             key=path,
             parent=path[:-1] or None,
-            depth=len(path) - 1,
-            tail=data.draw(st.booleans()),
-            expectation=data.draw(st.sampled_from(Expectation)),
-            expected_in_s=data.draw(EXPECTED),
+            outlook=Outlook(
+                depth=len(path) - 1,
+                tail=data.draw(st.booleans()),
+                expectation=data.draw(st.sampled_from(Expectation)),
+                expected_in_s=data.draw(EXPECTED),
+            ),
             prompt_blocks=data.draw(st.integers(0, 5)),
         )
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import Expectation, Outlook
 from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 
@@ -39,7 +39,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def facts(self, key: int, expectation: Expectation = Expectation.UNKNOWN) -> BlockFacts:
         parent = key - 1 if key % 3 else None
-        return BlockFacts(key, parent, key % 3, tail=key % 3 == 2, expectation=expectation)
+        outlook = Outlook(expectation, depth=key % 3, tail=key % 3 == 2)
+        return BlockFacts(key, parent, outlook)
 
     @rule(handle=HANDLES, key=KEYS, expectation=st.sampled_from(Expectation))
     def enter_or_use(self, handle: int, key: int, expectation: Expectation) -> None:

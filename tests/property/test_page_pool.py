@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
+from tierkv.kvcore.block_event import BlockStored
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
@@ -49,9 +50,10 @@ class PagePoolMachine(RuleBasedStateMachine):
     def _watch(self) -> None:
         """Follow the event log; a parent may only go after its children."""
         for event in self.pool.drain_events():
-            if event.stored:
+            if isinstance(event, BlockStored):
                 assert event.key not in self.content
-                assert event.parent == ROOT_PARENT or event.parent in self.content
+                parent = event.block.parent
+                assert parent == ROOT_PARENT or parent in self.content
                 self.content[event.key] = 1
             else:
                 del self.content[event.key]
@@ -75,13 +77,14 @@ class PagePoolMachine(RuleBasedStateMachine):
         for page in fresh:
             block = len(pages)
             parent = keys[block - 1] if block else ROOT_PARENT
-            pages.append(self.pool.commit(page, keys[block], parent))
+            pages.append(self.pool.commit(page, BlockSpec(keys[block], parent, 64)))
         self.holders.append((path, pages))
 
     def _facts(self, pages: list[int]) -> list[BlockFacts]:
         """What some request may say: anything, by turns."""
         says = Expectation(int(self.now) % len(Expectation))
-        return [replace(known, expectation=says) for known in self.pool.facts(pages)]
+        outlook = Outlook(expectation=says)
+        return [replace(known, outlook=outlook) for known in self.pool.facts(pages)]
 
     def _allocate(self, count: int, *, over_leases: bool = True) -> list[int] | None:
         self._watch()
@@ -145,7 +148,7 @@ class PagePoolMachine(RuleBasedStateMachine):
             return
         path, pages = known[0]
         parent = key_of(path[:-1]) if len(path) > 1 else ROOT_PARENT
-        assert self.pool.commit(page[0], key_of(path), parent) == pages[-1]
+        assert self.pool.commit(page[0], BlockSpec(key_of(path), parent, 64)) == pages[-1]
         self.pool.release([pages[-1]])
 
     @precondition(lambda self: self.holders)
@@ -199,7 +202,7 @@ def test_eviction_takes_the_oldest_leaf_first() -> None:
     chain = pool.allocate(3)
     parent = ROOT_PARENT
     for i, page in enumerate(chain):
-        pool.commit(page, BlockKey(b"%d" % i), parent)
+        pool.commit(page, BlockSpec(BlockKey(b"%d" % i), parent, 64))
         parent = BlockKey(b"%d" % i)
     pool.release(chain)
     pool.drain_events()

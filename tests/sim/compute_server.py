@@ -17,12 +17,11 @@ from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, answer_from, expected_kv, next_kv
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.dmp.client.placement import rank_nodes
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Outlook, Owner
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, NodeId
-from tierkv.kvcore.location import Location, Tier
+from tierkv.kvcore.location import Location
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport
 from tierkv.metaserver.client import LocateReply
 from tierkv.policies.eviction import BlockFacts
@@ -77,7 +76,7 @@ class ComputeServer(ReportingNode):
             self._allocations
         ) = 0
         self._dmp = [(node_id, 1.0) for node_id in dmp]
-        self._parents: dict[BlockKey, BlockKey] = {}
+        self._stored: dict[BlockKey, BlockStored] = {}
         self._work: dict[Work, None] = {}
         self._streams: dict[Stream, None] = {}
         super().__init__(info, net)
@@ -153,7 +152,8 @@ class ComputeServer(ReportingNode):
             fresh = self._allocate(len(keys) - len(hits))
             if fresh is not None:
                 work.pages, work.waiting = hits + fresh, False
-                self.pool.use(hits, [_facts(work.prompt, block) for block in range(len(hits))])
+                facts = [BlockFacts.of(_block(work.prompt, block)) for block in range(len(hits))]
+                self.pool.use(hits, facts)
                 return len(hits)
             self.pool.release(hits)
             assert self.pool.used, f"{self.name} has no pages for a request that is alone"
@@ -248,8 +248,7 @@ class ComputeServer(ReportingNode):
     def _commit(self, page: int, kv: bytes, prompt: Prompt, block: int) -> int:
         """Make a block findable; whoever had it already has the same KV, or the cache is wrong."""
         self.kv[page] = kv
-        key, facts = prompt.keys[block], _facts(prompt, block)
-        kept = self.pool.commit(page, key, prompt.parent(block), facts=facts)
+        kept = self.pool.commit(page, _block(prompt, block))
         assert self.kv[kept] == kv == expected_kv(prompt)[block], (
             f"{self.name}: wrong KV of block {block}: {self.kv[kept].hex()} {kv.hex()}, not "
             f"{expected_kv(prompt)[block].hex()}"
@@ -259,18 +258,16 @@ class ComputeServer(ReportingNode):
     def _report(self) -> list[BlockKey]:
         """Tell the directory what changed; answers what is gone."""
         events = self.pool.drain_events()
-        news: list[BlockStored | BlockRemoved] = []
+        gone = [event.key for event in events if isinstance(event, BlockRemoved)]
         for event in events:
-            if event.stored:
-                self._parents[event.key] = event.parent
-                news.append(_stored(event.key, event.parent))
-            else:
-                news.append(BlockRemoved(event.key, Tier.L1))
-                for child, parent in self._parents.items():
-                    assert parent != event.key, f"{self.name}: {child.hex()} lost its parent"
-                del self._parents[event.key]
-        self.reporter.report(news)
-        return [event.key for event in events if not event.stored]
+            if isinstance(event, BlockStored):
+                self._stored[event.key] = event
+                continue
+            for child in self._stored.values():
+                assert child.block.parent != event.key, f"{self.name}: {child} lost its parent"
+            del self._stored[event.key]
+        self.reporter.report(events)
+        return gone
 
     def _tell(self, work: Work, news: Callable[[], None]) -> None:
         work.stream.tell(news)
@@ -288,7 +285,7 @@ class ComputeServer(ReportingNode):
 
     def inventory(self) -> Sequence[BlockStored]:
         self._report()
-        return [_stored(key, parent) for key, parent in self._parents.items()]
+        return list(self._stored.values())
 
     def load(self) -> NodeReport:
         waiting = [work for work in self._work if work.waiting]
@@ -311,7 +308,7 @@ class ComputeServer(ReportingNode):
         """No lease outlives its deadline; the pool looks at the time when it is asked something."""
         self.on_hold(HoldOrder(LeaseId(0), (), 0.0))
         kept = self.promises.kept(self.now)
-        held = {key for key in self._parents if self._is_held(key)}
+        held = {key for key in self._stored if self._is_held(key)}
         assert held <= kept, f"{self.name} keeps blocks under leases that are over"
 
     def check_at_rest(self) -> None:
@@ -321,13 +318,7 @@ class ComputeServer(ReportingNode):
         assert not self._work and not self.pool.holds, self.name
 
 
-def _facts(prompt: Prompt, block: int) -> BlockFacts:
-    parent = prompt.keys[block - 1] if block else None
-    last = len(prompt.blocks) - 1
-    return BlockFacts(prompt.keys[block], parent, block, tail=block == last)
-
-
-def _stored(key: BlockKey, parent: BlockKey) -> BlockStored:
-    return BlockStored(
-        BlockSpec(key, parent or ROOT_PARENT, BLOCK_TOKENS, owner=Owner("tiny")), Tier.L1
-    )
+def _block(prompt: Prompt, block: int) -> BlockSpec:
+    key, parent, last = prompt.keys[block], prompt.parent(block), len(prompt.blocks) - 1
+    outlook = Outlook(depth=block, tail=block == last)
+    return BlockSpec(key, parent, BLOCK_TOKENS, owner=Owner("tiny"), outlook=outlook)

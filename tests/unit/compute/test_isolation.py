@@ -65,7 +65,7 @@ def test_a_chunk_is_computed_after_the_head_and_found_by_its_name() -> None:
     assert seq.raw_start == 3 and rig.cleared == seq.raw_pages.tolist() and seq.seq_id < 0
     rig.compute()
     blocks = rig.queue.computed()
-    assert [block.key for block in blocks] == list(chunk.keys)
+    assert [block.spec.key for block in blocks] == list(chunk.keys)
     rig.end(seq)
     assert rig.batcher.pool.lookup(chunk.keys) == [block.page for block in blocks]
     assert rig.batcher.pool.keyed == 3 and rig.batcher.pool.used == 0

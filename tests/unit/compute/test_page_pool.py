@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
+from tierkv.kvcore.block_event import BlockRemoved
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
@@ -29,14 +30,14 @@ def cache_chain(pool: PagePool, names: Sequence[str]) -> list[int]:
     assert pages is not None
     parent = ROOT_PARENT
     for page, name in zip(pages, names, strict=True):
-        pool.commit(page, key(name), parent)
+        pool.commit(page, BlockSpec(key(name), parent, 64))
         parent = key(name)
     pool.release(pages)
     return pages
 
 
 def evicted(pool: PagePool) -> list[str]:
-    return [event.key.decode() for event in pool.drain_events() if not event.stored]
+    return [event.key.decode() for event in pool.drain_events() if isinstance(event, BlockRemoved)]
 
 
 def test_a_leased_chain_stays_until_the_lease_ends() -> None:
@@ -89,7 +90,7 @@ def test_a_page_in_use_is_held_after_its_request() -> None:
     pool = Pool(3)
     pages = pool.allocate(1)
     assert pages is not None
-    pool.commit(pages[0], key("a"), ROOT_PARENT)
+    pool.commit(pages[0], BlockSpec(key("a"), ROOT_PARENT, 64))
     pool.hold(HoldOrder(LeaseId(1), (key("a"),), 10.0))
     pool.release(pages)
     assert pool.allocate(2, over_leases=False) is None
@@ -109,11 +110,11 @@ def test_where_chains_part_one_callers_last_use_is_not_the_end() -> None:
     head = cache_chain(pool, "a")
     for tail in "bc":
         (page,) = pool.allocate(1) or []
-        pool.commit(page, key(tail), key("a"))
+        pool.commit(page, BlockSpec(key(tail), key("a"), 64))
         pool.release([page])
-    facts = [replace(known, expectation=Expectation.NONE) for known in pool.facts(head)]
+    facts = [replace(known, outlook=Outlook(Expectation.NONE)) for known in pool.facts(head)]
     pool.use(head, facts)
-    assert pool.facts(head)[0].expectation is Expectation.UNKNOWN
+    assert pool.facts(head)[0].outlook.expectation is Expectation.UNKNOWN
     tail_page = pool.lookup([key("b")])
-    pool.use(tail_page, [replace(pool.facts(tail_page)[0], expectation=Expectation.NONE)])
-    assert pool.facts(tail_page)[0].expectation is Expectation.NONE
+    pool.use(tail_page, [replace(pool.facts(tail_page)[0], outlook=Outlook(Expectation.NONE))])
+    assert pool.facts(tail_page)[0].outlook.expectation is Expectation.NONE

@@ -16,6 +16,7 @@ from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.finder import Attempt, BlockFinder
 from tierkv.compute.tiers.publisher import Publisher
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import HostId
@@ -50,7 +51,6 @@ class Rig:
         self.publisher = Publisher(
             L1Pages(LAYOUT, 9, device=torch.device("cpu")),
             finder,
-            model="m",
             queue_blocks=2,
             absorb=self.absorb,
             clock=SystemClock(),
@@ -63,9 +63,10 @@ class Rig:
 
     def offer(self, name: str, patience_s: float = 0.0) -> bool:
         blocks = tuple(
-            FullBlock(block_key(f"{name}{i}"), ROOT_PARENT, page=1 + i) for i in range(2)
+            FullBlock(BlockSpec(block_key(f"{name}{i}"), ROOT_PARENT, 64), page=1 + i)
+            for i in range(2)
         )
-        job = PublishJob(1, blocks, "tenant", KvCodec.NONE)
+        job = PublishJob(1, blocks, KvCodec.NONE)
         return self.publisher.offer(job, patience_s=patience_s)
 
 
@@ -110,8 +111,8 @@ def test_a_silent_pool_is_waited_for_once(rig: Rig) -> None:
 def test_blocks_of_a_pass_that_goes_on_are_not_waited_for(rig: Rig) -> None:
     rig.pool.gate.set()
     assert rig.publisher.flush(LONG_S)
-    block = FullBlock(block_key("open"), ROOT_PARENT, page=5)
-    one = PublishJob(2, (block,), "tenant", KvCodec.NONE)
+    block = FullBlock(BlockSpec(block_key("open"), ROOT_PARENT, 64), page=5)
+    one = PublishJob(2, (block,), KvCodec.NONE)
     publication = rig.publisher.begin([one])
     assert publication is not None
     assert not rig.offer("behind it", LONG_S)

@@ -6,11 +6,17 @@ import pytest
 
 from tests.fix_dmp import make_put
 from tests.fix_model import make_request
-from tierkv.compute.batching.reuse_facts import expectation_of, facts_of, facts_of_hits
+from tierkv.compute.batching.reuse_facts import (
+    block_of,
+    expectation_of,
+    facts_of_hits,
+    prompt_blocks,
+)
 from tierkv.compute.batching.sequence import Sequence, make_sequence
 from tierkv.dmp.wire.messages import check_put
 from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.request import ReuseHint
+from tierkv.policies.eviction import BlockFacts
 
 E = Expectation
 
@@ -20,9 +26,13 @@ def sequence(hint: ReuseHint | None, tokens: int = 35) -> Sequence:
     return make_sequence(1, request, arrival_s=0.0, block_tokens=8)
 
 
+def facts_of(seq: Sequence, block: int) -> BlockFacts:
+    return BlockFacts.of(block_of(seq, block), prompt_blocks(seq))
+
+
 def expectations(hint: ReuseHint | None) -> list[Expectation]:
     seq = sequence(hint)
-    return [facts_of(seq, block).expectation for block in range(4)]
+    return [block_of(seq, block).outlook.expectation for block in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -50,15 +60,15 @@ def test_a_block_that_only_begins_in_what_is_shared_is_private() -> None:
 def test_place_and_time_are_told() -> None:
     seq = sequence(ReuseHint(next_turn=True, next_turn_s=2.5))
     first, last = facts_of(seq, 0), facts_of(seq, 3)
-    assert (first.parent, first.depth, first.tail) == (None, 0, False)
-    assert (last.parent, last.depth, last.tail) == (seq.keys[2], 3, True)
-    assert last.expected_in_s == 2.5
+    assert (first.parent, first.outlook.depth, first.outlook.tail) == (None, 0, False)
+    assert (last.parent, last.outlook.depth, last.outlook.tail) == (seq.keys[2], 3, True)
+    assert last.outlook.expected_in_s == 2.5
 
 
 def test_a_turn_that_is_never_expected_to_come_is_no_reason_to_refuse_a_put() -> None:
     facts = facts_of(sequence(ReuseHint(next_turn=True, next_turn_s=1e300)), 0)
-    assert facts.expectation is E.TURN
-    check_put(make_put("n1", expectation=facts.expectation, expected_in_s=facts.expected_in_s))
+    assert facts.outlook.expectation is E.TURN
+    check_put(replace(make_put("n1"), outlook=facts.outlook))
 
 
 def test_of_hits_only_what_changes_is_made_again() -> None:

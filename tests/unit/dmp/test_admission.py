@@ -8,7 +8,7 @@ from tests.fix_dmp import block_key, make_put
 from tierkv.dmp.segment.slots import Slot
 from tierkv.dmp.slots.eviction_order import SAME_USE_S
 from tierkv.dmp.slots.slot_table import SlotTable
-from tierkv.kvcore.block import BlockSpec, Expectation
+from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.leaf_lru import LeafLru
@@ -28,7 +28,7 @@ class Picky(LeafLru):
         super().used(handle, facts, now)
 
     def admits(self, facts: BlockFacts, now: float) -> bool:
-        return facts.expectation > Expectation.UNKNOWN
+        return facts.outlook.expectation > Expectation.UNKNOWN
 
 
 @pytest.fixture
@@ -99,10 +99,13 @@ def test_an_announced_use_that_came_is_expected_no_more(table: SlotTable, policy
         assert table.find(block_key("a")) and table.find(block_key("b"))
         assert table.find(block_key("a")), "the same use again"
     first, of_b, *later = policy.told
-    assert first == BlockFacts(block_key("a"), None, 3, True, Expectation.TURN, 2.0)
-    assert of_b.expectation is Expectation.ROWS
-    assert [facts.expectation for facts in later] == [Expectation.UNKNOWN, Expectation.ROWS] * 2
-    assert later[0].expected_in_s is None and later[0].depth == 3
+    assert first == BlockFacts(block_key("a"), None, Outlook(Expectation.TURN, 2.0, 3, tail=True))
+    assert of_b.outlook.expectation is Expectation.ROWS
+    assert [facts.outlook.expectation for facts in later] == [
+        Expectation.UNKNOWN,
+        Expectation.ROWS,
+    ] * 2
+    assert later[0].outlook.expected_in_s is None and later[0].outlook.depth == 3
 
 
 def test_leases_keep_blocks_but_never_more_than_their_share(table: SlotTable) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
-from tierkv.kvcore.block import Expectation
+from tierkv.kvcore.block import Expectation, Outlook
 from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.leaf_lru import LeafLru
 from tierkv.policies.learned import LearnedValue
 from tierkv.simulator.cache_replay import replay
 from tierkv.simulator.trace import Request
 from tierkv.simulator.trace_hints import Hint
+
+FINAL = Outlook(expectation=Expectation.NONE)
 
 
 def chains(seed: int, count: int) -> list[Request]:
@@ -38,7 +40,7 @@ def test_before_it_has_learned_it_is_leaf_lru() -> None:
     for handle in range(8):
         for policy in (ours, plain):
             parent = handle - 1 if handle % 3 else None
-            policy.entered(handle, BlockFacts(handle, parent, handle % 3), 0.0)
+            policy.entered(handle, BlockFacts(handle, parent, Outlook(depth=handle % 3)), 0.0)
             policy.offer(handle)
     gone = []
     for _ in range(8):
@@ -60,7 +62,7 @@ def test_it_keeps_sessions_and_lets_go_of_what_is_used_once() -> None:
 def test_it_forgets_what_is_long_gone() -> None:
     policy = LearnedValue(4)
     for handle in range(5_000):
-        facts = BlockFacts(handle, None, 0)
+        facts = BlockFacts(handle)
         if handle % 2:
             policy.refused(facts, float(handle))
             continue
@@ -84,21 +86,21 @@ def test_content_in_two_places_leaves_from_both() -> None:
 def test_a_final_answer_goes_before_an_expected_turn() -> None:
     """As learned: those announced as final are never used again, the others every 5 seconds."""
     policy, now = LearnedValue(64), 0.0
-    going = BlockFacts("going", expectation=Expectation.TURN)
+    going = BlockFacts("going", outlook=Outlook(expectation=Expectation.TURN))
     policy.entered(0, going, now)
     for step in range(200):
         now += 5.0
         policy.used(0, going, now)
-        policy.entered(1, BlockFacts(f"final {step}", expectation=Expectation.NONE), now)
+        policy.entered(1, BlockFacts(f"final {step}", outlook=FINAL), now)
         policy.left(1, now)
-    policy.entered(1, BlockFacts("last", expectation=Expectation.NONE), now + 1.0)
+    policy.entered(1, BlockFacts("last", outlook=FINAL), now + 1.0)
     policy.offer(0)
     policy.offer(1)
     assert policy.victim(now + 1.0) == 1
     policy.left(1, now + 1.0)
-    assert not policy.admits(BlockFacts("new", expectation=Expectation.NONE), now + 1.0)
+    assert not policy.admits(BlockFacts("new", outlook=FINAL), now + 1.0)
     policy.withdraw(0)
-    assert policy.admits(BlockFacts("new", expectation=Expectation.NONE), now + 1.0)
+    assert policy.admits(BlockFacts("new", outlook=FINAL), now + 1.0)
 
 
 def test_announced_times_make_kinds_of_their_own() -> None:
@@ -106,7 +108,7 @@ def test_announced_times_make_kinds_of_their_own() -> None:
     policy = LearnedValue(4)
     kinds = set()
     for handle, expected in enumerate((None, 1.0, 10.0, 100.0, 1000.0)):
-        facts = BlockFacts(handle, expected_in_s=expected)
+        facts = BlockFacts(handle, outlook=Outlook(expected_in_s=expected))
         policy.entered(handle, facts, 0.0)
         kinds.add(policy._here[handle].kind)
     assert len(kinds) == 5

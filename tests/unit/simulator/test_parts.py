@@ -117,7 +117,7 @@ def test_only_full_blocks_count_and_a_block_is_its_whole_prefix() -> None:
     first, second = load.prompts
     assert (first.blocks, second.blocks) == ((0, 1), (2, 3, 4))
     assert [facts.parent for facts in load.facts] == [None, 0, None, 2, 3]
-    assert [facts.depth for facts in load.facts] == [0, 1, 0, 1, 2]
+    assert [facts.outlook.depth for facts in load.facts] == [0, 1, 0, 1, 2]
     assert first.output_tokens == 1
     assert load.block_references == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tierkv.kvcore.block import Outlook
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.leaf_lru import LeafLru
 from tierkv.simulator.yardsticks.arc import Arc
@@ -66,9 +67,9 @@ def test_ttl_admits_nothing_while_all_are_within_their_time() -> None:
 def test_leaf_lru_takes_the_deepest_of_the_oldest_request() -> None:
     policy = LeafLru()
     for handle in range(3):
-        policy.entered(handle, BlockFacts(handle, depth=handle), 1.0)
+        policy.entered(handle, BlockFacts(handle, outlook=Outlook(depth=handle)), 1.0)
     for handle in range(3, 5):
-        policy.entered(handle, BlockFacts(handle, depth=handle - 3), 1.0)
+        policy.entered(handle, BlockFacts(handle, outlook=Outlook(depth=handle - 3)), 1.0)
     policy.used(0, BlockFacts(0), 2.0)
     gone = []
     for handle in range(5):
