@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from tierkv.costing.service_time import Line, StepCost, causal_pairs
@@ -94,8 +95,24 @@ _KEPT = 0.5
 """Weight of everything older after one more load: a change is half learnt from its first one."""
 _FADE_S = 10.0
 """Old samples fade with time too, so that after a pause a new one counts nearly alone."""
+_HICCUP = 3.0
+"""A read slower than this multiple of its prediction waits for a second slow one before it counts.
+
+A thread that the system stopped for a moment says nothing about the path, and one such read would
+turn away the next loads.
+"""
 _SPREAD = 0.01
 """Relative variance of sizes below which a latency can't be told from a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One read as a sample: bytes, duration, its end, and the weight of everything older."""
+
+    size_bytes: float
+    seconds: float
+    ended_s: float
+    kept: float
 
 
 class LineFit:
@@ -116,6 +133,7 @@ class LineFit:
         self.measured_at_s = -math.inf
         self._kept: float = _KEPT ** (1 / reads_per_load)
         self._means = (0.0, 0.0, 0.0, 0.0)
+        self._suspects: list[_Read] = []
 
     def add(
         self,
@@ -124,24 +142,61 @@ class LineFit:
         *,
         now: float,
         whole: bool = False,
+        certain: bool = False,
     ) -> None:
         """Learn from one read.
+
+        A read that is much slower than predicted counts only together with the next slow read that
+        began after the first one ended. A read of usual speed in between drops the slow one.
 
         Args:
             size_bytes: what the read moved, or was to move.
             seconds: its duration.
             now: when it ended.
             whole: True if the read counts as much as all reads of a load.
+            certain: True if the read counts at once however slow it was, because its load was
+                given up or because no second read follows soon.
         """
         if size_bytes <= 0 or seconds <= 0:
             return
-        age_s = max(0.0, now - self.measured_at_s)
-        kept = (_KEPT if whole else self._kept) * math.exp(-age_s / _FADE_S)
-        x, y = 1 / size_bytes, seconds / size_bytes
+        read = _Read(size_bytes, seconds, now, _KEPT if whole else self._kept)
+        began_after = not self._suspects or now - seconds >= self._suspects[0].ended_s
+        if not certain and self._surprising(read):
+            self._suspects.append(read)
+            if len(self._suspects) > 1 and began_after:
+                self._learn_suspects()
+            return
+        if certain:
+            self._learn_suspects()
+        elif began_after:
+            self._suspects.clear()
+        self._learn(read)
+        line = self.line
+        if line is not None and seconds * _HICCUP < line.seconds(size_bytes):
+            self._learn(read)  # No path is fast by chance, so such a read counts twice.
+
+    def _surprising(self, read: _Read) -> bool:
+        line = self.line
+        if line is None:
+            return False
+        # The latency may not be known yet, so a small read may take as long as a usual one.
+        expected_s = line.seconds(max(read.size_bytes, 1 / self._means[0]))
+        age_s = max(0.0, read.ended_s - self.measured_at_s)
+        return read.seconds > _HICCUP * expected_s * math.exp(min(age_s / _FADE_S, 30.0))
+
+    def _learn_suspects(self) -> None:
+        for suspect in self._suspects:
+            self._learn(suspect)
+        self._suspects.clear()
+
+    def _learn(self, read: _Read) -> None:
+        age_s = max(0.0, read.ended_s - self.measured_at_s)
+        kept = read.kept * math.exp(-age_s / _FADE_S)
+        x, y = 1 / read.size_bytes, read.seconds / read.size_bytes
         pairs = zip(self._means, (x, y, x * x, x * y), strict=True)
         new_x, new_y, new_xx, new_xy = (old + (1 - kept) * (new - old) for old, new in pairs)
         self._means = (new_x, new_y, new_xx, new_xy)
-        self.measured_at_s = now
+        self.measured_at_s = max(self.measured_at_s, read.ended_s)
 
     @property
     def line(self) -> Line | None:

@@ -125,11 +125,11 @@ class LoadFigures:
 
     def lost(self, tier: Tier, size_bytes: int, seconds: float) -> None:
         """Take in that a read took this long and came to nothing."""
-        self._learn(self._reads[tier], size_bytes, seconds, whole=True)
+        self._learn(self._reads[tier], size_bytes, seconds, whole=True, certain=True)
 
     def probed(self, source: Source, size_bytes: int, seconds: float) -> None:
         """Take in what a probe of a copy's path measured."""
-        self._learn(self._path(source), size_bytes, seconds, whole=True)
+        self._learn(self._path(source), size_bytes, seconds, whole=True, certain=True)
 
     def gave_up(
         self, sources: Sequence[tuple[Source, ...]], seconds: float, *, layers_ready: int
@@ -144,7 +144,7 @@ class LoadFigures:
             whole = path is self._promotions
             together = 1 if whole else self.layers_together(size)
             read_s = seconds / (1 + layers_ready // together)
-            self._learn(path, size * together, read_s, whole=True)
+            self._learn(path, size * together, read_s, whole=True, certain=True)
 
     def layers_together(self, layer_bytes: int) -> int:
         """Return how many layers one read brings, each of so many bytes for all blocks."""
@@ -176,9 +176,10 @@ class LoadFigures:
         seconds: float,
         *,
         whole: bool = False,
+        certain: bool = False,
     ) -> None:
         now = self._clock.now()
-        path.fit.add(size_bytes, seconds, now=now, whole=whole)
+        path.fit.add(size_bytes, seconds, now=now, whole=whole, certain=certain)
         path.overlap.add(seconds, ended_s=now)
         path.refusals = 0
 

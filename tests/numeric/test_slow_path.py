@@ -20,7 +20,8 @@ from tierkv.compute.node import ComputeNode  # noqa: E402
 from tierkv.compute.tiers.load_log import LoadRecord  # noqa: E402
 
 PROMPT = some_tokens(480)
-SLOW_READ_S = 0.2
+SLOW_READ_S = 0.5
+"""Long enough that not even the smallest load is worth its wait, however slow steps are."""
 SEEN_AFTER = 4
 """Answers within which a change of the path is seen, at most; the first one pays for it."""
 TRIED_AGAIN_AFTER = 60

@@ -58,7 +58,9 @@ class Rig:
 
     def reads(self, seconds_per_block: float, tier: Tier = Tier.L3) -> None:
         for _ in range(LAYOUT.layers):
-            self.figures.read(tier, 10 * 512, 10 * seconds_per_block / LAYOUT.layers)
+            read_s = 10 * seconds_per_block / LAYOUT.layers
+            self.clock.advance(read_s)
+            self.figures.read(tier, 10 * 512, read_s)
 
 
 @pytest.mark.parametrize(("policy", "depth"), [("always", BLOCKS), ("never", 0), ("auto", 0)])

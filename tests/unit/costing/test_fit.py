@@ -45,6 +45,41 @@ def test_after_a_pause_a_new_read_counts_nearly_alone() -> None:
     assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(1.0, rel=0.02)
 
 
+def test_one_slow_read_among_usual_ones_is_no_news() -> None:
+    fit = LineFit()
+    for ended_s in (1.0, 2.0):
+        fit.add(1_000, 1.0, now=ended_s)
+    fit.add(1_000, 8.0, now=10.0)  # A thread was stopped.
+    fit.add(1_000, 8.0, now=10.5)  # The same stop, seen by a second thread.
+    fit.add(1_000, 1.0, now=11.5)
+    assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(1.0)
+
+
+def test_a_path_that_got_slow_is_believed_at_the_second_slow_read() -> None:
+    fit = LineFit()
+    fit.add(1_000, 1.0, now=1.0)
+    fit.add(1_000, 9.0, now=10.0)
+    assert fit.line is not None and fit.line.seconds(1_000) == pytest.approx(1.0)
+    fit.add(1_000, 9.0, now=19.0)
+    assert fit.line.seconds(1_000) > 7.0
+
+
+def test_a_load_that_was_given_up_is_believed_at_once_with_the_slow_reads_before_it() -> None:
+    fit = LineFit()
+    fit.add(1_000, 1.0, now=1.0)
+    fit.add(1_000, 9.0, now=10.0)
+    fit.add(1_000, 9.0, now=11.0, certain=True)
+    assert fit.line is not None and fit.line.seconds(1_000) > 6.0
+
+
+def test_a_path_that_is_fast_again_is_believed_in_half_as_many_reads() -> None:
+    fit = LineFit()
+    fit.add(1_000, 64.0, now=0.0)
+    for _ in range(3):
+        fit.add(1_000, 1.0, now=0.0)
+    assert fit.line is not None and fit.line.seconds(1_000) < 3.0
+
+
 def test_nothing_is_learnt_from_nothing_and_latency_is_never_negative() -> None:
     fit = LineFit()
     fit.add(0, 1.0, now=0.0)
