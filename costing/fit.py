@@ -391,7 +391,3 @@ class EnginePace:
         computed = max(1, prompt_tokens - cached_tokens)
         self.prefill.add(computed, causal_pairs(prompt_tokens - computed, computed), seconds)
         self.prefill_rate.add(computed, seconds)
-
-    def decoded(self, tokens: int, seconds: float) -> None:
-        """Take in the time from a first token to the last one, and the tokens behind the first."""
-        self.decode_rate.add(tokens, seconds)

@@ -57,7 +57,7 @@ class LoadWorth:
     """The decision; used by one thread.
 
     Attributes:
-        _load: what loads took.
+        load: what loads took, without waiting for steps of others.
         _ask_s: how long the last answers about what the pool has were waited for.
         _step_s: what the last steps took that computed nearly nothing.
         _token_s: what a token of a prompt added to the last large ones.
@@ -65,7 +65,7 @@ class LoadWorth:
     """
 
     def __init__(self) -> None:
-        self._load = LoadCost()
+        self.load = LoadCost()
         self._ask_s: deque[float] = deque(maxlen=_KEPT)
         self._step_s: deque[float] = deque(maxlen=_KEPT)
         self._token_s: deque[float] = deque(maxlen=_KEPT)
@@ -79,10 +79,6 @@ class LoadWorth:
         elif tokens >= LARGE_STEP:
             self._token_s.append(max(seconds - self._small_step_s(), 0.0) / tokens)
 
-    def loaded(self, tokens: int, seconds: float) -> None:
-        """Take a load in: what reading took, without waiting for steps of others."""
-        self._load.add(tokens, seconds)
-
     def asked(self, seconds: float) -> None:
         """Take note of how long a request waited to hear what the pool has of it."""
         self._ask_s.append(seconds)
@@ -90,7 +86,7 @@ class LoadWorth:
     def pays_to_ask(self, tokens: int) -> bool:
         """Whether to ask the pool for so many tokens at most; a probe now and then."""
         ask_s = median_low(self._ask_s) if self._ask_s else 0.0
-        load_s = self._load.seconds(tokens)
+        load_s = self.load.seconds(tokens)
         # As long as nothing was loaded: reading is one more trip to the pool, at least.
         cost_s = ask_s + (ask_s if load_s is None else load_s)
         if not self._token_s or self._saves(tokens, cost_s):
@@ -101,14 +97,10 @@ class LoadWorth:
 
     def pays(self, tokens: int) -> bool:
         """Whether to load so many tokens."""
-        load_s = self._load.seconds(tokens)
+        load_s = self.load.seconds(tokens)
         if self._probing or load_s is None or not self._token_s:
             return True
         return self._saves(tokens, load_s)
-
-    def load_seconds(self, tokens: int) -> float | None:
-        """Predict a load; None: nothing is known."""
-        return self._load.seconds(tokens)
 
     def begun(self) -> None:
         """Take note of a load, which ends a probe."""

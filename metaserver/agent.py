@@ -30,7 +30,7 @@ class NodeAgent:
     """Keeps one node known to the meta server. Start, flush and stop it in one event loop.
 
     Attributes:
-        _registered: set while the meta server knows this incarnation, as far as we know.
+        registered: set while the meta server knows this incarnation, as far as we know.
         _unknown: set when a reply said it does not; the heartbeat loop registers again.
         _work: set, from any thread, when the reporter has something to send.
         _progress: notified after each acknowledged batch.
@@ -66,7 +66,7 @@ class NodeAgent:
         self._clock = clock or SystemClock()
         self._batch_delay_s = batch_delay_s
         self._on_hold = on_hold
-        self._registered = asyncio.Event()
+        self.registered = asyncio.Event()
         self._unknown = asyncio.Event()
         self._work = asyncio.Event()
         self._progress = asyncio.Condition()
@@ -75,11 +75,6 @@ class NodeAgent:
         self._reachable = True
         self._refusal = ""
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def registered(self) -> bool:
-        """Whether the meta server knows this node, as far as the last reply told."""
-        return self._registered.is_set()
 
     @property
     def contact_age_s(self) -> float | None:
@@ -100,10 +95,6 @@ class NodeAgent:
         if self._on_hold is not None:
             loops.append(self._follow_holds)
         self._tasks = [asyncio.create_task(self._forever(run)) for run in loops]
-
-    async def joined(self) -> None:
-        """Wait until the meta server knows this node."""
-        await self._registered.wait()
 
     async def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until everything reported so far is in the directory.
@@ -131,8 +122,8 @@ class NodeAgent:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._registered.is_set():
-            self._registered.clear()
+        if self.registered.is_set():
+            self.registered.clear()
             with suppress(DirectoryUnavailableError):
                 await self._meta.deregister(self._info.node_id, self._info.incarnation)
 
@@ -170,7 +161,7 @@ class NodeAgent:
             self._refusal = ""
             if registration.send_inventory:
                 self._reporter.request_inventory()
-            self._registered.set()
+            self.registered.set()
             return registration.heartbeat_interval_s
         raise AssertionError("the backoff never ends")
 
@@ -190,7 +181,7 @@ class NodeAgent:
             self._reporter.request_inventory()
 
     async def _send_events(self) -> None:
-        await self._registered.wait()
+        await self.registered.wait()
         self._work.clear()
         batch = await self._next_batch()
         if batch is not None:
@@ -203,7 +194,7 @@ class NodeAgent:
     async def _follow_holds(self) -> None:
         """Pass on orders while they come; a lost stream is opened again, first soon, then later."""
         for retry_s in _backoff():
-            await self._registered.wait()
+            await self.registered.wait()
             if await self._hear_orders():
                 return
             await asyncio.sleep(retry_s)
@@ -244,7 +235,7 @@ class NodeAgent:
             self._progress.notify_all()
 
     def _lose_registration(self) -> None:
-        self._registered.clear()
+        self.registered.clear()
         self._unknown.set()
 
     def _note_contact(self) -> None:

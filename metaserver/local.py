@@ -42,6 +42,10 @@ MAX_LISTED_BLOCKS = 100_000
 class LocalMeta:
     """A whole meta server without a network; implements MetaClient.
 
+    MetaState decides and stays apart, because simulations run it alone with virtual time. Each
+    method here adds what MetaState must not have: the lock, the clock, the refusal after ``close``,
+    the streams of hold orders, or the durable namespaces.
+
     Attributes:
         state: the pure core, touched only under ``_lock``.
         _streams: hold orders on their way to nodes.

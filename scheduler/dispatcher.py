@@ -381,7 +381,7 @@ class Dispatcher:
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Models that live nodes serve, by name."""
-        return self.state.models()
+        return self.state.fleet.models()
 
     def _layout(self, wanted: WantedModel) -> BlockLayout | None:
         if wanted.layout is not None:

@@ -49,7 +49,7 @@ class NodeLink:
         self.reason = "never reached"
         self._options = options
         self._welcome: Welcome | None = None
-        self._known: dict[BlockKey, DescribedBlock] = {}
+        self.known: dict[BlockKey, DescribedBlock] = {}
         self._lock = threading.Lock()
 
     @property
@@ -99,7 +99,7 @@ class NodeLink:
         old, self.link = self.link, open_link(peer, ends, self._options)
         self._welcome = welcome
         with self._lock:
-            self._known.clear()
+            self.known.clear()
         if old is not None:
             old.node.close()
 
@@ -130,14 +130,10 @@ class NodeLink:
 
     # What the pool asks
 
-    def known(self, key: BlockKey) -> DescribedBlock | None:
-        """Return where a block was when last seen."""
-        return self._known.get(key)
-
     def forget(self, key: BlockKey) -> None:
         """Forget a place that turned out wrong."""
         with self._lock:
-            self._known.pop(key, None)
+            self.known.pop(key, None)
 
     def find(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
         """Ask where blocks are now; what rests on the node's disk is brought to its memory."""
@@ -194,9 +190,9 @@ class NodeLink:
 
     def _remember(self, found: dict[BlockKey, DescribedBlock]) -> None:
         with self._lock:
-            self._known |= found
-            while len(self._known) > MAX_KNOWN:
-                self._known.pop(next(iter(self._known)))
+            self.known |= found
+            while len(self.known) > MAX_KNOWN:
+                self.known.pop(next(iter(self.known)))
 
 
 Act = Callable[[NodeLink, list[BlockKey]], set[BlockKey]]

@@ -162,7 +162,7 @@ class Pins:
         stale: list[BlockKey] = []
 
         def take(link: NodeLink, wanted: list[BlockKey]) -> set[BlockKey]:
-            known = {key: block for key in wanted if (block := link.known(key)) is not None}
+            known = {key: block for key in wanted if (block := link.known.get(key)) is not None}
             unknown = [key for key in wanted if key not in known]
             blocks = known | (link.find(unknown) if unknown else {})
             places = [block.location for block in blocks.values()]

@@ -115,7 +115,7 @@ class Scatter:
 
 def fetch(link: NodeLink, wants: Sequence[Want]) -> set[BlockKey]:
     """Read what the node has; answer the keys that were read and verified."""
-    known = {w.key: block for w in wants if (block := link.known(w.key)) is not None}
+    known = {w.key: block for w in wants if (block := link.known.get(w.key)) is not None}
     unknown = [want.key for want in wants if want.key not in known]
     blocks = known | (link.find(unknown) if unknown else {})
     here = [want for want in wants if want.key in blocks]

@@ -105,7 +105,7 @@ class Demoter:
             self._lower.put(block, view, checksums=struct.pack(f"<{len(sums)}Q", *sums))
         with self._state.lock:
             if self._state.running:
-                self._state.table.mark_clean(slot)
+                self._state.table.clean.mark(slot)
             if is_new:
                 self._state.tell([resting(block)])
         if self._lower.find(key) is None:  # It left again before it was marked.
@@ -122,7 +122,7 @@ class Demoter:
             for key in keys:
                 slot = state.table.peek(key)
                 if slot is not None:
-                    state.table.mark_dirty(slot)
+                    state.table.clean.unmark(slot)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

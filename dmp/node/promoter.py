@@ -125,7 +125,7 @@ class Promoter:
         with self._state.lock:
             slot = self._state.table.peek(block.key)
             if slot is not None:
-                self._state.table.mark_clean(slot, spare=False)
+                self._state.table.clean.mark(slot, spare=False)
         return sealed
 
 

@@ -46,8 +46,8 @@ class CleanSlots:
         """Return the sealed block that goes next and has no copy yet; None when all have."""
         return self._dirty.oldest(_LANE, slot_of) if self._dirty is not None else None
 
-    def mark(self, slot: Slot, *, spare: bool) -> None:
-        """Note that a copy of a sealed block rests below."""
+    def mark(self, slot: Slot, *, spare: bool = True) -> None:
+        """Note that a copy of a sealed block rests below; ``spare``: it goes before others."""
         if self._dirty is not None and not slot.clean and slot.state is SlotState.SEALED:
             slot.clean = True
             self.clean_bytes += slot.extent.slot_bytes

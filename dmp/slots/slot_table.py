@@ -39,6 +39,7 @@ class SlotTable:
         evicted_blocks: blocks removed to make room.
         pinned: pins of all slots.
         leases: what they keep.
+        clean: which blocks have a copy below, and which block is copied next.
         now: the time, as far as the table was told; the node tells it with each call that counts.
     """
 
@@ -70,7 +71,7 @@ class SlotTable:
         self.now = 0.0
         self._store = SlotStore(self.extents)
         self._order = EvictionOrder(make_policy, by_age=has_lower_tier)
-        self._clean = CleanSlots(self._store.find, enabled=has_lower_tier)
+        self.clean = CleanSlots(self._store.find, enabled=has_lower_tier)
         self._evictor = Evictor(
             self._store, self.extents, self._order, has_lower_tier=has_lower_tier
         )
@@ -93,7 +94,7 @@ class SlotTable:
             return None
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
         if slot.spare:
-            self._clean.used(slot)
+            self.clean.used(slot)
         if self.now - slot.used_at >= SAME_USE_S or not slot.known:
             self._order.used(slot, self.now)
         return slot
@@ -276,7 +277,7 @@ class SlotTable:
         self.pinned += 1
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
         if slot.spare:
-            self._clean.used(slot)
+            self.clean.used(slot)
         if self.now - slot.used_at >= SAME_USE_S or not slot.known:
             self._order.used(slot, self.now)
 
@@ -318,7 +319,7 @@ class SlotTable:
             leaf = self._order.next(size, self._store, self.now)
             if leaf is not None and not leaf.clean:
                 return leaf
-        return self._clean.next_dirty(self._store.get)
+        return self.clean.next_dirty(self._store.get)
 
     @property
     def refused_puts(self) -> int:
@@ -328,7 +329,7 @@ class SlotTable:
     @property
     def dirty_bytes(self) -> int:
         """Slot bytes in use that eviction would lose."""
-        return self.extents.used_bytes - self._clean.clean_bytes
+        return self.extents.used_bytes - self.clean.clean_bytes
 
     @property
     def exposed_bytes(self) -> int:
@@ -337,15 +338,7 @@ class SlotTable:
         Blocks that were used since they were copied, or were just brought up, give way after
         older ones without a copy: they are no reserve for the next to come.
         """
-        return self.extents.used_bytes - self._clean.spare_bytes
-
-    def mark_clean(self, slot: Slot, *, spare: bool = True) -> None:
-        """Note that a copy of a sealed block rests below; ``spare``: it goes before others."""
-        self._clean.mark(slot, spare=spare)
-
-    def mark_dirty(self, slot: Slot) -> None:
-        """Note that the copy below is gone."""
-        self._clean.unmark(slot)
+        return self.extents.used_bytes - self.clean.spare_bytes
 
     # Restart
 
@@ -368,7 +361,7 @@ class SlotTable:
         Returns:
             Slots that were not kept (a second copy of a block); their memory counts as free.
         """
-        parts = TableRestore(self._store, self.extents, self._order.leaves, self._clean)
+        parts = TableRestore(self._store, self.extents, self._order.leaves, self.clean)
         refused = parts.fill(extent_sizes, sealed, quarantined)
         self.generation = generation
         self._uses = len(self._store)
@@ -390,7 +383,7 @@ class SlotTable:
         self._store.by_key[put.key] = index
         self._admission.taken(put.key)
         self._order.leaves.link(put.parent)
-        self._clean.linked(slot)
+        self.clean.linked(slot)
         self._evictor.linked(slot)
         self._touch(slot)
         return slot
@@ -443,7 +436,7 @@ class SlotTable:
         self.leases.gone(slot)
         self._evictor.unlinked(slot)
         self._unlink(slot.block.parent)
-        self._clean.unlinked(slot)
+        self.clean.unlinked(slot)
 
     def _unlink(self, parent: BlockKey) -> None:
         if self._order.leaves.unlink(parent):
@@ -455,16 +448,16 @@ class SlotTable:
         self._store.remove(slot)
         self.extents.give_back(slot.index)
         self._order.leaves.forget(slot.index)
-        self._clean.vacated(slot.index)
+        self.clean.vacated(slot.index)
 
     def _offer(self, slot: Slot) -> None:
         self._order.offer(slot)
-        self._clean.offer(slot)
+        self.clean.offer(slot)
 
     def _touch(self, slot: Slot) -> None:
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
         if slot.spare:
-            self._clean.used(slot)
+            self.clean.used(slot)
 
     def check_invariants(self) -> None:
         """Assert everything that must always hold; O(slots)."""
@@ -485,7 +478,7 @@ class SlotTable:
             assert self.count(state) == sum(1 for slot in slots if slot.state is state), state
         self._order.check_invariants(slots, named)
         self.leases.check_invariants(slots)
-        self._clean.check_invariants(slots, named)
+        self.clean.check_invariants(slots, named)
         assert self.pinned == sum(slot.pins for slot in slots)
         self._evictor.check_invariants()
         self.extents.check_invariants(len(slots))

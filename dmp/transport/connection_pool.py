@@ -88,14 +88,19 @@ T = TypeVar("T")
 
 
 class ConnectionPool:
-    """Idle connections to one peer; thread-safe."""
+    """Idle connections to one peer; thread-safe.
+
+    Attributes:
+        peer: the other end, and this client's id.
+        silence: leaves the peer alone after a time-out, until it answers again.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer if peer.client_id else replace(peer, client_id=secrets.token_hex(16))
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._closed = False
-        self._silence = SilentPath(f"{peer.node_id} at {peer.address}", self._reach)
+        self.silence = SilentPath(f"{peer.node_id} at {peer.address}", self._reach)
 
     def run(self, action: Callable[[Connection], T]) -> T:
         """Do something with a connection of one's own.
@@ -108,17 +113,13 @@ class ConnectionPool:
             CacheError: the action's, or TransportError when there is no connection, or the peer
                 is left alone because it was silent.
         """
-        self._silence.check()
+        self.silence.check()
         try:
             return self._run(action)
         except SilentPeerError as error:
             self._drop_idle()
-            self._silence.timed_out(str(error))
+            self.silence.timed_out(str(error))
             raise
-
-    def answered(self) -> None:
-        """Use the peer again: someone else has reached it."""
-        self._silence.answered()
 
     def _reach(self) -> bool:
         """Say HELLO to a peer that was silent."""
@@ -142,7 +143,7 @@ class ConnectionPool:
         """Close all; later calls raise TransportError."""
         with self._lock:
             self._closed = True
-        self._silence.end()
+        self.silence.end()
         self._drop_idle()
 
     def _use(self, connection: Connection, action: Callable[[Connection], T]) -> T:

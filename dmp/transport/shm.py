@@ -22,7 +22,6 @@ import xxhash
 
 from tierkv.dmp.pool_node import (
     PathInfo,
-    PoolNode,
     PoolNodeStats,
     PutGrant,
     RangeRead,
@@ -35,7 +34,7 @@ from tierkv.dmp.segment.segment import Segment, Stamp, map_segment, parse_stamp
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.transport.inproc import copy_bytes
 from tierkv.dmp.transport.pending import as_bytes
-from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.transport.tcp import BesideTcp, TcpPoolNode
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec
@@ -48,7 +47,6 @@ from tierkv.kvcore.errors import (
     StaleEpochError,
     TransportError,
 )
-from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.location import Location
 
 _WORD: Final = struct.Struct("<Q")
@@ -162,11 +160,11 @@ _SMALL_PUT_BYTES: Final = 128 << 10
 """Up to here one round trip with the bytes in it is faster than two and a copy (measured)."""
 
 
-class ShmPoolNode(PoolNode):
+class ShmPoolNode(BesideTcp):
     """PoolNode over a mapped segment."""
 
     def __init__(self, control: TcpPoolNode, segment_path: Path) -> None:
-        self._control = control
+        super().__init__(control)
         self._node_id = control.node_id
         self._path = segment_path
         self._segment: Segment = map_segment(segment_path)
@@ -180,22 +178,8 @@ class ShmPoolNode(PoolNode):
         self._closed = False
 
     @property
-    def node_id(self) -> NodeId:
-        return self._control.node_id
-
-    @property
-    def host(self) -> HostId:
-        return self._control.host
-
-    @property
     def path(self) -> PathInfo:
         return PathInfo("shm", "same host")
-
-    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self._control.promote(keys)
-
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self._control.lookup(keys)
 
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
@@ -226,12 +210,6 @@ class ShmPoolNode(PoolNode):
             self._report_touched()
             return self._control.put(puts, payloads)
         return put_in_steps(self, puts, payloads)
-
-    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
-        return self._control.seal(grants)
-
-    def abort(self, grants: Sequence[PutGrant]) -> None:
-        self._control.abort(grants)
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
         size = 0
@@ -293,12 +271,6 @@ class ShmPoolNode(PoolNode):
     def _refuse_bytes(self, location: Location, index: int) -> None:
         self._control.suspect([RangeRef(location, index)])
         raise ChecksumError(f"range {index} of slot {location.slot} has a wrong checksum")
-
-    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
-        return self._control.hold(locations, ttl_s=ttl_s)
-
-    def release(self, locations: Sequence[Location]) -> None:
-        self._control.release(locations)
 
     def stats(self) -> PoolNodeStats:
         self._report_touched()

@@ -228,7 +228,7 @@ class TcpPoolNode(PoolNode):
 
     def answered(self) -> None:
         """Use the node again, if it was left alone: someone has reached it."""
-        self._pool.answered()
+        self._pool.silence.answered()
 
     def close(self) -> None:
         self._pool.close()
@@ -252,6 +252,39 @@ class TcpPoolNode(PoolNode):
         if len(places) != count:
             raise TransportError(f"{self.node_id} answered {len(places)} of {count} items")
         return places
+
+
+class BesideTcp(PoolNode):
+    """A PoolNode whose control messages go over TCP, and whose bytes go another way."""
+
+    def __init__(self, control: TcpPoolNode) -> None:
+        self._control = control
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._control.node_id
+
+    @property
+    def host(self) -> HostId:
+        return self._control.host
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self._control.promote(keys)
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        return self._control.lookup(keys)
+
+    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
+        return self._control.seal(grants)
+
+    def abort(self, grants: Sequence[PutGrant]) -> None:
+        self._control.abort(grants)
+
+    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
+        return self._control.hold(locations, ttl_s=ttl_s)
+
+    def release(self, locations: Sequence[Location]) -> None:
+        self._control.release(locations)
 
 
 def as_grant(put: BlockSpec, location: Location | None) -> PutGrant | None:

@@ -262,7 +262,7 @@ class RemoteNode:
             cached = 0 if self._door.speaks_text else counts.hits.total
             life.pace.first_token(tokens, cached, seconds)
         if answering.tokens > 1:
-            life.pace.decoded(answering.tokens - 1, answering.ended_s - answering.first_s)
+            life.pace.decode_rate.add(answering.tokens - 1, answering.ended_s - answering.first_s)
 
     # -- what it says of itself
 

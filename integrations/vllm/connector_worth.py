@@ -59,5 +59,5 @@ class TimedWorth:
         """Hear of a load's end; what failed at once says nothing of what loading takes."""
         if not tokens or not seconds:
             return
-        if whole or seconds > max(self.worth.load_seconds(tokens) or 0.0, _LONG_S):
-            self.worth.loaded(tokens, seconds)
+        if whole or seconds > max(self.worth.load.seconds(tokens) or 0.0, _LONG_S):
+            self.worth.load.add(tokens, seconds)

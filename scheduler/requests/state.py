@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.kvcore.node import ModelInfo
 from tierkv.scheduler.choosing.admission import MAX_PRIORITY, Refusal, WaitQueue, refusal
 from tierkv.scheduler.choosing.prefetch_plan import PrefetchPlan
 from tierkv.scheduler.choosing.router import Pick, Router, layout_of, near_after_handoff
@@ -465,10 +464,6 @@ class SchedulerState:
         return []
 
     # -- what others read
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        """Models that live nodes serve."""
-        return self.fleet.models()
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two events; O(requests + nodes)."""

@@ -10,9 +10,10 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from tierkv.policies.eviction import BlockFacts
+from tierkv.simulator.yardsticks.offered import OfferedHandles
 
 
-class Arc:
+class Arc(OfferedHandles):
     """An EvictionPolicy.
 
     Attributes:
@@ -28,7 +29,7 @@ class Arc:
         self._often: OrderedDict[int, Hashable] = OrderedDict()
         self._once_gone: OrderedDict[Hashable, None] = OrderedDict()
         self._often_gone: OrderedDict[Hashable, None] = OrderedDict()
-        self._offered: set[int] = set()
+        super().__init__()
         self._target = 0.0
         self._coming: Hashable = None
 
@@ -56,12 +57,6 @@ class Arc:
             self._once_gone[self._once.pop(handle)] = None
         else:
             self._often_gone[self._often.pop(handle)] = None
-
-    def offer(self, handle: int) -> None:
-        self._offered.add(handle)
-
-    def withdraw(self, handle: int) -> None:
-        self._offered.discard(handle)
 
     def victim(self, now: float) -> int | None:
         """REPLACE of the paper."""

@@ -14,20 +14,20 @@ from typing import Final
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.simulator.yardsticks.arc import Arc
 from tierkv.simulator.yardsticks.lhd import Lhd
+from tierkv.simulator.yardsticks.offered import OfferedHandles
 from tierkv.simulator.yardsticks.s3fifo import S3Fifo
 
 
-class Fifo:
+class Fifo(OfferedHandles):
     """First in, first out.
 
     Attributes:
         _order: resident handles, the next to go first.
-        _offered: those that may go.
     """
 
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
-        self._offered: set[int] = set()
+        super().__init__()
 
     def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
         self._order[handle] = None
@@ -37,12 +37,6 @@ class Fifo:
 
     def left(self, handle: int, now: float) -> None:
         del self._order[handle]
-        self._offered.discard(handle)
-
-    def offer(self, handle: int) -> None:
-        self._offered.add(handle)
-
-    def withdraw(self, handle: int) -> None:
         self._offered.discard(handle)
 
     def victim(self, now: float) -> int | None:
@@ -96,7 +90,7 @@ class Ttl(Lru):
         return victim is None or now - self._used_at[victim] >= self._ttl_s
 
 
-class Lfu:
+class Lfu(OfferedHandles):
     """Least often used since it came, of equal ones the least recently used.
 
     Attributes:
@@ -106,7 +100,7 @@ class Lfu:
 
     def __init__(self) -> None:
         self._rank: dict[int, tuple[int, int]] = {}
-        self._offered: set[int] = set()
+        super().__init__()
         self._queue: list[tuple[tuple[int, int], int]] = []
         self._uses = 0
 
@@ -128,9 +122,6 @@ class Lfu:
         if handle not in self._offered:
             self._offered.add(handle)
             self._push(handle)
-
-    def withdraw(self, handle: int) -> None:
-        self._offered.discard(handle)
 
     def victim(self, now: float) -> int | None:
         queue = self._queue

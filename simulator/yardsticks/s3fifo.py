@@ -11,12 +11,13 @@ from collections.abc import Hashable
 from typing import Final
 
 from tierkv.policies.eviction import BlockFacts
+from tierkv.simulator.yardsticks.offered import OfferedHandles
 
 _SMALL_SHARE: Final = 0.1
 _MOST_USES: Final = 3
 
 
-class S3Fifo:
+class S3Fifo(OfferedHandles):
     """An EvictionPolicy.
 
     Attributes:
@@ -32,7 +33,7 @@ class S3Fifo:
         self._main: OrderedDict[int, Hashable] = OrderedDict()
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
         self._uses: dict[int, int] = {}
-        self._offered: set[int] = set()
+        super().__init__()
 
     def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
         self._uses[handle] = 0
@@ -54,12 +55,6 @@ class S3Fifo:
                 self._gone.popitem(last=False)
         else:
             del self._main[handle]
-
-    def offer(self, handle: int) -> None:
-        self._offered.add(handle)
-
-    def withdraw(self, handle: int) -> None:
-        self._offered.discard(handle)
 
     def victim(self, now: float) -> int | None:
         if not self._offered:

@@ -121,7 +121,7 @@ async def test_what_a_node_reports_is_located_after_flush() -> None:
         node.remove(1)
         await node.agent.flush(timeout_s=30)
         assert await prefix(meta) == 1
-        assert node.agent.registered
+        assert node.agent.registered.is_set()
         assert node.agent.contact_age_s is not None
 
         async def load_is_known() -> bool:
@@ -201,7 +201,7 @@ async def test_a_node_that_starts_first_is_known_once_the_meta_server_is_there()
         address = server.address
     async with connected(address) as meta, running(Node(meta)) as node:
         node.store(0, 1)
-        assert not node.agent.registered
+        assert not node.agent.registered.is_set()
         assert node.agent.contact_age_s is None
         async with serving(MetaConfig(address=address)):
             await node.agent.flush(timeout_s=30)
@@ -236,7 +236,7 @@ async def test_a_restarted_node_replaces_its_earlier_life() -> None:
             assert await prefix(meta) == 1
 
             async def the_old_one_noticed() -> bool:
-                return not old.agent.registered
+                return not old.agent.registered.is_set()
 
             await until(the_old_one_noticed)
             await old.agent.stop()

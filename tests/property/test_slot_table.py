@@ -311,14 +311,14 @@ class SlotTableMachine(RuleBasedStateMachine):
             assert not free, "a block without a copy was overlooked"
             return
         assert slot.block.key in free
-        self.table.mark_clean(slot, spare=spare)
+        self.table.clean.mark(slot, spare=spare)
         self.clean.add(slot.block.key)
 
     @rule(name=st.sampled_from(NAMES))
     def the_copy_below_is_lost(self, name: str) -> None:
         slot = self.table.peek(block_key(name))
         if slot is not None:
-            self.table.mark_dirty(slot)
+            self.table.clean.unmark(slot)
             self.clean.discard(slot.block.key)
 
     @rule()

@@ -82,7 +82,7 @@ class ComputePart:
     async def joined(self) -> None:
         """Wait until the directory knows this node."""
         if self._agent is not None:
-            await self._agent.joined()
+            await self._agent.registered.wait()
 
     async def flush(self) -> None:
         """Wait until computed blocks are published and the directory knows L1."""

@@ -126,7 +126,7 @@ class DmpPart:
     async def joined(self) -> None:
         """Wait until the directory, where there is one, knows this node."""
         if self._agent is not None:
-            await self._agent.joined()
+            await self._agent.registered.wait()
 
     async def flush(self) -> None:
         """Wait until the directory knows everything this node holds."""

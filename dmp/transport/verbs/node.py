@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 
 import xxhash
 
-from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
+from tierkv.dmp.pool_node import PathInfo, PoolNodeStats, PutGrant, RangeRead, RangeWrite
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.segment import STAMP_BYTES, parse_stamp
 from tierkv.dmp.segment.segment_head import PAGE
 from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.transport.remote_slots import RangeSpan, ReadLog, check_stamp, range_span, ranges_in
-from tierkv.dmp.transport.tcp import TcpPoolNode
+from tierkv.dmp.transport.tcp import BesideTcp, TcpPoolNode
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Fabric, address_of, local_fabric
 from tierkv.dmp.transport.verbs.lane import Lane, LanePool, Span, VerbsSettings, copy_in, copy_out
@@ -29,7 +29,7 @@ from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ChecksumError, StaleEpochError, TransportError
-from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import BlockKey, Incarnation
 from tierkv.kvcore.location import Location
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Landing:
     view: memoryview | None = None
 
 
-class VerbsPoolNode(PoolNode):
+class VerbsPoolNode(BesideTcp):
     """PoolNode over RDMA.
 
     A read is two steps: payload and checksums first, then the slots' headers and the node's
@@ -79,20 +79,12 @@ class VerbsPoolNode(PoolNode):
         settings: VerbsSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._control = control
+        super().__init__(control)
         self._fabric = fabric
         self._clock = clock or SystemClock()
         self._board = RailBoard(fabric, control.peer, self._clock)
         self._lanes = LanePool(self._board, settings or VerbsSettings(), _WORDS)
         self._log = ReadLog()
-
-    @property
-    def node_id(self) -> NodeId:
-        return self._control.node_id
-
-    @property
-    def host(self) -> HostId:
-        return self._control.host
 
     @property
     def path(self) -> PathInfo:
@@ -107,9 +99,6 @@ class VerbsPoolNode(PoolNode):
     def is_refused(self) -> bool:
         """Whether the node has answered that it has no RDMA port for us."""
         return self._board.is_refused
-
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self._control.lookup(keys)
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         self._report_reads()
@@ -150,12 +139,6 @@ class VerbsPoolNode(PoolNode):
         for wave in lane.waves(spans):
             copy_in(wave)
             lane.move(Op.WRITE, wave.jobs, incarnation, self._clock)
-
-    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
-        return self._control.seal(grants)
-
-    def abort(self, grants: Sequence[PutGrant]) -> None:
-        self._control.abort(grants)
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
         try:
@@ -246,12 +229,6 @@ class VerbsPoolNode(PoolNode):
         for target, span in zip(targets, spans, strict=True):
             stamp = parse_stamp(words, steps[span.header_at])
             check_stamp(target.location, stamp, range_bytes=target.size)
-
-    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
-        return self._control.hold(locations, ttl_s=ttl_s)
-
-    def release(self, locations: Sequence[Location]) -> None:
-        self._control.release(locations)
 
     def register(self, memory: memoryview) -> None:
         # A hint: what can't be registered goes through bounce buffers.

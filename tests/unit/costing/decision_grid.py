@@ -333,9 +333,9 @@ def _connector(random: Random) -> Decision:
         loads = asks and worth.pays(tokens)
         if loads:
             worth.begun()
-            worth.loaded(tokens, slow * 1e-4 * tokens * random.uniform(0.5, 2))
+            worth.load.add(tokens, slow * 1e-4 * tokens * random.uniform(0.5, 2))
         answers.append("loads" if loads else "asks" if asks else "no")
-    return [*answers[5::6], worth.load_seconds(1_000)]
+    return [*answers[5::6], worth.load.seconds(1_000)]
 
 
 def _pace(random: Random) -> Decision:

@@ -206,7 +206,7 @@ def test_blocks_go_down_in_the_order_of_eviction(tiered: SlotTable) -> None:
     order = []
     while (slot := tiered.next_dirty()) is not None:
         order.append(slot.block.key)
-        tiered.mark_clean(slot)
+        tiered.clean.mark(slot)
     assert order == [block_key(n) for n in "cbad"]
     assert tiered.dirty_bytes == 0
 
@@ -214,9 +214,9 @@ def test_blocks_go_down_in_the_order_of_eviction(tiered: SlotTable) -> None:
 def test_a_copied_block_that_is_used_is_no_reserve_any_more(tiered: SlotTable) -> None:
     a, b = put(tiered, "a"), put(tiered, "b")
     assert tiered.exposed_bytes == tiered.dirty_bytes == 2 * a.extent.slot_bytes
-    tiered.mark_clean(a)
+    tiered.clean.mark(a)
     assert tiered.exposed_bytes == a.extent.slot_bytes
-    tiered.mark_clean(b, spare=False)  # It was just brought up.
+    tiered.clean.mark(b, spare=False)  # It was just brought up.
     assert (tiered.exposed_bytes, tiered.dirty_bytes) == (b.extent.slot_bytes, 0)
     assert tiered.find(a.block.key) is a
     assert tiered.exposed_bytes == 2 * a.extent.slot_bytes
@@ -224,20 +224,20 @@ def test_a_copied_block_that_is_used_is_no_reserve_any_more(tiered: SlotTable) -
 
 def test_a_block_whose_copy_below_is_lost_goes_down_again(tiered: SlotTable) -> None:
     a = put(tiered, "a")
-    tiered.mark_clean(a)
+    tiered.clean.mark(a)
     assert tiered.next_dirty() is None
-    tiered.mark_dirty(a)
+    tiered.clean.unmark(a)
     assert tiered.next_dirty() is a
 
 
 def test_a_dirty_child_keeps_its_parent_above(tiered: SlotTable) -> None:
     a = put(tiered, "a")
-    tiered.mark_clean(a)
+    tiered.clean.mark(a)
     b = put(tiered, "b", "a")
     assert tiered.next_dirty() is b
-    tiered.mark_dirty(a)
+    tiered.clean.unmark(a)
     assert tiered.next_dirty() is b
-    tiered.mark_clean(b)
+    tiered.clean.mark(b)
     assert tiered.next_dirty() is a
 
 
@@ -246,8 +246,8 @@ def test_a_workload_that_only_promotes_leaves_no_queue_behind() -> None:
         extent_count=2, extent_bytes=2 * SLOT, slots_per_extent=2, has_lower_tier=True
     )
     for number in range(2_000):
-        table.mark_clean(put(table, f"n{number}"))
-    queues = (table._order.leaves, table._clean._dirty)
+        table.clean.mark(put(table, f"n{number}"))
+    queues = (table._order.leaves, table.clean._dirty)
     assert all(len(lane) < 200 for q in queues if q is not None for lane in q._lanes.values())
     table.check_invariants()
 

@@ -14,7 +14,7 @@ def measured(*, load_s: float, step_s: float, token_s: float) -> LoadWorth:
     worth = LoadWorth()
     worth.computed(1, step_s)
     worth.computed(TOKENS, step_s + token_s * TOKENS)
-    worth.loaded(TOKENS, load_s)
+    worth.load.add(TOKENS, load_s)
     return worth
 
 
@@ -51,13 +51,13 @@ def test_a_pool_that_became_fast_is_used_again() -> None:
     worth = measured(load_s=5.0, step_s=0.002, token_s=1e-4)
     assert not worth.pays(TOKENS)
     for _ in range(16):
-        worth.loaded(TOKENS, 0.002)
+        worth.load.add(TOKENS, 0.002)
     assert worth.pays(TOKENS)
 
 
 def test_one_long_load_is_not_believed_for_long() -> None:
     worth = measured(load_s=5.0, step_s=0.002, token_s=1e-4)
-    worth.loaded(TOKENS, 0.002)
+    worth.load.add(TOKENS, 0.002)
     assert worth.pays(TOKENS)
 
 
@@ -118,9 +118,9 @@ def test_a_load_that_failed_at_once_is_no_fast_load() -> None:
     timer.load_ended(TOKENS, 0.0, whole=True)
     timer.load_ended(TOKENS, None, whole=True)
     timer.load_ended(TOKENS, 0.001, whole=False)
-    assert timer.worth.load_seconds(TOKENS) is None
+    assert timer.worth.load.seconds(TOKENS) is None
     timer.load_ended(TOKENS, 5.0, whole=False)
-    assert timer.worth.load_seconds(TOKENS) == 5.0
+    assert timer.worth.load.seconds(TOKENS) == 5.0
 
 
 def test_a_load_costs_a_step_more() -> None:
