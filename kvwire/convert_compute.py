@@ -30,12 +30,10 @@ from tierkv.kvwire.check import (
     checked_numbers,
 )
 from tierkv.kvwire.convert import (
+    NODE_INFO,
+    NODE_REPORT,
     codec_from_proto,
     codec_to_proto,
-    node_info_from_proto,
-    node_info_to_proto,
-    node_report_from_proto,
-    node_report_to_proto,
 )
 from tierkv.kvwire.v1 import compute_pb2 as pb
 
@@ -295,9 +293,9 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
 
 def describe_reply_to_proto(info: NodeInfo, report: NodeReport) -> pb.DescribeReply:
     """Convert what a node says of itself."""
-    return pb.DescribeReply(info=node_info_to_proto(info), report=node_report_to_proto(report))
+    return pb.DescribeReply(info=NODE_INFO.to_proto(info), report=NODE_REPORT.to_proto(report))
 
 
 def describe_reply_from_proto(message: pb.DescribeReply) -> tuple[NodeInfo, NodeReport]:
     """Convert what a node says of itself; RemoteProtocolError beyond bounds."""
-    return node_info_from_proto(message.info), node_report_from_proto(message.report)
+    return NODE_INFO.from_proto(message.info), NODE_REPORT.from_proto(message.report)

@@ -71,7 +71,7 @@ class GrpcMeta:
         self._closed = False
 
     async def register(self, info: NodeInfo) -> Registration:
-        request = pb.RegisterRequest(info=convert.node_info_to_proto(info), home=self._home)
+        request = pb.RegisterRequest(info=convert.NODE_INFO.to_proto(info), home=self._home)
         return await self._call(
             "Register",
             request,
@@ -84,7 +84,7 @@ class GrpcMeta:
         request = pb.HeartbeatRequest(
             node_id=node_id,
             incarnation=incarnation,
-            report=convert.node_report_to_proto(report),
+            report=convert.NODE_REPORT.to_proto(report),
         )
         return await self._call(
             "Heartbeat", request, lambda reply: HeartbeatReply(reply.known, reply.send_inventory)
@@ -162,13 +162,13 @@ class GrpcMeta:
         request = pb.ResolveNamespaceRequest(
             tenant=tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
         )
-        return await self._call("ResolveNamespace", request, wire.grant_from_proto)
+        return await self._call("ResolveNamespace", request, wire.GRANT.from_proto)
 
     async def list_nodes(self) -> tuple[NodeState, ...]:
         return await self._call(
             "ListNodes",
             pb.ListNodesRequest(),
-            lambda reply: tuple(map(wire.node_state_from_proto, reply.nodes)),
+            lambda reply: tuple(map(wire.NODE_STATE.from_proto, reply.nodes)),
         )
 
     async def list_blocks(self, limit: int) -> BlockListing:
@@ -188,12 +188,12 @@ class GrpcMeta:
         return await self._call(
             "ListNamespaces",
             pb.ListNamespacesRequest(),
-            lambda reply: tuple(map(wire.namespace_from_proto, reply.namespaces)),
+            lambda reply: tuple(map(wire.NAMESPACE.from_proto, reply.namespaces)),
         )
 
     async def put_namespace(self, namespace: Namespace) -> Namespace:
-        request = wire.namespace_to_proto(namespace)
-        return await self._call("PutNamespace", request, wire.namespace_from_proto)
+        request = wire.NAMESPACE.to_proto(namespace)
+        return await self._call("PutNamespace", request, wire.NAMESPACE.from_proto)
 
     async def close(self) -> None:
         self._closed = True

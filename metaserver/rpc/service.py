@@ -30,7 +30,7 @@ class MetaService(rpc.MetaServicer):
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         async with answering(context):
-            info = convert.node_info_from_proto(request.info)
+            info = convert.NODE_INFO.from_proto(request.info)
             home = checked_name(request.home, "home") if request.home else ""
             reply = await self._meta.register(info, home=home)
             return pb.RegisterReply(
@@ -43,7 +43,7 @@ class MetaService(rpc.MetaServicer):
             reply = await self._meta.heartbeat(
                 NodeId(request.node_id),
                 Incarnation(request.incarnation),
-                convert.node_report_from_proto(request.report),
+                convert.NODE_REPORT.from_proto(request.report),
             )
             return pb.HeartbeatReply(known=reply.known, send_inventory=reply.send_inventory)
 
@@ -101,12 +101,12 @@ class MetaService(rpc.MetaServicer):
                 model_revision=request.model_revision,
                 layout_fingerprint=request.layout_fingerprint,
             )
-            return wire.grant_to_proto(grant)
+            return wire.GRANT.to_proto(grant)
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesReply:
         async with answering(context):
             nodes = await self._meta.list_nodes()
-            return pb.ListNodesReply(nodes=map(wire.node_state_to_proto, nodes))
+            return pb.ListNodesReply(nodes=map(wire.NODE_STATE.to_proto, nodes))
 
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Any) -> pb.ListBlocksReply:
         async with answering(context):
@@ -126,9 +126,9 @@ class MetaService(rpc.MetaServicer):
     ) -> pb.ListNamespacesReply:
         async with answering(context):
             namespaces = await self._meta.list_namespaces()
-            return pb.ListNamespacesReply(namespaces=map(wire.namespace_to_proto, namespaces))
+            return pb.ListNamespacesReply(namespaces=map(wire.NAMESPACE.to_proto, namespaces))
 
     async def PutNamespace(self, request: pb.Namespace, context: Any) -> pb.Namespace:
         async with answering(context):
-            stored = await self._meta.put_namespace(wire.namespace_from_proto(request))
-            return wire.namespace_to_proto(stored)
+            stored = await self._meta.put_namespace(wire.NAMESPACE.from_proto(request))
+            return wire.NAMESPACE.to_proto(stored)

@@ -7,6 +7,8 @@ wire_locate.py.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
@@ -15,89 +17,68 @@ from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector
 from tierkv.kvcore.reuse_policy import ReusePolicy
-from tierkv.kvwire.check import checked_amount, checked_choice, checked_key
-from tierkv.kvwire.convert import (
-    node_info_from_proto,
-    node_info_to_proto,
-    node_report_from_proto,
-    node_report_to_proto,
+from tierkv.kvwire.check import checked_amount, checked_key
+from tierkv.kvwire.codec import (
+    AMOUNT,
+    NUMBERS,
+    FieldCodec,
+    MessageCodec,
+    choice,
+    choice_or_none,
+    one,
 )
+from tierkv.kvwire.convert import NODE_INFO, NODE_REPORT
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.metaserver.client import BlockListing, BlockRecord, Namespace, NamespaceGrant, NodeState
 from tierkv.metaserver.directory.leases import cut_keys
 from tierkv.metaserver.rpc.wire_locate import checked_chain
 
 
-def policy_to_proto(policy: ReusePolicy) -> pb.ReusePolicy:
-    """Convert a ReusePolicy."""
-    return pb.ReusePolicy(
-        kv_codec="" if policy.kv_codec is None else policy.kv_codec.value,
-        blend=policy.blend,
-        recompute_ratio=policy.recompute_ratio,
-        selector=policy.selector.value,
-        gradual=policy.gradual,
-    )
+def _policy_from_proto(message: pb.ReusePolicy, name: str) -> ReusePolicy:
+    """Convert a policy; an empty message is the default."""
+    return ReusePolicy() if message == pb.ReusePolicy() else POLICY.from_proto(message)
 
 
-def policy_from_proto(message: pb.ReusePolicy) -> ReusePolicy:
-    """Convert a ReusePolicy; an empty message is the default, UserError for a bad ratio."""
-    if message == pb.ReusePolicy():
-        return ReusePolicy()
-    codec = message.kv_codec
-    try:
-        return ReusePolicy(
-            kv_codec=checked_choice(KvCodec, codec, "policy.kv_codec") if codec else None,
-            blend=message.blend,
-            recompute_ratio=message.recompute_ratio,
-            selector=checked_choice(BlendSelector, message.selector, "policy.selector"),
-            gradual=message.gradual,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error
+def _namespace_key(raw: bytes, name: str) -> NamespaceKey:
+    if len(raw) != NAMESPACE_KEY_BYTES:
+        raise RemoteProtocolError(f"{name} must have {NAMESPACE_KEY_BYTES} bytes")
+    return NamespaceKey(raw)
 
 
-def grant_to_proto(grant: NamespaceGrant) -> pb.NamespaceGrant:
-    """Convert a NamespaceGrant."""
-    return pb.NamespaceGrant(
-        namespace_key=grant.namespace_key,
-        domain=grant.domain,
-        cache_enabled=grant.cache_enabled,
-        policy=policy_to_proto(grant.policy),
-    )
+POLICY: Final = MessageCodec(
+    ReusePolicy,
+    pb.ReusePolicy,
+    "policy",
+    UserError,
+    kv_codec=choice_or_none(KvCodec),
+    selector=choice(BlendSelector),
+)
+"""UserError for a bad ratio."""
 
+_POLICY_FIELD: Final = FieldCodec(_policy_from_proto, POLICY.to_proto)
 
-def grant_from_proto(message: pb.NamespaceGrant) -> NamespaceGrant:
-    """Convert a NamespaceGrant; RemoteProtocolError for a key of the wrong length."""
-    if len(message.namespace_key) != NAMESPACE_KEY_BYTES:
-        raise RemoteProtocolError(f"grant.namespace_key must have {NAMESPACE_KEY_BYTES} bytes")
-    return NamespaceGrant(
-        namespace_key=NamespaceKey(message.namespace_key),
-        domain=message.domain,
-        cache_enabled=message.cache_enabled,
-        policy=policy_from_proto(message.policy),
-    )
+GRANT: Final = MessageCodec(
+    NamespaceGrant,
+    pb.NamespaceGrant,
+    "grant",
+    namespace_key=FieldCodec(_namespace_key),
+    policy=_POLICY_FIELD,
+)
 
+NODE_STATE: Final = MessageCodec(
+    NodeState,
+    pb.NodeState,
+    "node_state",
+    info=one(NODE_INFO),
+    report=one(NODE_REPORT),
+    heartbeat_age_s=AMOUNT,
+    rival=FieldCodec(lambda text, name: text[: limits.MAX_REASON_CHARS]),
+)
 
-def node_state_to_proto(node: NodeState) -> pb.NodeState:
-    """Convert a NodeState."""
-    return pb.NodeState(
-        info=node_info_to_proto(node.info),
-        report=node_report_to_proto(node.report),
-        heartbeat_age_s=node.heartbeat_age_s,
-        state=node.state,
-        rival=node.rival,
-    )
-
-
-def node_state_from_proto(message: pb.NodeState) -> NodeState:
-    """Convert a NodeState; RemoteProtocolError beyond bounds."""
-    return NodeState(
-        info=node_info_from_proto(message.info),
-        report=node_report_from_proto(message.report),
-        heartbeat_age_s=checked_amount(message.heartbeat_age_s, "heartbeat_age_s"),
-        state=message.state,
-        rival=message.rival[: limits.MAX_REASON_CHARS],
-    )
+NAMESPACE: Final = MessageCodec(
+    Namespace, pb.Namespace, "namespace", tenants=NUMBERS, policy=_POLICY_FIELD
+)
+"""Its names are checked by the store, for they are a user's input."""
 
 
 def block_record_to_proto(record: BlockRecord) -> pb.BlockRecord:
@@ -162,19 +143,3 @@ def listing_to_proto(listing: BlockListing) -> pb.ListBlocksReply:
 def listing_from_proto(message: pb.ListBlocksReply) -> BlockListing:
     """Convert a BlockListing."""
     return BlockListing(tuple(map(block_record_from_proto, message.blocks)), message.total)
-
-
-def namespace_to_proto(namespace: Namespace) -> pb.Namespace:
-    """Convert a Namespace."""
-    return pb.Namespace(
-        name=namespace.name,
-        tenants=namespace.tenants,
-        cache_enabled=namespace.cache_enabled,
-        policy=policy_to_proto(namespace.policy),
-    )
-
-
-def namespace_from_proto(message: pb.Namespace) -> Namespace:
-    """Convert a Namespace; its names are checked by the store, for they are a user's input."""
-    policy = policy_from_proto(message.policy)
-    return Namespace(message.name, tuple(message.tenants), message.cache_enabled, policy)

@@ -28,7 +28,7 @@ from tierkv.integrations.events.feed import EngineEvents
 from tierkv.integrations.events.following import Take
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.node import PathReport
-from tierkv.kvwire.convert import path_report_from_proto, path_report_to_proto
+from tierkv.kvwire.convert import PATH_REPORT
 
 pytestmark = pytest.mark.integration
 
@@ -209,4 +209,4 @@ async def test_the_inventory_is_what_the_directory_was_told(
     (path,) = listening.feed.paths()
     assert isinstance(path, PathReport) and path.usable and "batch 0" in path.reason
     assert "s behind" in path.reason
-    assert path_report_from_proto(path_report_to_proto(path)) == path
+    assert PATH_REPORT.from_proto(PATH_REPORT.to_proto(path)) == path

@@ -15,7 +15,7 @@ from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
-from tierkv.kvcore.location import Location, Replica, Tier
+from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,
@@ -39,6 +39,7 @@ from tierkv.kvcore.request import (
 )
 from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.kvwire import convert, convert_compute, convert_event
+from tierkv.kvwire.codec import MessageCodec
 from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords
 from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
 from tierkv.metaserver.client import (
@@ -130,24 +131,6 @@ REPORTS = st.builds(
         st.builds(LoadChoiceStats, NAMES, U64, U64, AMOUNTS, AMOUNTS, AMOUNTS), max_size=2
     ).map(tuple),
     notes=st.lists(TEXTS, max_size=2).map(tuple),
-)
-LOCATIONS = st.builds(
-    Location,
-    node=NAMES.map(NodeId),
-    incarnation=U64.map(Incarnation),
-    segment=U32,
-    slot=U64,
-    generation=U64,
-    length=st.integers(0, limits.MAX_SLOT_BYTES),
-)
-MAYBE_LOCATIONS = st.none() | LOCATIONS
-REPLICAS = st.builds(
-    Replica,
-    key=KEYS,
-    node=NAMES.map(NodeId),
-    host=NAMES.map(HostId),
-    tier=st.sampled_from(Tier),
-    location=MAYBE_LOCATIONS,
 )
 BATCHES = st.builds(
     EventRecords,
@@ -289,14 +272,12 @@ NAMESPACES = st.builds(
 )
 
 ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[..., Any]]] = [
-    (LAYOUTS, convert.layout_to_proto, convert.layout_from_proto),
-    (MODELS, convert.model_info_to_proto, convert.model_info_from_proto),
-    (NODES, convert.node_info_to_proto, convert.node_info_from_proto),
-    (LOADS, convert.node_load_to_proto, convert.node_load_from_proto),
-    (TIER_STATS, convert.tier_stats_to_proto, convert.tier_stats_from_proto),
-    (REPORTS, convert.node_report_to_proto, convert.node_report_from_proto),
-    (LOCATIONS, convert.location_to_proto, convert.location_from_proto),
-    (REPLICAS, convert.replica_to_proto, convert.replica_from_proto),
+    (LAYOUTS, convert.LAYOUT.to_proto, convert.LAYOUT.from_proto),
+    (MODELS, convert.MODEL.to_proto, convert.MODEL.from_proto),
+    (NODES, convert.NODE_INFO.to_proto, convert.NODE_INFO.from_proto),
+    (LOADS, convert.NODE_LOAD.to_proto, convert.NODE_LOAD.from_proto),
+    (TIER_STATS, convert.TIER_STATS.to_proto, convert.TIER_STATS.from_proto),
+    (REPORTS, convert.NODE_REPORT.to_proto, convert.NODE_REPORT.from_proto),
     (BATCHES, convert_event.event_records_to_proto, convert_event.event_records_from_proto),
     (SAMPLINGS, convert_compute.sampling_to_proto, convert_compute.sampling_from_proto),
     (
@@ -306,19 +287,25 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[...
     ),
     (USAGES, convert_compute.usage_to_proto, convert_compute.usage_from_proto),
     (ANSWERS, convert_compute.generate_event_to_proto, convert_compute.generate_event_from_proto),
-    (GRANTS, wire.grant_to_proto, wire.grant_from_proto),
-    (NODE_STATES, wire.node_state_to_proto, wire.node_state_from_proto),
+    (GRANTS, wire.GRANT.to_proto, wire.GRANT.from_proto),
+    (NODE_STATES, wire.NODE_STATE.to_proto, wire.NODE_STATE.from_proto),
     (RECORDS, wire.block_record_to_proto, wire.block_record_from_proto),
     (ORDERS, wire.hold_order_to_proto, wire.hold_order_from_proto),
     (LISTINGS, wire.listing_to_proto, wire.listing_from_proto),
-    (NAMESPACES, wire.namespace_to_proto, wire.namespace_from_proto),
+    (NAMESPACES, wire.NAMESPACE.to_proto, wire.NAMESPACE.from_proto),
 ]
+
+
+def _name(to_proto: Callable[..., Any]) -> str:
+    if isinstance(table := getattr(to_proto, "__self__", None), MessageCodec):
+        return table.label
+    return to_proto.__name__.removesuffix("_to_proto")
 
 
 @pytest.mark.parametrize(
     ("values", "to_proto", "from_proto"),
     ROUND_TRIPS,
-    ids=[to_proto.__name__.removesuffix("_to_proto") for _, to_proto, _ in ROUND_TRIPS],
+    ids=[_name(to_proto) for _, to_proto, _ in ROUND_TRIPS],
 )
 @given(data=st.data())
 @settings(
@@ -340,7 +327,7 @@ def test_values_survive_the_wire(
 
 def test_every_field_of_every_value_travels() -> None:
     """A field that is added to a dataclass but forgotten in its conversion is found here."""
-    kinds = (BlockLayout, ModelInfo, NodeInfo, NodeLoad, TierStats, NodeReport, Location, Replica)
+    kinds = (BlockLayout, ModelInfo, NodeInfo, NodeLoad, TierStats, NodeReport)
     kinds += (SamplingParams, GenerateRequest, GenerateEvent)
     kinds += (NodeCoverage, NamespaceGrant, NodeState, BlockRecord, Namespace, HoldOrder)
     for kind in kinds:

@@ -44,7 +44,7 @@ class NodeFile:
             if found["meta_address"] != self._meta_address:
                 return (), ""
             messages = (json_format.ParseDict(n, meta_pb2.NodeState()) for n in found["nodes"])
-            return tuple(map(wire.node_state_from_proto, messages)), str(found["default_model"])
+            return tuple(map(wire.NODE_STATE.from_proto, messages)), str(found["default_model"])
         except FileNotFoundError:
             return (), ""
         except (
@@ -81,7 +81,7 @@ class NodeFile:
 
 def _lasting(node: NodeState) -> meta_pb2.NodeState:
     """Leave out what changes with each heartbeat."""
-    message = wire.node_state_to_proto(node)
+    message = wire.NODE_STATE.to_proto(node)
     message.ClearField("report")
     message.ClearField("heartbeat_age_s")
     message.ClearField("state")

@@ -96,7 +96,7 @@ def test_any_model_name_becomes_a_name_of_the_cluster(model: str, label: str) ->
     info = NodeInfo(
         NodeId("n"), Incarnation(1), NodeRole.ENGINE, HostId("h"), models=(identity.model_info(),)
     )
-    assert convert.node_info_from_proto(convert.node_info_to_proto(info)).models[0].name == label
+    assert convert.NODE_INFO.from_proto(convert.NODE_INFO.to_proto(info)).models[0].name == label
 
 
 def test_an_engine_without_known_weights_or_layout_names_no_model() -> None:
@@ -128,4 +128,4 @@ def test_a_report_has_hits_complaints_and_who_it_is() -> None:
     assert (tier.tier, tier.hit_tokens, tier.read_bytes) == (Tier.L3, 7, 10)
     assert report.cache_errors == (("pool_down", 1),)
     assert report.notes == ("vllm 0.32.0, rank 0 of 1", "pool_down (1): no node answers")
-    assert convert.node_report_from_proto(convert.node_report_to_proto(report)) == report
+    assert convert.NODE_REPORT.from_proto(convert.NODE_REPORT.to_proto(report)) == report

@@ -22,8 +22,8 @@ from tierkv.metaserver.rpc import wire, wire_locate
 KEY = bytes(16)
 LAYOUT = common_pb2.BlockLayout(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=1)
 MODEL = common_pb2.ModelInfo(name="m", layout=LAYOUT, context_tokens=8)
+PATH = common_pb2.PathReport(transport="tcp")
 NODE = common_pb2.NodeInfo(node_id="n", role="dmp", host="h")
-REPLICA = common_pb2.Replica(key=KEY, tier="L2")
 REQUEST = compute_pb2.GenerateRequest(
     request_id="r",
     token_ids=[1],
@@ -48,59 +48,55 @@ def column(kind: str, *numbers: int) -> bytes:
 
 
 BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
-    ("dtype", convert.layout_from_proto, changed(LAYOUT, dtype="int3")),
-    ("codec", convert.layout_from_proto, changed(LAYOUT, codec="zip")),
-    ("layers must be positive", convert.layout_from_proto, changed(LAYOUT, layers=0)),
-    ("exceed the limit", convert.layout_from_proto, changed(LAYOUT, layers=257)),
-    ("exceeds", convert.layout_from_proto, changed(LAYOUT, head_dim=2**31)),
-    ("model.name", convert.model_info_from_proto, changed(MODEL, name="a b")),
-    ("context_tokens", convert.model_info_from_proto, changed(MODEL, context_tokens=0)),
-    ("context_tokens", convert.model_info_from_proto, changed(MODEL, context_tokens=2**40)),
-    ("eos", convert.model_info_from_proto, changed(MODEL, eos_token_ids=[1] * 65)),
-    ("node_id", convert.node_info_from_proto, changed(NODE, node_id="")),
-    ("paths.transport", convert.path_report_from_proto, common_pb2.PathReport(transport="a b")),
-    ("reason", convert.path_report_from_proto, common_pb2.PathReport(reason="x" * 1025)),
-    ("node_id", convert.node_info_from_proto, changed(NODE, node_id="x" * 129)),
-    ("host", convert.node_info_from_proto, changed(NODE, host="\n")),
-    ("role", convert.node_info_from_proto, changed(NODE, role="king")),
-    ("models has 65", convert.node_info_from_proto, changed(NODE, models=[MODEL] * 65)),
-    ("kv_usage", convert.node_load_from_proto, common_pb2.NodeLoad(kv_usage=float("nan"))),
-    ("l2_bytes", convert.node_load_from_proto, common_pb2.NodeLoad(l2_bytes_per_s=-1)),
-    ("tier", convert.tier_stats_from_proto, common_pb2.TierStats(tier="L9")),
+    ("dtype", convert.LAYOUT.from_proto, changed(LAYOUT, dtype="int3")),
+    ("codec", convert.LAYOUT.from_proto, changed(LAYOUT, codec="zip")),
+    ("layers must be positive", convert.LAYOUT.from_proto, changed(LAYOUT, layers=0)),
+    ("exceed the limit", convert.LAYOUT.from_proto, changed(LAYOUT, layers=257)),
+    ("exceeds", convert.LAYOUT.from_proto, changed(LAYOUT, head_dim=2**31)),
+    ("model.name", convert.MODEL.from_proto, changed(MODEL, name="a b")),
+    ("context_tokens", convert.MODEL.from_proto, changed(MODEL, context_tokens=0)),
+    ("context_tokens", convert.MODEL.from_proto, changed(MODEL, context_tokens=2**40)),
+    ("eos", convert.MODEL.from_proto, changed(MODEL, eos_token_ids=[1] * 65)),
+    ("node_id", convert.NODE_INFO.from_proto, changed(NODE, node_id="")),
+    ("paths.transport", convert.PATH_REPORT.from_proto, common_pb2.PathReport(transport="a b")),
+    (
+        "reason",
+        convert.PATH_REPORT.from_proto,
+        common_pb2.PathReport(transport="tcp", reason="x" * 1025),
+    ),
+    ("node_id", convert.NODE_INFO.from_proto, changed(NODE, node_id="x" * 129)),
+    ("host", convert.NODE_INFO.from_proto, changed(NODE, host="\n")),
+    ("role", convert.NODE_INFO.from_proto, changed(NODE, role="king")),
+    ("models has 65", convert.NODE_INFO.from_proto, changed(NODE, models=[MODEL] * 65)),
+    ("kv_usage", convert.NODE_LOAD.from_proto, common_pb2.NodeLoad(kv_usage=float("nan"))),
+    ("l2_bytes", convert.NODE_LOAD.from_proto, common_pb2.NodeLoad(l2_bytes_per_s=-1)),
+    ("tier", convert.TIER_STATS.from_proto, common_pb2.TierStats(tier="L9")),
     (
         "read_time_s",
-        convert.tier_stats_from_proto,
+        convert.TIER_STATS.from_proto,
         common_pb2.TierStats(tier="L1", read_time_s=float("inf")),
     ),
     (
         "cache_errors has 257",
-        convert.node_report_from_proto,
+        convert.NODE_REPORT.from_proto,
         common_pb2.NodeReport(cache_errors={str(n): 1 for n in range(257)}),
     ),
     (
         "load_choices has 17",
-        convert.node_report_from_proto,
+        convert.NODE_REPORT.from_proto,
         common_pb2.NodeReport(load_choices=[common_pb2.LoadChoiceStats(choice="load")] * 17),
     ),
     (
         "notes has 65",
-        convert.node_report_from_proto,
+        convert.NODE_REPORT.from_proto,
         common_pb2.NodeReport(notes=["note"] * 65),
     ),
-    ("notes", convert.node_report_from_proto, common_pb2.NodeReport(notes=["x" * 1025])),
+    ("notes", convert.NODE_REPORT.from_proto, common_pb2.NodeReport(notes=["x" * 1025])),
     (
         "load_choices.error_s",
-        convert.load_choice_from_proto,
+        convert.LOAD_CHOICE.from_proto,
         common_pb2.LoadChoiceStats(choice="load", error_s=-1.0),
     ),
-    (
-        "length",
-        convert.location_from_proto,
-        common_pb2.Location(node="n", length=limits.MAX_SLOT_BYTES + 1),
-    ),
-    ("node", convert.location_from_proto, common_pb2.Location()),
-    ("replica.key", convert.replica_from_proto, changed(REPLICA, key=b"short")),
-    ("replica.tier", convert.replica_from_proto, changed(REPLICA, tier="")),
     (
         "not whole records",
         convert_event.event_records_from_proto,
@@ -164,7 +160,7 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
     ),
     ("locate.keys", wire_locate.checked_chain, bytes(17)),
     ("locate.keys", wire_locate.checked_chain, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
-    ("namespace_key", wire.grant_from_proto, meta_pb2.NamespaceGrant()),
+    ("namespace_key", wire.GRANT.from_proto, meta_pb2.NamespaceGrant()),
 ]
 
 
@@ -258,14 +254,14 @@ def test_an_empty_session_id_means_none() -> None:
 
 
 def test_describe_replies_carry_info_and_report() -> None:
-    info = convert.node_info_from_proto(NODE)
+    info = convert.NODE_INFO.from_proto(NODE)
     message = convert_compute.describe_reply_to_proto(info, NodeReport())
     assert convert_compute.describe_reply_from_proto(message) == (info, NodeReport())
 
 
 def test_layout_bounds_are_those_of_the_noun() -> None:
     layout = BlockLayout(layers=256, kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16)
-    assert convert.layout_from_proto(convert.layout_to_proto(layout)) == layout
+    assert convert.LAYOUT.from_proto(convert.LAYOUT.to_proto(layout)) == layout
 
 
 @pytest.mark.parametrize(
